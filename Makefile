@@ -1,0 +1,78 @@
+# Every target sets up what it needs, from a bare clone: the virtual environment included.
+
+PYTHON  ?= python3
+WORKERS ?= 2
+TICKS   ?= 1000000
+SOAK_TICKS ?= 20000000
+SEED    ?=
+ARGS    ?=
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test check format simulate prove bench soak ci-setup clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  Variables: PYTHON=$(PYTHON) WORKERS=$(WORKERS) TICKS=$(TICKS) SEED=(drawn by default) ARGS=(passed on)"
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Stretto needs Python 3.11 or newer. hint: make PYTHON=python3.12 …" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "[1/2] creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "[2/2] installing stretto and its development tools into $(VENV) (about a minute)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+setup: $(READY) ## Create .venv with the development tools (the other targets do this themselves)
+
+serve: $(READY) ## Start the server (not written yet: says what works today)
+	@echo "The server does not exist yet: it arrives with the llama.cpp backend and the HTTP layer."
+	@echo "What works today:"
+	@echo "  make simulate TICKS=20000   the scheduler under random traffic and faults, every law checked"
+	@echo "  make test                   the tests"
+
+test: $(READY) ## Run the tests (ARGS='-k name' is passed to pytest)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+check: $(READY) ## Format, lint, types and layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/check_layers.py
+
+format: $(READY) ## Rewrite the files as `make check` wants them
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+simulate: $(READY) ## Simulate TICKS ticks of traffic and faults (SEED=n replays one)
+	$(BIN)/python -m stretto.testing.simulate --ticks $(TICKS) --workers $(WORKERS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+soak: ## Simulate SOAK_TICKS ticks, from a seed that changes every day
+	@$(MAKE) --no-print-directory simulate TICKS=$(SOAK_TICKS) SEED=$(or $(SEED),$(shell date +%Y%m%d))
+
+prove: $(READY) ## Show every claim at full size and write docs/proofs/*.json
+	$(BIN)/python tools/prove.py $(ARGS)
+
+bench: $(READY) ## Measure the scheduler
+	$(BIN)/python bench/scheduler.py $(ARGS)
+
+ci-setup: ## Install what only root on Debian can: Chromium, for the browser tests
+	@if command -v chromium >/dev/null; then \
+	  echo "Chromium is already installed."; \
+	elif [ "$$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing Chromium …"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; \
+	else \
+	  echo "*** Chromium is NOT installed, and this is not root on Debian: tests marked 'browser' cannot run. ***" >&2; \
+	  echo "*** hint: sudo make ci-setup ***" >&2; \
+	fi
+
+clean: ## Remove caches and builds (.venv stays: compiled backends in it are slow to rebuild)
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,214 @@
+"""A backend that computes nothing and forgives nothing: for simulation, tests and capacity planning.
+
+Its text is a hash of what its memory holds (`model`), its memory behaves like the real layouts (`memory`),
+its ticks take the time a latency model says, and a script of faults breaks what can break (`faults`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Mapping
+
+from stretto.backends.simulated.faults import NO_FAULTS, FaultScript, NoFaults, TickFaults
+from stretto.backends.simulated.memory import ContractError, PagedMemory, make_memory
+from stretto.backends.simulated.model import LatencyModel, SimulatedModel
+from stretto.core.capabilities import Capabilities
+from stretto.core.kv.ops import WRITES, OpKind, OpResult, check_order
+from stretto.core.tick import PENDING_TOKEN, Binding, Outcome, PassFailure, Span, Tick
+
+__all__ = [
+    "NO_FAULTS",
+    "ContractError",
+    "LatencyModel",
+    "NoFaults",
+    "SimulatedBackend",
+    "SimulatedModel",
+    "TickFaults",
+]
+
+DRAFT_HITS = 3  # of four proposals about three are right
+
+
+class SimulatedBackend:
+    def __init__(
+        self,
+        capabilities: Capabilities,
+        *,
+        model: SimulatedModel | None = None,
+        latency: LatencyModel | None = None,
+        faults: FaultScript | None = None,
+    ) -> None:
+        self.capabilities = capabilities
+        self.model = model or SimulatedModel()
+        self.memory = make_memory(capabilities)
+        self._latency = latency or LatencyModel()
+        self._faults = faults or NoFaults()
+        self._bound: dict[int, Binding] = {}
+        self._sampled: dict[int, int] = {}  # slot -> last token, for rows planned ahead
+        self._outcomes: deque[Outcome] = deque()
+        self._broken: TickFaults | None = None
+        self.ops_seen: dict[OpKind, int] = dict.fromkeys(OpKind, 0)
+
+    # --- the protocol ----------------------------------------------------------------------------
+
+    def launch(self, tick: Tick) -> None:
+        for slot in tick.unbind:
+            self._bound.pop(slot, None)
+        for binding in tick.bind:
+            self._bound[binding.slot] = binding
+        if isinstance(self.memory, PagedMemory):
+            self.memory.begin_tick()
+        for update in tick.tables:
+            self.memory.update_table(update)
+        if self._broken is not None:
+            self._outcomes.append(Outcome(tick.id, failure=PassFailure.VOID, ran=False))
+            return
+        check_order(tick.ops)
+        faults = self._faults.at(tick.id)
+        outcome = Outcome(tick.id, op_results=tuple(self._execute(tick, faults)))
+        broken = {
+            op.sequence
+            for op, result in zip(tick.ops, outcome.op_results, strict=True)
+            if not result.ok and op.kind in WRITES
+        }
+        broken |= self._slots_of_broken_pages(tick, outcome)
+        self._run(tick, outcome, faults, broken)
+        self._outcomes.append(outcome)
+
+    def collect(self) -> Outcome:
+        if isinstance(self.memory, PagedMemory):
+            self.memory.end_tick()
+        return self._outcomes.popleft()
+
+    def recover(self, lengths: Mapping[int, int]) -> frozenset[int]:
+        faults, self._broken = self._broken, None
+        lost = faults is not None and faults.lose
+        return frozenset(s for s, length in lengths.items() if lost or not self.memory.cut_back(s, length))
+
+    def close(self) -> None:
+        self._bound.clear()
+
+    # --- operations ------------------------------------------------------------------------------
+
+    def _execute(self, tick: Tick, faults: TickFaults) -> list[OpResult]:
+        results = []
+        for op in tick.ops:
+            self.ops_seen[op.kind] += 1
+            if op.kind in faults.fail_ops:
+                self.memory.damage(op)
+                results.append(OpResult(ok=False, reason="a simulated fault"))
+            else:
+                results.append(self.memory.execute(op))
+        return results
+
+    def _slots_of_broken_pages(self, tick: Tick, outcome: Outcome) -> set[int]:
+        broken = {
+            op.sequence
+            for op, result in zip(tick.ops, outcome.op_results, strict=True)
+            if op.kind is OpKind.COPY_PAGES and not result.ok
+        }
+        return {update.slot for update in tick.tables if broken & set(update.pages)}
+
+    # --- rows ------------------------------------------------------------------------------------
+
+    def _run(self, tick: Tick, outcome: Outcome, faults: TickFaults, broken: set[int]) -> None:
+        spans = [span for span in tick.spans() if span.sequence not in broken]
+        outcome.ran = bool(spans)
+        if not spans:
+            outcome.counts = array("i", [0] * len(tick.slots))
+            return
+        if faults.no_room or sum(span.rows for span in spans) > self.memory.free_rows():
+            outcome.failure, outcome.ran = PassFailure.NO_ROOM, False
+            return
+        poisoned = faults.poison_request in {self._bound[s.slot].request.id for s in spans} - {""}
+        if faults.fail_before:
+            self._break(outcome, faults, ran=False)
+            return
+        self.memory.begin_pass()
+        at = 0
+        rows_left = faults.fail_after_rows if faults.fail_after_rows >= 0 else 1 << 40
+        rows_left = 1 if poisoned else rows_left
+        for span in tick.spans():
+            tokens = tick.tokens[at : at + span.rows]
+            at += span.rows
+            if span.sequence in broken:
+                outcome.counts.append(0)
+                continue
+            if span.rows > rows_left:
+                self._append(span, tokens[:rows_left])
+                self._break(outcome, faults, ran=True)
+                return
+            rows_left -= span.rows
+            self._run_span(span, tokens, outcome, faults)
+        outcome.pass_s = self._seconds(tick) * faults.slow
+        if faults.malformed:
+            outcome.counts = outcome.counts[:-1]
+            self._broken = faults
+
+    def _break(self, outcome: Outcome, faults: TickFaults, *, ran: bool) -> None:
+        outcome.failure, outcome.ran = PassFailure.FAILED, ran
+        outcome.counts, outcome.tokens = array("i"), array("i")
+        outcome.failed, outcome.drafts = {}, {}
+        self._broken = faults
+
+    def _append(self, span: Span, tokens: array[int]) -> None:
+        scope = self._bound[span.slot].request.scope
+        known = [self._sampled[span.slot] if token == PENDING_TOKEN else token for token in tokens]
+        self.memory.append(span.sequence, span.start, self.model.cells(scope, known))
+
+    def _run_span(self, span: Span, tokens: array[int], outcome: Outcome, faults: TickFaults) -> None:
+        self._append(span, tokens)
+        request = self._bound[span.slot].request
+        if span.outputs == 0:
+            outcome.counts.append(0)
+            return
+        if span.slot in faults.bad_logits:
+            outcome.failed[span.slot] = "bad_output"
+            outcome.counts.append(0)
+            return
+        got = self._verify(span, tokens, request.params.seed)
+        if span.slot in faults.bad_token:
+            got[-1] = self.model.vocab + 7
+        self._sampled[span.slot] = got[-1]
+        outcome.tokens.extend(got)
+        outcome.counts.append(len(got))
+        if request.params.draft_tokens:
+            outcome.drafts[span.slot] = self._propose(span, len(got), request.params.draft_tokens)
+
+    def _verify(self, span: Span, tokens: array[int], seed: int) -> list[int]:
+        """One token for each output row, as long as the drafts before it were right."""
+        got: list[int] = []
+        first = span.rows - span.outputs
+        for row in range(first, span.rows):
+            token = self.model.next_token(self.memory.content(span.sequence, span.start + row + 1), seed)
+            got.append(token)
+            if row + 1 < span.rows and tokens[row + 1] != token:
+                break
+        return got
+
+    def _propose(self, span: Span, accepted: int, count: int) -> array[int]:
+        """Guesses for the next tokens, some of them wrong on purpose."""
+        request = self._bound[span.slot].request
+        length = span.start + span.rows - span.outputs + accepted
+        cells = array("q", self.memory.content(span.sequence, length))
+        bits = self.model.scope_bits(request.scope)
+        cells.append(bits | self._sampled[span.slot])
+        drafts: array[int] = array("i")
+        for _ in range(count):
+            guess = self.model.next_token(cells.tobytes(), request.params.seed)
+            if guess % 4 >= DRAFT_HITS:
+                guess = 1 + guess % (self.model.vocab - 1)
+            drafts.append(guess)
+            cells.append(bits | guess)
+        return drafts
+
+    def _seconds(self, tick: Tick) -> float:
+        rows, contexts, chunks = 0, 0, []
+        for span in tick.spans():
+            if rows < tick.decode_rows:
+                rows += span.rows
+                contexts += span.start
+            else:
+                chunks.append((span.rows, span.start))
+        return self._latency.pass_s(rows, contexts, chunks)

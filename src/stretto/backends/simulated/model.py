@@ -1,0 +1,78 @@
+"""The simulated model: the next token is a hash of the scope, the whole prefix and the seed.
+
+Any cross-talk between requests or tenants, any hole, any stale or foreign cell changes what comes out. A cell
+is what a real KV cache would hold for a row: here the token together with the scope that computed it.
+`LatencyModel` gives ticks a duration, with the CPU's kernel cliff where asked for.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stretto.core.request import Request, Scope
+
+POISON = -(1 << 40)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedModel:
+    vocab: int = 512
+    eos: int = 0
+    eos_every: int = 97  # about one token in so many is the end of a text
+
+    def cell(self, scope: Scope, token: int) -> int:
+        return self.scope_bits(scope) | token
+
+    def scope_bits(self, scope: Scope) -> int:
+        return zlib.crc32(repr(tuple(scope)).encode()) << 24
+
+    def cells(self, scope: Scope, tokens: Sequence[int]) -> array[int]:
+        bits = self.scope_bits(scope)
+        return array("q", [bits | token for token in tokens])
+
+    def next_token(self, cells: bytes, seed: int) -> int:
+        value = zlib.crc32(cells, seed & 0xFFFFFFFF) ^ (len(cells) * 2654435761 & 0xFFFFFFFF)
+        if value % self.eos_every == 0:
+            return self.eos
+        return 1 + (value >> 7) % (self.vocab - 1)
+
+    def continuation(self, request: Request, *, count: int) -> array[int]:
+        """What the request must answer, computed alone: the oracle of the simulator and of the tests."""
+        cells = self.cells(request.scope, request.tokens)
+        bits = self.scope_bits(request.scope)
+        stops = frozenset() if request.params.ignore_eos else request.params.stop_token_ids
+        output: array[int] = array("i")
+        while len(output) < count:
+            token = self.next_token(cells.tobytes(), request.params.seed)
+            output.append(token)
+            cells.append(bits | token)
+            if token in stops and len(output) >= request.params.min_tokens:
+                break
+        return output
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyModel:
+    """Seconds of a pass: decode = a + b rows + c contexts; a chunk costs (beta + gamma context) a token.
+
+    `cliff_rows`: a chunk that is not a multiple of this many rows pays double for what is left over,
+    as flash attention does on CPUs.
+    """
+
+    a_s: float = 2e-3
+    b_s: float = 1e-3
+    c_s: float = 1e-6
+    beta_s: float = 2e-4
+    gamma_s: float = 1e-7
+    cliff_rows: int = 1
+
+    def pass_s(self, rows: int, contexts: int, chunks: Sequence[tuple[int, int]]) -> float:
+        seconds = self.a_s + self.b_s * rows + self.c_s * contexts
+        return seconds + sum(self.chunk_s(count, context) for count, context in chunks)
+
+    def chunk_s(self, count: int, context: int) -> float:
+        per_row = self.beta_s + self.gamma_s * (context + count / 2)
+        return (count + count % self.cliff_rows) * per_row

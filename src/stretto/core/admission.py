@@ -1,0 +1,118 @@
+"""Who gets a slot next, and with which prefix.
+
+Walks the queue's order, asks the cache policy for a verdict, checks that memory holds the whole prompt, and
+opens the slot. A request that must wait for a prefix stands aside; one that does not fit is not overtaken.
+"""
+
+from __future__ import annotations
+
+from stretto.core import notes
+from stretto.core.cache.policies import Admit, Defer, Situation, WaitFor
+from stretto.core.capabilities import Rewind
+from stretto.core.kv.ledger import Match, Source
+from stretto.core.slot import Job, Where
+from stretto.core.state import State
+
+
+class Admission:
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.promised: list[Job] = []  # they won a slot by a time-out: theirs before anybody's
+
+    def run(self) -> None:
+        """Fill free slots until nobody is left, somebody does not fit, or no slot is free."""
+        self.recall()
+        while self._state.free_slot() is not None:
+            job = self._next()
+            if job is None or not self._admit(job):
+                return
+
+    def recall(self) -> None:
+        """Deferred requests whose reason is gone, or whose patience is over, take their place again."""
+        for job in list(self._state.queue.deferred):
+            if not self._still_waits(job):
+                self._state.queue.resume(job)
+
+    def _still_waits(self, job: Job) -> bool:
+        wait = job.wait_for
+        assert isinstance(wait, Defer)
+        slot = self._state.slots[wait.slot]
+        if slot.job is None or slot.job.id != wait.request_id:
+            return False
+        if wait.what is WaitFor.IDLE and self._state.policy.times_out_slots:
+            return True  # its time-out takes the slot away instead (see preemption)
+        return self._is_patient(job) and (wait.what is WaitFor.IDLE or slot.computed < wait.length)
+
+    def _is_patient(self, job: Job) -> bool:
+        """Parked requests and callers that have not entered do not wait for a cache."""
+        if job.where is Where.PARKED:
+            return False
+        entered_s = job.entered_s if job.entered_s is not None else self._state.now
+        return self._state.now - entered_s < self._state.limits.cache_slot_timeout_s
+
+    def _next(self) -> Job | None:
+        while self.promised:
+            job = self.promised[0]
+            if job.where is Where.WAITING:
+                return job
+            self.promised.pop(0)
+        return self._state.queue.next_parked() or self._state.queue.next_first()
+
+    def _admit(self, job: Job) -> bool:
+        """False when the job must be waited for. A deferral is an answer, too."""
+        state = self._state
+        match = state.ledger.match(job)
+        verdict = state.policy.route(self._situation(job, match))
+        if isinstance(verdict, Defer):
+            job.wait_for = verdict
+            state.queue.defer(job)
+            state.note(notes.DEFERRED, job, verdict.slot, verdict.length)
+            return True
+        assert isinstance(verdict, Admit)
+        slot = state.free_slot()
+        assert slot is not None
+        promised = job in self.promised
+        if not self._fits(job, verdict.source) or not state.start(
+            slot, job, verdict.source, counted=not promised
+        ):
+            return False
+        if promised:
+            self.promised.remove(job)
+        if job.deferrals and slot.computed == 0:
+            state.note(notes.DEFERRED_ELSEWHERE, job, slot.index)
+        self._note_rebuild(job, match, slot.index, slot.computed)
+        return True
+
+    def _situation(self, job: Job, match: Match) -> Situation:
+        state = self._state
+        return Situation(
+            job=job,
+            match=match,
+            cache_min_tokens=state.limits.cache_min_tokens,
+            prefill_s_per_token=state.cost.prefill_s_per_token,
+            patient=self._is_patient(job),
+            slot_requests=state.slot_requests(),
+        )
+
+    def _fits(self, job: Job, source: Source | None) -> bool:
+        """The whole prompt, the unfinished prompts of all who run, and some headroom for each."""
+        state = self._state
+        if not state.active:
+            return True
+        ledger, headroom = state.ledger, state.limits.headroom_tokens
+        need = ledger.room_for(len(job.known) + headroom) - ledger.room_shared(job, source)
+        for slot in state.active:
+            running = slot.job
+            assert running is not None
+            ahead = min(len(slot.known) + headroom, running.length_max)
+            need += ledger.room_for(max(0, ahead - slot.room))
+        return need <= ledger.room_free()
+
+    def _note_rebuild(self, job: Job, match: Match, slot: int, length: int) -> None:
+        """Seed 000 §4.9: a partial match that the model cannot be rewound to is computed again from the start."""
+        state = self._state
+        lost = match.out_of_reach
+        if state.can.rewind is Rewind.ANY or lost < state.limits.cache_min_tokens or length >= lost:
+            return
+        whole = lost >= len(job.known) - 1
+        state.note(notes.HYBRID_TRIM_REBUILD if whole else notes.HYBRID_REBUILD, job, slot, lost)

@@ -1,0 +1,172 @@
+"""Cache policies: what to keep of a prompt, and from where a new one begins.
+
+Each policy is two pure functions. `keep` names the lengths worth coming back to; `route` turns what a
+ledger found into a verdict: admit (from a source or from nothing), or wait for something that is on its way.
+A policy holds no state, so deferring a request blocks nobody and a verdict can be asked for again each tick.
+
+| policy        | keeps                                      | routes to                                          |
+|---------------|--------------------------------------------|----------------------------------------------------|
+| none          | nothing                                    | nothing                                            |
+| system_prompt | the first message, apart from all slots    | only exactly the prompt that the request sent      |
+| incremental   | each conversation but its last message     | extend; else cut at the divergence; busy: share,   |
+|               |                                            | else wait for it                                   |
+| prefix        | everything computed                        | the cheapest source; waits for a donor on its way  |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from stretto.core.kv.ledger import Kind, Match, Source
+from stretto.core.slot import Job
+
+
+class WaitFor(Enum):
+    IDLE = "idle"  # the slot that holds the conversation finishes
+    LENGTH = "length"  # the slot has computed what we have in common
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    source: Source | None
+
+
+@dataclass(frozen=True, slots=True)
+class Defer:
+    """Wait for `slot` while it runs `request_id`; ends by itself when the time-out is over."""
+
+    what: WaitFor
+    slot: int
+    request_id: str
+    length: int
+
+
+Verdict = Admit | Defer
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What `route` may look at besides the match."""
+
+    job: Job
+    match: Match
+    cache_min_tokens: int
+    prefill_s_per_token: float
+    patient: bool  # False once the request has waited its cache_slot_timeout
+    slot_requests: tuple[str, ...]  # request id of each slot, empty when idle
+
+
+class Policy:
+    """The common ground: resuming and forking share KV under every policy."""
+
+    name = "none"
+    keeps_resident = False  # idle sequences stay as they are, for others to use
+    times_out_slots = False  # seed 000 §4.8: waiting too long takes a slot away from somebody
+
+    def keep(self, job: Job) -> tuple[int, ...]:
+        return ()
+
+    def keep_at_close(self, job: Job, computed: int) -> int:
+        return computed if self.keeps_resident else 0
+
+    def route(self, situation: Situation) -> Verdict:
+        return self._resume(situation) or fork(situation) or self.route_new(situation)
+
+    def _resume(self, situation: Situation) -> Verdict | None:
+        """A parked request finds its own KV again, also where nobody else may use it."""
+        if not situation.job.parks:
+            return None
+        own = [s for s in situation.match.sources if self.keeps_resident or s.kind is not Kind.RUNNING]
+        return Admit(max(own, key=lambda s: (s.length, -s.seconds))) if own else None
+
+    def route_new(self, situation: Situation) -> Verdict:
+        return Admit(None)
+
+
+class NoCache(Policy):
+    pass
+
+
+class SystemPrompt(Policy):
+    name = "system_prompt"
+
+    def keep(self, job: Job) -> tuple[int, ...]:
+        return job.request.boundaries[:1]
+
+    def keep_at_close(self, job: Job, computed: int) -> int:
+        return min(computed, *job.request.boundaries[:1]) if job.request.boundaries else 0
+
+    def route_new(self, situation: Situation) -> Verdict:
+        """Only what was computed for exactly this system prompt, and no token more."""
+        for own in self.keep(situation.job):
+            for source in situation.match.sources:
+                exact = source.kind is Kind.SNAPSHOT and source.held == source.common == own
+                paged = source.kind is Kind.PAGES and own - source.length < situation.cache_min_tokens
+                if own >= situation.cache_min_tokens and (exact or (paged and source.length <= own)):
+                    return Admit(source)
+        return Admit(None)
+
+
+class Incremental(Policy):
+    name = "incremental"
+    keeps_resident = True
+    times_out_slots = True
+
+    def keep(self, job: Job) -> tuple[int, ...]:
+        return job.request.boundaries[-1:]
+
+    def route_new(self, situation: Situation) -> Verdict:
+        """The conversation's own entry; when somebody runs in it, share it or wait for it."""
+        sources = worthwhile(situation)
+        best = max(sources, key=lambda s: (s.extends, s.length, -s.seconds), default=None)
+        have = best.length if best is not None else 0
+        for what, donor in ((WaitFor.LENGTH, situation.match.coming), (WaitFor.IDLE, situation.match.busy)):
+            if donor is not None and situation.patient and donor.length - have >= situation.cache_min_tokens:
+                return Defer(what, donor.slot, donor.request_id, donor.length)
+        return Admit(best)
+
+
+class Prefix(Policy):
+    name = "prefix"
+    keeps_resident = True
+
+    def keep(self, job: Job) -> tuple[int, ...]:
+        boundaries = job.request.boundaries
+        return tuple(sorted({*boundaries[:1], *boundaries[-1:]}))
+
+    def route_new(self, situation: Situation) -> Verdict:
+        """The source that saves most time; or wait for a donor that is computing what we need."""
+        per_token = situation.prefill_s_per_token
+        sources = worthwhile(situation)
+        best = max(sources, key=lambda s: (s.length * per_token - s.seconds, s.length), default=None)
+        coming, have = situation.match.coming, best.length if best is not None else 0
+        if coming is not None and situation.patient and coming.length - have >= situation.cache_min_tokens:
+            return Defer(WaitFor.LENGTH, coming.slot, coming.request_id, coming.length)
+        if best is not None and best.length * per_token < best.seconds:
+            best = None
+        return Admit(best)
+
+
+POLICIES: dict[str, Policy] = {p.name: p for p in (NoCache(), SystemPrompt(), Incremental(), Prefix())}
+
+
+def worthwhile(situation: Situation) -> list[Source]:
+    """Adopting an idle sequence or sharing pages is free; copies and restores must save enough."""
+    least = situation.cache_min_tokens
+    free = (Kind.RESIDENT, Kind.PAGES)
+    return [s for s in situation.match.sources if s.length >= least or s.kind in free]
+
+
+def fork(situation: Situation) -> Verdict | None:
+    """The branches of n > 1 share their parent's KV under every policy."""
+    parent, match = situation.job.request.fork_of, situation.match
+    if not parent:
+        return None
+    coming = match.coming
+    if coming is not None and coming.request_id == parent and situation.patient:
+        return Defer(WaitFor.LENGTH, coming.slot, parent, coming.length)
+    for source in match.sources:
+        if source.slot >= 0 and situation.slot_requests[source.slot] == parent:
+            return Admit(source)
+    return None

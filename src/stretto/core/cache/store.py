@@ -1,0 +1,230 @@
+"""The prefix store: what is worth reusing, and how much of a prompt it covers.
+
+A `Content` is a run of tokens whose KV exists somewhere: in a sequence, or as a snapshot in host memory.
+Snapshots share one byte budget and leave in least-recently-used order. Reuse compares token ids, nothing
+else, and only within one scope. The store knows no operation; the ledger decides when a snapshot is real.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from stretto.core.request import Scope
+
+CHECKPOINTS_MAX = 8
+
+
+def common_prefix(left: array[int], right: array[int], limit: int) -> int:
+    """How many leading tokens are equal, at most `limit`. Compares bytes, so it runs at memory speed."""
+    limit = min(limit, len(left), len(right))
+    if limit <= 0 or left[0] != right[0]:
+        return 0
+    with memoryview(left) as view_left, memoryview(right) as view_right:
+        a, b = view_left.cast("B"), view_right.cast("B")
+        width = left.itemsize
+        if a[: limit * width] == b[: limit * width]:
+            a.release()
+            b.release()
+            return limit
+        low, high = 1, limit  # equal up to low, different somewhere before high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if a[low * width : middle * width] == b[low * width : middle * width]:
+                low = middle
+            else:
+                high = middle
+        a.release()
+        b.release()
+    return low
+
+
+class Checkpoint(NamedTuple):
+    """A saved state that cannot be recomputed by cutting: valid for the first `length` tokens."""
+
+    length: int
+    blob: int
+
+
+class Content:
+    """Tokens whose KV exists. `owner` is a request id when only that request may use it, else empty."""
+
+    __slots__ = ("checkpoints", "length", "owner", "scope", "tokens")
+
+    def __init__(self, tokens: array[int], length: int, scope: Scope, owner: str = "") -> None:
+        self.tokens = tokens
+        self.length = length
+        self.scope = scope
+        self.owner = owner
+        self.checkpoints: list[Checkpoint] = []
+
+    def visible_to(self, scope: Scope, request_id: str) -> bool:
+        return self.scope == scope and self.owner in ("", request_id)
+
+    def covers(self, other: Content) -> bool:
+        """Does this hold all of `other`'s tokens, for everybody who may use `other`?"""
+        if self.length < other.length or self.scope != other.scope or self.owner not in ("", other.owner):
+            return False
+        return common_prefix(self.tokens, other.tokens, other.length) == other.length
+
+    def nearest(self, length: int) -> Checkpoint | None:
+        """The longest checkpoint at or before `length`."""
+        return max((c for c in self.checkpoints if c.length <= length), default=None)
+
+
+class Snapshot:
+    """A blob in host memory. It can be matched once `ready`; while `pins` > 0 it may not be dropped."""
+
+    __slots__ = ("bytes", "content", "id", "last_used", "pins", "ready")
+
+    def __init__(self, blob: int, content: Content, size: int, now: int) -> None:
+        self.id = blob
+        self.content = content
+        self.bytes = size
+        self.last_used = now
+        self.pins = 0
+        self.ready = False
+
+
+class PrefixStore:
+    """Snapshots and checkpoints under one byte budget. Dropped blob ids are collected by the ledger."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes_used = 0
+        self.dropped: list[int] = []
+        self._snapshots: dict[int, Snapshot] = {}
+        self._state_bytes: dict[int, int] = {}  # checkpoint blob -> bytes
+        self._state_refs: dict[int, int] = {}
+        self._next_blob = 0
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        return iter(self._snapshots.values())
+
+    def get(self, blob: int) -> Snapshot | None:
+        return self._snapshots.get(blob)
+
+    def blobs(self) -> list[int]:
+        """Every blob that a backend should hold once all operations have run."""
+        return sorted([*self._snapshots, *self._state_bytes])
+
+    # --- snapshots -------------------------------------------------------------------------------
+
+    def add(self, content: Content, size: int, now: int) -> Snapshot | None:
+        """A new snapshot of a content that is now the store's, not ready yet; None when it does not fit."""
+        if not self._make_room(size):
+            return None
+        snapshot = Snapshot(self._take_id(), content, size, now)
+        self._snapshots[snapshot.id] = snapshot
+        self.bytes_used += size
+        return snapshot
+
+    def confirm(self, blob: int, size: int) -> None:
+        snapshot = self._snapshots.get(blob)
+        if snapshot is not None:
+            self.bytes_used += size - snapshot.bytes
+            snapshot.bytes = size
+            snapshot.ready = True
+            self._make_room(0)
+
+    def discard(self, blob: int, *, exists: bool = True) -> None:
+        """Forget a snapshot. `exists` is False when its SAVE failed, so there is nothing to drop."""
+        snapshot = self._snapshots.pop(blob, None)
+        if snapshot is None:
+            return
+        self.bytes_used -= snapshot.bytes
+        self.release(snapshot.content)
+        if exists:
+            self.dropped.append(blob)
+
+    def discard_owned(self, owner: str) -> None:
+        for blob in [s.id for s in self if s.content.owner == owner]:
+            self.discard(blob)
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    def add_checkpoint(self, size: int) -> int | None:
+        """A blob id for a state; it joins a content with `attach` once it is real."""
+        if not self._make_room(size):
+            return None
+        blob = self._take_id()
+        self._state_bytes[blob] = size
+        self._state_refs[blob] = 0
+        self.bytes_used += size
+        return blob
+
+    def attach(self, content: Content, checkpoint: Checkpoint) -> None:
+        """The checkpoint is real: let the content use it. Beyond the bound the second shortest goes."""
+        content.checkpoints.append(checkpoint)
+        content.checkpoints.sort()
+        self._state_refs[checkpoint.blob] += 1
+        if len(content.checkpoints) > CHECKPOINTS_MAX:
+            self._unref(content.checkpoints.pop(1).blob)
+
+    def detach(self, content: Content, blob: int) -> None:
+        """A checkpoint that failed to restore: nobody shall try it again through this content."""
+        kept = [c for c in content.checkpoints if c.blob != blob]
+        for _ in range(len(content.checkpoints) - len(kept)):
+            self._unref(blob)
+        content.checkpoints = kept
+
+    def forget_checkpoint(self, blob: int, *, exists: bool) -> None:
+        """A checkpoint that was never attached: its operation failed, or its content is gone."""
+        if self._state_refs.get(blob) == 0:
+            self._drop_state(blob, exists=exists)
+
+    def fork(self, content: Content, length: int, owner: str = "") -> Content:
+        """The first `length` tokens of a content as a content of its own, sharing checkpoints."""
+        twin = Content(content.tokens, length, content.scope, owner)
+        for checkpoint in content.checkpoints:
+            if checkpoint.length <= length:
+                twin.checkpoints.append(checkpoint)
+                self._state_refs[checkpoint.blob] += 1
+        return twin
+
+    def cut(self, content: Content, length: int) -> None:
+        """Shorten a content; checkpoints behind the cut are of no use any more."""
+        content.length = length
+        for checkpoint in [c for c in content.checkpoints if c.length > length]:
+            content.checkpoints.remove(checkpoint)
+            self._unref(checkpoint.blob)
+
+    def release(self, content: Content) -> None:
+        """The content is gone: let go of its checkpoints."""
+        for checkpoint in content.checkpoints:
+            self._unref(checkpoint.blob)
+        content.checkpoints = []
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _take_id(self) -> int:
+        self._next_blob += 1
+        return self._next_blob - 1
+
+    def _make_room(self, size: int) -> bool:
+        if size > self.bytes_max:
+            return False
+        while self.bytes_used + size > self.bytes_max:
+            idle = [s for s in self if s.ready and not s.pins]
+            if not idle:
+                return False
+            self.discard(min(idle, key=lambda s: (s.last_used, s.id)).id)
+        return True
+
+    def _unref(self, blob: int) -> None:
+        self._state_refs[blob] -= 1
+        if self._state_refs[blob] == 0:
+            self._drop_state(blob, exists=True)
+
+    def _drop_state(self, blob: int, *, exists: bool) -> None:
+        del self._state_refs[blob]
+        self.bytes_used -= self._state_bytes.pop(blob)
+        if exists:
+            self.dropped.append(blob)
+
+    def check(self) -> None:
+        """Budget and counts agree with what is held (called by the ledger's own check)."""
+        held = sum(s.bytes for s in self) + sum(self._state_bytes.values())
+        assert held == self.bytes_used, f"store counts {self.bytes_used} bytes and holds {held}"
+        assert self._state_bytes.keys() == self._state_refs.keys(), "checkpoint without a reference count"

@@ -1,0 +1,68 @@
+"""What a backend can do with KV memory. Nothing in core knows an architecture's name; it asks here.
+
+Filled in by the backend when a model is loaded, by probing rather than by assuming.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Rewind(Enum):
+    """How a sequence may be shortened."""
+
+    ANY = "any"  # dense and MoE: any suffix can be cut
+    WINDOW = "window"  # sliding window: at most `rewind_tokens` may be cut, or a checkpoint is needed
+    CHECKPOINT = "checkpoint"  # hybrid and recurrent: only to a saved state
+
+
+class Share(Enum):
+    """What it takes for a second holder to use a prefix."""
+
+    NONE = "none"
+    COPY = "copy"  # a whole sequence is copied, and only when the next pass runs (llama.cpp streams)
+    RANGE = "range"  # any prefix, by reference, at once (llama.cpp unified)
+    PAGES = "pages"  # block tables with reference counts (torch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    rewind: Rewind = Rewind.ANY
+    rewind_tokens: int = 0
+    share: Share = Share.COPY
+    share_from_running: bool = True
+    snapshots: bool = True
+    sequences_max: int
+    window: int
+    page_tokens: int = 1
+    pages: int = 0  # 0: a fixed window for each sequence, no shared pool
+    bytes_per_token: int = 1
+    state_bytes: int = 0
+    copy_bytes_per_s: float = 10e9
+    snapshot_bytes_per_s: float = 10e9
+    rows_max: int = 2048
+    outputs_max: int = 2048
+    row_quantum: int = 1
+    contiguous: bool = False
+    equal_spans: bool = False
+    plan_ahead: int = 0
+    vocab: int = 0  # 0: not known, outputs are not checked
+
+    def __post_init__(self) -> None:
+        if self.plan_ahead not in (0, 1):
+            raise ValueError("plan_ahead is 0 or 1")
+        if self.plan_ahead and self.share is not Share.PAGES:
+            raise ValueError("planning ahead needs pages: sequence operations are not fenced by tick")
+        if self.share in (Share.PAGES, Share.RANGE) and self.pages < 1:
+            raise ValueError("a shared pool needs its size in pages")
+        if self.share is Share.PAGES and self.rewind is not Rewind.ANY:
+            raise ValueError("pages need a model that rewinds anywhere")
+
+    @property
+    def pool_tokens(self) -> int:
+        """The most tokens one request can hold when everything else is gone."""
+        return min(self.window, self.pages * self.page_tokens) if self.pages else self.window
+
+    def snapshot_bytes(self, length: int) -> int:
+        return length * self.bytes_per_token + self.state_bytes

@@ -1,0 +1,69 @@
+"""How a tick's room for prompts is shared out.
+
+Half of the chunk goes to the most senior prompt, the rest to the others, the shortest first: short prompts
+pass, the long one still gets at least half. Where the chunk is a single quantum it cannot be halved in
+space, so it is halved in time: the senior prompt and the others take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stretto.core.cost import CostModel
+from stretto.core.slot import Slot
+
+
+class ChunkSharer:
+    def __init__(self, cost: CostModel, *, quantum: int, chunk_max: int) -> None:
+        self._cost = cost
+        self._quantum = quantum
+        self._chunk_max = chunk_max
+        self._others_turn = False
+
+    def share(self, prompts: Sequence[Slot], *, allowance_s: float, rows: int) -> list[tuple[Slot, int]]:
+        """Rows for each prompt that gets any this tick, in the order in which they were given."""
+        if not prompts or rows <= 0:
+            return []
+        senior = min(prompts, key=_seniority)
+        others = sorted((s for s in prompts if s is not senior), key=_shortest)
+        budget = min(self._cost.largest_chunk(senior.planned, allowance_s), rows)
+        shares: dict[int, int] = {}
+        left = budget
+        if budget >= 2 * self._quantum and others:
+            left -= self._give(shares, senior, budget // 2, least=1)
+            left = self._give_others(shares, others, left)
+            self._give(shares, senior, left)
+        else:
+            if self._others_turn:
+                left = self._give_others(shares, others, left)
+            if left == budget:
+                left -= self._give(shares, senior, left, least=1)
+                self._give_others(shares, others, left)
+        self._others_turn = bool(others) and not self._others_turn
+        return [(slot, shares[slot.index]) for slot in (senior, *others) if shares.get(slot.index)]
+
+    def _give_others(self, shares: dict[int, int], others: Sequence[Slot], left: int) -> int:
+        for slot in others:
+            left -= self._give(shares, slot, left)
+        return left
+
+    def _give(self, shares: dict[int, int], slot: Slot, count: int, *, least: int = 0) -> int:
+        """Up to `count` more rows: to the end of the prompt, to a mark, or a multiple of the quantum."""
+        have = shares.get(slot.index, 0)
+        due = next((mark - slot.planned for mark in slot.marks if mark > slot.planned), slot.rows_due)
+        total = min(have + count, due, self._chunk_max)
+        if total < due:  # a sliver of a chunk costs as much as a whole quantum
+            total = max(total - total % self._quantum, min(least, total))
+        given = max(0, total - have)
+        shares[slot.index] = have + given
+        return given
+
+
+def _seniority(slot: Slot) -> int:
+    return slot.job.seniority if slot.job is not None else 0
+
+
+def _shortest(slot: Slot) -> tuple[int, int, int]:
+    job = slot.job
+    assert job is not None
+    return (job.level, slot.rows_due, job.seniority)

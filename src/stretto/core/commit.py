@@ -1,0 +1,241 @@
+"""What a finished tick changes: operations settle, tokens join, requests end, slots come free.
+
+The only place where `computed` and `known` grow. A row whose slot was released while the tick was in flight
+belongs to an older epoch and is discarded. After a failed pass nothing grows: recovery decides what to try.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from stretto.core import notes, victims
+from stretto.core.recovery import Recovery
+from stretto.core.slot import Job, Slot
+from stretto.core.state import State
+from stretto.core.tick import End, Outcome, PassFailure, Tick, TickMeasures
+from stretto.errors import BadOutputError, OutOfMemoryError, PassFailedError
+
+
+class InFlight(NamedTuple):
+    """A tick that was issued, with the slots of its spans and their epochs at that time."""
+
+    tick: Tick
+    slots: list[Slot]
+    epochs: list[int]
+
+    @classmethod
+    def of(cls, tick: Tick, slots: list[Slot]) -> InFlight:
+        return cls(tick, slots, [slot.epoch for slot in slots])
+
+    def alive(self) -> list[Slot]:
+        return [s for s, epoch in zip(self.slots, self.epochs, strict=True) if s.epoch == epoch]
+
+
+class Committer:
+    def __init__(self, state: State, recovery: Recovery) -> None:
+        self._state = state
+        self._recovery = recovery
+
+    def commit(self, flight: InFlight, outcome: Outcome) -> None:
+        state, tick = self._state, flight.tick
+        settled = state.ledger.settle(tick.id, outcome.op_results, ran=outcome.ran)
+        for slot in settled.rebuild:
+            self._rebuild(slot)
+        if outcome.failure is not None:
+            self._take_failure(flight, outcome)
+        else:
+            self._take_rows(flight, outcome)
+            self._learn(tick, outcome)
+            if flight.slots:
+                self._recovery.passed([s.job.id for s in flight.alive() if s.job is not None])
+        state.events.tick = TickMeasures(
+            batch_size=tick.rows,
+            decode_tokens=tick.decode_rows,
+            prefill_tokens=tick.rows - tick.decode_rows,
+            active_slots=len(state.active),
+            queue_depth=state.queue.size + len(state.queue.parked),
+            eval_s=outcome.pass_s,
+        )
+
+    # --- rows ------------------------------------------------------------------------------------
+
+    def _take_rows(self, flight: InFlight, outcome: Outcome) -> None:
+        """The hot loop: one turn for each span. Ends are collected and carried out afterwards."""
+        state, tick, failed, vocab = (
+            self._state,
+            flight.tick,
+            outcome.failed,
+            self._state.can.vocab or 1 << 31,
+        )
+        tokens, at, now = outcome.tokens, 0, self._state.now
+        ids, counts, kept = state.events.requests, state.events.counts, state.events.tokens
+        ended: list[tuple[Slot, End, str]] = []
+        rows = zip(
+            flight.slots, flight.epochs, tick.starts, tick.counts, tick.outputs, outcome.counts, strict=True
+        )
+        for slot, epoch, start, count, outputs, got in rows:
+            at += got
+            if slot.epoch != epoch:
+                continue
+            job = slot.job
+            assert job is not None
+            if outputs == 0:
+                self._advance_prompt(slot, job, start + count)
+                continue
+            slot.pending -= 1
+            if slot.index in failed or got == 0:
+                state.ledger.rollback(slot, slot.computed)
+                ended.append((slot, End.FAILED, failed.get(slot.index, BadOutputError.code)))
+                continue
+            if got == 1 and outputs == 1:
+                token = tokens[at - 1]
+                if not 0 <= token < vocab:
+                    state.ledger.rollback(slot, slot.computed)
+                    ended.append((slot, End.FAILED, BadOutputError.code))
+                    continue
+                if count > 1:
+                    self._advance_prompt(slot, job, start + count)
+                else:
+                    slot.computed = start + 1
+                known = slot.known
+                known.append(token)
+                ids.append(job.id)
+                counts.append(1)
+                kept.append(token)
+                job.account.served += job.turn_charge
+                if job.first_token_s is None:
+                    job.first_token_s = now
+                if len(known) >= job.length_max or token in job.stops:
+                    reason = self._reason(job, token)
+                    if reason:
+                        ended.append((slot, End.FINISHED, reason))
+            else:
+                verdict = self._take_verified(slot, job, start, outputs, tokens[at - got : at])
+                if verdict is not None:
+                    ended.append((slot, *verdict))
+        if outcome.drafts or outcome.extras:
+            self._pass_on(flight, outcome)
+        for slot, end, reason in ended:
+            state.finish(slot, end, reason)
+
+    def _advance_prompt(self, slot: Slot, job: Job, computed: int) -> None:
+        slot.computed = computed
+        if computed > job.high_water:
+            job.account.charge(computed - job.high_water)
+            job.high_water = computed
+        self._state.ledger.committed(slot)
+
+    def _take_verified(
+        self, slot: Slot, job: Job, start: int, outputs: int, tokens: Sequence[int]
+    ) -> tuple[End, str] | None:
+        """The accepted prefix of a speculation: all its tokens count, up to the one that ends the request."""
+        state = self._state
+        vocab = state.can.vocab or 1 << 31
+        slot.computed = slot.planned = start + len(tokens)
+        end: tuple[End, str] | None = None
+        taken: array[int] = array("i")
+        for token in tokens:
+            if not 0 <= token < vocab:
+                end = (End.FAILED, BadOutputError.code)
+                break
+            slot.known.append(token)
+            taken.append(token)
+            if reason := self._reason(job, token):
+                end = (End.FINISHED, reason)
+                break
+        slot.computed = min(slot.computed, len(slot.known) - 1)
+        if slot.computed < start + outputs:
+            state.ledger.rollback(slot, slot.computed)
+        slot.planned = slot.computed
+        state.events.requests.append(job.id)
+        state.events.counts.append(len(taken))
+        state.events.tokens.extend(taken)
+        job.account.served += job.turn_charge * len(taken)
+        if job.first_token_s is None:
+            job.first_token_s = state.now
+        return end
+
+    @staticmethod
+    def _reason(job: Job, token: int) -> str:
+        if token in job.stops and job.generated >= job.request.params.min_tokens:
+            return "stop"
+        return "length" if len(job.known) >= job.length_max else ""
+
+    def _pass_on(self, flight: InFlight, outcome: Outcome) -> None:
+        """Proposals for the next tick, and logprobs for the caller."""
+        for slot in flight.alive():
+            assert slot.job is not None
+            if slot.index in outcome.drafts:
+                slot.drafts = outcome.drafts[slot.index]
+            if slot.index in outcome.extras:
+                self._state.events.extras[slot.job.id] = outcome.extras[slot.index]
+
+    def _learn(self, tick: Tick, outcome: Outcome) -> None:
+        """Teach the cost model. Decode spans come first in a tick."""
+        spans = 0
+        rows = 0
+        while rows < tick.decode_rows:
+            rows += tick.counts[spans]
+            spans += 1
+        chunks = [
+            (count, start) for count, start in zip(tick.counts[spans:], tick.starts[spans:], strict=True)
+        ]
+        self._state.cost.observe(
+            rows=rows, contexts=sum(tick.starts[:spans]), chunks=chunks, pass_s=outcome.pass_s
+        )
+
+    # --- failures --------------------------------------------------------------------------------
+
+    def _rebuild(self, slot: Slot) -> None:
+        """Its KV is not what was promised: compute again from the start, or give up after a few times."""
+        state, job = self._state, slot.job
+        assert job is not None
+        slot.epoch += 1  # rows in flight stood on what is gone
+        slot.pending = 0
+        slot.rebuilds += 1
+        slot.marks = state.ledger.marks(job, state.policy.keep(job))
+        state.note(notes.SLOT_REBUILD, job, slot.index, slot.rebuilds)
+        if slot.rebuilds > state.limits.rebuilds_max:
+            state.finish(slot, End.FAILED, PassFailedError.code)
+
+    def _take_failure(self, flight: InFlight, outcome: Outcome) -> None:
+        state = self._state
+        for sequence in sorted(outcome.lost):
+            slot = state.ledger.lose(sequence)
+            if slot is not None and slot.job is not None:
+                self._rebuild(slot)
+        suspects = flight.alive()
+        for slot in suspects:
+            slot.planned, slot.pending = slot.computed, 0
+        if outcome.failure is PassFailure.VOID:
+            return
+        state.note(notes.PASS_FAILED, None, -1, len(flight.slots))
+        running = [slot for slot in flight.slots if slot.job is not None and slot in state.active]
+        if outcome.failure is PassFailure.NO_ROOM:
+            self._take_no_room(running, flight.tick)
+        elif running:
+            self._bisect(running)
+
+    def _bisect(self, running: Sequence[Slot]) -> None:
+        state = self._state
+        guilty = self._recovery.failed([slot.job.id for slot in running if slot.job is not None])
+        state.note(notes.PASS_BISECTED, None, -1, len(running))
+        for slot in running:
+            if slot.job is not None and slot.job.id == guilty:
+                state.finish(slot, End.FAILED, PassFailedError.code)
+
+    def _take_no_room(self, running: Sequence[Slot], tick: Tick) -> None:
+        """Idle entries first, then parking, then smaller chunks; only what is alone and smallest fails."""
+        state = self._state
+        if not running or state.ledger.relieve():
+            return
+        rows = max(tick.counts)
+        victim = victims.for_memory(running, state.anchor(), running[0]) if len(running) > 1 else None
+        if victim is not None:
+            state.park(victim)
+        elif rows > 1:
+            self._recovery.rows_max = rows // 2
+        else:
+            state.finish(running[0], End.FAILED, OutOfMemoryError.code)

@@ -1,0 +1,125 @@
+"""How long a tick takes, learned from ticks: the basis of the chunk rule.
+
+t = decode + f[chunk] * chunk * (beta + gamma * context), where decode = a + b * rows + c * (sum of contexts).
+Fitted online by recursive least squares from the backend's own `pass_s`, never from wall time. No linear
+formula sees a kernel's cliff (a 63-row chunk can cost twice a 64-row one), hence the factor f per chunk step.
+Starts by trusting nothing: the smallest chunk, then twice as much, as measurements arrive.
+"""
+
+from __future__ import annotations
+
+FORGETTING = 0.98
+OUTLIER = 3.0
+OUTLIERS_BELIEVED = 3  # the third outlier in a row is the new truth
+F_WEIGHT = 0.2
+MARGIN_STEP = 0.05
+IDLE_TARGETS = 4.0  # with nobody decoding, a tick may take this many targets: newcomers still get in soon
+
+
+class LeastSquares:
+    """Recursive least squares with forgetting; coefficients are kept from going below zero."""
+
+    def __init__(self, size: int, start: float = 1e6) -> None:
+        self.coefficients = [0.0] * size
+        self.samples = 0
+        self._p = [[start if i == j else 0.0 for j in range(size)] for i in range(size)]
+
+    def predict(self, x: list[float]) -> float:
+        return sum(max(0.0, c) * v for c, v in zip(self.coefficients, x, strict=True))
+
+    def update(self, x: list[float], y: float) -> None:
+        """Weighted by 1/y, so that relative errors count."""
+        weight = 1.0 / max(y, 1e-9)
+        x, y = [v * weight for v in x], 1.0
+        px = [sum(row[j] * x[j] for j in range(len(x))) for row in self._p]
+        gain_base = FORGETTING + sum(a * b for a, b in zip(x, px, strict=True))
+        gain = [v / gain_base for v in px]
+        error = y - sum(c * v for c, v in zip(self.coefficients, x, strict=True))
+        self.coefficients = [c + g * error for c, g in zip(self.coefficients, gain, strict=True)]
+        self._p = [
+            [(self._p[i][j] - gain[i] * px[j]) / FORGETTING for j in range(len(x))] for i in range(len(x))
+        ]
+        for i, row in enumerate(self._p):  # forgetting without new directions must not blow up
+            row[i] = min(row[i], 1e9)
+        self.samples += 1
+
+
+class CostModel:
+    def __init__(self, *, row_quantum: int, chunk_max: int) -> None:
+        self._quantum = row_quantum
+        self._decode = LeastSquares(3)
+        self._prefill = LeastSquares(2)
+        self._factor: dict[int, float] = {}  # chunk in quanta -> measured / predicted
+        self._outliers = 0
+        self._margin = 1.2  # about the 90th percentile of measured / predicted
+        self._trusted = row_quantum  # slow start: the largest chunk that measurements cover
+        self._chunk_max = max(chunk_max, row_quantum)
+
+    def decode_s(self, rows: int, contexts: int) -> float:
+        return self._decode.predict([1.0, rows, contexts]) if rows else 0.0
+
+    def chunk_s(self, chunk: int, context: int) -> float:
+        """Predicted time of one prompt's chunk, margin included."""
+        base = chunk * self._prefill.predict([1.0, context + chunk / 2])
+        return base * self._factor.get(self._step(chunk), 1.0) * self._margin
+
+    @property
+    def prefill_s_per_token(self) -> float:
+        """For comparing a prefix's worth with the cost of bringing it in; a guess until measured."""
+        return self._prefill.predict([1.0, 0.0]) if self._prefill.samples else 1e-3
+
+    def allowance_s(self, decode_s: float, target_s: float) -> float:
+        """Prompts always get at least half the machine; a fixed target would starve them."""
+        return max(target_s - decode_s, decode_s) if decode_s else target_s * IDLE_TARGETS
+
+    def largest_chunk(self, context: int, allowance_s: float) -> int:
+        """The largest multiple of the quantum within the allowance; at least one quantum."""
+        limit = min(self._trusted, self._chunk_max)
+        best = chunk = self._quantum
+        while chunk <= limit:
+            if self.chunk_s(chunk, context) > allowance_s:
+                break
+            best = chunk
+            chunk += self._quantum
+        return best
+
+    def observe(self, *, rows: int, contexts: int, chunks: list[tuple[int, int]], pass_s: float) -> None:
+        """One finished tick: `chunks` are (count, context) of the prompts in it."""
+        if pass_s <= 0.0:
+            return
+        if not chunks:
+            if self._believable(pass_s, self._decode.predict([1.0, rows, contexts]), self._decode.samples):
+                self._decode.update([1.0, rows, contexts], pass_s)
+            return
+        total = sum(count for count, _ in chunks)
+        rest = pass_s - self.decode_s(rows, contexts)
+        if rest > 0.0:
+            context = sum(count * (at + count / 2) for count, at in chunks) / total
+            self._observe_chunk(total, context, rest)
+        if total >= self._trusted:
+            self._trusted = min(2 * self._trusted, self._chunk_max)
+
+    def _observe_chunk(self, chunk: int, context: float, seconds: float) -> None:
+        x, y = [1.0, context], seconds / chunk
+        factor = self._factor.get(self._step(chunk), 1.0)
+        predicted = self._prefill.predict(x) * factor
+        if not self._believable(y, predicted, self._prefill.samples):
+            return
+        if predicted > 0.0:
+            ratio = y / predicted
+            step = MARGIN_STEP * (9.0 if ratio > self._margin else 1.0)  # settles near the 90th percentile
+            self._margin = min(2.0, max(1.0, self._margin + (step if ratio > self._margin else -step) * 0.1))
+            self._factor[self._step(chunk)] = min(8.0, max(0.125, factor * (1 + F_WEIGHT * (ratio - 1.0))))
+        self._prefill.update(x, y / factor)
+
+    def _believable(self, measured: float, predicted: float, samples: int) -> bool:
+        if samples < 3 or predicted <= 0.0 or measured <= OUTLIER * predicted:
+            self._outliers = 0
+            return True
+        self._outliers += 1
+        return self._outliers >= OUTLIERS_BELIEVED
+
+    def _step(self, chunk: int) -> int:
+        """Whole quanta up to sixteen, then powers of two; less than a quantum is a step of its own."""
+        quanta = chunk // self._quantum
+        return quanta if quanta <= 16 else 1 << (quanta.bit_length() - 1)

@@ -1,0 +1,67 @@
+"""Fair share between tenants: one virtual counter each, lifted when a tenant comes back from idle.
+
+A tenant pays for new prompt tokens computed and twice for each generated token, divided by its weight.
+Redone work (after parking) is free. The tenant with the smallest counter goes first within a priority.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+ACCOUNTS_IDLE_MAX = 1024
+
+
+class Account:
+    """One tenant's counter. `active` counts its jobs that wait or run."""
+
+    __slots__ = ("active", "served", "tenant", "weight")
+
+    def __init__(self, tenant: str, weight: float) -> None:
+        self.tenant = tenant
+        self.weight = weight
+        self.served = 0.0
+        self.active = 0
+
+    def charge(self, tokens: float) -> None:
+        self.served += tokens / self.weight
+
+
+class Accounts:
+    """All tenants. Idle ones are remembered while their counter still matters, and bounded in number."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._by_tenant: dict[str, Account] = {}
+
+    def join(self, tenant: str) -> Account:
+        """The tenant's account, with one more active job."""
+        account = self._by_tenant.get(tenant)
+        if account is None:
+            account = self._by_tenant[tenant] = Account(tenant, self._weights.get(tenant, 1.0))
+        if account.active == 0:
+            account.served = max(account.served, self.floor())
+        account.active += 1
+        return account
+
+    def leave(self, account: Account) -> None:
+        account.active -= 1
+        if account.active == 0 and len(self._by_tenant) > ACCOUNTS_IDLE_MAX:
+            self._forget_idle()
+
+    def floor(self) -> float:
+        """The smallest counter among tenants with work. Coming back from idle earns no credit below it."""
+        return min((a.served for a in self._by_tenant.values() if a.active), default=0.0)
+
+    def _forget_idle(self) -> None:
+        """Counters at or below the floor would be lifted anyway; beyond that the smallest go first."""
+        floor = self.floor()
+        idle = sorted(
+            (a for a in self._by_tenant.values() if not a.active), key=lambda a: (a.served, a.tenant)
+        )
+        surplus = len(self._by_tenant) - ACCOUNTS_IDLE_MAX
+        for rank, account in enumerate(idle):
+            if account.served <= floor or rank < surplus:
+                del self._by_tenant[account.tenant]
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self._by_tenant.values())

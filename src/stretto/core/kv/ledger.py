@@ -1,0 +1,99 @@
+"""The ledger protocol: who holds which KV memory, and what a backend must do to make it so.
+
+Two implementations: `sequences` (llama.cpp, streams or unified layout) and `pages` (torch). A ledger decides
+*where* KV lives and emits operations; it never decides *who* runs. The scheduler calls it between ticks, and
+nothing is believed before `settle` has seen the operation succeed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from stretto.core.kv.ops import KvOp, OpResult
+from stretto.core.slot import Job, Slot
+from stretto.core.tick import Note, TableUpdate
+
+
+class Kind(Enum):
+    """Where a reusable prefix is, cheapest first."""
+
+    RESIDENT = "resident"  # an idle sequence: adopt it in place
+    PAGES = "pages"  # shared by reference
+    SNAPSHOT = "snapshot"  # bytes in host memory: restore
+    RUNNING = "running"  # a sequence somebody runs in: copy
+
+
+class Source(NamedTuple):
+    """One way to begin with KV that exists already."""
+
+    kind: Kind
+    length: int  # tokens that can be brought in, always less than the prompt
+    common: int  # tokens in common, before the model's rewind rules
+    held: int  # tokens that the entry holds: `common == held` means we extend it
+    place: int  # sequence, blob or page
+    seconds: float  # what bringing it in costs
+    slot: int = -1  # the running donor
+
+    @property
+    def extends(self) -> bool:
+        return self.common == self.held
+
+
+class Donor(NamedTuple):
+    """A running request with which we have, or will have, `length` tokens in common."""
+
+    slot: int
+    request_id: str
+    length: int
+
+
+class Match(NamedTuple):
+    """All that a prompt could reuse, longest first."""
+
+    sources: tuple[Source, ...] = ()
+    coming: Donor | None = None  # it is still computing what we need, and we can share it then
+    busy: Donor | None = None  # it holds what we need, and we can have it only when it is done
+    out_of_reach: int = 0  # tokens in common with an entry that this model cannot be rewound to
+
+
+class Settled(NamedTuple):
+    rebuild: list[Slot]  # their KV is not what was promised: start again from nothing
+
+
+class KvLedger(Protocol):
+    """Contract, tested for every implementation by one suite:
+
+    - `open` binds memory to a slot and sets `computed`, `planned`, `room`; False changes nothing that others can see.
+    - `reserve` grows `slot.room`; it evicts idle entries but never touches another running slot. False: no room.
+    - `close` gives everything back but the first `keep` computed tokens, which stay reusable; `private` keeps
+      them for this request alone.
+    - operations taken by `take_ops` are answered by exactly one `settle` with the same tick id, in order.
+    - `room_for` and `room_free` count in the ledger's own unit (cells, pages; 0 needed where there is no pool);
+      `room_shared` is the part of a source that others hold anyway.
+    - `relieve` gives up one idle entry when the backend found no room although the books had some.
+    - `check` raises when the books do not balance.
+    """
+
+    notes: list[Note]
+
+    def match(self, job: Job) -> Match: ...
+    def open(self, slot: Slot, job: Job, source: Source | None) -> bool: ...
+    def reserve(self, slot: Slot, length: int) -> bool: ...
+    def rollback(self, slot: Slot, length: int) -> None: ...
+    def committed(self, slot: Slot) -> None: ...
+    def marks(self, job: Job, lengths: Sequence[int]) -> tuple[int, ...]: ...
+    def mark(self, slot: Slot, length: int) -> None: ...
+    def close(self, slot: Slot, keep: int, *, private: bool = False) -> None: ...
+    def forget(self, request_id: str) -> None: ...
+    def compact(self, slots: Sequence[Slot]) -> None: ...
+    def relieve(self) -> bool: ...
+    def room_for(self, tokens: int) -> int: ...
+    def room_shared(self, job: Job, source: Source | None) -> int: ...
+    def room_free(self) -> int: ...
+    def take_ops(self, tick_id: int) -> tuple[KvOp, ...]: ...
+    def take_tables(self) -> tuple[TableUpdate, ...]: ...
+    def settle(self, tick_id: int, results: Sequence[OpResult], *, ran: bool) -> Settled: ...
+    def lose(self, sequence: int) -> Slot | None: ...
+    def check(self) -> None: ...

@@ -1,0 +1,97 @@
+"""What a prompt could reuse from sequences and snapshots. Reads the table, changes nothing.
+
+Longest first; among equals the cheapest to bring in. Everything is capped at the prompt less one token,
+because at least one row must run to give logits.
+"""
+
+from __future__ import annotations
+
+from stretto.core.cache.store import Snapshot, common_prefix
+from stretto.core.capabilities import Rewind
+from stretto.core.kv.ledger import Donor, Kind, Match, Source
+from stretto.core.kv.sequence import Sequence, SequenceTable
+from stretto.core.slot import Job
+
+
+def match(table: SequenceTable, job: Job) -> Match:
+    found = [_in_sequence(table, sequence, job) for sequence in table.all]
+    found += [_in_snapshot(table, snapshot, job) for snapshot in table.store]
+    sources = sorted(
+        (s for s in found if s is not None and s.length > 0), key=lambda s: (-s.length, s.seconds, s.place)
+    )
+    out_of_reach = max((s.common for s in found if s is not None and s.length == 0), default=0)
+    return Match(tuple(sources), _coming(table, job), _busy(table, job), out_of_reach)
+
+
+def _in_sequence(table: SequenceTable, sequence: Sequence, job: Job) -> Source | None:
+    content, held = sequence.content, sequence.held
+    if content is None or sequence.unsettled or not content.visible_to(job.scope, job.id):
+        return None
+    common = common_prefix(job.known, content.tokens, min(len(job.known) - 1, held))
+    if common == 0:
+        return None
+    if sequence.slot is None:
+        length, checkpoint = table.reach(content, held, common)
+        if checkpoint is not None and table.is_copy_end(sequence.index):
+            length = 0  # it could only be rewound, and a pending copy forbids that
+        return Source(Kind.RESIDENT, length, common, held, sequence.index, 0.0)
+    if table.can_copy(sequence, common):
+        return Source(Kind.RUNNING, common, common, held, sequence.index, table.copy_s(), sequence.slot.index)
+    if table.can_relay(sequence, common):
+        seconds = 2 * table.snapshot_s(held)
+        return Source(Kind.RUNNING, common, common, held, sequence.index, seconds, sequence.slot.index)
+    return None
+
+
+def _in_snapshot(table: SequenceTable, snapshot: Snapshot, job: Job) -> Source | None:
+    content = snapshot.content
+    if not snapshot.ready or not content.visible_to(job.scope, job.id):
+        return None
+    common = common_prefix(job.known, content.tokens, min(len(job.known) - 1, content.length))
+    if common == 0:
+        return None
+    length, _ = table.reach(content, content.length, common)
+    return Source(
+        Kind.SNAPSHOT, length, common, content.length, snapshot.id, table.snapshot_s(content.length)
+    )
+
+
+def _coming(table: SequenceTable, job: Job) -> Donor | None:
+    """The running donor that will have most in common, if it is still computing it."""
+    best: Donor | None = None
+    for sequence in table.all:
+        slot, content = sequence.slot, sequence.content
+        if slot is None or slot.job is None or content is None or len(slot.known) - slot.computed <= 1:
+            continue
+        if not content.visible_to(job.scope, job.id):
+            continue
+        ahead = common_prefix(job.known, slot.known, len(job.known) - 1)
+        if table.can.rewind is not Rewind.ANY:  # only a snapshot at a mark can be shared
+            branch = branch_mark(slot.job)
+            ahead = branch if branch in slot.marks and branch <= ahead else 0
+        elif not (table.can_copy(sequence, slot.computed) or table.can_relay(sequence, slot.computed)):
+            continue
+        if ahead > slot.computed and (best is None or ahead > best.length):
+            best = Donor(slot.index, slot.job.id, ahead)
+    return best
+
+
+def _busy(table: SequenceTable, job: Job) -> Donor | None:
+    """The running conversation with most in common that can be neither copied nor relayed as it is."""
+    best: Donor | None = None
+    for sequence in table.all:
+        slot, content = sequence.slot, sequence.content
+        if slot is None or slot.job is None or content is None or not content.visible_to(job.scope, job.id):
+            continue
+        common = common_prefix(job.known, slot.known, min(len(job.known) - 1, slot.job.prompt_tokens))
+        if table.can_copy(sequence, common) or table.can_relay(sequence, common):
+            continue
+        if common > 0 and (best is None or common > best.length):
+            best = Donor(slot.index, slot.job.id, common)
+    return best
+
+
+def branch_mark(job: Job) -> int:
+    """The message boundary from which others may branch: the end of the system prompt."""
+    boundaries = job.request.boundaries
+    return boundaries[0] if len(boundaries) > 1 else 0

@@ -1,0 +1,426 @@
+"""The ledger for paged attention: block tables, reference counts, and prefixes shared page by page.
+
+A full page carries the digest of all tokens up to its end, so equal prompts find each other's pages; the
+tokens themselves are compared as well. A page that nobody holds keeps its digest until it is reused, least
+recently used first. Writing into a page that others hold is avoided by copying it (COPY_PAGES). A page that
+is freed while a tick is in flight stays fenced until that tick has been committed: the tick may still write it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence as Seq
+
+from stretto.core import notes
+from stretto.core.cache.store import common_prefix
+from stretto.core.capabilities import Capabilities
+from stretto.core.kv.ledger import Donor, Kind, Match, Settled, Source
+from stretto.core.kv.ops import KvOp, OpKind, OpResult
+from stretto.core.limits import Limits
+from stretto.core.request import Scope
+from stretto.core.slot import Job, Slot
+from stretto.core.tick import Note, TableUpdate
+
+Digest = bytes
+WORTH_COPYING = 4  # a page is copied when at least a quarter of it is of use
+
+
+def root_digest(scope: Scope, owner: str = "") -> Digest:
+    """The chain's beginning: no page of one scope is ever found from another."""
+    text = f"{len(scope.group)}:{scope.group}|{len(scope.salt)}:{scope.salt}|{owner}"
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def next_digest(parent: Digest, tokens: bytes) -> Digest:
+    return hashlib.blake2b(parent + tokens, digest_size=16).digest()
+
+
+class Page:
+    __slots__ = ("digest", "index", "parent", "refs", "tokens")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.refs = 0
+        self.digest: Digest | None = None
+        self.parent: Digest = b""
+        self.tokens: array[int] = array("i")
+
+
+class BlockTable:
+    """One slot's pages, and how many of them are full and known to the index."""
+
+    __slots__ = ("chain", "pages", "registered", "sent", "slot", "unsettled")
+
+    def __init__(self, slot: Slot, chain: Digest) -> None:
+        self.slot = slot
+        self.pages: list[int] = []
+        self.registered = 0
+        self.chain = chain  # digest after the registered pages
+        self.sent = 0  # pages that the backend has been told of
+        self.unsettled = False
+
+
+class PageLedger:
+    def __init__(self, capabilities: Capabilities, limits: Limits) -> None:
+        self._can = capabilities
+        self._limits = limits
+        self._size = capabilities.page_tokens
+        self._pages = [Page(index) for index in range(capabilities.pages)]
+        self._blank = list(range(capabilities.pages - 1, -1, -1))  # free, nothing to lose
+        self._cached: OrderedDict[int, None] = OrderedDict()  # free, still known by digest; oldest first
+        self._fenced: dict[int, list[int]] = {}  # last tick in flight at the time -> pages freed then
+        self._known: dict[Digest, int] = {}
+        self._children: dict[Digest, dict[int, None]] = {}  # digest -> pages that continue it
+        self._tables: dict[int, BlockTable] = {}  # slot -> table
+        self._updates: dict[int, TableUpdate] = {}
+        self._copies: list[tuple[KvOp, int]] = []  # with the slot it is for
+        self._issued: dict[int, list[tuple[KvOp, int]]] = {}
+        self._held_for_copy: dict[int, list[int]] = {}  # tick -> source pages that must stay
+        self._newest_tick = -1
+        self._shares = limits.cache != "none"
+        self._system_only = limits.cache == "system_prompt"
+        self.notes: list[Note] = []
+
+    # --- matching --------------------------------------------------------------------------------
+
+    def match(self, job: Job) -> Match:
+        sources = [
+            s for owner in ("", job.id) if (s := self._walk(job, root_digest(job.scope, owner))) is not None
+        ]
+        running = self._running(job)
+        if running is not None:
+            sources.append(running)
+        sources.sort(key=lambda s: (-s.length, s.seconds, s.place))
+        return Match(tuple(sources), self._coming(job))
+
+    def _walk(self, job: Job, digest: Digest) -> Source | None:
+        """As many whole pages as are known, then as much as possible of one more."""
+        pages = self._chain_of(job, digest)
+        cap = len(job.known) - 1
+        whole = len(pages) * self._size
+        length = min(whole, cap)
+        last = self._pages[pages[-1]].digest if pages else digest
+        assert last is not None
+        tail = job.known[whole : whole + self._size]
+        for child in self._children.get(last, ()):
+            partial = common_prefix(tail, self._pages[child].tokens, cap - whole)
+            if partial * WORTH_COPYING >= self._size:
+                length = max(length, whole + partial)
+        if length == 0:
+            return None
+        return Source(Kind.PAGES, length, length, length, pages[0] if pages else -1, 0.0)
+
+    def _chain_of(self, job: Job, digest: Digest) -> list[int]:
+        pages: list[int] = []
+        for start in range(0, len(job.known) - self._size + 1, self._size):
+            tokens = job.known[start : start + self._size]
+            digest = next_digest(digest, tokens.tobytes())
+            page = self._known.get(digest)
+            if page is None or self._pages[page].tokens != tokens:
+                break
+            pages.append(page)
+        return pages
+
+    def _running(self, job: Job) -> Source | None:
+        """A fork's parent shares its pages under every policy, also those that no index knows."""
+        parent = job.request.fork_of
+        for table in self._tables.values():
+            slot = table.slot
+            if not parent or slot.job is None or slot.job.id != parent or table.unsettled:
+                continue
+            if slot.job.scope != job.scope:
+                continue
+            common = common_prefix(job.known, slot.known, min(len(job.known) - 1, slot.computed))
+            if common > 0:
+                return Source(Kind.RUNNING, common, common, slot.computed, slot.index, 0.0, slot.index)
+        return None
+
+    def _coming(self, job: Job) -> Donor | None:
+        best: Donor | None = None
+        for table in self._tables.values():
+            slot = table.slot
+            if slot.job is None or slot.job.scope != job.scope or len(slot.known) - slot.computed <= 1:
+                continue
+            ahead = common_prefix(job.known, slot.known, len(job.known) - 1)
+            if ahead > slot.computed and (best is None or ahead > best.length):
+                best = Donor(slot.index, slot.job.id, ahead)
+        return best
+
+    # --- opening ---------------------------------------------------------------------------------
+
+    def open(self, slot: Slot, job: Job, source: Source | None) -> bool:
+        table = BlockTable(slot, root_digest(job.scope))
+        pages: list[int] = []
+        partial = -1
+        length = source.length if source is not None else 0
+        if source is not None:
+            pages, partial = self._pages_of(job, source)
+        for page in pages:
+            self._take(page)
+        if partial >= 0:
+            self._take(partial)  # held until the copy is done
+            copy = self._allocate(1)
+            if copy is None:
+                self._let_go([*pages, partial])
+                return False
+            op = KvOp(OpKind.COPY_PAGES, copy[0], partial, length % self._size)
+            self._copies.append((op, slot.index))
+            pages.append(copy[0])
+            table.unsettled = True
+        table.pages = pages
+        self._tables[slot.index] = table
+        slot.sequence = slot.index
+        slot.computed = slot.planned = length
+        slot.room = len(pages) * self._size
+        self._send(table, 0)
+        self._register(table, length)
+        return True
+
+    def _pages_of(self, job: Job, source: Source) -> tuple[list[int], int]:
+        """Whole pages to share, and the page to copy for what is left of the length (-1: none)."""
+        whole, rest = divmod(source.length, self._size)
+        if source.kind is Kind.RUNNING:
+            donor = self._tables[source.slot].pages
+            return donor[:whole], donor[whole] if rest else -1
+        for owner in ("", job.id):
+            root = root_digest(job.scope, owner)
+            pages = self._chain_of(job, root)
+            if len(pages) < whole:
+                continue
+            pages = pages[: whole + 1] if rest and len(pages) > whole else pages[:whole]
+            if not rest:
+                return pages, -1
+            if len(pages) > whole:
+                return pages[:whole], pages[whole]
+            last = self._pages[pages[-1]].digest if pages else root
+            assert last is not None
+            tail = job.known[whole * self._size : source.length]
+            for child in self._children.get(last, ()):
+                if common_prefix(tail, self._pages[child].tokens, rest) == rest:
+                    return pages, child
+        raise AssertionError("a source that cannot be found again")
+
+    # --- pages -----------------------------------------------------------------------------------
+
+    def _take(self, index: int) -> None:
+        page = self._pages[index]
+        if page.refs == 0:
+            del self._cached[index]
+        page.refs += 1
+
+    def _allocate(self, count: int) -> list[int] | None:
+        if len(self._blank) + len(self._cached) < count:
+            return None
+        taken: list[int] = []
+        for _ in range(count):
+            if self._blank:
+                index = self._blank.pop()
+            else:
+                index, _ = self._cached.popitem(last=False)
+                self._forget_page(index)
+                self.notes.append(Note(notes.CACHE_EVICTED, "", -1, index))
+            self._pages[index].refs = 1
+            taken.append(index)
+        return taken
+
+    def _let_go(self, indices: Seq[int]) -> None:
+        """The last pages go first, so that the beginning of a prompt is what stays longest."""
+        for index in reversed(indices):
+            page = self._pages[index]
+            page.refs -= 1
+            if page.refs == 0 and page.digest is not None:
+                self._cached[index] = None
+            elif page.refs == 0:
+                self._free_blank(index)
+
+    def _free_blank(self, index: int) -> None:
+        """A page that a tick in flight may still write is not handed out before that tick is committed."""
+        if self._issued:
+            self._fenced.setdefault(self._newest_tick, []).append(index)
+        else:
+            self._blank.append(index)
+
+    def _forget_page(self, index: int) -> None:
+        page = self._pages[index]
+        if page.digest is not None:
+            del self._known[page.digest]
+            siblings = self._children[page.parent]
+            del siblings[index]
+            if not siblings:
+                del self._children[page.parent]
+            page.digest = None
+
+    def _register(self, table: BlockTable, length: int) -> None:
+        """Pages that are full and certain become known by their digest."""
+        limit = self._shared_length(table, length) // self._size
+        known = table.slot.known
+        job = table.slot.job
+        while table.registered < limit:
+            start = table.registered * self._size
+            tokens = known[start : start + self._size]
+            page = self._pages[table.pages[table.registered]]
+            digest = next_digest(table.chain, tokens.tobytes())
+            if page.digest is None and digest not in self._known and job is not None:
+                page.digest, page.parent, page.tokens = digest, table.chain, tokens
+                self._known[digest] = page.index
+                self._children.setdefault(table.chain, {})[page.index] = None
+            table.chain = digest
+            table.registered += 1
+
+    def _shared_length(self, table: BlockTable, length: int) -> int:
+        if not self._shares or table.slot.job is None:
+            return 0
+        if self._system_only:
+            boundaries = table.slot.job.request.boundaries
+            return min(length, boundaries[0] if boundaries else 0)
+        return length
+
+    # --- growing and shrinking -------------------------------------------------------------------
+
+    def reserve(self, slot: Slot, length: int) -> bool:
+        if length <= slot.room:
+            return True
+        table = self._tables[slot.index]
+        self.committed(slot)
+        pages = self._allocate(-(-length // self._size) - len(table.pages))
+        if pages is None:
+            return False
+        offset = len(table.pages)
+        table.pages.extend(pages)
+        slot.room = len(table.pages) * self._size
+        self._send(table, offset)
+        return True
+
+    def _send(self, table: BlockTable, offset: int) -> None:
+        pending = self._updates.get(table.slot.index)
+        offset = min(offset, pending.offset) if pending is not None else offset
+        self._updates[table.slot.index] = TableUpdate(table.slot.index, offset, tuple(table.pages[offset:]))
+
+    def relieve(self) -> bool:
+        """A page pool has no hidden costs: what the books call free is free."""
+        return False
+
+    def room_for(self, tokens: int) -> int:
+        return -(-tokens // self._size)
+
+    def room_shared(self, job: Job, source: Source | None) -> int:
+        pages = self._pages_of(job, source)[0] if source is not None else []
+        return sum(1 for index in pages if self._pages[index].refs > 0)
+
+    def room_free(self) -> int:
+        return len(self._blank) + len(self._cached)
+
+    def rollback(self, slot: Slot, length: int) -> None:
+        """Rows behind the committed length are simply written again."""
+
+    def committed(self, slot: Slot) -> None:
+        table = self._tables[slot.index]
+        if not table.unsettled:
+            self._register(table, slot.computed)
+
+    def marks(self, job: Job, lengths: Seq[int]) -> tuple[int, ...]:
+        return ()
+
+    def mark(self, slot: Slot, length: int) -> None:
+        raise AssertionError("pages need no marks")
+
+    def close(self, slot: Slot, keep: int, *, private: bool = False) -> None:
+        table = self._tables.pop(slot.index)
+        job = slot.job
+        assert job is not None
+        self._drop_copies(slot.index)
+        self._updates.pop(slot.index, None)
+        if table.unsettled or keep <= 0:
+            self._unregister(table, 0)
+        elif private:
+            table.chain, table.registered = root_digest(job.scope, job.id), 0
+            self._register_private(table, min(keep, slot.computed))
+        else:
+            self._register(table, min(keep, slot.computed))
+        self._let_go(table.pages)
+        slot.sequence = -1
+
+    def _register_private(self, table: BlockTable, length: int) -> None:
+        shares, system_only = self._shares, self._system_only
+        self._shares, self._system_only = True, False
+        self._register(table, length)
+        self._shares, self._system_only = shares, system_only
+
+    def _unregister(self, table: BlockTable, keep_pages: int) -> None:
+        for index in table.pages[keep_pages:]:
+            if self._pages[index].refs == 1 and table.unsettled:
+                self._forget_page(index)
+
+    def _drop_copies(self, slot: int) -> None:
+        """Copies planned for a slot that will not run: their sources are free to go."""
+        for op, owner in [c for c in self._copies if c[1] == slot]:
+            self._copies.remove((op, owner))
+            self._let_go([op.other])
+
+    def forget(self, request_id: str) -> None:
+        """Pages only this request could find age out by themselves: their digest is its secret."""
+
+    def compact(self, slots: Seq[Slot]) -> None:
+        """A block table has no gaps to close."""
+
+    # --- operations ------------------------------------------------------------------------------
+
+    def take_ops(self, tick_id: int) -> tuple[KvOp, ...]:
+        self._newest_tick = tick_id
+        self._issued[tick_id], self._copies = self._copies, []
+        return tuple(op for op, _ in self._issued[tick_id])
+
+    def take_tables(self) -> tuple[TableUpdate, ...]:
+        updates, self._updates = tuple(self._updates.values()), {}
+        return updates
+
+    def settle(self, tick_id: int, results: Seq[OpResult], *, ran: bool) -> Settled:
+        issued = self._issued.pop(tick_id)
+        failed = OpResult(ok=False, reason="not run")
+        rebuild: list[Slot] = []
+        for (op, owner), result in zip(issued, results or [failed] * len(issued), strict=True):
+            self._let_go([op.other])
+            table = self._tables.get(owner)
+            if table is None or op.sequence not in table.pages:
+                continue
+            if result.ok:
+                table.unsettled = False
+            else:
+                slot = self.lose(owner)
+                rebuild += [slot] if slot is not None else []
+        self._blank.extend(self._fenced.pop(tick_id, ()))
+        return Settled(rebuild)
+
+    def lose(self, sequence: int) -> Slot | None:
+        table = self._tables.get(sequence)
+        if table is None or table.slot.job is None:
+            return None
+        table.unsettled = True
+        self._unregister(table, 0)
+        self._let_go(table.pages)
+        slot, job = table.slot, table.slot.job
+        fresh = BlockTable(slot, root_digest(job.scope))
+        self._tables[sequence] = fresh
+        self._send(fresh, 0)
+        slot.computed = slot.planned = slot.room = 0
+        return slot
+
+    def check(self) -> None:
+        refs = [0] * len(self._pages)
+        for table in self._tables.values():
+            assert len(set(table.pages)) == len(table.pages), "a page twice in one table"
+            for index in table.pages:
+                refs[index] += 1
+            assert len(table.pages) * self._size == table.slot.room, "a slot's room is not its pages"
+        for copies in [self._copies, *self._issued.values()]:
+            for op, _ in copies:
+                refs[op.other] += 1
+        assert refs == [page.refs for page in self._pages], "reference counts do not match the tables"
+        fenced = [index for pages in self._fenced.values() for index in pages]
+        free = sorted([*self._blank, *self._cached, *fenced])
+        assert free == [p.index for p in self._pages if p.refs == 0], "a page is lost or free twice"
+        assert all(self._pages[i].digest is not None for i in self._cached), "a cached page without a digest"
+        for digest, index in self._known.items():
+            assert self._pages[index].digest == digest, "the index points at a page that is something else"

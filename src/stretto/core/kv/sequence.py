@@ -1,0 +1,137 @@
+"""Sequences in the books: what each holds, who runs in it, what is still to be done to it.
+
+Operations are not queued one by one: a sequence remembers what it must become, and `ops` says how. So a
+sequence that is cleared and refilled between two ticks is not cleared after it was filled.
+`SequenceTable` answers questions about all of them; it changes nothing. The ledger does that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stretto.core.cache.store import Checkpoint, Content, PrefixStore
+from stretto.core.capabilities import Capabilities, Rewind, Share
+from stretto.core.kv.ops import KvOp, OpKind
+from stretto.core.slot import Slot
+
+
+class Sequence:
+    __slots__ = ("clear", "content", "copy", "incoming", "index", "last_used", "slot", "trim", "unsettled")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.slot: Slot | None = None
+        self.content: Content | None = None
+        self.last_used = 0
+        self.unsettled = False  # an operation on it has not been confirmed: it is nobody's source
+        self.copy: KvOp | None = None
+        self.trim: int | None = None
+        self.clear = False
+        self.incoming: tuple[KvOp, ...] = ()  # RESTORE, REWIND
+
+    @property
+    def held(self) -> int:
+        """Tokens whose KV is certain. While somebody runs here, the slot knows."""
+        if self.content is not None and self.slot is not None:
+            self.content.length = self.slot.computed
+        return self.content.length if self.content is not None else 0
+
+    def forget_plans(self) -> None:
+        self.copy, self.trim, self.clear, self.incoming = None, None, False, ()
+
+    def ops(self) -> Iterator[KvOp]:
+        if self.copy is not None:
+            yield self.copy
+        if self.trim is not None:
+            yield KvOp(OpKind.TRIM, self.index, length=self.trim)
+        if self.clear:
+            yield KvOp(OpKind.CLEAR, self.index)
+        yield from self.incoming
+
+
+class SequenceTable:
+    """All sequences, the snapshots beside them, and the copies that no pass has carried out yet."""
+
+    def __init__(self, capabilities: Capabilities, store: PrefixStore, cache_min_tokens: int) -> None:
+        self.can = capabilities
+        self.all = [Sequence(index) for index in range(capabilities.sequences_max)]
+        self.store = store
+        self.copying: list[tuple[int, int]] = []
+        self._worth_tokens = cache_min_tokens
+
+    def of(self, slot: Slot) -> Sequence:
+        return self.all[slot.sequence]
+
+    def idle(self) -> list[Sequence]:
+        return [s for s in self.all if s.slot is None]
+
+    def idle_contents(self) -> list[Sequence]:
+        """Idle sequences that hold something, least worth keeping first: private ones last, then by use."""
+        held = [s for s in self.all if s.slot is None and s.content is not None]
+        return sorted(
+            held, key=lambda s: (s.content is not None and s.content.owner != "", s.last_used, s.index)
+        )
+
+    def is_copy_target(self, index: int) -> bool:
+        """Reading it now would read stale bytes."""
+        return any(index == target for _, target in self.copying)
+
+    def is_copy_end(self, index: int) -> bool:
+        """Restoring into it now would corrupt one end of the copy."""
+        return any(index in ends for ends in self.copying)
+
+    def can_cut(self, held: int, length: int) -> bool:
+        if length >= held or self.can.rewind is Rewind.ANY:
+            return True
+        return self.can.rewind is Rewind.WINDOW and held - length <= self.can.rewind_tokens
+
+    def reach(self, content: Content, held: int, want: int) -> tuple[int, Checkpoint | None]:
+        """The longest prefix, at most `want`, to which `held` tokens can be brought, and by which state."""
+        if self.can_cut(held, want):
+            return min(want, held), None
+        checkpoint = content.nearest(want)
+        return (checkpoint.length, checkpoint) if checkpoint else (0, None)
+
+    def can_copy(self, donor: Sequence, length: int) -> bool:
+        if self.can.share not in (Share.COPY, Share.RANGE) or not self.can_cut(donor.held, length):
+            return False
+        return donor.slot is None or self.can.share_from_running
+
+    def can_relay(self, donor: Sequence, length: int) -> bool:
+        """Save and restore instead of a copy."""
+        return (
+            self.can.snapshots and self.can_cut(donor.held, length) and not self.is_copy_target(donor.index)
+        )
+
+    def copy_s(self) -> float:
+        """A copy between streams moves the whole window, not the prefix."""
+        if self.can.share is Share.RANGE:
+            return 0.0
+        return self.can.window * self.can.bytes_per_token / self.can.copy_bytes_per_s
+
+    def snapshot_s(self, length: int) -> float:
+        return self.can.snapshot_bytes(length) / self.can.snapshot_bytes_per_s
+
+    def loss(self, sequence: Sequence, keep: int) -> int:
+        """Tokens worth keeping that go when the sequence is overwritten behind `keep`."""
+        content = sequence.content
+        if (
+            content is None
+            or content.length - keep < self._worth_tokens
+            or self._is_covered(sequence, content)
+        ):
+            return 0
+        return content.length - keep
+
+    def _is_covered(self, sequence: Sequence, content: Content) -> bool:
+        for other in self.all:
+            if other is sequence or other.content is None or other.unsettled or other.held < content.length:
+                continue
+            if other.content.covers(content):
+                return True
+        return any(snapshot.content.covers(content) for snapshot in self.store)
+
+    def runs_with(self, index: int) -> int:
+        """How many runs of consecutive ids the running sequences form when this one joins them."""
+        ids = sorted([s.index for s in self.all if s.slot is not None and s.index != index] + [index])
+        return 1 + sum(1 for left, right in zip(ids, ids[1:], strict=False) if right > left + 1)

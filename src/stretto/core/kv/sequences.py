@@ -1,0 +1,464 @@
+"""The ledger for llama.cpp: sequences in streams or unified layout, and snapshots in host memory.
+
+The cache has tiers. What idle and running sequences still hold is free. Snapshots cost bytes under
+`cache_ram_bytes` and are written only when a prefix worth keeping is about to be overwritten, or at a mark
+that the cache policy asks for. The source that the policy chose is brought in by adopting, restoring or
+copying. A copy between streams happens only when the next pass runs: until a pass has run, its target is
+not read and neither end is restored into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from stretto.core import notes
+from stretto.core.cache.store import Checkpoint, Content, PrefixStore
+from stretto.core.capabilities import Capabilities, Rewind, Share
+from stretto.core.kv import matching
+from stretto.core.kv.cells import CellPool
+from stretto.core.kv.ledger import Kind, Match, Settled, Source
+from stretto.core.kv.ops import WRITES, KvOp, OpKind, OpResult
+from stretto.core.kv.sequence import Sequence, SequenceTable
+from stretto.core.limits import Limits
+from stretto.core.slot import Job, Slot, Where
+from stretto.core.tick import Note, TableUpdate
+
+CELLS_STEP = 16  # a growing slot reserves this many cells of a unified pool at a time
+IDLE_CELLS_SHARE = 0.25  # idle cells slow every tick of a unified pool
+GAP_TICKS = 4  # a gap in the running ids costs 3 to 6 ms a tick, closing it one copy
+SAVE_SHARE = 0.25  # of a tick's target time may go into snapshots
+NO_POOL = 1 << 40
+
+
+class SequenceLedger:
+    def __init__(self, capabilities: Capabilities, limits: Limits) -> None:
+        self._can = capabilities
+        self._limits = limits
+        self.store = PrefixStore(limits.cache_ram_bytes)
+        self.table = SequenceTable(capabilities, self.store, limits.cache_min_tokens)
+        self._cells = CellPool(capabilities.pages, capabilities.sequences_max) if capabilities.pages else None
+        self._apart = limits.cache == "system_prompt"  # entries live where no request runs
+        self._save_bytes_max = int(capabilities.snapshot_bytes_per_s * limits.target_itl_s * SAVE_SHARE)
+        self._save_bytes = 0
+        self._saves: list[KvOp] = []
+        self._marking: dict[int, tuple[Content, int, Slot]] = {}  # checkpoint blob -> what it is a state of
+        self._issued: dict[int, tuple[KvOp, ...]] = {}
+        self._clock = 0
+        self._gap_ticks = 0
+        self.notes: list[Note] = []
+
+    def match(self, job: Job) -> Match:
+        return matching.match(self.table, job)
+
+    # --- opening ---------------------------------------------------------------------------------
+
+    def open(self, slot: Slot, job: Job, source: Source | None) -> bool:
+        self._clock += 1
+        target = self._pick(source)
+        if target is None:  # every idle sequence is an end of a copy: nothing can be restored into one
+            source, target = None, self._pick(None)
+        if target is None or not self._fits(target, source):
+            return False
+        if source is None:
+            length = self._start_empty(target, job)
+        elif source.kind is Kind.RESIDENT and source.place == target.index:
+            length = self._adopt(target, job, source.length)
+        else:
+            length = self._bring(target, job, source)
+        target.slot = slot
+        target.last_used = self._clock
+        slot.sequence = target.index
+        slot.computed = slot.planned = length
+        slot.room = self._can.window if self._cells is None else self._cells.held(target.index)
+        return True
+
+    def _pick(self, source: Source | None) -> Sequence | None:
+        """The idle sequence whose use loses least and leaves the running ids in fewest runs."""
+        idle = self.table.idle()
+        if source is not None:
+            donor = self.table.all[source.place] if source.kind is not Kind.SNAPSHOT else None
+            copies = donor is not None and self.table.can_copy(donor, source.length)
+            if donor is not None and donor.slot is None and not copies:
+                return donor  # it can only be adopted where it is
+            if not copies:
+                idle = [s for s in idle if not self.table.is_copy_end(s.index)]
+        return min(idle, key=lambda s: self._price(s, source), default=None)
+
+    def _price(self, sequence: Sequence, source: Source | None) -> tuple[int, ...]:
+        adopts = source is not None and source.kind is Kind.RESIDENT and source.place == sequence.index
+        loss = self.table.loss(sequence, source.length if source is not None and adopts else 0)
+        runs = self.table.runs_with(sequence.index) if self._can.contiguous else 0
+        first, second = (runs, loss) if self._can.snapshots else (loss, runs)
+        return (first, second, 0 if adopts else 1, sequence.last_used, sequence.index)
+
+    def _start_empty(self, target: Sequence, job: Job) -> int:
+        self._evacuate(target, 0)
+        self._empty(target)
+        target.content = Content(job.known, 0, job.scope)
+        return 0
+
+    def _adopt(self, target: Sequence, job: Job, length: int) -> int:
+        content = target.content
+        assert content is not None
+        self._evacuate(target, length)
+        if length < content.length:
+            if self.table.can_cut(content.length, length):
+                target.trim = length
+            else:
+                checkpoint = content.nearest(length)
+                assert checkpoint is not None
+                target.incoming = (KvOp(OpKind.REWIND, target.index, length=length, blob=checkpoint.blob),)
+            target.unsettled = True
+            self.store.cut(content, length)
+            if self._cells is not None:
+                self._cells.cut(target.index, length)
+        content.tokens, content.owner = job.known, ""
+        return length
+
+    def _bring(self, target: Sequence, job: Job, source: Source) -> int:
+        """Copy or restore into a sequence that does not hold the prefix yet."""
+        self._evacuate(target, 0)
+        donor = self.table.all[source.place] if source.kind is not Kind.SNAPSHOT else None
+        if donor is not None and self.table.can_copy(donor, source.length):
+            content = self._copy(donor, target, source.length)
+        else:
+            blob = source.place if donor is None else self._save(donor, donor.held)
+            if blob is None:
+                return self._start_empty(target, job)
+            content = self._restore(target, blob, source.length)
+        content.tokens = job.known
+        target.content = content
+        target.unsettled = True
+        return source.length
+
+    def _copy(self, donor: Sequence, target: Sequence, length: int) -> Content:
+        assert donor.content is not None
+        content = self.store.fork(donor.content, length)
+        self._empty(target)
+        target.clear = False  # a copy empties its target itself
+        target.copy = KvOp(OpKind.COPY, target.index, donor.index, length)
+        self.table.copying.append((donor.index, target.index))
+        if self._cells is not None:
+            self._cells.share(donor.index, target.index, length)
+        return content
+
+    def _restore(self, target: Sequence, blob: int, length: int) -> Content:
+        snapshot = self.store.get(blob)
+        assert snapshot is not None
+        snapshot.pins += 1
+        snapshot.last_used = self._clock
+        content = self.store.fork(snapshot.content, length)
+        self._empty(target)
+        held = snapshot.content.length
+        target.incoming = (KvOp(OpKind.RESTORE, target.index, length=length, blob=blob),)
+        if not self.table.can_cut(held, length):
+            checkpoint = content.checkpoints[-1]
+            whole = KvOp(OpKind.RESTORE, target.index, length=held, blob=blob)
+            target.incoming = (whole, KvOp(OpKind.REWIND, target.index, length=length, blob=checkpoint.blob))
+        if self._cells is not None:
+            self._cells.grow(target.index, length)
+        return content
+
+    def _empty(self, sequence: Sequence) -> None:
+        """Nothing of the sequence's content is needed any more."""
+        sequence.forget_plans()
+        sequence.clear = True
+        if sequence.content is not None:
+            self.store.release(sequence.content)
+            sequence.content = None
+        if self._cells is not None:
+            self._cells.cut(sequence.index, 0)
+
+    # --- snapshots and marks ---------------------------------------------------------------------
+
+    def _evacuate(self, sequence: Sequence, keep: int) -> None:
+        """A snapshot of what is about to be overwritten, if it is worth one and there is time and space."""
+        if not self._can.snapshots or sequence.unsettled or self.table.is_copy_target(sequence.index):
+            return
+        if sequence.content is not None and self.table.loss(sequence, keep) > 0:
+            self._save(sequence, sequence.content.length)
+
+    def _save(self, sequence: Sequence, length: int) -> int | None:
+        assert sequence.content is not None
+        size = self._can.snapshot_bytes(length)
+        if self._save_bytes and self._save_bytes + size > self._save_bytes_max:
+            return None
+        content = self.store.fork(sequence.content, length)
+        content.owner = sequence.content.owner
+        snapshot = self.store.add(content, size, self._clock)
+        if snapshot is None:
+            self.store.release(content)
+            return None
+        self._save_bytes += size
+        self._saves.append(KvOp(OpKind.SAVE, sequence.index, length=length, blob=snapshot.id))
+        return snapshot.id
+
+    def marks(self, job: Job, lengths: Seq[int]) -> tuple[int, ...]:
+        """Lengths at which this memory is saved on the way, because it cannot be cut back to them later."""
+        if not self._can.snapshots or (self._can.rewind is Rewind.ANY and not self._apart):
+            return ()
+        return tuple(n for n in lengths if self._limits.cache_min_tokens <= n < len(job.known) - 1)
+
+    def mark(self, slot: Slot, length: int) -> None:
+        """The slot has computed exactly `length` tokens, a place to come back to: keep the state."""
+        sequence, job = self.table.of(slot), slot.job
+        content = sequence.content
+        assert content is not None and job is not None and sequence.held == length
+        if sequence.unsettled or self.table.is_copy_target(sequence.index):
+            return
+        if (self._apart or length == matching.branch_mark(job)) and not self._is_saved(content, length):
+            self._save(sequence, length)
+        if not self._apart and all(c.length != length for c in content.checkpoints):
+            self._checkpoint(slot, sequence, content)
+
+    def _is_saved(self, content: Content, length: int) -> bool:
+        return any(s.content.length == length and s.content.covers(content) for s in self.store)
+
+    def _checkpoint(self, slot: Slot, sequence: Sequence, content: Content) -> None:
+        blob = self.store.add_checkpoint(self._can.state_bytes)
+        if blob is not None:
+            self._marking[blob] = (content, content.length, slot)
+            self._saves.append(KvOp(OpKind.CHECKPOINT, sequence.index, length=content.length, blob=blob))
+
+    # --- growing and shrinking -------------------------------------------------------------------
+
+    def reserve(self, slot: Slot, length: int) -> bool:
+        if length <= slot.room:
+            return True
+        if self._cells is None:
+            return False  # a stream has its fixed window
+        held = self._cells.held(slot.sequence)
+        for count in (-(-(length - held) // CELLS_STEP) * CELLS_STEP, length - held):
+            if self._evict_for(count) and self._cells.grow(slot.sequence, count):
+                slot.room = held + count
+                return True
+        return False
+
+    def _fits(self, target: Sequence, source: Source | None) -> bool:
+        """In a unified pool only a restore takes cells at once; prompts take theirs chunk by chunk."""
+        if self._cells is None or source is None or source.kind is Kind.RESIDENT:
+            return True
+        if source.kind is Kind.RUNNING and self.table.can_copy(self.table.all[source.place], source.length):
+            return True
+        return self._evict_for(source.length - self._cells.gain(target.index), sparing=target)
+
+    def _evict_for(self, count: int, *, sparing: Sequence | None = None) -> bool:
+        assert self._cells is not None
+        while self._cells.free < count:
+            idle = [s for s in self.table.idle_contents() if s is not sparing]
+            if not idle:
+                return False
+            self._evict(idle[0])
+        return True
+
+    def _evict(self, sequence: Sequence) -> None:
+        self._evacuate(sequence, 0)
+        self._empty(sequence)
+        self.notes.append(Note(notes.CACHE_EVICTED, "", -1, sequence.index))
+
+    def relieve(self) -> bool:
+        """The backend found no room although the books say there is: give up one idle entry."""
+        idle = self.table.idle_contents()
+        if idle:
+            self._evict(idle[0])
+        return bool(idle)
+
+    def room_for(self, tokens: int) -> int:
+        return tokens if self._cells is not None else 0
+
+    def room_shared(self, job: Job, source: Source | None) -> int:
+        if self._cells is None or source is None or source.kind is not Kind.RUNNING:
+            return 0
+        return source.length if self.table.can_copy(self.table.all[source.place], source.length) else 0
+
+    def room_free(self) -> int:
+        if self._cells is None:
+            return NO_POOL
+        return self._cells.free + sum(self._cells.gain(s.index) for s in self.table.idle())
+
+    def rollback(self, slot: Slot, length: int) -> None:
+        """The backend may hold rows behind `length`: rejected drafts, or the row of a request that failed."""
+        if self._can.rewind is Rewind.CHECKPOINT:
+            self.lose(slot.sequence)
+        else:
+            self.table.of(slot).trim = length
+
+    def committed(self, slot: Slot) -> None:
+        """Sequences need no word per tick: what a slot has computed is what its sequence holds."""
+
+    def close(self, slot: Slot, keep: int, *, private: bool = False) -> None:
+        sequence, job = self.table.of(slot), slot.job
+        content = sequence.content
+        assert content is not None and job is not None
+        keep = min(keep, sequence.held)
+        sequence.slot = None
+        sequence.last_used = self._clock
+        if keep <= 0 or sequence.unsettled or self._is_invalid(content, slot, job):
+            self._empty(sequence)
+            sequence.unsettled = False
+        elif self._cells is not None:
+            self._cells.cut(sequence.index, content.length)
+            self._cap_idle()
+        if sequence.content is not None and private:
+            sequence.content.owner = job.id
+        slot.sequence = -1
+
+    def _is_invalid(self, content: Content, slot: Slot, job: Job) -> bool:
+        """Seed 000 §4.9: a hybrid conversation without a snapshot to come back to is not kept."""
+        if self._limits.cache != "incremental" or self._can.rewind is not Rewind.CHECKPOINT:
+            return False
+        if job.where is Where.PARKED:
+            return False
+        boundaries = job.request.boundaries
+        if (
+            not boundaries
+            or boundaries[-1] < self._limits.cache_min_tokens
+            or content.nearest(boundaries[-1])
+        ):
+            return False
+        self.notes.append(Note(notes.HYBRID_NO_SNAPSHOT, job.id, slot.index, content.length))
+        return True
+
+    def _cap_idle(self) -> None:
+        assert self._cells is not None
+        cap = int(self._cells.total * IDLE_CELLS_SHARE)
+        idle = self.table.idle_contents()
+        while idle and sum(self._cells.gain(s.index) for s in idle) > cap:
+            self._evict(idle.pop(0))
+
+    def forget(self, request_id: str) -> None:
+        """The request is over: what only it could use is of no use."""
+        for sequence in self.table.idle():
+            if sequence.content is not None and sequence.content.owner == request_id:
+                self._empty(sequence)
+        self.store.discard_owned(request_id)
+
+    # --- keeping running ids together ------------------------------------------------------------
+
+    def compact(self, slots: Seq[Slot]) -> None:
+        """Close a gap that has lasted by moving the last running sequence into it. One move a tick."""
+        if not self._can.contiguous or self._can.share is not Share.COPY or not self._can.share_from_running:
+            return
+        running = [s for s in self.table.all if s.slot is not None]
+        gaps = [s for s in self.table.idle() if running and s.index < running[-1].index]
+        self._gap_ticks = self._gap_ticks + 1 if gaps else 0
+        if self._gap_ticks > GAP_TICKS and self._may_move(running[-1]):
+            gap = min(gaps, key=lambda s: (self.table.runs_with(s.index), s.index))
+            self._move(running[-1], gap)
+            self._gap_ticks = 0
+
+    def _may_move(self, sequence: Sequence) -> bool:
+        slot = sequence.slot
+        if slot is None or sequence.unsettled or sequence.trim is not None or slot.computed == 0:
+            return False
+        return slot.planned not in slot.marks and not self.table.is_copy_target(sequence.index)
+
+    def _move(self, source: Sequence, target: Sequence) -> None:
+        slot = source.slot
+        assert slot is not None and source.content is not None
+        self._evacuate(target, 0)
+        content = self._copy(source, target, slot.computed)
+        content.tokens = slot.known
+        target.content, target.slot, target.unsettled = content, slot, True
+        target.last_used = source.last_used
+        source.slot = None
+        self._empty(source)
+        slot.sequence = target.index
+        job_id = slot.job.id if slot.job is not None else ""
+        self.notes.append(Note(notes.SEQUENCE_MOVED, job_id, slot.index, target.index))
+
+    # --- operations ------------------------------------------------------------------------------
+
+    def take_ops(self, tick_id: int) -> tuple[KvOp, ...]:
+        ops = self._saves + [KvOp(OpKind.DROP, blob=blob) for blob in self.store.dropped]
+        for sequence in self.table.all:
+            ops.extend(sequence.ops())
+            sequence.forget_plans()
+        self._saves, self.store.dropped, self._save_bytes = [], [], 0
+        self._issued[tick_id] = tuple(sorted(ops, key=lambda op: op.kind))
+        return self._issued[tick_id]
+
+    def take_tables(self) -> tuple[TableUpdate, ...]:
+        return ()
+
+    def settle(self, tick_id: int, results: Seq[OpResult], *, ran: bool) -> Settled:
+        ops = self._issued.pop(tick_id)
+        broken: dict[int, None] = {}
+        for op, result in zip(ops, results, strict=True):
+            if op.kind in WRITES:
+                self._settle_write(op, result, broken)
+            else:
+                self._settle_blob(op, result)
+        if ran or self._can.share is not Share.COPY:
+            self.table.copying.clear()
+        for sequence in self.table.all:
+            sequence.unsettled = False
+        return Settled([slot for index in broken if (slot := self.lose(index)) is not None])
+
+    def _settle_write(self, op: KvOp, result: OpResult, broken: dict[int, None]) -> None:
+        slot = self.table.all[op.sequence].slot
+        restores = op.kind in (OpKind.RESTORE, OpKind.REWIND)
+        if restores:
+            snapshot = self.store.get(op.blob)
+            if snapshot is not None:
+                snapshot.pins -= 1
+            request_id = slot.job.id if slot is not None and slot.job is not None else ""
+            name = notes.HYBRID_RESTORE if result.ok else notes.HYBRID_RESTORE_FAILED
+            if self._can.rewind is Rewind.CHECKPOINT:
+                self.notes.append(Note(name, request_id, slot.index if slot else -1, result.bytes))
+        if not result.ok:
+            broken[op.sequence] = None
+            if restores:
+                self._discard_blob(op.blob)
+
+    def _discard_blob(self, blob: int) -> None:
+        """It failed to restore: nobody shall try it again."""
+        self.store.discard(blob)
+        contents = [s.content for s in self.table.all if s.content is not None]
+        for content in contents + [s.content for s in self.store]:
+            self.store.detach(content, blob)
+
+    def _settle_blob(self, op: KvOp, result: OpResult) -> None:
+        if op.kind is OpKind.DROP and not result.ok:
+            self.store.dropped.append(op.blob)
+        elif op.kind is OpKind.SAVE and result.ok:
+            self.store.confirm(op.blob, result.bytes)
+            self.notes.append(Note(notes.CACHE_SAVED, "", -1, result.bytes))
+        elif op.kind is OpKind.SAVE:
+            self.store.discard(op.blob, exists=False)
+        elif op.kind is OpKind.CHECKPOINT:
+            content, length, slot = self._marking.pop(op.blob)
+            name = notes.HYBRID_SNAPSHOT if result.ok else notes.HYBRID_SNAPSHOT_FAILED
+            self.notes.append(Note(name, slot.job.id if slot.job else "", slot.index, result.bytes))
+            if result.ok and any(s.content is content for s in self.table.all):
+                self.store.attach(content, Checkpoint(length, op.blob))
+            self.store.forget_checkpoint(op.blob, exists=result.ok)
+
+    def lose(self, sequence: int) -> Slot | None:
+        """What the sequence holds is not known any more. Its slot, if it has one, starts again from nothing."""
+        lost = self.table.all[sequence]
+        slot, content = lost.slot, lost.content
+        self._empty(lost)
+        if slot is not None and content is not None:
+            lost.content = Content(slot.known, 0, content.scope)
+            slot.computed = slot.planned = 0
+            slot.room = self._can.window if self._cells is None else 0
+        return slot
+
+    def check(self) -> None:
+        seen: dict[int, int] = {}
+        for sequence in self.table.all:
+            if sequence.slot is not None:
+                assert sequence.slot.sequence == sequence.index, (
+                    f"slot {sequence.slot.index} is not where it runs"
+                )
+                assert sequence.slot.index not in seen, f"slot {sequence.slot.index} runs in two sequences"
+                assert sequence.content is not None, "a running sequence without content"
+                seen[sequence.slot.index] = sequence.index
+            if self._cells is not None and sequence.content is not None:
+                assert self._cells.held(sequence.index) >= sequence.held, "tokens without cells"
+            if self._cells is not None and sequence.content is None:
+                assert self._cells.held(sequence.index) == 0, f"sequence {sequence.index} leaks cells"
+        if self._cells is not None:
+            self._cells.check()
+        self.store.check()

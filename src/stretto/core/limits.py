@@ -1,0 +1,59 @@
+"""The scheduler's settings: every bound and every default in one frozen value.
+
+Knows the names and defaults of DESIGN §8. Does not read files or the environment; `settings` makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+CACHE_POLICIES = ("none", "system_prompt", "incremental", "prefix")
+
+
+class Preemption(Enum):
+    """What happens to the victim of a slot time-out. Memory and priority victims are always resumed."""
+
+    RESUME = "resume"
+    FAIL = "fail"
+
+
+_NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    n_seq_max: int = 4
+    n_batch: int = 2048
+    prefill_chunk: int = 512
+    target_itl_s: float = 0.05
+    queue_depth: int = 2
+    max_queue: int = 512
+    max_queue_wait_s: float | None = None
+    cache: str = "prefix"
+    cache_min_tokens: int = 100
+    cache_slot_timeout_s: float = 30.0
+    cache_ram_bytes: int = 1 << 30
+    preemption: Preemption = Preemption.RESUME
+    headroom_tokens: int = 64
+    priority_park_min_tokens: int = 16
+    priority_parks_max: int = 4
+    rebuilds_max: int = 4
+    tenant_weights: Mapping[str, float] = field(default_factory=lambda: _NO_WEIGHTS)
+
+    def __post_init__(self) -> None:
+        if self.n_seq_max < 1 or self.n_batch < self.n_seq_max:
+            raise ValueError("n_batch must hold one decode row for each of n_seq_max slots")
+        if self.prefill_chunk < 1 or self.queue_depth < 1 or self.max_queue < 0:
+            raise ValueError("prefill_chunk and queue_depth start at 1, max_queue at 0")
+        if self.cache not in CACHE_POLICIES:
+            raise ValueError(f"cache must be one of {', '.join(CACHE_POLICIES)}, not {self.cache!r}")
+        if any(weight <= 0 for weight in self.tenant_weights.values()):
+            raise ValueError("tenant weights must be positive")
+
+    @property
+    def in_flight_max(self) -> int:
+        """Requests of one priority in slots and queue together (seed 000: 4 slots, 8 in flight)."""
+        return self.n_seq_max * self.queue_depth

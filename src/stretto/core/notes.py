@@ -1,0 +1,53 @@
+"""Names of the telemetry notes: seed 000's log messages to the letter, then ours.
+
+One place, so that logs, dashboard and tests agree on the spelling.
+"""
+
+from __future__ import annotations
+
+# Seed 000 §4.8, debugging IMC scheduling
+ALL_SLOTS_PENDING = "all slots pending, waiting for slot"
+SLOT_AVAILABLE = "slot became available, retrying"
+SERVER_BUSY = "server busy"
+PREEMPTING_SLOT = "preempting-slot"
+PREEMPTED = "preempted by queued request"
+SLOT_FINISHED = "slot-finished"
+
+# Seed 000 §4.9, debugging state management
+HYBRID_SNAPSHOT = "imc-hybrid-snapshot"
+HYBRID_SNAPSHOT_FAILED = "imc-hybrid-snapshot-failed"
+HYBRID_RESTORE = "imc-hybrid-restore"
+HYBRID_RESTORE_FAILED = "imc-hybrid-restore-failed"
+HYBRID_NO_SNAPSHOT = "imc-hybrid-no-snapshot"
+HYBRID_REBUILD = "imc-hybrid-rebuild"
+HYBRID_TRIM_REBUILD = "imc-hybrid-trim-rebuild"
+
+SEED_NAMES = (
+    ALL_SLOTS_PENDING,
+    SLOT_AVAILABLE,
+    SERVER_BUSY,
+    PREEMPTING_SLOT,
+    PREEMPTED,
+    SLOT_FINISHED,
+    HYBRID_SNAPSHOT,
+    HYBRID_SNAPSHOT_FAILED,
+    HYBRID_RESTORE,
+    HYBRID_RESTORE_FAILED,
+    HYBRID_NO_SNAPSHOT,
+    HYBRID_REBUILD,
+    HYBRID_TRIM_REBUILD,
+)
+
+# Ours
+SLOT_STARTED = "slot-started"
+SLOT_PARKED = "slot-parked"
+SLOT_RESUMED = "slot-resumed"
+SLOT_REBUILD = "slot-rebuild"
+SEQUENCE_MOVED = "sequence-moved"
+DEFERRED = "deferred"
+DEFERRED_ELSEWHERE = "deferred-ran-elsewhere"
+CACHE_HIT = "cache-hit"
+CACHE_SAVED = "cache-saved"
+CACHE_EVICTED = "cache-evicted"
+PASS_FAILED = "pass-failed"
+PASS_BISECTED = "pass-bisected"

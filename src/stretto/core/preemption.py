@@ -1,0 +1,139 @@
+"""Taking slots away, in two phases: chosen in one plan, carried out at the top of the next.
+
+So a victim never has rows in the batch that it is cleaned from. Three reasons: somebody strictly more urgent
+waits; a request has waited its `cache_slot_timeout` for a slot or for the conversation it continues
+(seed 000 §4.8); and, for the latter, everything has been building caches for that long: `server busy`.
+The time-out counts from entry into the queue. Time in which every slot was building does not count.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from stretto.core import notes, victims
+from stretto.core.admission import Admission
+from stretto.core.cache.policies import Defer, WaitFor
+from stretto.core.limits import Preemption
+from stretto.core.slot import Job, Slot, Where
+from stretto.core.state import State
+from stretto.core.tick import End
+from stretto.errors import PreemptedError, ServerBusyError
+
+
+class Order(NamedTuple):
+    slot: int
+    epoch: int
+    waiter: Job
+    timeout: bool
+
+
+class Preemptor:
+    def __init__(self, state: State, admission: Admission) -> None:
+        self._state = state
+        self._admission = admission
+        self._orders: list[Order] = []
+        self._building_since: float | None = None
+
+    # --- phase two: at the top of a plan ---------------------------------------------------------
+
+    def carry_out(self) -> None:
+        orders, self._orders = self._orders, []
+        for order in orders:
+            slot = self._state.slots[order.slot]
+            if slot.epoch == order.epoch and slot.job is not None and self._still_wanted(order):
+                self._take_away(slot, order)
+
+    def _still_wanted(self, order: Order) -> bool:
+        """The one it was for may have left, or found another slot."""
+        if order.waiter.where is Where.DEFERRED:
+            return True
+        return order.waiter.where is Where.WAITING and self._state.free_slot() is None
+
+    def _take_away(self, slot: Slot, order: Order) -> None:
+        state, victim = self._state, slot.job
+        assert victim is not None
+        if order.timeout:
+            waited_s = state.now - (order.waiter.entered_s or order.waiter.arrival_s)
+            state.note(notes.PREEMPTED, victim, slot.index, waited_s)
+            self._admission.promised.append(order.waiter)
+            if order.waiter.where is Where.DEFERRED:
+                state.queue.resume(order.waiter)
+        if order.timeout and state.limits.preemption is Preemption.FAIL:
+            state.finish(slot, End.FAILED, PreemptedError.code)
+        else:
+            state.park(slot)
+
+    # --- phase one: at the end of a plan ---------------------------------------------------------
+
+    def choose(self) -> None:
+        if self._state.free_slot() is None:
+            self._choose_for_priority()
+        if self._state.policy.times_out_slots:
+            self._watch_building()
+            if self._building_since is None:
+                self._choose_for_timeout()
+
+    def _choose_for_priority(self) -> None:
+        state = self._state
+        running = list(state.active)
+        lowest = max(slot.job.level for slot in running if slot.job is not None)
+        first = state.queue.next_urgent()
+        if first is None or first.level >= lowest:
+            return
+        anchor = state.anchor()
+        for waiter in sorted(state.queue.waiting(), key=lambda j: (j.level, j.seniority))[: len(running)]:
+            victim = victims.for_priority(running, anchor, waiter.level, state.limits)
+            if victim is None:
+                return
+            running.remove(victim)
+            self._orders.append(Order(victim.index, victim.epoch, waiter, timeout=False))
+            state.note(notes.PREEMPTING_SLOT, victim.job, victim.index, state.now - waiter.arrival_s)
+
+    def _choose_for_timeout(self) -> None:
+        """The target of a cache hit, else the longest-running slot. One a plan."""
+        state, taken = self._state, {order.slot for order in self._orders}
+        for waiter in [*state.queue.deferred, *state.queue.waiting()]:
+            if waiter.entered_s is None or state.now - waiter.entered_s < state.limits.cache_slot_timeout_s:
+                continue
+            victim = self._target(waiter)
+            if victim is not None and victim.index not in taken:
+                self._orders.append(Order(victim.index, victim.epoch, waiter, timeout=True))
+                state.note(notes.PREEMPTING_SLOT, victim.job, victim.index, state.now - waiter.entered_s)
+                return
+
+    def _target(self, waiter: Job) -> Slot | None:
+        state = self._state
+        wait = waiter.wait_for
+        if waiter.where is Where.DEFERRED and isinstance(wait, Defer):
+            slot = state.slots[wait.slot]
+            able = wait.what is WaitFor.IDLE and victims.had_its_time(slot, state.now, state.limits)
+            return slot if able else None
+        if state.free_slot() is not None:
+            return None
+        return victims.for_timeout(state.active, state.now, state.limits)
+
+    # --- all slots building ----------------------------------------------------------------------
+
+    def _watch_building(self) -> None:
+        state = self._state
+        building = state.free_slot() is None and all(slot.state == "prefilling" for slot in state.active)
+        waiters = [*state.queue.deferred, *state.queue.waiting()]
+        if building and waiters:
+            if self._building_since is None:
+                self._building_since = state.now
+                state.note(notes.ALL_SLOTS_PENDING, waiters[0])
+            self._turn_away(waiters)
+        elif self._building_since is not None:
+            self._building_since = None
+            state.note(notes.SLOT_AVAILABLE, waiters[0] if waiters else None)
+            for job in waiters:
+                if job.entered_s is not None:
+                    job.entered_s = state.now  # waiting for builds does not count
+
+    def _turn_away(self, waiters: list[Job]) -> None:
+        state = self._state
+        assert self._building_since is not None
+        for job in waiters:
+            if state.now - max(job.arrival_s, self._building_since) >= state.limits.cache_slot_timeout_s:
+                state.note(notes.SERVER_BUSY, job)
+                state.end(job, End.REJECTED, ServerBusyError.code)

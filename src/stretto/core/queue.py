@@ -1,0 +1,232 @@
+"""Who waits, in which order, and for how long at most.
+
+One ordered list with two limits. The first `n_seq_max * queue_depth` requests of a priority, those in slots
+included, are *in flight*: they have entered. Those behind them are callers that wait to enter, at most
+`max_queue` of each priority and for at most `max_queue_wait_s`. Bounds hold per priority, so that background
+work cannot lock urgent work out. Submitting never blocks: it is accepted or refused.
+
+Order of first admission: priority, then the tenant's counter, then seniority; but every fourth goes to the
+most senior waiting request of any class. That is the ageing: it bounds every wait without a clock.
+Parked requests go first unless a strictly more urgent one waits. A deferred request stands aside, so it
+blocks nobody; it comes back when its reason is gone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from stretto.core.limits import Limits
+from stretto.core.request import Priority
+from stretto.core.slot import Job, Where
+
+AGEING_TURN = 4
+PRUNE_SLACK = 64
+
+
+class Queue:
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._lines: dict[tuple[int, str], deque[Job]] = {}  # (priority, tenant) -> first come, first served
+        self._by_age: deque[Job] = deque()
+        self._callers: list[deque[Job]] = [deque() for _ in Priority]  # not entered yet, oldest first
+        self._entered = [0 for _ in Priority]  # in flight, slots included
+        self._waiting = [0 for _ in Priority]  # callers that have not entered
+        self.deferred: list[Job] = []
+        self.parked: list[Job] = []  # by seniority
+        self.admissions = 0  # first admissions
+        self.size = 0  # waiting or deferred, parked not included
+
+    # --- coming in -------------------------------------------------------------------------------
+
+    def has_place(self, level: int) -> bool:
+        return (
+            self._entered[level] < self._limits.in_flight_max or self._waiting[level] < self._limits.max_queue
+        )
+
+    def push(self, job: Job, now: float) -> None:
+        job.seniors_before = self.size
+        job.admissions_before = self.admissions
+        self._lines.setdefault((job.level, job.account.tenant), deque()).append(job)
+        self._by_age.append(job)
+        self.size += 1
+        if len(self._by_age) > 2 * self.size + PRUNE_SLACK:
+            self._prune()
+        if self._entered[job.level] < self._limits.in_flight_max:
+            self._enter(job, now)
+        else:
+            self._callers[job.level].append(job)
+            self._waiting[job.level] += 1
+
+    def _enter(self, job: Job, now: float) -> None:
+        job.entered_s = now
+        self._entered[job.level] += 1
+
+    def leave_flight(self, job: Job, now: float) -> None:
+        """A request has ended: the next caller of its priority enters."""
+        if job.entered_s is None:
+            self._waiting[job.level] -= 1
+            return
+        self._entered[job.level] -= 1
+        callers = self._callers[job.level]
+        while callers and self._entered[job.level] < self._limits.in_flight_max:
+            caller = callers.popleft()
+            if caller.entered_s is None and caller.where in (Where.WAITING, Where.DEFERRED):
+                self._waiting[job.level] -= 1
+                self._enter(caller, now)
+
+    # --- going out -------------------------------------------------------------------------------
+
+    def next_first(self) -> Job | None:
+        """Who is admitted next of those that never ran; the ageing turn goes to the most senior."""
+        if self.admissions % AGEING_TURN == AGEING_TURN - 1:
+            return self._oldest()
+        best: Job | None = None
+        for line in list(self._lines):
+            head = self._head(line)
+            if head is not None and (best is None or _order(head) < _order(best)):
+                best = head
+        return best
+
+    def next_parked(self) -> Job | None:
+        """The most senior parked request, unless somebody strictly more urgent waits."""
+        if not self.parked:
+            return None
+        first = self.next_urgent()
+        for job in self.parked:
+            if first is None or job.level <= first.level:
+                return job
+        return None
+
+    def next_urgent(self) -> Job | None:
+        """The first of the most urgent class that waits."""
+        heads = [head for line in list(self._lines) if (head := self._head(line)) is not None]
+        return min(heads, key=lambda j: (j.level, j.seniority), default=None)
+
+    def admit(self, job: Job, now: float, *, counted: bool = True) -> None:
+        """The job leaves the queue for a slot. A slot won by a time-out does not count as a turn."""
+        if job.where is Where.PARKED:
+            self.parked.remove(job)
+        else:
+            self._take(job)
+            self.admissions += counted
+            if job.entered_s is None:
+                self._waiting[job.level] -= 1
+                self._enter(job, now)
+        job.where = Where.RUNNING
+
+    def remove(self, job: Job) -> None:
+        """The job ends without running (any more)."""
+        if job.where is Where.PARKED:
+            self.parked.remove(job)
+        elif job.where in (Where.WAITING, Where.DEFERRED):
+            self._take(job)
+
+    def _take(self, job: Job) -> None:
+        if job.where is Where.DEFERRED:
+            self.deferred.remove(job)
+        self.size -= 1
+
+    # --- standing aside --------------------------------------------------------------------------
+
+    def park(self, job: Job) -> None:
+        job.where = Where.PARKED
+        self.parked.append(job)
+        self.parked.sort(key=lambda j: j.seniority)
+
+    def defer(self, job: Job) -> None:
+        if job.where is Where.PARKED:
+            return  # it keeps its place: parked requests are asked again each tick
+        job.where = Where.DEFERRED
+        job.deferrals += 1
+        job.deferred_at = self.admissions
+        self.deferred.append(job)
+
+    def resume(self, job: Job) -> None:
+        """The reason to wait is gone: the job is back at its place, by seniority."""
+        self.deferred.remove(job)
+        job.where = Where.WAITING
+        job.wait_for = None
+        job.admissions_before += self.admissions - job.deferred_at
+        _insert(self._lines.setdefault((job.level, job.account.tenant), deque()), job)
+        _insert(self._by_age, job)
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    def entered(self, level: int) -> int:
+        return self._entered[level]
+
+    def callers(self, level: int) -> int:
+        return self._waiting[level]
+
+    def late_callers(self, now: float) -> list[Job]:
+        """Callers that have waited too long to enter. Oldest first within each priority."""
+        wait_s = self._limits.max_queue_wait_s
+        if wait_s is None:
+            return []
+        late: list[Job] = []
+        for callers in self._callers:
+            self._trim(callers)
+            late += [
+                job
+                for job in callers
+                if job.entered_s is None and now - job.arrival_s >= wait_s and _waits(job)
+            ]
+        return late
+
+    def next_timeout_s(self) -> float | None:
+        """When the first caller will have waited too long."""
+        wait_s = self._limits.max_queue_wait_s
+        if wait_s is None:
+            return None
+        for callers in self._callers:
+            self._trim(callers)
+        return min((callers[0].arrival_s + wait_s for callers in self._callers if callers), default=None)
+
+    def waiting(self) -> Iterator[Job]:
+        """Everybody who waits and is not deferred, oldest first."""
+        return (job for job in self._by_age if job.where is Where.WAITING)
+
+    def _head(self, line: tuple[int, str]) -> Job | None:
+        jobs = self._lines[line]
+        while jobs and jobs[0].where is not Where.WAITING:
+            jobs.popleft()
+        if not jobs:
+            del self._lines[line]
+            return None
+        return jobs[0]
+
+    def _oldest(self) -> Job | None:
+        while self._by_age and self._by_age[0].where is not Where.WAITING:
+            self._by_age.popleft()
+        return self._by_age[0] if self._by_age else None
+
+    def _prune(self) -> None:
+        """Jobs leave from the middle of the lines by changing where they are; sweep them out now and then."""
+        self._by_age = deque(job for job in self._by_age if job.where is Where.WAITING)
+        for line, jobs in list(self._lines.items()):
+            self._lines[line] = deque(job for job in jobs if job.where is Where.WAITING)
+            self._head(line)
+        for level, callers in enumerate(self._callers):
+            self._callers[level] = deque(job for job in callers if job.entered_s is None and _waits(job))
+
+    @staticmethod
+    def _trim(callers: deque[Job]) -> None:
+        while callers and (callers[0].entered_s is not None or not _waits(callers[0])):
+            callers.popleft()
+
+
+def _waits(job: Job) -> bool:
+    return job.where in (Where.WAITING, Where.DEFERRED)
+
+
+def _order(job: Job) -> tuple[int, float, int]:
+    return (job.level, job.account.served, job.seniority)
+
+
+def _insert(line: deque[Job], job: Job) -> None:
+    """Into its place by seniority. A line may still hold this very job from before it stood aside."""
+    if job in line:
+        return
+    at = next((i for i, other in enumerate(line) if other.seniority > job.seniority), len(line))
+    line.insert(at, job)

@@ -1,0 +1,104 @@
+"""What a caller asks for: tokens and parameters, never text.
+
+Knows: token ids, where messages end, how to sample, who asks and how urgently.
+Does not know: templates, stop strings, sockets. The text layer makes requests, the scheduler reads them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class Priority(IntEnum):
+    """Smaller is more urgent. The names are the wire's names, in lower case."""
+
+    URGENT = 0
+    DEFAULT = 1
+    BACKGROUND = 2
+
+
+class Scope(NamedTuple):
+    """Whose cache a prompt may use. Two requests share a prefix only when their scopes are equal."""
+
+    group: str
+    salt: str
+
+
+_NO_BIAS: Mapping[int, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens. The core reads the limits and stop tokens; samplers read the rest."""
+
+    max_tokens: int = 256
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    seed: int = 0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
+    stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int = -1
+    grammar: str = ""
+    draft_tokens: int = 0
+
+    @property
+    def host_side(self) -> bool:
+        """True where the next row's mask or penalty needs the last token on the host.
+
+        Such a request is planned only when its last token is known, also where planning runs ahead.
+        """
+        return bool(self.grammar) or self.draft_tokens > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to continue.
+
+    `boundaries` are ascending token offsets where messages end, so that caches can cut there.
+    `cache_group` is set by the operator alone and joins tenants; `cache_salt` divides a tenant.
+    `fork_of` names a request with the same prompt (n > 1): its KV is shared under every cache policy.
+    """
+
+    id: str
+    tokens: array[int]
+    params: SamplingParams = SamplingParams()
+    boundaries: tuple[int, ...] = ()
+    priority: Priority = Priority.DEFAULT
+    tenant: str = ""
+    cache_salt: str = ""
+    cache_group: str = ""
+    deadline_s: float | None = None
+    fork_of: str = ""
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(
+            f"group:{self.cache_group}" if self.cache_group else f"tenant:{self.tenant}", self.cache_salt
+        )
+
+    def __post_init__(self) -> None:
+        last = 0
+        for offset in self.boundaries:
+            if not last < offset <= len(self.tokens):
+                raise ValueError(f"boundaries must ascend within the prompt: {self.boundaries}")
+            last = offset

@@ -1,0 +1,190 @@
+"""A tick's rows: memory first, then columns.
+
+Decode rows come first in the budget: one for each generating slot, 1 + k when it speculates. What is left is
+for prompts. Memory for all of them is reserved before any row is written down, because reserving may park
+somebody, and a victim must not have rows in the batch that it is cleaned from.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import chain, repeat
+
+from stretto.core import victims
+from stretto.core.capabilities import Rewind
+from stretto.core.chunks import ChunkSharer
+from stretto.core.recovery import Recovery
+from stretto.core.slot import Slot
+from stretto.core.state import State
+from stretto.core.tick import PENDING_TOKEN, End, Tick
+from stretto.errors import OutOfMemoryError
+
+NO_DRAFTS: array[int] = array("i")
+
+
+class RowPlanner:
+    def __init__(self, state: State, recovery: Recovery) -> None:
+        self._state = state
+        self._recovery = recovery
+        self._sharer = ChunkSharer(state.cost, quantum=state.quantum, chunk_max=state.limits.prefill_chunk)
+        self._budget = min(state.limits.n_batch, state.can.rows_max)
+
+    def fill(self, tick: Tick) -> list[Slot]:
+        """Write rows for everybody who can have some. Answers the slots, in the order of the spans."""
+        running = self._allowed()
+        decode = self._decoding(running)
+        decode = [slot for slot in self._reserve_decode(decode) if slot.job is not None]
+        drafts = self._plan_drafts(decode)
+        shares = self._plan_prompts(running, decode, extra=sum(map(len, drafts.values())))
+        decode = [slot for slot in decode if slot.job is not None]  # a prompt's memory may have parked some
+        self._write_decode(tick, decode, drafts)
+        prompts = [(slot, count) for slot, count in shares if slot.job is not None]
+        for slot, count in prompts:
+            self._write_chunk(tick, slot, count)
+        return decode + [slot for slot, _ in prompts]
+
+    # --- who -------------------------------------------------------------------------------------
+
+    def _allowed(self) -> list[Slot]:
+        """Everybody, or in a recovery only the requests on probation."""
+        active = self._state.active
+        if not self._recovery.active:
+            return active
+        group = self._recovery.group([slot.job.id for slot in active if slot.job is not None])
+        return [slot for slot in active if slot.job is not None and slot.job.id in group]
+
+    @staticmethod
+    def _decoding(running: Sequence[Slot]) -> list[Slot]:
+        """Slots with exactly one row due. Where planning runs ahead its token may not be known yet."""
+        ready = [s for s in running if len(s.known) + s.pending - s.planned == 1]
+        return [s for s in ready if not s.pending or _may_run_ahead(s)]
+
+    # --- memory ----------------------------------------------------------------------------------
+
+    def _reserve_decode(self, decode: list[Slot]) -> list[Slot]:
+        if all(slot.planned < slot.room for slot in decode):
+            return decode
+        return [slot for slot in decode if slot.job is not None and self._make_room(slot, slot.planned + 1)]
+
+    def _make_room(self, slot: Slot, length: int) -> bool:
+        """Idle entries first, then somebody else's slot, and only a request that is alone fails."""
+        state = self._state
+        while slot.job is not None:
+            if state.ledger.reserve(slot, length):
+                return True
+            victim = victims.for_memory(state.active, state.anchor(), slot)
+            if victim is not None:
+                state.park(victim)
+            elif state.in_flight:
+                return False  # memory comes back when the tick in flight is committed
+            else:
+                state.finish(slot, End.FAILED, OutOfMemoryError.code)
+        return False
+
+    # --- speculation -----------------------------------------------------------------------------
+
+    def _plan_drafts(self, decode: list[Slot]) -> dict[int, array[int]]:
+        """Proposals to verify, within the budget, the window and what the model can take back."""
+        state = self._state
+        drafting = [s for s in decode if s.drafts and not s.pending]
+        if not drafting or state.can.rewind is Rewind.CHECKPOINT:
+            return {}
+        spare = min(self._budget, state.can.outputs_max) - len(decode)
+        most = state.can.rewind_tokens if state.can.rewind is Rewind.WINDOW else spare
+        plans: dict[int, array[int]] = {}
+        equal = min(self._draft_length(s, most) for s in drafting) if state.can.equal_spans else spare
+        for slot in drafting:
+            count = min(self._draft_length(slot, most), equal, spare)
+            if count > 0 and state.ledger.reserve(slot, slot.planned + 1 + count):
+                plans[slot.index] = slot.drafts[:count]
+                spare -= count
+        return plans
+
+    @staticmethod
+    def _draft_length(slot: Slot, most: int) -> int:
+        job = slot.job
+        assert job is not None
+        return max(0, min(len(slot.drafts), job.length_max - len(slot.known) - 1, most))
+
+    # --- prompts ---------------------------------------------------------------------------------
+
+    def _plan_prompts(
+        self, running: Sequence[Slot], decode: Sequence[Slot], *, extra: int
+    ) -> list[tuple[Slot, int]]:
+        state = self._state
+        prompts = [s for s in running if s.job is not None and s.rows_due > 1]
+        if not prompts:
+            return []
+        decode_s = state.cost.decode_s(len(decode) + extra, sum(slot.planned for slot in decode))
+        allowance_s = state.cost.allowance_s(decode_s, state.limits.target_itl_s)
+        shares = self._sharer.share(prompts, allowance_s=allowance_s, rows=self._budget - len(decode) - extra)
+        return [(slot, count) for slot, want in shares if (count := self._fit_chunk(slot, want)) > 0]
+
+    def _fit_chunk(self, slot: Slot, count: int) -> int:
+        """As many of these rows as memory holds. Only the anchor takes memory from others for a prompt."""
+        state = self._state
+        if slot.job is None:
+            return 0
+        if self._recovery.rows_max:
+            count = min(count, self._recovery.rows_max)
+        while count > 0 and not state.ledger.reserve(slot, slot.planned + count):
+            if slot is state.anchor() and count == 1:
+                return 1 if self._make_room(slot, slot.planned + 1) else 0
+            count //= 2
+        return count
+
+    # --- columns ---------------------------------------------------------------------------------
+
+    def _write_decode(self, tick: Tick, decode: list[Slot], drafts: dict[int, array[int]]) -> None:
+        if drafts:
+            for slot in decode:
+                self._write_drafts(tick, slot, drafts.get(slot.index, NO_DRAFTS))
+            return
+        count = len(decode)
+        tick.slots = array("i", [s.index for s in decode])
+        tick.sequences = array("i", [s.sequence for s in decode])
+        tick.starts = array("i", [s.planned for s in decode])
+        tick.counts = array("i", repeat(1, count))
+        tick.outputs = array("i", repeat(1, count))
+        tick.tokens = array("i", [PENDING_TOKEN if s.pending else s.known[-1] for s in decode])
+        tick.decode_rows = count
+        for slot in decode:
+            slot.planned += 1
+            slot.pending += 1
+
+    def _write_drafts(self, tick: Tick, slot: Slot, drafts: array[int]) -> None:
+        rows = 1 + len(drafts)
+        last = PENDING_TOKEN if slot.pending else slot.known[-1]
+        self._write_span(tick, slot, rows, rows, chain((last,), drafts))
+        tick.decode_rows += rows
+        slot.drafts = NO_DRAFTS
+        slot.pending += 1
+
+    def _write_chunk(self, tick: Tick, slot: Slot, count: int) -> None:
+        start = slot.planned
+        if slot.marks and start >= slot.marks[0]:
+            self._state.ledger.mark(slot, start)
+            slot.marks = tuple(mark for mark in slot.marks if mark > start)
+        last = start + count == len(slot.known)
+        self._write_span(tick, slot, count, int(last), slot.known[start : start + count])
+        slot.pending += last
+
+    @staticmethod
+    def _write_span(
+        tick: Tick, slot: Slot, count: int, outputs: int, tokens: Sequence[int] | chain[int]
+    ) -> None:
+        tick.slots.append(slot.index)
+        tick.sequences.append(slot.sequence)
+        tick.starts.append(slot.planned)
+        tick.counts.append(count)
+        tick.outputs.append(outputs)
+        tick.tokens.extend(tokens)
+        slot.planned += count
+
+
+def _may_run_ahead(slot: Slot) -> bool:
+    """A grammar's mask needs the last token on the host; and the last token may be the last one wanted."""
+    job = slot.job
+    assert job is not None
+    return not job.request.params.host_side and len(slot.known) + slot.pending < job.length_max

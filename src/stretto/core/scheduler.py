@@ -1,0 +1,225 @@
+"""The scheduler: a pure state machine that is asked to plan ticks and told what became of them.
+
+    submit / cancel / stop    at any time
+    plan(now)                 -> Tick | Idle
+    commit(outcome, now)      -> Events
+
+A plan, in this order: preemptions that the last plan chose and requests that are over, before any row is
+added; admission; rows (decode first, then prompts); the choice of who gives way next. A commit settles
+operations, adds tokens, ends what is done and frees its slot. No I/O, no clock, no threads: time comes in.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import NamedTuple
+
+from stretto.core.admission import Admission
+from stretto.core.capabilities import Capabilities
+from stretto.core.commit import Committer, InFlight
+from stretto.core.limits import Limits
+from stretto.core.preemption import Preemptor
+from stretto.core.recovery import Recovery
+from stretto.core.request import Request
+from stretto.core.rows import RowPlanner
+from stretto.core.slot import Job, Slot, Where
+from stretto.core.state import State
+from stretto.core.tick import End, Events, Idle, Outcome, Tick
+from stretto.errors import (
+    DuplicateRequestError,
+    EmptyPromptError,
+    InvalidRequestError,
+    InvalidTokenError,
+    InvariantError,
+    PromptTooLongError,
+    QueueFullError,
+    ShuttingDownError,
+    StrettoError,
+)
+
+
+class Submitted(NamedTuple):
+    """Accepted, or refused with the reason. A refused request has no other end."""
+
+    accepted: bool
+    error: StrettoError | None = None
+
+
+class Scheduler:
+    def __init__(self, limits: Limits, capabilities: Capabilities) -> None:
+        self.state = State(limits, capabilities)
+        self._recovery = Recovery()
+        self._admission = Admission(self.state)
+        self._preemptor = Preemptor(self.state, self._admission)
+        self._rows = RowPlanner(self.state, self._recovery)
+        self._committer = Committer(self.state, self._recovery)
+        self._in_flight: deque[InFlight] = deque()
+        self._asked: list[Job] = []  # cancelled or stopped since the last plan
+        self._deadlines: list[tuple[float, int, Job]] = []
+        self._seniority = 0
+        self._next_tick = 0
+        self.draining = False
+
+    # --- from callers ----------------------------------------------------------------------------
+
+    def submit(self, request: Request, now: float) -> Submitted:
+        error = self._refusal(request)
+        if error is not None:
+            return Submitted(False, error)
+        state = self.state
+        job = Job(
+            request,
+            seniority=self._seniority,
+            account=state.accounts.join(request.tenant),
+            now=now,
+            length_max=min(len(request.tokens) + request.params.max_tokens, state.can.pool_tokens),
+        )
+        self._seniority += 1
+        state.jobs[request.id] = job
+        state.queue.push(job, now)
+        if request.deadline_s is not None:
+            heapq.heappush(self._deadlines, (request.deadline_s, job.seniority, job))
+        return Submitted(True)
+
+    def _refusal(self, request: Request) -> StrettoError | None:
+        tokens, can = request.tokens, self.state.can
+        if self.draining:
+            return ShuttingDownError("the server is shutting down")
+        if request.id in self.state.jobs:
+            return DuplicateRequestError(f"request id {request.id!r} is in use")
+        if not tokens:
+            return EmptyPromptError("the prompt is empty")
+        if len(tokens) >= can.pool_tokens:
+            return PromptTooLongError(
+                f"the prompt has {len(tokens)} tokens, the context holds {can.pool_tokens}"
+            )
+        if request.params.max_tokens < 1:
+            return InvalidRequestError("max_tokens must be at least 1", hint="send max_tokens of 1 or more")
+        if min(tokens) < 0 or (can.vocab and max(tokens) >= can.vocab):
+            return InvalidTokenError("the prompt holds a token id outside the vocabulary")
+        if not self.state.queue.has_place(request.priority):
+            return QueueFullError(f"{self.state.limits.max_queue} callers already wait to enter the queue")
+        return None
+
+    def cancel(self, request_id: str, reason: str = "client") -> None:
+        """Takes effect at the next plan. Unknown ids are ignored: the request may just have ended."""
+        job = self.state.jobs.get(request_id)
+        if job is not None and not job.cancelled:
+            job.cancelled = reason
+            self._asked.append(job)
+
+    def stop(self, request_id: str, tokens_kept: int) -> None:
+        """The text layer saw a stop string: finish, and count only the first `tokens_kept` tokens."""
+        job = self.state.jobs.get(request_id)
+        if job is not None and job.stopped_at < 0:
+            job.stopped_at = tokens_kept
+            self._asked.append(job)
+
+    def drain(self, now: float) -> None:
+        """Refuse new work and end what is queued at once. What runs, or was parked while running, goes on."""
+        self.state.now = now
+        self.draining = True
+        for job in list(self.state.jobs.values()):
+            if job.where in (Where.WAITING, Where.DEFERRED):
+                self.state.end(job, End.REJECTED, ShuttingDownError.code)
+
+    def shutdown(self, now: float) -> None:
+        """Drain, and cut what still runs at the next plan."""
+        self.drain(now)
+        for request_id in list(self.state.jobs):
+            self.cancel(request_id, "shutdown")
+
+    # --- ticks -----------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> Tick | Idle:
+        state = self.state
+        if len(self._in_flight) > state.can.plan_ahead:
+            raise InvariantError("plan called while too many ticks are in flight")
+        state.now = now
+        state.in_flight = len(self._in_flight)
+        self._preemptor.carry_out()
+        self._end_what_is_over()
+        if self._recovery.active and self._in_flight:
+            return Idle(self._next_due_s())  # a probation is judged tick by tick
+        if not self._recovery.active:
+            self._admission.run()
+            state.ledger.compact(state.active)
+        tick = Tick(self._next_tick)
+        spans = self._rows.fill(tick)
+        while not spans and self._recovery.active:
+            self._recovery.skip()
+            spans = self._rows.fill(tick)
+        if not self._recovery.active:
+            self._preemptor.choose()
+        return self._issue(tick, spans)
+
+    def _issue(self, tick: Tick, spans: list[Slot]) -> Tick | Idle:
+        state = self.state
+        tick.ops = state.ledger.take_ops(tick.id)
+        if not spans and not tick.ops and not state.unbound:
+            state.ledger.settle(tick.id, (), ran=False)
+            return Idle(self._next_due_s())
+        tick.tables = state.ledger.take_tables()
+        tick.bind, tick.unbind = tuple(state.bindings.values()), tuple(state.unbound)
+        state.bindings, state.unbound = {}, {}
+        self._in_flight.append(InFlight.of(tick, spans))
+        self._next_tick += 1
+        return tick
+
+    def commit(self, outcome: Outcome, now: float) -> Events:
+        if not self._in_flight or self._in_flight[0].tick.id != outcome.tick_id:
+            raise InvariantError(f"outcome of tick {outcome.tick_id} is not the one awaited")
+        flight = self._in_flight.popleft()
+        self.state.now = now
+        self._committer.commit(flight, outcome)
+        return self.take_events()
+
+    def take_events(self) -> Events:
+        """What happened since the last look; `commit` calls it, and the loop when a plan was idle."""
+        state = self.state
+        events, state.events = state.events, Events()
+        if state.ledger.notes:
+            events.notes.extend(state.ledger.notes)
+            state.ledger.notes.clear()
+        return events
+
+    def check(self) -> None:
+        """Every law that can be read off the books. Cheap enough for tests, not for every tick."""
+        self.state.ledger.check()
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _end_what_is_over(self) -> None:
+        """Cancellations, stop strings, deadlines, callers that waited too long: before any row is added."""
+        state = self.state
+        asked, self._asked = self._asked, []
+        for job in asked:
+            if job.where is Where.ENDED:
+                continue
+            if job.stopped_at >= 0:
+                self._end(job, End.FINISHED, "stop", job.stopped_at)
+            else:
+                self._end(job, End.CANCELLED, job.cancelled)
+        while self._deadlines and (
+            self._deadlines[0][0] <= state.now or self._deadlines[0][2].where is Where.ENDED
+        ):
+            _, _, job = heapq.heappop(self._deadlines)
+            if job.where is not Where.ENDED:
+                self._end(job, End.CANCELLED, "deadline")
+        for job in state.queue.late_callers(state.now):
+            self._end(job, End.REJECTED, QueueFullError.code)
+
+    def _end(self, job: Job, end: End, reason: str, kept: int | None = None) -> None:
+        self._recovery.forget(job.id)
+        for slot in self.state.active:
+            if slot.job is job:
+                self.state.finish(slot, end, reason, kept)
+                return
+        self.state.end(job, end, reason, kept)
+
+    def _next_due_s(self) -> float | None:
+        due = [d for d in (self.state.queue.next_timeout_s(),) if d is not None]
+        if self._deadlines:
+            due.append(self._deadlines[0][0])
+        return min(due, default=None)

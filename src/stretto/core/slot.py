@@ -1,0 +1,151 @@
+"""Slot and Job: a place in the running set, and a request's life inside the scheduler.
+
+A slot has no phases. It has `known` tokens and `planned >= computed`; it prefills while more than one
+known token is not planned, then it generates. Chunking, resume, speculation, forks and planning ahead need
+no other state. `Slot.state` gives the seeds' names (idle, prefilling, generating) for telemetry.
+
+A job outlives its slot: parked, it keeps its tokens and is opened again later, perhaps elsewhere.
+"""
+
+from __future__ import annotations
+
+from array import array
+from enum import Enum
+
+from stretto.core.fairness import Account
+from stretto.core.request import Request
+
+_EMPTY: array[int] = array("i")
+
+
+class Where(Enum):
+    """Where a job is. Only for bookkeeping: what it has computed says the rest."""
+
+    WAITING = "waiting"
+    DEFERRED = "deferred"
+    PARKED = "parked"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class Job:
+    """Mutable, core only. One for each accepted request, from submit to its terminal event."""
+
+    __slots__ = (
+        "account",
+        "admissions_before",
+        "admitted_s",
+        "arrival_s",
+        "cached",
+        "cancelled",
+        "deferrals",
+        "deferred_at",
+        "entered_s",
+        "first_token_s",
+        "high_water",
+        "id",
+        "known",
+        "length_max",
+        "level",
+        "parks",
+        "prompt_tokens",
+        "request",
+        "scope",
+        "seniority",
+        "seniors_before",
+        "stopped_at",
+        "stops",
+        "turn_charge",
+        "wait_for",
+        "where",
+    )
+
+    def __init__(
+        self, request: Request, *, seniority: int, account: Account, now: float, length_max: int
+    ) -> None:
+        params = request.params
+        self.request = request
+        self.id = request.id
+        self.scope = request.scope
+        self.known = array("i", request.tokens)
+        self.prompt_tokens = len(request.tokens)
+        self.length_max = length_max  # prompt and output together
+        self.stops = frozenset() if params.ignore_eos else params.stop_token_ids
+        self.level = int(request.priority)
+        self.seniority = seniority  # arrival number, kept for life
+        self.account = account
+        self.turn_charge = 2.0 / account.weight  # what one generated token costs the tenant
+        self.arrival_s = now
+        self.entered_s: float | None = None  # when it took one of the in-flight places
+        self.admitted_s: float | None = None
+        self.first_token_s: float | None = None
+        self.where = Where.WAITING
+        self.parks = 0
+        self.high_water = 0  # tokens ever computed: redone work is free
+        self.cached = 0
+        self.cancelled = ""  # reason, once asked for
+        self.stopped_at = -1  # tokens kept, once the text layer saw a stop string
+        self.seniors_before = 0  # the ageing bound: r, and the admission count, at arrival
+        self.admissions_before = 0
+        self.deferrals = 0
+        self.deferred_at = 0
+        self.wait_for: object = None  # the Defer verdict while deferred
+
+    @property
+    def generated(self) -> int:
+        return len(self.known) - self.prompt_tokens
+
+    @property
+    def output(self) -> array[int]:
+        return self.known[self.prompt_tokens :]
+
+
+class Slot:
+    """Mutable, core only. `index` is the row of a GPU's state tables; `sequence` is where its KV lives."""
+
+    __slots__ = (
+        "computed",
+        "drafts",
+        "epoch",
+        "index",
+        "job",
+        "known",
+        "marks",
+        "pending",
+        "planned",
+        "rebuilds",
+        "room",
+        "sequence",
+        "started_at",
+        "started_s",
+    )
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.epoch = 0  # grows at every release: rows of an older epoch in flight are discarded
+        self.clear()
+
+    def clear(self) -> None:
+        self.job: Job | None = None
+        self.known = _EMPTY
+        self.sequence = -1
+        self.computed = 0  # tokens whose KV is certain
+        self.planned = 0  # computed, and what is in flight
+        self.pending = 0  # outputs in flight: known will grow by as many at least
+        self.room = 0  # tokens for which the ledger has reserved memory
+        self.drafts = _EMPTY  # proposals to verify next
+        self.marks: tuple[int, ...] = ()  # lengths still ahead at which a prefix is saved
+        self.started_s = 0.0
+        self.started_at = 0  # tokens ever computed when this residency began: progress counts from here
+        self.rebuilds = 0
+
+    @property
+    def rows_due(self) -> int:
+        """Known or soon known tokens that no tick carries yet."""
+        return len(self.known) + self.pending - self.planned
+
+    @property
+    def state(self) -> str:
+        if self.job is None:
+            return "idle"
+        return "prefilling" if len(self.known) - self.computed > 1 else "generating"

@@ -1,0 +1,151 @@
+"""What the parts of the scheduler share: slots, queue, ledger, and the events of this moment.
+
+Has the few moves that every part needs (start, release, park, end) and nothing that decides.
+"""
+
+from __future__ import annotations
+
+from stretto.core import notes
+from stretto.core.cache.policies import POLICIES, Policy
+from stretto.core.capabilities import Capabilities, Share
+from stretto.core.cost import CostModel
+from stretto.core.fairness import Accounts
+from stretto.core.kv.ledger import KvLedger, Source
+from stretto.core.kv.pages import PageLedger
+from stretto.core.kv.sequences import SequenceLedger
+from stretto.core.limits import Limits
+from stretto.core.queue import Queue
+from stretto.core.slot import Job, Slot, Where
+from stretto.core.tick import Binding, End, Events, Note, Terminal
+from stretto.errors import InvariantError
+
+
+class State:
+    def __init__(self, limits: Limits, capabilities: Capabilities) -> None:
+        if capabilities.share is not Share.PAGES and capabilities.sequences_max < limits.n_seq_max:
+            raise ValueError("every slot needs a sequence: sequences_max is below n_seq_max")
+        self.limits = limits
+        self.can = capabilities
+        self.policy: Policy = POLICIES[limits.cache]
+        self.ledger: KvLedger = make_ledger(limits, capabilities)
+        self.queue = Queue(limits)
+        self.accounts = Accounts(limits.tenant_weights)
+        self.cost = CostModel(row_quantum=self.quantum, chunk_max=limits.n_batch)
+        self.slots = [Slot(index) for index in range(limits.n_seq_max)]
+        self.active: list[Slot] = []
+        self.jobs: dict[str, Job] = {}
+        self.events = Events()
+        self.bindings: dict[int, Binding] = {}
+        self.unbound: dict[int, None] = {}
+        self.in_flight = 0
+        self.now = 0.0
+
+    @property
+    def quantum(self) -> int:
+        """The smallest efficient chunk, unless the operator caps chunks below it."""
+        return min(self.can.row_quantum, self.limits.prefill_chunk, self.limits.n_batch)
+
+    def note(self, name: str, job: Job | None = None, slot: int = -1, value: float = 0.0) -> None:
+        self.events.notes.append(Note(name, job.id if job is not None else "", slot, value))
+
+    def free_slot(self) -> Slot | None:
+        if len(self.active) == len(self.slots):
+            return None
+        return next(slot for slot in self.slots if slot.job is None)
+
+    def anchor(self) -> Slot | None:
+        """The most senior running request. It is never a victim, so every admitted request ends."""
+        return min(self.active, key=_seniority, default=None)
+
+    def slot_requests(self) -> tuple[str, ...]:
+        return tuple(slot.job.id if slot.job is not None else "" for slot in self.slots)
+
+    # --- moves -----------------------------------------------------------------------------------
+
+    def start(self, slot: Slot, job: Job, source: Source | None, *, counted: bool) -> bool:
+        """The job takes the slot. False: the ledger has no room."""
+        if not self.ledger.open(slot, job, source):
+            return False
+        resumed = job.where is Where.PARKED
+        self.queue.admit(job, self.now, counted=counted)
+        slot.job, slot.known = job, job.known
+        job.high_water = max(job.high_water, slot.computed)
+        slot.started_s, slot.started_at = self.now, job.high_water
+        slot.marks = tuple(m for m in self.ledger.marks(job, self.policy.keep(job)) if m > slot.computed)
+        if job.admitted_s is None:
+            job.admitted_s = self.now
+            job.cached = min(slot.computed, job.prompt_tokens)
+        self.active.append(slot)
+        self.bindings[slot.index] = Binding(slot.index, job.request, job.output)
+        self.unbound.pop(slot.index, None)
+        self.note(notes.SLOT_RESUMED if resumed else notes.SLOT_STARTED, job, slot.index, slot.computed)
+        if slot.computed and not resumed:
+            self.note(notes.CACHE_HIT, job, slot.index, slot.computed)
+        return True
+
+    def release(self, slot: Slot, keep: int, *, private: bool = False) -> None:
+        """The slot is idle again. Rows of it that are still in flight belong to an older epoch."""
+        job = slot.job
+        assert job is not None
+        self.ledger.close(slot, keep, private=private)
+        self.active.remove(slot)
+        if self.bindings.pop(slot.index, None) is None:
+            self.unbound[slot.index] = None
+        slot.epoch += 1
+        slot.clear()
+        self.note(notes.SLOT_FINISHED, job, slot.index)
+
+    def park(self, slot: Slot) -> Job:
+        """The job leaves its slot and will be continued, its text intact."""
+        job = slot.job
+        assert job is not None
+        job.parks += 1
+        job.high_water = max(job.high_water, slot.computed)
+        self.queue.park(job)
+        self.note(notes.SLOT_PARKED, job, slot.index, slot.computed)
+        self.release(slot, slot.computed, private=not self.policy.keeps_resident)
+        return job
+
+    def finish(self, slot: Slot, end: End, reason: str, kept: int | None = None) -> None:
+        job = slot.job
+        assert job is not None
+        self.release(slot, self.policy.keep_at_close(job, slot.computed))
+        self.end(job, end, reason, kept)
+
+    def end(self, job: Job, end: End, reason: str, kept: int | None = None) -> None:
+        """The last word on a request. Exactly once."""
+        if job.where is Where.ENDED:
+            raise InvariantError(f"request {job.id} ended twice: {end.value} {reason}")
+        self.queue.remove(job)
+        job.where = Where.ENDED
+        del self.jobs[job.id]
+        self.queue.leave_flight(job, self.now)
+        self.accounts.leave(job.account)
+        if job.parks:
+            self.ledger.forget(job.id)
+        admitted_s = job.admitted_s if job.admitted_s is not None else self.now
+        self.events.ends.append(
+            Terminal(
+                request_id=job.id,
+                end=end,
+                reason=reason,
+                tokens_kept=job.generated if kept is None else min(kept, job.generated),
+                prompt_tokens=job.prompt_tokens,
+                cached_tokens=job.cached,
+                generated_tokens=job.generated,
+                parks=job.parks,
+                duration_s=self.now - job.arrival_s,
+                queue_wait_s=admitted_s - job.arrival_s,
+                ttft_s=None if job.first_token_s is None else job.first_token_s - job.arrival_s,
+            )
+        )
+
+
+def _seniority(slot: Slot) -> int:
+    return slot.job.seniority if slot.job is not None else 0
+
+
+def make_ledger(limits: Limits, capabilities: Capabilities) -> KvLedger:
+    if capabilities.share is Share.PAGES:
+        return PageLedger(capabilities, limits)
+    return SequenceLedger(capabilities, limits)

@@ -1,0 +1,176 @@
+"""What crosses between scheduler and backend: a Tick goes out, an Outcome comes back, Events go up.
+
+Per-token data are columns (arrays), because one object per token costs more than the scheduling.
+A span is one slot's share of the tick: `counts[i]` rows from position `starts[i]`, of which the last
+`outputs[i]` produce a token. `tokens` holds the rows of all spans one after the other, never padded.
+A token of -1 stands for what the tick before samples for this slot (only where planning runs ahead).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from stretto.core.kv.ops import KvOp, OpResult
+from stretto.core.request import Request
+
+PENDING_TOKEN = -1
+
+
+def _ints() -> array[int]:
+    return array("i")
+
+
+class Span(NamedTuple):
+    """One row of the columns, for readers that prefer names to speed."""
+
+    slot: int
+    sequence: int
+    start: int
+    rows: int
+    outputs: int
+
+
+class TableUpdate(NamedTuple):
+    """Pages that a slot's block table gains, from index `offset` on (what was behind it is gone)."""
+
+    slot: int
+    offset: int
+    pages: tuple[int, ...]
+
+
+class Binding(NamedTuple):
+    """A request takes a slot: the backend builds its sampler, grammar and penalties from the tokens."""
+
+    slot: int
+    request: Request
+    generated: array[int]
+
+
+@dataclass(slots=True)
+class Tick:
+    id: int
+    ops: tuple[KvOp, ...] = ()
+    slots: array[int] = field(default_factory=_ints)
+    sequences: array[int] = field(default_factory=_ints)
+    starts: array[int] = field(default_factory=_ints)
+    counts: array[int] = field(default_factory=_ints)
+    outputs: array[int] = field(default_factory=_ints)
+    tokens: array[int] = field(default_factory=_ints)
+    tables: tuple[TableUpdate, ...] = ()
+    bind: tuple[Binding, ...] = ()
+    unbind: tuple[int, ...] = ()
+    decode_rows: int = 0
+    predicted_s: float = 0.0
+
+    def spans(self) -> Iterator[Span]:
+        return map(Span, self.slots, self.sequences, self.starts, self.counts, self.outputs)
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens)
+
+
+class Idle(NamedTuple):
+    """Nothing to run now. Block until woken, or until `until_s` when a deadline or time-out is due."""
+
+    until_s: float | None
+
+
+class PassFailure(Enum):
+    NO_ROOM = "no_room"  # nothing ran and nothing changed: memory was short (llama_decode returned 1)
+    FAILED = "failed"  # the pass broke; `recover` has trimmed back what it could
+    VOID = "void"  # not run, because the tick before it failed
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a tick. `counts[i]` tokens came from span i; `tokens` holds them one after the other."""
+
+    tick_id: int
+    tokens: array[int] = field(default_factory=_ints)
+    counts: array[int] = field(default_factory=_ints)
+    failed: dict[int, str] = field(default_factory=dict)  # slot -> error code; the others stand
+    op_results: tuple[OpResult, ...] = ()
+    drafts: dict[int, array[int]] = field(default_factory=dict)  # proposals for the next tick
+    extras: dict[int, object] = field(default_factory=dict)  # slot -> logprobs and the like, passed through
+    ran: bool = True  # did any row run? Copies between streams happen only then
+    pass_s: float = 0.0
+    ops_s: float = 0.0
+    failure: PassFailure | None = None
+    lost: frozenset[int] = frozenset()  # sequences that `recover` could not bring back
+
+
+class End(Enum):
+    """How a request ends. Exactly one of these, exactly once."""
+
+    FINISHED = "finished"  # reason: stop | length
+    CANCELLED = "cancelled"  # reason: client | deadline | shutdown
+    FAILED = "failed"  # reason: an error code
+    REJECTED = "rejected"  # reason: an error code
+
+
+class Terminal(NamedTuple):
+    """The last word on a request, with seed 003's measurements. Times count from arrival."""
+
+    request_id: str
+    end: End
+    reason: str
+    tokens_kept: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    parks: int
+    duration_s: float
+    queue_wait_s: float
+    ttft_s: float | None
+
+    @property
+    def prompt_eval_rate(self) -> float:
+        """Prompt tokens per second between admission and the first token."""
+        busy_s = (self.ttft_s or 0.0) - self.queue_wait_s
+        return (self.prompt_tokens - self.cached_tokens) / busy_s if busy_s > 0 else 0.0
+
+    @property
+    def generation_rate(self) -> float:
+        busy_s = self.duration_s - (self.ttft_s or 0.0)
+        return (self.generated_tokens - 1) / busy_s if busy_s > 0 and self.generated_tokens > 1 else 0.0
+
+
+class Note(NamedTuple):
+    """One telemetry event, under the seeds' names (see `notes`)."""
+
+    name: str
+    request_id: str
+    slot: int
+    value: float
+
+
+class TickMeasures(NamedTuple):
+    """Seed 003's per-tick measurements."""
+
+    batch_size: int
+    decode_tokens: int
+    prefill_tokens: int
+    active_slots: int
+    queue_depth: int
+    eval_s: float
+
+
+@dataclass(slots=True)
+class Events:
+    """What happened since the last look: token columns, ends, notes."""
+
+    requests: list[str] = field(default_factory=list)
+    counts: array[int] = field(default_factory=_ints)
+    tokens: array[int] = field(default_factory=_ints)
+    extras: dict[str, object] = field(default_factory=dict)
+    ends: list[Terminal] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    tick: TickMeasures | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.requests or self.ends or self.notes or self.tick)
