@@ -3,8 +3,9 @@
 The contract of a backend:
 
 1. `launch(tick)` takes binds and unbinds, then executes `tick.ops` in their order, then the rows. Each
-   operation answers with an OpResult, in the same order. When an operation on a sequence fails, that
-   sequence's rows are not run and its span gives 0 tokens; everything else goes on.
+   operation answers with an OpResult, in the same order. When an operation on a sequence fails, later ones
+   that write it or copy from it fail as well, its rows are not run and its span gives 0 tokens; everything
+   else goes on.
 2. Rows may run in any order and in as many passes as is fast. A span's last `outputs` rows give one token
    each; with k drafts the accepted prefix is given: 1 to k + 1 tokens.
 3. The token for output index i of a request is a function of (its tokens, its parameters, its seed, i) only:
@@ -12,7 +13,7 @@ The contract of a backend:
 4. A copy between sequences may take effect as late as the next pass that runs rows (`Outcome.ran`).
 5. A slot-level fault (no finite logits, no allowed token) goes into `Outcome.failed` for that slot alone.
 6. When a pass fails, `collect` says so in `Outcome.failure`. NO_ROOM means that nothing ran and nothing
-   changed. For FAILED the caller asks `recover` to bring each sequence back to its length before the tick;
+   changed. The caller then asks `recover` to bring each sequence back to its length before the tick;
    what cannot be brought back is named and considered empty. A tick launched after a failed one and before
    `recover` is VOID: its binds and block tables are taken, its operations and rows are not, and it has no
    operation results.
@@ -57,7 +58,7 @@ def complete(backend: Backend, tick: Tick) -> Outcome:
         answered = len(outcome.op_results) == len(tick.ops)
         results = outcome.op_results if answered else (failed,) * len(tick.ops)
         outcome = Outcome(tick.id, op_results=results, ran=False, failure=PassFailure.FAILED)
-    if outcome.failure is PassFailure.FAILED:
+    if outcome.failure in (PassFailure.FAILED, PassFailure.NO_ROOM):
         outcome.lost = backend.recover(dict(zip(tick.sequences, tick.starts, strict=True)))
     return outcome
 

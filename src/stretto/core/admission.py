@@ -23,7 +23,7 @@ class Admission:
         """Fill free slots until nobody is left, somebody does not fit, or no slot is free."""
         self.recall()
         while self._state.free_slot() is not None:
-            job = self._next()
+            job = self.next_in_line()
             if job is None or not self._admit(job):
                 return
 
@@ -50,7 +50,8 @@ class Admission:
         entered_s = job.entered_s if job.entered_s is not None else self._state.now
         return self._state.now - entered_s < self._state.limits.cache_slot_timeout_s
 
-    def _next(self) -> Job | None:
+    def next_in_line(self) -> Job | None:
+        """Who won a slot by a time-out; then who was parked; then the queue's order."""
         while self.promised:
             job = self.promised[0]
             if job.where is Where.WAITING:
@@ -72,7 +73,7 @@ class Admission:
         slot = state.free_slot()
         assert slot is not None
         promised = job in self.promised
-        if not self._fits(job, verdict.source) or not state.start(
+        if not self.fits(job, verdict.source) or not state.start(
             slot, job, verdict.source, counted=not promised
         ):
             return False
@@ -94,7 +95,7 @@ class Admission:
             slot_requests=state.slot_requests(),
         )
 
-    def _fits(self, job: Job, source: Source | None) -> bool:
+    def fits(self, job: Job, source: Source | None) -> bool:
         """The whole prompt, the unfinished prompts of all who run, and some headroom for each."""
         state = self._state
         if not state.active:

@@ -24,6 +24,7 @@ class InFlight(NamedTuple):
     tick: Tick
     slots: list[Slot]
     epochs: list[int]
+    void: bool = False  # the tick before it failed: it will not have run
 
     @classmethod
     def of(cls, tick: Tick, slots: list[Slot]) -> InFlight:
@@ -133,7 +134,6 @@ class Committer:
         """The accepted prefix of a speculation: all its tokens count, up to the one that ends the request."""
         state = self._state
         vocab = state.can.vocab or 1 << 31
-        slot.computed = slot.planned = start + len(tokens)
         end: tuple[End, str] | None = None
         taken: array[int] = array("i")
         for token in tokens:
@@ -145,7 +145,7 @@ class Committer:
             if reason := self._reason(job, token):
                 end = (End.FINISHED, reason)
                 break
-        slot.computed = min(slot.computed, len(slot.known) - 1)
+        slot.computed = start + len(taken)
         if slot.computed < start + outputs:
             state.ledger.rollback(slot, slot.computed)
         slot.planned = slot.computed

@@ -31,13 +31,13 @@ class Preemptor:
     def __init__(self, state: State, admission: Admission) -> None:
         self._state = state
         self._admission = admission
-        self._orders: list[Order] = []
+        self.orders: list[Order] = []
         self._building_since: float | None = None
 
     # --- phase two: at the top of a plan ---------------------------------------------------------
 
     def carry_out(self) -> None:
-        orders, self._orders = self._orders, []
+        orders, self.orders = self.orders, []
         for order in orders:
             slot = self._state.slots[order.slot]
             if slot.epoch == order.epoch and slot.job is not None and self._still_wanted(order):
@@ -86,18 +86,18 @@ class Preemptor:
             if victim is None:
                 return
             running.remove(victim)
-            self._orders.append(Order(victim.index, victim.epoch, waiter, timeout=False))
+            self.orders.append(Order(victim.index, victim.epoch, waiter, timeout=False))
             state.note(notes.PREEMPTING_SLOT, victim.job, victim.index, state.now - waiter.arrival_s)
 
     def _choose_for_timeout(self) -> None:
         """The target of a cache hit, else the longest-running slot. One a plan."""
-        state, taken = self._state, {order.slot for order in self._orders}
+        state, taken = self._state, {order.slot for order in self.orders}
         for waiter in [*state.queue.deferred, *state.queue.waiting()]:
             if waiter.entered_s is None or state.now - waiter.entered_s < state.limits.cache_slot_timeout_s:
                 continue
             victim = self._target(waiter)
             if victim is not None and victim.index not in taken:
-                self._orders.append(Order(victim.index, victim.epoch, waiter, timeout=True))
+                self.orders.append(Order(victim.index, victim.epoch, waiter, timeout=True))
                 state.note(notes.PREEMPTING_SLOT, victim.job, victim.index, state.now - waiter.entered_s)
                 return
 

@@ -110,6 +110,7 @@ class Queue:
         else:
             self._take(job)
             self.admissions += counted
+            job.admissions_waited = self.admissions - job.admissions_before
             if job.entered_s is None:
                 self._waiting[job.level] -= 1
                 self._enter(job, now)

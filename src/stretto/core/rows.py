@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from itertools import chain, repeat
 
-from stretto.core import victims
+from stretto.core import notes, victims
 from stretto.core.capabilities import Rewind
 from stretto.core.chunks import ChunkSharer
 from stretto.core.recovery import Recovery
@@ -75,6 +75,7 @@ class RowPlanner:
                 return True
             victim = victims.for_memory(state.active, state.anchor(), slot)
             if victim is not None:
+                state.note(notes.PARKED_FOR_MEMORY, victim.job, victim.index)
                 state.park(victim)
             elif state.in_flight:
                 return False  # memory comes back when the tick in flight is committed

@@ -19,7 +19,7 @@ from stretto.core.admission import Admission
 from stretto.core.capabilities import Capabilities
 from stretto.core.commit import Committer, InFlight
 from stretto.core.limits import Limits
-from stretto.core.preemption import Preemptor
+from stretto.core.preemption import Order, Preemptor
 from stretto.core.recovery import Recovery
 from stretto.core.request import Request
 from stretto.core.rows import RowPlanner
@@ -140,8 +140,8 @@ class Scheduler:
         state.in_flight = len(self._in_flight)
         self._preemptor.carry_out()
         self._end_what_is_over()
-        if self._recovery.active and self._in_flight:
-            return Idle(self._next_due_s())  # a probation is judged tick by tick
+        if self._in_flight and (self._recovery.active or self._in_flight[0].void):
+            return Idle(self._next_due_s())  # judge tick by tick, and on nothing that is not certain
         if not self._recovery.active:
             self._admission.run()
             state.ledger.compact(state.active)
@@ -173,6 +173,8 @@ class Scheduler:
         flight = self._in_flight.popleft()
         self.state.now = now
         self._committer.commit(flight, outcome)
+        if outcome.failure is not None:
+            self._in_flight = deque(later._replace(void=True) for later in self._in_flight)
         return self.take_events()
 
     def take_events(self) -> Events:
@@ -184,9 +186,20 @@ class Scheduler:
             state.ledger.notes.clear()
         return events
 
-    def check(self) -> None:
-        """Every law that can be read off the books. Cheap enough for tests, not for every tick."""
-        self.state.ledger.check()
+    @property
+    def recovering(self) -> bool:
+        """After a failed pass some requests run alone until the guilty one is found."""
+        return self._recovery.active
+
+    @property
+    def preemption_orders(self) -> tuple[Order, ...]:
+        """Who will give way at the next plan, and for whom."""
+        return tuple(self._preemptor.orders)
+
+    def next_that_fits(self) -> Job | None:
+        """Who would be admitted now if a slot were free, without any prefix to share."""
+        job = self._admission.next_in_line()
+        return job if job is not None and self._admission.fits(job, None) else None
 
     # --- inside ----------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ class Job:
     __slots__ = (
         "account",
         "admissions_before",
+        "admissions_waited",
         "admitted_s",
         "arrival_s",
         "cached",
@@ -87,6 +88,7 @@ class Job:
         self.stopped_at = -1  # tokens kept, once the text layer saw a stop string
         self.seniors_before = 0  # the ageing bound: r, and the admission count, at arrival
         self.admissions_before = 0
+        self.admissions_waited = 0
         self.deferrals = 0
         self.deferred_at = 0
         self.wait_for: object = None  # the Defer verdict while deferred

@@ -7,7 +7,7 @@ its ticks take the time a latency model says, and a script of faults breaks what
 from __future__ import annotations
 
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 
 from stretto.backends.simulated.faults import NO_FAULTS, FaultScript, NoFaults, TickFaults
@@ -48,7 +48,7 @@ class SimulatedBackend:
         self._sampled: dict[int, int] = {}  # slot -> last token, for rows planned ahead
         self._outcomes: deque[Outcome] = deque()
         self._broken: TickFaults | None = None
-        self.ops_seen: dict[OpKind, int] = dict.fromkeys(OpKind, 0)
+        self.faults_hit: Counter[str] = Counter()
 
     # --- the protocol ----------------------------------------------------------------------------
 
@@ -92,14 +92,19 @@ class SimulatedBackend:
     # --- operations ------------------------------------------------------------------------------
 
     def _execute(self, tick: Tick, faults: TickFaults) -> list[OpResult]:
-        results = []
+        results: list[OpResult] = []
+        broken: set[int] = set()
         for op in tick.ops:
-            self.ops_seen[op.kind] += 1
-            if op.kind in faults.fail_ops:
+            if op.kind in WRITES and (op.sequence in broken or op.other in broken):
+                results.append(OpResult(ok=False, reason="an operation before it failed"))
+            elif op.kind in faults.fail_ops:
+                self.faults_hit[f"op {op.kind.name}"] += 1
                 self.memory.damage(op)
                 results.append(OpResult(ok=False, reason="a simulated fault"))
             else:
                 results.append(self.memory.execute(op))
+            if op.kind in WRITES and not results[-1].ok:
+                broken.add(op.sequence)
         return results
 
     def _slots_of_broken_pages(self, tick: Tick, outcome: Outcome) -> set[int]:
@@ -120,6 +125,8 @@ class SimulatedBackend:
             return
         if faults.no_room or sum(span.rows for span in spans) > self.memory.free_rows():
             outcome.failure, outcome.ran = PassFailure.NO_ROOM, False
+            self._broken = NO_FAULTS
+            self.faults_hit["no room"] += 1
             return
         poisoned = faults.poison_request in {self._bound[s.slot].request.id for s in spans} - {""}
         if faults.fail_before:
@@ -142,15 +149,19 @@ class SimulatedBackend:
             rows_left -= span.rows
             self._run_span(span, tokens, outcome, faults)
         outcome.pass_s = self._seconds(tick) * faults.slow
+        self.faults_hit["tick 100 times slower"] += faults.slow > 1.0
         if faults.malformed:
             outcome.counts = outcome.counts[:-1]
             self._broken = faults
+            self.faults_hit["malformed outcome"] += 1
 
     def _break(self, outcome: Outcome, faults: TickFaults, *, ran: bool) -> None:
         outcome.failure, outcome.ran = PassFailure.FAILED, ran
         outcome.counts, outcome.tokens = array("i"), array("i")
         outcome.failed, outcome.drafts = {}, {}
         self._broken = faults
+        self.faults_hit["pass failed half-way" if ran else "pass failed at once"] += 1
+        self.faults_hit["sequences lost"] += faults.lose
 
     def _append(self, span: Span, tokens: array[int]) -> None:
         scope = self._bound[span.slot].request.scope
@@ -165,11 +176,13 @@ class SimulatedBackend:
             return
         if span.slot in faults.bad_logits:
             outcome.failed[span.slot] = "bad_output"
+            self.faults_hit["no finite logits"] += 1
             outcome.counts.append(0)
             return
         got = self._verify(span, tokens, request.params.seed)
         if span.slot in faults.bad_token:
             got[-1] = self.model.vocab + 7
+            self.faults_hit["token outside the vocabulary"] += 1
         self._sampled[span.slot] = got[-1]
         outcome.tokens.extend(got)
         outcome.counts.append(len(got))

@@ -25,6 +25,7 @@ class ContractError(AssertionError):
 class Blob(NamedTuple):
     cells: array[int]
     state: array[int] | None
+    peak: int = 0
 
 
 class Memory(Protocol):
@@ -45,6 +46,7 @@ class SequenceStore:
     def __init__(self, can: Capabilities) -> None:
         self._can = can
         self._lengths = [0] * can.sequences_max
+        self._peaks = [0] * can.sequences_max  # a sliding window has let go of what lies far behind these
         self._states: list[array[int]] = [array("q") for _ in range(can.sequences_max)]
         self.blobs: dict[int, Blob] = {}
 
@@ -81,6 +83,7 @@ class SequenceStore:
             case OpKind.CLEAR:
                 self._cut(op.sequence, 0)
                 self._states[op.sequence] = array("q")
+                self._peaks[op.sequence] = 0
             case OpKind.RESTORE:
                 return self._restore(op, size)
             case OpKind.REWIND:
@@ -93,7 +96,7 @@ class SequenceStore:
         self._need(op.blob not in self.blobs, "a blob id is used twice")
         self._need(self._lengths[op.sequence] >= op.length, "a snapshot of more than there is")
         cells = self._cells(op.sequence, self._lengths[op.sequence])
-        self.blobs[op.blob] = Blob(cells, self._states[op.sequence][:])
+        self.blobs[op.blob] = Blob(cells, self._states[op.sequence][:], self._peaks[op.sequence])
         return OpResult(ok=True, bytes=size)
 
     def _execute_copy(self, op: KvOp) -> OpResult:
@@ -103,6 +106,7 @@ class SequenceStore:
         self._copy(op.other, op.sequence, op.length)
         self._states[op.sequence] = self._states[op.other][:]
         self._lengths[op.sequence] = held
+        self._peaks[op.sequence] = self._peaks[op.other]
         return self._trim(op.sequence, op.length)
 
     def _trim(self, sequence: int, length: int) -> OpResult:
@@ -111,8 +115,9 @@ class SequenceStore:
         if length < held and self._can.rewind is Rewind.CHECKPOINT:
             return OpResult(ok=False, reason="this model cannot be cut")
         self._cut(sequence, length)
-        if length and self._can.rewind is Rewind.WINDOW and held - length > self._can.rewind_tokens:
-            self._poison(sequence, length - 1)  # llama.cpp says yes, and its window is gone
+        window_gone = self._peaks[sequence] - length > self._can.rewind_tokens
+        if 0 < length < held and self._can.rewind is Rewind.WINDOW and window_gone:
+            self._poison(sequence, length - 1)  # llama.cpp says yes all the same
         self._states[sequence] = self._states[sequence][:length]
         return OpResult(ok=True)
 
@@ -124,6 +129,7 @@ class SequenceStore:
         if not self._replace(op.sequence, blob.cells):
             return OpResult(ok=False, reason="no cells")
         self._lengths[op.sequence] = len(blob.cells)
+        self._peaks[op.sequence] = blob.peak
         self._states[op.sequence] = blob.state[:] if blob.state is not None else array("q")
         trimmed = self._trim(op.sequence, op.length)
         return OpResult(ok=True, bytes=size) if trimmed.ok else trimmed
@@ -134,12 +140,13 @@ class SequenceStore:
             return OpResult(ok=False, reason="no such blob")
         self._need(self._lengths[op.sequence] >= op.length, "a rewind to what is not there any more")
         self._cut(op.sequence, op.length)
+        self._peaks[op.sequence] = op.length
         self._states[op.sequence] = blob.state[:]
         return OpResult(ok=True, bytes=self._can.state_bytes)
 
     def damage(self, op: KvOp) -> None:
-        """The operation failed half-way: what the sequence holds is garbage now."""
-        if op.sequence >= 0 and op.kind not in (OpKind.SAVE, OpKind.CHECKPOINT, OpKind.DROP):
+        """The operation failed: TRIM and CLEAR did nothing, the others left garbage behind."""
+        if op.kind in (OpKind.COPY, OpKind.RESTORE, OpKind.REWIND):
             for position in range(self._lengths[op.sequence]):
                 self._poison(op.sequence, position)
 
@@ -155,6 +162,7 @@ class SequenceStore:
         self._need(start + len(cells) <= self._can.window, "rows behind the end of the window")
         self._extend(sequence, cells)
         self._lengths[sequence] += len(cells)
+        self._peaks[sequence] = max(self._peaks[sequence], self._lengths[sequence])
         if self._can.rewind is not Rewind.ANY:
             self._states[sequence].extend(cells)
 
@@ -171,7 +179,11 @@ class SequenceStore:
         return self._lengths[sequence]
 
     def cut_back(self, sequence: int, length: int) -> bool:
-        return self._lengths[sequence] >= length and self._trim(sequence, length).ok
+        """After a failed pass. False: this model cannot be brought back to that length."""
+        surplus = self._lengths[sequence] - length
+        window_gone = self._peaks[sequence] - length > self._can.rewind_tokens
+        gone = surplus > 0 and self._can.rewind is Rewind.WINDOW and window_gone
+        return surplus >= 0 and not gone and self._trim(sequence, length).ok
 
     def update_table(self, update: TableUpdate) -> None:
         raise ContractError("sequences have no block tables")

@@ -50,11 +50,12 @@ class Checkpoint(NamedTuple):
 class Content:
     """Tokens whose KV exists. `owner` is a request id when only that request may use it, else empty."""
 
-    __slots__ = ("checkpoints", "length", "owner", "scope", "tokens")
+    __slots__ = ("checkpoints", "length", "owner", "peak", "scope", "tokens")
 
     def __init__(self, tokens: array[int], length: int, scope: Scope, owner: str = "") -> None:
         self.tokens = tokens
         self.length = length
+        self.peak = length  # the most it ever held: a sliding window has let go of what lies far behind it
         self.scope = scope
         self.owner = owner
         self.checkpoints: list[Checkpoint] = []
@@ -177,6 +178,7 @@ class PrefixStore:
     def fork(self, content: Content, length: int, owner: str = "") -> Content:
         """The first `length` tokens of a content as a content of its own, sharing checkpoints."""
         twin = Content(content.tokens, length, content.scope, owner)
+        twin.peak = content.peak
         for checkpoint in content.checkpoints:
             if checkpoint.length <= length:
                 twin.checkpoints.append(checkpoint)

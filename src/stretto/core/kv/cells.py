@@ -6,6 +6,8 @@ Only counts live here: which physical cell is used is llama.cpp's business.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class Run:
     __slots__ = ("holders", "length")
@@ -29,6 +31,11 @@ class CellPool:
     def gain(self, sequence: int) -> int:
         """Cells that come free when the sequence lets go of everything."""
         return sum(run.length for run in self._runs[sequence] if run.holders == 1)
+
+    def used_by(self, sequences: Iterable[int]) -> int:
+        """Cells that stay in use when only these sequences go on."""
+        runs = {id(run): run.length for sequence in sequences for run in self._runs[sequence]}
+        return sum(runs.values())
 
     def grow(self, sequence: int, count: int) -> bool:
         if count > self.free:

@@ -31,7 +31,7 @@ def _in_sequence(table: SequenceTable, sequence: Sequence, job: Job) -> Source |
     if common == 0:
         return None
     if sequence.slot is None:
-        length, checkpoint = table.reach(content, held, common)
+        length, checkpoint = table.reach(content, common)
         if checkpoint is not None and table.is_copy_end(sequence.index):
             length = 0  # it could only be rewound, and a pending copy forbids that
         return Source(Kind.RESIDENT, length, common, held, sequence.index, 0.0)
@@ -50,7 +50,7 @@ def _in_snapshot(table: SequenceTable, snapshot: Snapshot, job: Job) -> Source |
     common = common_prefix(job.known, content.tokens, min(len(job.known) - 1, content.length))
     if common == 0:
         return None
-    length, _ = table.reach(content, content.length, common)
+    length, _ = table.reach(content, common)
     return Source(
         Kind.SNAPSHOT, length, common, content.length, snapshot.id, table.snapshot_s(content.length)
     )
@@ -67,7 +67,7 @@ def _coming(table: SequenceTable, job: Job) -> Donor | None:
             continue
         ahead = common_prefix(job.known, slot.known, len(job.known) - 1)
         if table.can.rewind is not Rewind.ANY:  # only a snapshot at a mark can be shared
-            branch = branch_mark(slot.job)
+            branch = table.branch_mark(slot.job)
             ahead = branch if branch in slot.marks and branch <= ahead else 0
         elif not (table.can_copy(sequence, slot.computed) or table.can_relay(sequence, slot.computed)):
             continue
@@ -89,9 +89,3 @@ def _busy(table: SequenceTable, job: Job) -> Donor | None:
         if common > 0 and (best is None or common > best.length):
             best = Donor(slot.index, slot.job.id, common)
     return best
-
-
-def branch_mark(job: Job) -> int:
-    """The message boundary from which others may branch: the end of the system prompt."""
-    boundaries = job.request.boundaries
-    return boundaries[0] if len(boundaries) > 1 else 0

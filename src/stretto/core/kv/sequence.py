@@ -12,11 +12,23 @@ from collections.abc import Iterator
 from stretto.core.cache.store import Checkpoint, Content, PrefixStore
 from stretto.core.capabilities import Capabilities, Rewind, Share
 from stretto.core.kv.ops import KvOp, OpKind
-from stretto.core.slot import Slot
+from stretto.core.limits import Limits
+from stretto.core.slot import Job, Slot
 
 
 class Sequence:
-    __slots__ = ("clear", "content", "copy", "incoming", "index", "last_used", "slot", "trim", "unsettled")
+    __slots__ = (
+        "clear",
+        "content",
+        "copy",
+        "copy_turn",
+        "incoming",
+        "index",
+        "last_used",
+        "slot",
+        "trim",
+        "unsettled",
+    )
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -25,6 +37,7 @@ class Sequence:
         self.last_used = 0
         self.unsettled = False  # an operation on it has not been confirmed: it is nobody's source
         self.copy: KvOp | None = None
+        self.copy_turn = 0  # copies are carried out in the order in which they were decided
         self.trim: int | None = None
         self.clear = False
         self.incoming: tuple[KvOp, ...] = ()  # RESTORE, REWIND
@@ -34,6 +47,7 @@ class Sequence:
         """Tokens whose KV is certain. While somebody runs here, the slot knows."""
         if self.content is not None and self.slot is not None:
             self.content.length = self.slot.computed
+            self.content.peak = max(self.content.peak, self.slot.computed)
         return self.content.length if self.content is not None else 0
 
     def forget_plans(self) -> None:
@@ -52,12 +66,13 @@ class Sequence:
 class SequenceTable:
     """All sequences, the snapshots beside them, and the copies that no pass has carried out yet."""
 
-    def __init__(self, capabilities: Capabilities, store: PrefixStore, cache_min_tokens: int) -> None:
+    def __init__(self, capabilities: Capabilities, store: PrefixStore, limits: Limits) -> None:
         self.can = capabilities
         self.all = [Sequence(index) for index in range(capabilities.sequences_max)]
         self.store = store
         self.copying: list[tuple[int, int]] = []
-        self._worth_tokens = cache_min_tokens
+        self._worth_tokens = limits.cache_min_tokens
+        self._branches = limits.cache in ("system_prompt", "prefix")
 
     def of(self, slot: Slot) -> Sequence:
         return self.all[slot.sequence]
@@ -80,28 +95,33 @@ class SequenceTable:
         """Restoring into it now would corrupt one end of the copy."""
         return any(index in ends for ends in self.copying)
 
-    def can_cut(self, held: int, length: int) -> bool:
-        if length >= held or self.can.rewind is Rewind.ANY:
+    def can_cut(self, content: Content, length: int) -> bool:
+        """Can the content be shortened to `length`? What a window has let go of, no trim brings back."""
+        if length >= content.length or self.can.rewind is Rewind.ANY:
             return True
-        return self.can.rewind is Rewind.WINDOW and held - length <= self.can.rewind_tokens
+        return self.can.rewind is Rewind.WINDOW and content.peak - length <= self.can.rewind_tokens
 
-    def reach(self, content: Content, held: int, want: int) -> tuple[int, Checkpoint | None]:
-        """The longest prefix, at most `want`, to which `held` tokens can be brought, and by which state."""
-        if self.can_cut(held, want):
-            return min(want, held), None
+    def reach(self, content: Content, want: int) -> tuple[int, Checkpoint | None]:
+        """The longest prefix, at most `want`, to which the content can be brought, and by which state."""
+        if self.can_cut(content, want):
+            return min(want, content.length), None
         checkpoint = content.nearest(want)
         return (checkpoint.length, checkpoint) if checkpoint else (0, None)
 
     def can_copy(self, donor: Sequence, length: int) -> bool:
-        if self.can.share not in (Share.COPY, Share.RANGE) or not self.can_cut(donor.held, length):
+        if self.can.share not in (Share.COPY, Share.RANGE) or donor.held < length or donor.content is None:
             return False
-        return donor.slot is None or self.can.share_from_running
+        return self.can_cut(donor.content, length) and (donor.slot is None or self.can.share_from_running)
 
     def can_relay(self, donor: Sequence, length: int) -> bool:
         """Save and restore instead of a copy."""
-        return (
-            self.can.snapshots and self.can_cut(donor.held, length) and not self.is_copy_target(donor.index)
-        )
+        if not self.can_save(donor) or donor.held < length or donor.content is None:
+            return False
+        return self.can_cut(donor.content, length)
+
+    def can_save(self, sequence: Sequence) -> bool:
+        """Not while a copy into it is pending: the snapshot would be stale."""
+        return self.can.snapshots and not sequence.unsettled and not self.is_copy_target(sequence.index)
 
     def copy_s(self) -> float:
         """A copy between streams moves the whole window, not the prefix."""
@@ -130,6 +150,11 @@ class SequenceTable:
             if other.content.covers(content):
                 return True
         return any(snapshot.content.covers(content) for snapshot in self.store)
+
+    def branch_mark(self, job: Job) -> int:
+        """The message boundary from which others may start: the end of the system prompt (0: none)."""
+        boundaries = job.request.boundaries
+        return boundaries[0] if boundaries and self._branches else 0
 
     def runs_with(self, index: int) -> int:
         """How many runs of consecutive ids the running sequences form when this one joins them."""

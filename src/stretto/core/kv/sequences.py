@@ -35,16 +35,17 @@ class SequenceLedger:
         self._can = capabilities
         self._limits = limits
         self.store = PrefixStore(limits.cache_ram_bytes)
-        self.table = SequenceTable(capabilities, self.store, limits.cache_min_tokens)
+        self.table = SequenceTable(capabilities, self.store, limits)
         self._cells = CellPool(capabilities.pages, capabilities.sequences_max) if capabilities.pages else None
         self._apart = limits.cache == "system_prompt"  # entries live where no request runs
-        self._save_bytes_max = int(capabilities.snapshot_bytes_per_s * limits.target_itl_s * SAVE_SHARE)
+        self.save_bytes_max = int(capabilities.snapshot_bytes_per_s * limits.target_itl_s * SAVE_SHARE)
         self._save_bytes = 0
         self._saves: list[KvOp] = []
         self._marking: dict[int, tuple[Content, int, Slot]] = {}  # checkpoint blob -> what it is a state of
         self._issued: dict[int, tuple[KvOp, ...]] = {}
         self._clock = 0
         self._gap_ticks = 0
+        self._copy_turn = 0
         self.notes: list[Note] = []
 
     def match(self, job: Job) -> Match:
@@ -57,7 +58,14 @@ class SequenceLedger:
         target = self._pick(source)
         if target is None:  # every idle sequence is an end of a copy: nothing can be restored into one
             source, target = None, self._pick(None)
+        snapshot = (
+            self.store.get(source.place) if source is not None and source.kind is Kind.SNAPSHOT else None
+        )
+        if snapshot is not None:
+            snapshot.pins += 1  # making room for others must not drop it
         if target is None or not self._fits(target, source):
+            if snapshot is not None:
+                snapshot.pins -= 1
             return False
         if source is None:
             length = self._start_empty(target, job)
@@ -102,12 +110,13 @@ class SequenceLedger:
         assert content is not None
         self._evacuate(target, length)
         if length < content.length:
-            if self.table.can_cut(content.length, length):
+            if self.table.can_cut(content, length):
                 target.trim = length
             else:
                 checkpoint = content.nearest(length)
                 assert checkpoint is not None
                 target.incoming = (KvOp(OpKind.REWIND, target.index, length=length, blob=checkpoint.blob),)
+                content.peak = length
             target.unsettled = True
             self.store.cut(content, length)
             if self._cells is not None:
@@ -121,8 +130,10 @@ class SequenceLedger:
         donor = self.table.all[source.place] if source.kind is not Kind.SNAPSHOT else None
         if donor is not None and self.table.can_copy(donor, source.length):
             content = self._copy(donor, target, source.length)
+            if donor.slot is not None:
+                self.notes.append(Note(notes.COPIED_RUNNING, job.id, donor.slot.index, source.length))
         else:
-            blob = source.place if donor is None else self._save(donor, donor.held)
+            blob = source.place if donor is None else self._relay(donor)
             if blob is None:
                 return self._start_empty(target, job)
             content = self._restore(target, blob, source.length)
@@ -137,24 +148,34 @@ class SequenceLedger:
         self._empty(target)
         target.clear = False  # a copy empties its target itself
         target.copy = KvOp(OpKind.COPY, target.index, donor.index, length)
+        self._copy_turn += 1
+        target.copy_turn = self._copy_turn
         self.table.copying.append((donor.index, target.index))
         if self._cells is not None:
             self._cells.share(donor.index, target.index, length)
         return content
 
+    def _relay(self, donor: Sequence) -> int | None:
+        """A snapshot of a running sequence, to be restored elsewhere in the same tick."""
+        blob = self._save(donor, donor.held)
+        snapshot = self.store.get(blob) if blob is not None else None
+        if snapshot is not None:
+            snapshot.pins += 1
+        return blob
+
     def _restore(self, target: Sequence, blob: int, length: int) -> Content:
+        """From a snapshot that the caller has pinned; `settle` lets it go."""
         snapshot = self.store.get(blob)
         assert snapshot is not None
-        snapshot.pins += 1
         snapshot.last_used = self._clock
         content = self.store.fork(snapshot.content, length)
         self._empty(target)
-        held = snapshot.content.length
         target.incoming = (KvOp(OpKind.RESTORE, target.index, length=length, blob=blob),)
-        if not self.table.can_cut(held, length):
+        if not self.table.can_cut(snapshot.content, length):
             checkpoint = content.checkpoints[-1]
-            whole = KvOp(OpKind.RESTORE, target.index, length=held, blob=blob)
+            whole = KvOp(OpKind.RESTORE, target.index, length=snapshot.content.length, blob=blob)
             target.incoming = (whole, KvOp(OpKind.REWIND, target.index, length=length, blob=checkpoint.blob))
+            content.peak = length
         if self._cells is not None:
             self._cells.grow(target.index, length)
         return content
@@ -173,15 +194,13 @@ class SequenceLedger:
 
     def _evacuate(self, sequence: Sequence, keep: int) -> None:
         """A snapshot of what is about to be overwritten, if it is worth one and there is time and space."""
-        if not self._can.snapshots or sequence.unsettled or self.table.is_copy_target(sequence.index):
-            return
-        if sequence.content is not None and self.table.loss(sequence, keep) > 0:
+        if sequence.content is not None and self.table.can_save(sequence) and self.table.loss(sequence, keep) > 0:
             self._save(sequence, sequence.content.length)
 
     def _save(self, sequence: Sequence, length: int) -> int | None:
         assert sequence.content is not None
         size = self._can.snapshot_bytes(length)
-        if self._save_bytes and self._save_bytes + size > self._save_bytes_max:
+        if self._save_bytes and self._save_bytes + size > self.save_bytes_max:
             return None
         content = self.store.fork(sequence.content, length)
         content.owner = sequence.content.owner
@@ -204,9 +223,9 @@ class SequenceLedger:
         sequence, job = self.table.of(slot), slot.job
         content = sequence.content
         assert content is not None and job is not None and sequence.held == length
-        if sequence.unsettled or self.table.is_copy_target(sequence.index):
+        if not self.table.can_save(sequence):
             return
-        if (self._apart or length == matching.branch_mark(job)) and not self._is_saved(content, length):
+        if length == self.table.branch_mark(job) and not self._is_saved(content, length):
             self._save(sequence, length)
         if not self._apart and all(c.length != length for c in content.checkpoints):
             self._checkpoint(slot, sequence, content)
@@ -274,14 +293,18 @@ class SequenceLedger:
     def room_free(self) -> int:
         if self._cells is None:
             return NO_POOL
-        return self._cells.free + sum(self._cells.gain(s.index) for s in self.table.idle())
+        return self._cells.total - self._cells.used_by(s.index for s in self.table.all if s.slot is not None)
 
     def rollback(self, slot: Slot, length: int) -> None:
-        """The backend may hold rows behind `length`: rejected drafts, or the row of a request that failed."""
-        if self._can.rewind is Rewind.CHECKPOINT:
-            self.lose(slot.sequence)
+        """The backend holds rows up to `planned`: behind `length` are rejected drafts, or rows of a failure."""
+        sequence = self.table.of(slot)
+        content = sequence.content
+        assert content is not None
+        content.length = content.peak = max(content.peak, slot.planned)
+        if self.table.can_cut(content, length):
+            sequence.trim = length
         else:
-            self.table.of(slot).trim = length
+            self.lose(slot.sequence)
 
     def committed(self, slot: Slot) -> None:
         """Sequences need no word per tick: what a slot has computed is what its sequence holds."""
@@ -323,7 +346,8 @@ class SequenceLedger:
         assert self._cells is not None
         cap = int(self._cells.total * IDLE_CELLS_SHARE)
         idle = self.table.idle_contents()
-        while idle and sum(self._cells.gain(s.index) for s in idle) > cap:
+        running = self._cells.used_by(s.index for s in self.table.all if s.slot is not None)
+        while idle and self._cells.total - self._cells.free - running > cap:
             self._evict(idle.pop(0))
 
     def forget(self, request_id: str) -> None:
@@ -371,7 +395,7 @@ class SequenceLedger:
 
     def take_ops(self, tick_id: int) -> tuple[KvOp, ...]:
         ops = self._saves + [KvOp(OpKind.DROP, blob=blob) for blob in self.store.dropped]
-        for sequence in self.table.all:
+        for sequence in sorted(self.table.all, key=lambda s: s.copy_turn):
             ops.extend(sequence.ops())
             sequence.forget_plans()
         self._saves, self.store.dropped, self._save_bytes = [], [], 0
@@ -444,6 +468,11 @@ class SequenceLedger:
             slot.computed = slot.planned = 0
             slot.room = self._can.window if self._cells is None else 0
         return slot
+
+    def blobs(self) -> list[int]:
+        """Blobs that the backend holds between two ticks: the known ones, and those about to be dropped."""
+        unborn = {op.blob for op in self._saves}
+        return sorted({*self.store.blobs(), *self.store.dropped} - unborn)
 
     def check(self) -> None:
         seen: dict[int, int] = {}

@@ -1,0 +1,148 @@
+"""Laws that can be read off the scheduler's books: what must hold after every plan and every commit.
+
+Used by the simulator after each tick and by tests; production code does not call it on the hot path.
+Each law raises InvariantError and says what it saw. Laws about time or about text need a witness from
+outside and live with the simulator.
+"""
+
+from __future__ import annotations
+
+from stretto.core.kv.ops import OpKind, check_order
+from stretto.core.kv.pages import PageLedger
+from stretto.core.kv.sequences import SequenceLedger
+from stretto.core.queue import AGEING_TURN
+from stretto.core.request import Priority
+from stretto.core.scheduler import Scheduler
+from stretto.core.slot import Job, Where
+from stretto.core.tick import Tick
+from stretto.errors import InvariantError
+
+
+def _need(holds: bool, law: str) -> None:
+    if not holds:
+        raise InvariantError(law)
+
+
+def check_tick(scheduler: Scheduler, tick: Tick) -> None:
+    """After a plan that gave a tick."""
+    state = scheduler.state
+    limits, can = state.limits, state.can
+    _need(tick.rows <= min(limits.n_batch, can.rows_max), f"tick of {tick.rows} rows is over the budget")
+    _need(sum(tick.counts) == len(tick.tokens), "spans and tokens disagree")
+    _need(len(set(tick.slots)) == len(tick.slots), "a slot has two spans")
+    _need(len(set(tick.sequences)) == len(tick.sequences), "a sequence has two spans")
+    check_order(tick.ops)
+    rows = 0
+    for span in tick.spans():
+        slot = state.slots[span.slot]
+        _need(slot.job is not None, f"slot {span.slot} has rows and no request")
+        _need(slot.planned == span.start + span.rows, f"slot {span.slot}: planned is not where its span ends")
+        _need(slot.planned <= slot.room, f"slot {span.slot}: rows without memory")
+        _need(0 <= span.outputs <= span.rows, "more outputs than rows")
+        if rows >= tick.decode_rows:
+            _need(span.rows <= limits.prefill_chunk, f"a chunk of {span.rows} rows is over prefill_chunk")
+            ends = span.start + span.rows == len(slot.known)
+            _need(
+                span.outputs == int(ends), "logits belong on the last row of the last chunk, and only there"
+            )
+        rows += span.rows
+    _check_decode_first(scheduler, tick)
+    _check_saves(scheduler, tick)
+
+
+def _check_decode_first(scheduler: Scheduler, tick: Tick) -> None:
+    """No decode row goes without budget because of a prefill row."""
+    if scheduler.recovering:
+        return
+    planned = set(tick.slots)
+    for slot in scheduler.state.active:
+        waits = slot.index not in planned and not slot.pending and slot.rows_due == 1
+        starved = waits and (slot.planned < slot.room or not scheduler.state.in_flight)
+        _need(not starved, f"slot {slot.index} could decode and has no row in tick {tick.id}")
+
+
+def _check_saves(scheduler: Scheduler, tick: Tick) -> None:
+    ledger = scheduler.state.ledger
+    if isinstance(ledger, SequenceLedger):
+        saves = [scheduler.state.can.snapshot_bytes(op.length) for op in tick.ops if op.kind is OpKind.SAVE]
+        _need(len(saves) <= 1 or sum(saves) <= ledger.save_bytes_max, "snapshots take too much of a tick")
+        _need(ledger.store.bytes_used <= ledger.store.bytes_max, "the snapshot arena is over its budget")
+
+
+def check_books(scheduler: Scheduler) -> None:
+    """After every plan and commit."""
+    state = scheduler.state
+    queue = state.queue
+    for job in state.jobs.values():
+        _need(job.where is not Where.ENDED, f"request {job.id} has ended and is still known")
+    for where, held in ((Where.DEFERRED, queue.deferred), (Where.PARKED, queue.parked)):
+        listed = sorted(job.id for job in held)
+        known = sorted(job.id for job in state.jobs.values() if job.where is where)
+        _need(listed == known, f"the {where.value} list and the jobs disagree: {listed} != {known}")
+    waiting = [job for job in state.jobs.values() if job.where in (Where.WAITING, Where.DEFERRED)]
+    _need(queue.size == len(waiting), f"the queue counts {queue.size}, and {len(waiting)} wait")
+    seen = sorted(job.id for job in queue.waiting())
+    _need(seen == sorted(j.id for j in waiting if j.where is Where.WAITING), "somebody waits in no line")
+    for level in Priority:
+        mine = [job for job in state.jobs.values() if job.level == level]
+        entered = sum(1 for job in mine if job.entered_s is not None)
+        _need(
+            queue.entered(level) == entered, f"{level.name}: {queue.entered(level)} in flight, not {entered}"
+        )
+        _need(queue.callers(level) == len(mine) - entered, f"{level.name}: callers are miscounted")
+        _need(queue.callers(level) <= state.limits.max_queue, f"{level.name}: too many callers wait")
+    _check_slots(scheduler)
+    state.ledger.check()
+
+
+def _check_slots(scheduler: Scheduler) -> None:
+    state = scheduler.state
+    active = sorted(slot.index for slot in state.active)
+    _need(
+        active == [s.index for s in state.slots if s.job is not None],
+        "the active list and the slots disagree",
+    )
+    for slot in state.active:
+        job = slot.job
+        _need(
+            job is not None and job.where is Where.RUNNING,
+            f"slot {slot.index} runs a job that is not running",
+        )
+        _need(slot.computed <= slot.planned, f"slot {slot.index}: computed more than was planned")
+        _need(slot.computed < len(slot.known) + 1, f"slot {slot.index}: computed more than is known")
+        _need(job is None or len(slot.known) <= job.length_max, f"slot {slot.index}: text is over its limit")
+
+
+def check_admission(job: Job) -> None:
+    """The ageing bound: with r seniors waiting at arrival, admitted within 4 (r + 1) first admissions."""
+    waited = job.admissions_waited
+    bound = AGEING_TURN * (job.seniors_before + 1 + job.deferrals)
+    _need(waited <= bound, f"{job.id} was overtaken: {waited} admissions, the bound is {bound}")
+
+
+def check_nobody_blocked(scheduler: Scheduler) -> None:
+    """After a plan in which nobody was parked: a free slot and a request that waits for nothing do not exist side by side."""
+    state = scheduler.state
+    if scheduler.recovering or state.free_slot() is None:
+        return
+    job = scheduler.next_that_fits()
+    _need(job is None, f"request {job.id if job else ''} waits beside a free slot")
+
+
+def check_idle(scheduler: Scheduler) -> None:
+    """After an idle plan with nothing in flight: nothing waits, and all memory is free or cached."""
+    state = scheduler.state
+    _need(not state.jobs, f"idle, and {sorted(state.jobs)[:5]} are not done")
+    _need(not state.active, "idle, and a slot is busy")
+    ledger = state.ledger
+    if isinstance(ledger, PageLedger):
+        _need(ledger.room_free() == state.can.pages, "idle, and pages are held")
+    if isinstance(ledger, SequenceLedger):
+        _need(all(s.slot is None for s in ledger.table.all), "idle, and a sequence is held")
+        _need(all(not s.pins for s in ledger.store), "idle, and a snapshot is pinned")
+
+
+def check_parked(anchor: Job | None, parked: list[Job], timed_out: set[str]) -> None:
+    """The most senior running request is never a victim of memory or priority."""
+    for job in parked:
+        _need(job is not anchor or job.id in timed_out, f"the anchor {job.id} was parked")

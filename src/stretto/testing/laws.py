@@ -1,0 +1,295 @@
+"""What a simulation watches: laws that must hold after every step, and things that must happen sometimes.
+
+The *always* laws that can be read off the books are in `stretto.core.invariants`; here are those that need
+a witness: time, text, promises to one caller. The *sometimes* laws are coverage of meaning: a run in which
+nobody was ever preempted has proven nothing about preemption.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from stretto.core import invariants, notes
+from stretto.core.kv.ops import OpKind
+from stretto.core.preemption import Order
+from stretto.core.scheduler import Scheduler
+from stretto.core.slot import Job, Where
+from stretto.core.tick import End, Events, Idle, Note, Outcome, PassFailure, Tick
+from stretto.errors import InvariantError
+
+SOMETIMES = (
+    *(f"note: {name}" for name in notes.SEED_NAMES),
+    "parked and resumed",
+    "parked for priority",
+    "parked for memory",
+    "preempted for good",
+    "prompt split in three chunks or more",
+    "several prompts in one tick",
+    "hit after an eviction",
+    "hit by restoring a snapshot",
+    "hit by copying a running sequence",
+    "system prompt shared",
+    "pages copied on write",
+    "cancelled while waiting",
+    "cancelled while deferred",
+    "cancelled while parked",
+    "cancelled while prefilling",
+    "cancelled while generating",
+    "stop string while generating",
+    "deadline while waiting",
+    "deadline while running",
+    "refused: queue full",
+    "refused: invalid",
+    "refused: shutting down",
+    "waited too long to enter",
+    "queued work ended by a drain",
+    "running work cut by a shutdown",
+    "out of memory and recovered",
+    "no room reported and recovered",
+    "pass failed and nobody was hurt",
+    "request failed alone after a bisection",
+    "bad output failed one request",
+    "operation failed and the slot was rebuilt",
+    "tick void after a failed one",
+    "deferred and then served from the cache",
+    "deferred and ran elsewhere",
+    "sequence moved to close a gap",
+    "drafts accepted in full",
+    "drafts rejected",
+    "row of a finished request discarded",
+    "fork shared its parent's prompt",
+    "ageing turn went to a lower class",
+    "operations without rows",
+    "everything free again",
+)
+
+
+class Laws:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._seen_admitted: set[str] = set()
+        self._anchor: Job | None = None
+        self._running_before: dict[str, Job] = {}
+        self._building_since: float | None = None
+        self._recovering_before = False
+        self._evicted = False
+        self._chunks: Counter[str] = Counter()
+        self._troubled: set[str] = set()
+        self.sometimes: Counter[str] = Counter()
+
+    def saw(self, law: str, count: int = 1) -> None:
+        if law not in _KNOWN:
+            raise KeyError(law)
+        self.sometimes[law] += count
+
+    # --- around a plan ---------------------------------------------------------------------------
+
+    def before_step(self) -> None:
+        state = self._scheduler.state
+        self._recovering_before = self._scheduler.recovering
+        anchor = state.anchor()
+        self._anchor = anchor.job if anchor is not None else None
+        self._running_before = {slot.job.id: slot.job for slot in state.active if slot.job is not None}
+
+    def after_plan(self, planned: Tick | Idle, now: float, in_flight: int) -> None:
+        scheduler = self._scheduler
+        self._check_parked()
+        self._check_orders(scheduler.preemption_orders, now)
+        self._check_deadlines(now)
+        if isinstance(planned, Tick):
+            invariants.check_tick(scheduler, planned)
+            self._observe_tick(planned)
+        elif not in_flight:
+            invariants.check_idle(scheduler)
+            self.saw("everything free again")
+        invariants.check_books(scheduler)
+        quiet = not self._recovering_before and all(
+            j.where is not Where.PARKED for j in self._running_before.values()
+        )
+        if quiet and (isinstance(planned, Tick) or not in_flight):
+            invariants.check_nobody_blocked(scheduler)
+        self._check_admissions()
+        self._watch_building(now)
+
+    def _check_admissions(self) -> None:
+        state = self._scheduler.state
+        for slot in state.active:
+            job = slot.job
+            if job is None or job.id in self._seen_admitted:
+                continue
+            self._seen_admitted.add(job.id)
+            if job.parks == 0:
+                invariants.check_admission(job)
+                waiting = [j.level for j in state.queue.waiting()]
+                if waiting and min(waiting) < job.level:
+                    self.saw("ageing turn went to a lower class")
+            self._check_reuse(job, slot.index)
+
+    def _check_reuse(self, job: Job, slot: int) -> None:
+        request, policy = job.request, self._scheduler.state.limits.cache
+        _need(job.cached < job.prompt_tokens, f"{job.id} reuses its whole prompt")
+        if policy == "none" and not request.fork_of:
+            _need(job.cached == 0, f"{job.id} reuses {job.cached} tokens under policy none")
+        if policy == "system_prompt" and not request.fork_of:
+            own = request.boundaries[0] if request.boundaries else 0
+            _need(job.cached <= own, f"{job.id} was given more than the system prompt that it sent")
+            if job.cached:
+                self.saw("system prompt shared")
+        if job.cached and self._evicted:
+            self.saw("hit after an eviction")
+        if job.cached and job.deferrals:
+            self.saw("deferred and then served from the cache")
+        if job.cached and request.fork_of in self._running_before:
+            self.saw("fork shared its parent's prompt")
+
+    def _check_parked(self) -> None:
+        jobs = self._running_before.values()
+        parked = [job for job in jobs if job.where is Where.PARKED]
+        timed_out = {n.request_id for n in self._scheduler.state.events.notes if n.name == notes.PREEMPTED}
+        invariants.check_parked(self._anchor, parked, timed_out)
+
+    def _check_orders(self, orders: Iterable[Order], now: float) -> None:
+        """The slot time-out counts from entry into the queue, and only against one who had his time."""
+        limits = self._scheduler.state.limits
+        for order in orders:
+            victim = self._scheduler.state.slots[order.slot]
+            if order.timeout:
+                entered_s = order.waiter.entered_s
+                waited = entered_s is not None and now - entered_s >= limits.cache_slot_timeout_s
+                _need(waited, f"{order.waiter.id} takes a slot before its time-out")
+                served_s = now - victim.started_s
+                _need(served_s >= limits.cache_slot_timeout_s, f"slot {order.slot} is taken before its time")
+            elif victim.job is not None:
+                _need(victim.job.level > order.waiter.level, "parked for somebody who is not more urgent")
+                _need(victim.job.parks < limits.priority_parks_max, "parked too often for priority")
+                self.saw("parked for priority")
+
+    def _check_deadlines(self, now: float) -> None:
+        for job in self._scheduler.state.jobs.values():
+            deadline_s = job.request.deadline_s
+            _need(deadline_s is None or deadline_s > now, f"{job.id} outlived its deadline")
+
+    def _watch_building(self, now: float) -> None:
+        state = self._scheduler.state
+        full = len(state.active) == len(state.slots)
+        if full and all(slot.state == "prefilling" for slot in state.active):
+            if self._building_since is None:
+                self._building_since = now
+        else:
+            self._building_since = None
+
+    def _observe_tick(self, tick: Tick) -> None:
+        rows = prompts = 0
+        for span in tick.spans():
+            if rows >= tick.decode_rows:
+                prompts += 1
+                job = self._scheduler.state.slots[span.slot].job
+                if job is not None:
+                    self._chunks[job.id] += 1
+                    if self._chunks[job.id] == 3:
+                        self.saw("prompt split in three chunks or more")
+            rows += span.rows
+        self.sometimes["several prompts in one tick"] += prompts > 1
+        self.sometimes["operations without rows"] += bool(tick.ops) and not tick.rows
+        for op in tick.ops:
+            if op.kind is OpKind.RESTORE:
+                self.saw("hit by restoring a snapshot")
+            elif op.kind is OpKind.COPY_PAGES:
+                self.saw("pages copied on write")
+
+    # --- around a commit -------------------------------------------------------------------------
+
+    def after_commit(self, tick: Tick, outcome: Outcome, events: Events, now: float) -> None:
+        scheduler = self._scheduler
+        self._check_parked_in(events)
+        invariants.check_books(scheduler)
+        if outcome.failure is PassFailure.VOID:
+            self.saw("tick void after a failed one")
+        elif outcome.failure is PassFailure.NO_ROOM:
+            self.saw("no room reported and recovered")
+        elif outcome.failure is PassFailure.FAILED:
+            self._troubled.update(self._running_before)
+        for got, asked in zip(outcome.counts, tick.outputs, strict=False):
+            if asked > 1:
+                self.saw("drafts accepted in full" if got == asked else "drafts rejected")
+        expected = sum(outcome.counts) - sum(events.counts)
+        if outcome.failure is None and expected > 0 and not outcome.failed and scheduler.state.can.plan_ahead:
+            self.saw("row of a finished request discarded")
+
+    def _check_parked_in(self, events: Events) -> None:
+        parked = [job for job in self._running_before.values() if job.where is Where.PARKED]
+        timed_out = {n.request_id for n in events.notes if n.name == notes.PREEMPTED}
+        invariants.check_parked(self._anchor, parked, timed_out)
+
+    def events(self, events: Events, now: float) -> None:
+        for note in events.notes:
+            self._observe_note(note, now)
+        for terminal in events.ends:
+            request_id = terminal.request_id
+            if terminal.end is End.FINISHED and request_id in self._troubled:
+                self.saw("pass failed and nobody was hurt")
+            if terminal.end is End.FAILED and terminal.reason == "pass_failed":
+                self.saw("request failed alone after a bisection")
+            if terminal.end is End.FAILED and terminal.reason == "bad_output":
+                self.saw("bad output failed one request")
+            if terminal.end is End.FAILED and terminal.reason == "preempted":
+                self.saw("preempted for good")
+            if terminal.end is End.CANCELLED and terminal.reason == "deadline":
+                self.saw(
+                    "deadline while running"
+                    if request_id in self._running_before
+                    else "deadline while waiting"
+                )
+            if terminal.end is End.REJECTED and terminal.reason == "queue_full":
+                self.saw("waited too long to enter")
+            if terminal.end is End.REJECTED and terminal.reason == "shutting_down":
+                self.saw("queued work ended by a drain")
+            if terminal.end is End.CANCELLED and terminal.reason == "shutdown":
+                self.saw("running work cut by a shutdown")
+            for seen in (self._seen_admitted, self._troubled):
+                seen.discard(request_id)
+            self._chunks.pop(request_id, None)
+
+    def _observe_note(self, note: Note, now: float) -> None:
+        name = note.name
+        if name in notes.SEED_NAMES:
+            self.saw(f"note: {name}")
+        if name == notes.SERVER_BUSY:
+            since, limits = self._building_since, self._scheduler.state.limits
+            built = since is not None and now - since >= limits.cache_slot_timeout_s
+            _need(
+                built, f"{note.request_id} was told server busy, and not all slots were building for so long"
+            )
+        elif name == notes.SLOT_RESUMED:
+            self.saw("parked and resumed")
+        elif name == notes.CACHE_EVICTED:
+            self._evicted = True
+        elif name == notes.SEQUENCE_MOVED:
+            self.saw("sequence moved to close a gap")
+        elif name == notes.DEFERRED_ELSEWHERE:
+            self.saw("deferred and ran elsewhere")
+        elif name == notes.SLOT_REBUILD:
+            self.saw("operation failed and the slot was rebuilt")
+        elif name == notes.PARKED_FOR_MEMORY:
+            self.saw("parked for memory")
+            self.saw("out of memory and recovered")
+        elif name == notes.COPIED_RUNNING:
+            self.saw("hit by copying a running sequence")
+
+    def cancelled(self, job: Job) -> None:
+        """A client changes its mind: in which state did that meet the request?"""
+        state = job.where.value
+        if job.where is Where.RUNNING:
+            slot = next(slot for slot in self._scheduler.state.active if slot.job is job)
+            state = slot.state
+        self.saw(f"cancelled while {state}")
+
+
+_KNOWN = frozenset(SOMETIMES)
+assert len(_KNOWN) == len(SOMETIMES)
+
+
+def _need(holds: bool, law: str) -> None:
+    if not holds:
+        raise InvariantError(law)

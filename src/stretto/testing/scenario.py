@@ -1,0 +1,194 @@
+"""What one seed simulates: limits, layout, policy, traffic and fault weights, all drawn from the seed.
+
+Swarm testing: each seed switches features on and off, so that rare combinations are common somewhere.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from stretto.backends.simulated.model import LatencyModel
+from stretto.core.capabilities import Capabilities, Rewind, Share
+from stretto.core.limits import CACHE_POLICIES, Limits, Preemption
+from stretto.testing.faults import FaultWeights
+
+VOCAB = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    seed: int
+    layout: str
+    limits: Limits
+    capabilities: Capabilities
+    latency: LatencyModel
+    faults: FaultWeights
+    traffic: Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """How the simulated clients behave."""
+
+    requests_per_tick: float
+    burst: float  # chance that an arrival brings a whole burst
+    tenants: int
+    flood: float  # share of one tenant
+    salts: int
+    systems: int  # distinct system prompts
+    system_tokens: int
+    message_tokens: int
+    long_prompt: float
+    answer_tokens: int
+    next_turn: float  # chance that a finished conversation goes on
+    rewrite: float  # chance that the template rewrites history on the next turn
+    regenerate: float  # chance that a conversation is asked again while it runs
+    urgent: float
+    background: float
+    cancel: float
+    stop: float
+    deadline: float
+    hostile: float  # invalid requests
+    drafts: float
+    grammar: float
+    forks: float
+    drain: float  # chance per run that the operator drains half-way
+
+
+def draw(seed: int) -> Scenario:
+    r = random.Random(f"{seed}:scenario")
+    layout = r.choice(
+        ("streams", "streams", "hybrid", "hybrid", "window", "unified", "unified", "pages", "pages", "ahead")
+    )
+    slots = r.choice((1, 2, 3, 4, 6, 8))
+    window = r.choice((96, 160, 256, 400))
+    limits = _limits(r, slots)
+    can = _capabilities(r, layout, slots, window, limits)
+    return Scenario(
+        seed=seed,
+        layout=layout,
+        limits=limits,
+        capabilities=can,
+        latency=_latency(r, can),
+        faults=_faults(r),
+        traffic=_traffic(r, slots, window),
+    )
+
+
+def _limits(r: random.Random, slots: int) -> Limits:
+    return Limits(
+        n_seq_max=slots,
+        n_batch=r.choice((slots, slots + 3, 16 + slots, 64, 256)),
+        prefill_chunk=r.choice((1, 7, 16, 32, 64)),
+        target_itl_s=r.choice((0.005, 0.02, 0.05)),
+        queue_depth=r.choice((1, 2, 3)),
+        max_queue=r.choice((0, 2, 8, 32)),
+        max_queue_wait_s=r.choice((None, 0.3, 2.0)),
+        cache=r.choice(CACHE_POLICIES + ("incremental", "prefix")),
+        cache_min_tokens=r.choice((1, 4, 12, 32)),
+        cache_slot_timeout_s=r.choice((0.05, 0.3, 1.5, 30.0)),
+        cache_ram_bytes=r.choice((0, 1500, 6000, 1 << 20)),
+        preemption=r.choice((Preemption.RESUME, Preemption.RESUME, Preemption.FAIL)),
+        headroom_tokens=r.choice((0, 8, 64)),
+        tenant_weights={"tenant1": 2.0} if r.random() < 0.3 else {},
+    )
+
+
+def _capabilities(r: random.Random, layout: str, slots: int, window: int, limits: Limits) -> Capabilities:
+    page = r.choice((1, 4, 8, 16))
+    pool = max(window // 2, int(window * slots * r.choice((0.3, 0.5, 0.8, 1.5))))
+    common = {
+        "sequences_max": slots + r.choice((0, 0, 1, 3)),
+        "window": window,
+        "bytes_per_token": 10,
+        "row_quantum": r.choice((1, 8, 16)),
+        "rows_max": max(limits.n_batch, 1),
+        "vocab": VOCAB,
+        "snapshots": r.random() < 0.8,
+        "share_from_running": r.random() < 0.7,
+        "snapshot_bytes_per_s": r.choice((1e5, 1e9)),
+    }
+    if layout == "unified":
+        return Capabilities(share=Share.RANGE, pages=pool, **common)  # type: ignore[arg-type]
+    if layout in ("pages", "ahead"):
+        pages = max(2, -(-pool // page))
+        ahead = 1 if layout == "ahead" else 0
+        return Capabilities(share=Share.PAGES, pages=pages, page_tokens=page, plan_ahead=ahead, **common)  # type: ignore[arg-type]
+    share = r.choice((Share.COPY, Share.COPY, Share.NONE))
+    rewind = {"hybrid": Rewind.CHECKPOINT, "window": Rewind.WINDOW}.get(layout, Rewind.ANY)
+    return Capabilities(
+        rewind=rewind,
+        rewind_tokens=r.choice((4, 16)),
+        share=share,
+        contiguous=r.random() < 0.5,
+        equal_spans=r.random() < 0.5,
+        state_bytes=50 if rewind is not Rewind.ANY else 0,
+        **common,  # type: ignore[arg-type]
+    )
+
+
+def _latency(r: random.Random, can: Capabilities) -> LatencyModel:
+    scale = r.choice((0.2, 1.0, 5.0))
+    return LatencyModel(
+        a_s=2e-3 * scale,
+        b_s=1e-3 * scale,
+        c_s=2e-6 * scale,
+        beta_s=4e-4 * scale,
+        gamma_s=1e-6 * scale,
+        cliff_rows=can.row_quantum,
+    )
+
+
+def _faults(r: random.Random) -> FaultWeights:
+    def rare(chance: float) -> float:
+        return chance if r.random() < 0.5 else 0.0
+
+    if r.random() < 0.3:
+        return FaultWeights()
+    return FaultWeights(
+        op=rare(0.02),
+        no_room=rare(0.01),
+        fail_before=rare(0.01),
+        fail_during=rare(0.01),
+        lose=rare(0.3),
+        bad_logits=rare(0.005),
+        bad_token=rare(0.005),
+        malformed=rare(0.005),
+        slow=rare(0.005),
+    )
+
+
+def _traffic(r: random.Random, slots: int, window: int) -> Traffic:
+    load = r.choice((0.3, 0.8, 1.2, 2.0))
+    answer = r.choice((4, 12, 30, 60))
+    some = r.random
+
+    def often(chance: float) -> float:
+        return chance if some() < 0.6 else 0.0
+
+    return Traffic(
+        requests_per_tick=load * slots / (answer + 4),
+        burst=often(0.05),
+        tenants=r.choice((1, 2, 4)),
+        flood=r.choice((0.25, 0.7)),
+        salts=r.choice((1, 1, 2)),
+        systems=r.choice((0, 1, 1, 3)),
+        system_tokens=r.choice((3, 10, window // 4)),
+        message_tokens=r.choice((2, 8, 20)),
+        long_prompt=often(0.1),
+        answer_tokens=answer,
+        next_turn=r.choice((0.0, 0.5, 0.9)),
+        rewrite=often(0.3),
+        regenerate=often(0.1),
+        urgent=often(0.2),
+        background=often(0.4),
+        cancel=often(0.1),
+        stop=often(0.05),
+        deadline=often(0.1),
+        hostile=often(0.03),
+        drafts=often(0.3),
+        grammar=often(0.2),
+        forks=often(0.2),
+        drain=often(0.3),
+    )

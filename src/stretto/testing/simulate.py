@@ -1,0 +1,134 @@
+"""`python -m stretto.testing.simulate`: many seeds, on all cores, until so many ticks are done.
+
+Prints faults by kind, requests by outcome and every *sometimes* law with its count. A violated law ends
+the run with status 1 and prints the one command that replays it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import get_context
+
+from stretto.testing.laws import SOMETIMES
+from stretto.testing.simulation import Report, Simulation
+
+TICKS_PER_SEED = 1000
+
+
+class Violation(Exception):
+    """A law was broken; the message is the whole story, ready to print."""
+
+
+def run_seed(seed: int, ticks: int) -> Report:
+    try:
+        return Simulation(seed).run(ticks)
+    except Exception as error:
+        command = f"python -m stretto.testing.simulate --seed {seed} --ticks {ticks} --only"
+        trail = "".join(traceback.format_exception(error)[-12:])
+        raise Violation(f"seed {seed}: {type(error).__name__}: {error}\n{trail}\nreplay: {command}") from None
+
+
+def run_many(first: int, ticks: int, workers: int, ticks_per_seed: int = TICKS_PER_SEED) -> Iterator[Report]:
+    """Reports as seeds finish, until their ticks add up."""
+    if workers == 1:
+        done, seed = 0, first
+        while done < ticks:
+            report = run_seed(seed, ticks_per_seed)
+            done, seed = done + report.ticks, seed + 1
+            yield report
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
+        seed, done = first, 0
+        pending: set[Future[Report]] = set()
+        while done < ticks:
+            while len(pending) < 2 * workers:
+                pending.add(pool.submit(run_seed, seed, ticks_per_seed))
+                seed += 1
+            finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for future in finished:
+                report = future.result()
+                done += report.ticks
+                yield report
+        for future in pending:
+            future.cancel()
+
+
+def show(report: Report, seconds: float) -> None:
+    print(f"\n{report.ticks:,} ticks, {report.seeds:,} seeds, {seconds:.0f} s, no violation")
+    for title, counts in (("faults", report.faults), ("requests by outcome", report.outcomes)):
+        print(f"\n{title}:")
+        for name in sorted(counts):
+            print(f"  {counts[name]:>10,}  {name}")
+    print("\nsometimes:")
+    for law in SOMETIMES:
+        print(f"  {report.sometimes[law]:>10,}  {law}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="stretto.testing.simulate", description=__doc__)
+    parser.add_argument(
+        "--ticks", type=int, default=100_000, help="ticks in all (with --only: client steps of the seed)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--only", action="store_true", help="run just this one seed")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--trace", help="with --only: write the trace to this file")
+    parser.add_argument("--json", help="write the report to this file")
+    parser.add_argument(
+        "--lenient", action="store_true", help="do not fail when a sometimes law was never seen"
+    )
+    options = parser.parse_args(arguments)
+    started = time.monotonic()
+    total = Report()
+    try:
+        if options.only:
+            simulation = Simulation(options.seed, keep_trace=bool(options.trace))
+            try:
+                total.add(simulation.run(options.ticks))
+            finally:
+                if options.trace:
+                    with open(options.trace, "w", encoding="utf-8") as file:
+                        file.write("\n".join(simulation.trace.lines or []) + "\n")
+        else:
+            for report in run_many(options.seed, options.ticks, options.workers):
+                total.add(report)
+                if sys.stderr.isatty():
+                    print(
+                        f"\r{total.ticks:,} ticks, {total.seeds:,} seeds", end="", file=sys.stderr, flush=True
+                    )
+    except Violation as violation:
+        print(f"\nVIOLATION {violation}")
+        return 1
+    seconds = time.monotonic() - started
+    show(total, seconds)
+    if options.json:
+        write_json(options.json, total, seconds)
+    unseen = [law for law in SOMETIMES if not total.sometimes[law]]
+    if unseen and not options.only and not options.lenient:
+        print("\nnever seen: " + ", ".join(unseen))
+        return 1
+    return 0
+
+
+def write_json(path: str, report: Report, seconds: float) -> None:
+    value = {
+        "ticks": report.ticks,
+        "seeds": report.seeds,
+        "seconds": round(seconds, 1),
+        "faults": dict(sorted(report.faults.items())),
+        "outcomes": dict(sorted(report.outcomes.items())),
+        "sometimes": {law: report.sometimes[law] for law in SOMETIMES},
+    }
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1)
+        file.write("\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,309 @@
+"""Chat templates from model files: messages → one prompt, with its authors and message boundaries.
+
+Knows the dialect of Jinja that Hugging Face templates use, rendered by minijinja with bounded fuel and
+output. Templates are untrusted code and messages are untrusted text; see `marking` for how the two are
+kept apart. Does not know tokens: `tokenizer.encode_prompt` turns a `Rendered` into them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import minijinja
+
+from stretto.errors import InvalidRequestError
+from stretto.text.errors import BrokenTemplateError, TemplateRefusedError, one_line
+from stretto.text.marking import Alphabet, Disguise, Segment, is_identifier, literals
+from stretto.text.messages import normalized, normalized_tools
+
+SOURCE_CHARS_MAX = 1 << 20
+FUEL = 2_000_000  # instructions of one render: about 75 ms; a 200-message chat uses some 10,000
+OUTPUT_CHARS_MIN = 1 << 20  # always allowed; beyond it the prompt may be 4 times what was sent
+BOUNDARIES_MAX = 16
+DISGUISES_MAX = 16
+KWARGS_ALLOWED = ("enable_thinking", "thinking", "reasoning_effort", "preserve_thinking", "date_string")
+_KWARG_TEXT = re.compile(r"[A-Za-z0-9 _.,:/-]{0,64}")
+# What transformers adds to Jinja and minijinja does not have: marks around what the model should learn.
+_GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + "
+    "'<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt as text. `boundaries` are character offsets where messages end, the last message's left out.
+
+    `exact` is False where the template changes contents in a way that cannot be followed; the contents are
+    then in the prompt as they were sent.
+    """
+
+    segments: tuple[Segment, ...]
+    boundaries: tuple[int, ...] = ()
+    exact: bool = True
+
+    @property
+    def text(self) -> str:
+        return "".join(segment.text for segment in self.segments)
+
+    @property
+    def tail(self) -> str:
+        """What the template wrote after the last user text, for instance an opened `<think>`."""
+        last = self.segments[-1] if self.segments else Segment("", user=False)
+        return "" if last.user else last.text
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Everything that one request renders, several times over."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    generate: bool
+    kwargs: Mapping[str, Any]
+    now: datetime
+    output_chars_max: int
+
+    def hidden(self, disguise: Disguise) -> _Call:
+        return replace(self, messages=disguise.messages(self.messages), tools=disguise.value(self.tools))
+
+    def until(self, end: int) -> _Call:
+        """The first messages only, and without the prompt to answer."""
+        return replace(self, messages=self.messages[:end], generate=False)
+
+
+class _Refusal(Exception):
+    """Raised by `raise_exception` inside a template."""
+
+
+class _Overflow(Exception):
+    """The output passed its limit."""
+
+
+class ChatTemplate:
+    """One template, compiled once. Rendering is thread-safe and deterministic but for `clock`."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos: str = "",
+        eos: str = "",
+        clock: Callable[[], datetime] = datetime.now,
+        fuel: int = FUEL,
+    ) -> None:
+        if len(source) > SOURCE_CHARS_MAX:
+            raise BrokenTemplateError(f"the chat template has {len(source):,} characters")
+        self.source = source
+        self._bos, self._eos, self._clock = bos, eos, clock
+        self._literals = literals(source)
+        self._words = frozenset(filter(is_identifier, self._literals))
+        self._reserved = frozenset(character for character in source + bos + eos if ord(character) >= 0xF0000)
+        self._lock = threading.Lock()
+        self._now = datetime.min
+        self._budget = 0
+        self._environment = self._compiled(fuel)
+        variables = self._environment.undeclared_variables_in_template("chat")
+        self.knows_tools = "tools" in variables
+        self.knows_thinking = "enable_thinking" in variables or "thinking" in variables
+
+    def _compiled(self, fuel: int) -> minijinja.Environment:
+        environment = minijinja.Environment(
+            fuel=fuel,
+            debug=False,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            finalizer=self._count,
+            filters={"tojson": _tojson},
+            globals={"raise_exception": _raise_exception, "strftime_now": self._strftime_now},
+            auto_escape_callback=lambda _name: False,
+        )
+        source = _GENERATION.sub(
+            lambda tag: f"{{%{tag[1]} {'endif' if tag[2] else 'if true'} {tag[3]}%}}", self.source
+        )
+        try:
+            environment.add_template("chat", source)
+        except (minijinja.TemplateError, ValueError) as error:
+            raise _broken(error) from None
+        return environment
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> Rendered:
+        """The prompt for these messages. Raises a typed error where template or messages do not fit."""
+        _check_kwargs(kwargs)
+        plain, plain_tools = normalized(messages), normalized_tools(tools)
+        size = len(json.dumps([plain, plain_tools], ensure_ascii=False))
+        call = _Call(
+            plain, plain_tools, add_generation_prompt, kwargs, self._clock(), max(OUTPUT_CHARS_MIN, 4 * size)
+        )
+        with self._lock:
+            disguise, hidden, prompt, exact = self._disguised(call)
+            template_from = self._generation_start(hidden, prompt) if disguise.keep else len(prompt)
+            segments = disguise.segments(prompt, template_from=template_from)
+            return Rendered(segments, self._boundaries(hidden, prompt), exact)
+
+    # ── disguises: hide as much of the user's text as the template lets us ──────────────────────
+
+    def _disguised(self, call: _Call) -> tuple[Disguise, _Call, str, bool]:
+        """The most hiding disguise whose render, read back, is the plain render; and that render."""
+        wanted = self._run(call)
+        alphabet = Alphabet(self._reserved)
+        for readable in (False, True):
+            disguise = Disguise(alphabet, readable=readable, source_words=self._words)
+            hidden = call.hidden(disguise)
+            prompt = self._attempt(hidden)
+            if prompt is not None and disguise.decode(prompt) == wanted:
+                return disguise, hidden, prompt, True
+        keeping = self._keeping(call, alphabet, wanted)
+        if keeping is not None:
+            return *keeping, True
+        if prompt is None:
+            raise BrokenTemplateError(
+                "the chat template computes with contents: user text cannot be told apart"
+            )
+        return disguise, hidden, prompt, False
+
+    def _keeping(self, call: _Call, alphabet: Alphabet, wanted: str) -> tuple[Disguise, _Call, str] | None:
+        """A disguise that leaves the template's literals readable, and of these as few as will do."""
+        keep = self._present(call)
+        words = tuple(literal for literal in keep if is_identifier(literal))
+        others = [(literal,) for literal in keep if not is_identifier(literal)]
+        best: tuple[Disguise, _Call, str] | None = None
+        for dropped in [(), words, *others][:DISGUISES_MAX] if keep else []:
+            fewer = tuple(literal for literal in keep if literal not in dropped)
+            disguise = Disguise(alphabet, readable=True, keep=fewer, source_words=self._words)
+            hidden = call.hidden(disguise)
+            prompt = self._attempt(hidden)
+            if prompt is not None and disguise.decode(prompt) == wanted:
+                keep, best = fewer, (disguise, hidden, prompt)
+            elif best is None:
+                return None
+        return best
+
+    def _present(self, call: _Call) -> tuple[str, ...]:
+        """The template's literals that some user text contains."""
+        sent = json.dumps([call.messages, call.tools], ensure_ascii=False)
+        texts = [message["content"] for message in call.messages]
+        return tuple(
+            literal for literal in self._literals if literal in sent or any(literal in text for text in texts)
+        )
+
+    # ── boundaries ──────────────────────────────────────────────────────────────────────────────
+
+    def _generation_start(self, call: _Call, prompt: str) -> int:
+        """Where the generation prompt begins: the template's own text, if anything is."""
+        without = self._attempt(call.until(len(call.messages))) if call.generate else None
+        return len(without) if without is not None and prompt.startswith(without) else len(prompt)
+
+    def _boundaries(self, call: _Call, prompt: str) -> tuple[int, ...]:
+        """Ends of messages at which the prompt of the messages so far is a prefix of the whole prompt.
+
+        Of a long chat the first two and the last messages are tried, so that the cost stays bounded.
+        """
+        ends = list(range(1, len(call.messages)))
+        if len(ends) > BOUNDARIES_MAX:
+            ends = [*ends[:2], *ends[2 - BOUNDARIES_MAX :]]
+        offsets: list[int] = []
+        for end in ends:
+            part = self._attempt(call.until(end))
+            floor = offsets[-1] if offsets else 0
+            if part is not None and len(part) > floor and prompt.startswith(part):
+                offsets.append(len(part))
+        return tuple(offsets)
+
+    def _attempt(self, call: _Call) -> str | None:
+        try:
+            return self._run(call)
+        except (BrokenTemplateError, TemplateRefusedError):
+            return None
+
+    # ── one render ──────────────────────────────────────────────────────────────────────────────
+
+    def _run(self, call: _Call) -> str:
+        self._now, self._budget = call.now, call.output_chars_max
+        try:
+            output = self._environment.render_template(
+                "chat",
+                messages=[dict(message) for message in call.messages],
+                tools=call.tools,
+                add_generation_prompt=call.generate,
+                bos_token=self._bos,
+                eos_token=self._eos,
+                **call.kwargs,
+            )
+        except _Refusal as error:
+            raise TemplateRefusedError(f"the chat template refuses: {one_line(str(error))}") from None
+        except _Overflow:
+            raise BrokenTemplateError("the chat template's output grows without bound") from None
+        except InvalidRequestError:
+            raise
+        except Exception as error:
+            raise _broken(error) from None
+        if len(output) > call.output_chars_max:
+            raise BrokenTemplateError("the chat template's output grows without bound")
+        return output
+
+    def _count(self, value: Any) -> Any:
+        """Sees every printed value; what it returns makes minijinja print it as usual."""
+        if isinstance(value, str):
+            self._budget -= len(value)
+            if self._budget < 0:
+                raise _Overflow
+        return NotImplemented
+
+    def _strftime_now(self, format: str) -> str:
+        return self._now.strftime(format)
+
+
+def _raise_exception(message: object = "") -> None:
+    raise _Refusal(str(message))
+
+
+def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
+    """As transformers defines it: no HTML escapes, letters as they are."""
+    separators = options.get("separators")
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=tuple(separators) if separators else None,
+        sort_keys=bool(options.get("sort_keys")),
+    )
+
+
+def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
+    for name, value in kwargs.items():
+        if name not in KWARGS_ALLOWED:
+            raise InvalidRequestError(
+                f"chat_template_kwargs has the unknown key {name[:40]!r}",
+                hint=f"known keys: {', '.join(KWARGS_ALLOWED)}",
+            )
+        if not isinstance(value, bool | int) and not (
+            isinstance(value, str) and _KWARG_TEXT.fullmatch(value)
+        ):
+            raise InvalidRequestError(
+                f"chat_template_kwargs.{name} must be a boolean, a number or a short word"
+            )
+
+
+def _broken(error: Exception) -> BrokenTemplateError:
+    """One line, with the template's line number and no source text."""
+    line = getattr(error, "line", None)
+    text = one_line(str(error.args[0]) if error.args else type(error).__name__)
+    text = re.sub(r" \(in [^()]*\)$", "", text)
+    return BrokenTemplateError(f"the chat template fails{f' at line {line}' if line else ''}: {text}")

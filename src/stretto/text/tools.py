@@ -1,0 +1,294 @@
+"""Tool calls in model output, found as it streams.
+
+Knows four dialects: Hermes and Qwen (`<tool_call>{…}</tool_call>`), Llama 3 (`{"name", "parameters"}`,
+`<|python_tag|>`), Mistral (`[TOOL_CALLS][…]`) and bare JSON. One machine runs them all: it looks for a
+dialect's opening, collects JSON until a value is complete, and goes on. What is no call after all is text.
+There is no backtracking: the JSON is read by the C decoder, a bounded number of times.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from stretto.text.reasoning import held_suffix
+
+CALLS_MAX = 128
+READS_MAX = 8  # reads of one value that may fail before reading waits for the value to double
+_DECODER = json.JSONDecoder()
+_NAME_CHARS_MAX = 128
+
+
+class Dialect(Enum):
+    HERMES = "hermes"
+    LLAMA3 = "llama3"
+    MISTRAL = "mistral"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call. `arguments` is a string of JSON, as the OpenAI wire wants it."""
+
+    index: int
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What one piece of text brought: text to show, and calls that are now complete."""
+
+    content: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """A dialect. `opening` "" means: at the very beginning of the output."""
+
+    opening: str
+    closing: str = ""
+    between: str = ""  # may separate two calls
+    strict_names: bool = False  # a name that is no tool's makes it text
+    anywhere: bool = True
+
+
+_RULES = {
+    Dialect.HERMES: _Rules("<tool_call>", "</tool_call>"),
+    Dialect.MISTRAL: _Rules("[TOOL_CALLS]", between=","),
+    Dialect.LLAMA3: _Rules(
+        "<|python_tag|>", closing="<|eom_id|>", between=";", strict_names=True, anywhere=False
+    ),
+    Dialect.JSON: _Rules("```json", "```", strict_names=True, anywhere=False),
+}
+# Control tokens by which a dialect is known: the caller must let their text through the detokenizer.
+MARKERS = {
+    Dialect.HERMES: ("<tool_call>", "</tool_call>"),
+    Dialect.MISTRAL: ("[TOOL_CALLS]", "[ARGS]"),
+    Dialect.LLAMA3: ("<|python_tag|>", "<|eom_id|>"),
+    Dialect.JSON: (),
+}
+
+
+def dialect_for(template: str) -> Dialect:
+    """How a model calls tools, judged by its chat template."""
+    if "<tool_call>" in template:
+        return Dialect.HERMES
+    if "[TOOL_CALLS]" in template:
+        return Dialect.MISTRAL
+    if "<|python_tag|>" in template or ("ipython" in template and '"parameters"' in template):
+        return Dialect.LLAMA3
+    return Dialect.JSON
+
+
+class _State(Enum):
+    TEXT = "text"
+    VALUE = "value"  # collecting JSON
+    AFTER = "after"  # a value is complete: its closing, another value, or text
+    PLAIN = "plain"  # nothing more will be a call
+
+
+class ToolParser:
+    """One stream. `names` are the tools that were offered; None takes any name."""
+
+    def __init__(self, dialect: Dialect, names: frozenset[str] | None = None) -> None:
+        self._rules = _RULES[dialect]
+        self._mistral = dialect is Dialect.MISTRAL
+        self._names = names
+        self._state = _State.TEXT
+        self._held = ""  # TEXT and AFTER: what may become an opening, a closing or a separator
+        self._started = False  # text other than spaces was seen, so a bare value can no longer come
+        self._parts: list[str] = []  # VALUE: what was collected
+        self._length = self._depth = self._reads = self._read_at = 0
+        self._lead = ""  # what stood before the value, shown again if it is no call
+        self._count = 0
+
+    @property
+    def calls_seen(self) -> int:
+        return self._count
+
+    def push(self, text: str) -> Parsed:
+        """More output. Text that may still belong to a call is kept until that is decided."""
+        content: list[str] = []
+        calls: list[ToolCall] = []
+        steps: dict[_State, Callable[[str, list[str], list[ToolCall]], str | None]] = {
+            _State.TEXT: self._text,
+            _State.VALUE: self._value,
+            _State.AFTER: self._after,
+            _State.PLAIN: self._plain,
+        }
+        rest: str | None = text
+        while rest is not None:
+            rest = steps[self._state](rest, content, calls)
+        return Parsed("".join(content), tuple(calls))
+
+    def flush(self) -> Parsed:
+        """The end: a value that was never complete is text."""
+        content: list[str] = []
+        calls: list[ToolCall] = []
+        if self._state is _State.VALUE:
+            rest = self._read(content, calls, last=True)
+            content.append(rest if rest is not None and self._state is not _State.AFTER else "")
+        elif self._state is _State.TEXT:
+            content.append(self._held)
+        self._state, self._held = _State.PLAIN, ""
+        return Parsed("".join(content), tuple(calls))
+
+    # ── states: each eats some text and returns the rest, None when all is eaten ────────────────
+
+    def _plain(self, text: str, content: list[str], calls: list[ToolCall]) -> None:
+        content.append(text)
+
+    def _text(self, text: str, content: list[str], calls: list[ToolCall]) -> str | None:
+        text, self._held = self._held + text, ""
+        opening = self._rules.opening
+        if not self._rules.anywhere and not self._started:
+            bare = text.lstrip()
+            if not bare or (opening.startswith(bare) and bare != opening):
+                return self._hold(text, content)
+            if bare[0] in "{[" and not bare.startswith(opening):
+                return self._begin(text[: len(text) - len(bare)], bare)
+        found = text.find(opening)
+        if found >= 0 and (self._rules.anywhere or not text[:found].strip()):
+            content.append(text[:found])
+            return self._begin(opening, text[found + len(opening) :])
+        self._started = self._started or bool(text.strip())
+        if not self._rules.anywhere and self._started:
+            self._state = _State.PLAIN
+            return text
+        held = held_suffix(text, opening)
+        content.append(text[: len(text) - held])
+        self._held = text[len(text) - held :]
+        return None
+
+    def _hold(self, text: str, content: list[str]) -> str | None:
+        """Nothing but spaces, or half an opening. Endless spaces are text."""
+        if len(text) > 256:
+            self._state = _State.PLAIN
+            return text
+        self._held = text
+        return None
+
+    def _begin(self, lead: str, rest: str) -> str:
+        self._state, self._lead = _State.VALUE, lead
+        self._parts, self._length, self._depth, self._reads, self._read_at = [], 0, 0, 0, 0
+        return rest
+
+    def _value(self, text: str, content: list[str], calls: list[ToolCall]) -> str | None:
+        """Collects. Brackets are counted without looking at strings, only to guess when to read."""
+        self._parts.append(text)
+        self._length += len(text)
+        self._depth += text.count("{") + text.count("[") - text.count("}") - text.count("]")
+        closing = self._rules.closing
+        due = (self._depth <= 0 and ("}" in text or "]" in text)) or (closing and closing in text)
+        if not due and self._length < 4 * max(self._read_at, 1024):
+            return None
+        if self._reads >= READS_MAX and self._length < 2 * self._read_at:
+            return None
+        return self._read(content, calls, last=False)
+
+    def _read(self, content: list[str], calls: list[ToolCall], *, last: bool) -> str | None:
+        """Tries to decode what was collected: calls, text, or wait."""
+        whole = "".join(self._parts)
+        self._parts, self._reads, self._read_at = [whole], self._reads + 1, len(whole)
+        name, start = self._prefix_name(whole)
+        try:
+            value, end = _DECODER.raw_decode(whole, start)
+        except (ValueError, RecursionError) as error:
+            hopeless = (
+                isinstance(error, RecursionError) or not whole[start:].strip() or whole[start] not in "{["
+            )
+            if last or (hopeless and whole.strip()):
+                return self._refuse(whole, content)
+            return None
+        found = _calls(value if name is None else {"name": name, "arguments": value})
+        allowed = not self._rules.strict_names or self._names is None
+        known = found and all(allowed or call[0] in (self._names or ()) for call in found)
+        if not known or self._count + len(found) > CALLS_MAX:
+            return self._refuse(whole, content)
+        for call_name, arguments in found:
+            calls.append(ToolCall(self._count, call_name, arguments))
+            self._count += 1
+        self._state, self._parts, self._started = _State.AFTER, [], True
+        return whole[end:]
+
+    def _prefix_name(self, whole: str) -> tuple[str | None, int]:
+        """Where the JSON begins; newer Mistral models write the name in front of it: `name[ARGS]{…}`."""
+        bare = len(whole) - len(whole.lstrip())
+        if not self._mistral or whole[bare : bare + 1] in ("[", "{", ""):
+            return None, bare
+        brace = whole.find("{", bare, bare + _NAME_CHARS_MAX + 8)
+        name = whole[bare:brace].removesuffix("[ARGS]").strip() if brace > 0 else ""
+        return (
+            (name, brace)
+            if name and name.replace("-", "_").replace(".", "_").isidentifier()
+            else (None, bare)
+        )
+
+    def _refuse(self, whole: str, content: list[str]) -> str:
+        """No call: the opening and all that followed is text. In the bare dialects nothing else can come."""
+        content.append(self._lead)
+        self._started, self._parts = True, []
+        self._state = _State.TEXT if self._rules.anywhere and self._count < CALLS_MAX else _State.PLAIN
+        if self._rules.anywhere and self._state is _State.TEXT:
+            self._refusals = getattr(self, "_refusals", 0) + 1
+            if self._refusals > READS_MAX:
+                self._state = _State.PLAIN
+        return whole
+
+    def _after(self, text: str, content: list[str], calls: list[ToolCall]) -> str | None:
+        """Between calls: spaces, the closing and the separator are eaten; a value is a call; else text."""
+        text, self._held = self._held + text, ""
+        rules = self._rules
+        while True:
+            bare = text.lstrip()
+            if rules.closing and bare.startswith(rules.closing):
+                text = bare[len(rules.closing) :]
+            elif rules.between and bare.startswith(rules.between):
+                text = bare[len(rules.between) :]
+            else:
+                break
+        if not bare or (rules.closing and rules.closing.startswith(bare)):
+            self._held = bare
+            return None
+        if bare[0] in "{[" and (not rules.anywhere or (self._mistral and bare[0] == "{")):
+            return self._begin("", bare)
+        self._state = _State.TEXT if rules.anywhere else _State.PLAIN
+        return text
+
+
+def _calls(value: Any) -> list[tuple[str, str]]:
+    """(name, arguments) of a decoded value: one call, a list, or `{"tool_calls": […]}`. Empty: no call."""
+    if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
+        value = value["tool_calls"]
+    items = value if isinstance(value, list) else [value]
+    found = [_call(item) for item in items]
+    return [call for call in found if call is not None] if found and None not in found else []
+
+
+def _call(item: Any) -> tuple[str, str] | None:
+    if not isinstance(item, dict):
+        return None
+    function = item.get("function")
+    if isinstance(function, dict):
+        item = function
+    name = item.get("name", function if isinstance(function, str) else None)
+    arguments = item.get("arguments", item.get("parameters"))
+    if not isinstance(name, str) or not 0 < len(name) <= _NAME_CHARS_MAX:
+        return None
+    if arguments is None:
+        arguments = {}
+    if isinstance(arguments, str):  # JSON inside JSON
+        return (name, arguments) if _is_object(arguments) else None
+    return (name, json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
