@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 from stretto.core import notes, victims
@@ -63,63 +64,79 @@ class Committer:
     # --- rows ------------------------------------------------------------------------------------
 
     def _take_rows(self, flight: InFlight, outcome: Outcome) -> None:
-        """The hot loop: one turn for each span. Ends are collected and carried out afterwards."""
-        state, tick, failed, vocab = (
-            self._state,
-            flight.tick,
-            outcome.failed,
-            self._state.can.vocab or 1 << 31,
-        )
-        tokens, at, now = outcome.tokens, 0, self._state.now
-        ids, counts, kept = state.events.requests, state.events.counts, state.events.tokens
+        tick = flight.tick
+        plain = tick.decode_rows == len(tick.slots) == len(outcome.tokens) and not outcome.failed
+        if plain and (not outcome.tokens or self._valid(outcome.tokens)):
+            ended = self._take_plain(flight, outcome)
+        else:
+            ended = self._take_mixed(flight, outcome)
+        if outcome.drafts or outcome.extras:
+            self._pass_on(flight, outcome)
+        for slot, end, reason in ended:
+            self._state.finish(slot, end, reason)
+
+    def _valid(self, tokens: array[int]) -> bool:
+        return min(tokens) >= 0 and max(tokens) < (self._state.can.vocab or 1 << 31)
+
+    def _take_plain(self, flight: InFlight, outcome: Outcome) -> list[tuple[Slot, End, str]]:
+        """The hot loop: every span is one decode row that gave one token."""
+        events, now = self._state.events, self._state.now
+        ended: list[tuple[Slot, End, str]] = []
+        ids: list[str] = []
+        stale: list[int] = []
+        for slot, epoch, token in zip(flight.slots, flight.epochs, outcome.tokens, strict=True):
+            if slot.epoch != epoch:
+                stale.append(len(ids) + len(stale))
+                continue
+            job: Job = slot.job  # type: ignore[assignment]
+            slot.pending -= 1
+            slot.computed += 1
+            known = slot.known
+            known.append(token)
+            ids.append(job.id)
+            job.account.served += job.turn_charge
+            if job.first_token_s is None:
+                job.first_token_s = now
+            if token in job.stops or len(known) >= job.length_max:
+                reason = self._reason(job, token)
+                if reason:
+                    ended.append((slot, End.FINISHED, reason))
+        tokens = outcome.tokens
+        if stale:
+            tokens = array("i", [t for at, t in enumerate(tokens) if at not in stale])
+        events.requests += ids
+        events.counts.extend(repeat(1, len(ids)))
+        events.tokens.extend(tokens)
+        return ended
+
+    def _take_mixed(self, flight: InFlight, outcome: Outcome) -> list[tuple[Slot, End, str]]:
+        """Prompts, drafts or failures among the spans. Ends are collected and carried out afterwards."""
+        tick, failed, at = flight.tick, outcome.failed, 0
         ended: list[tuple[Slot, End, str]] = []
         rows = zip(
             flight.slots, flight.epochs, tick.starts, tick.counts, tick.outputs, outcome.counts, strict=True
         )
         for slot, epoch, start, count, outputs, got in rows:
             at += got
-            if slot.epoch != epoch:
-                continue
             job = slot.job
-            assert job is not None
+            if slot.epoch != epoch or job is None:
+                continue
             if outputs == 0:
                 self._advance_prompt(slot, job, start + count)
                 continue
             slot.pending -= 1
             if slot.index in failed or got == 0:
-                state.ledger.rollback(slot, slot.computed)
+                self._state.ledger.rollback(slot, slot.computed)
                 ended.append((slot, End.FAILED, failed.get(slot.index, BadOutputError.code)))
                 continue
-            if got == 1 and outputs == 1:
-                token = tokens[at - 1]
-                if not 0 <= token < vocab:
-                    state.ledger.rollback(slot, slot.computed)
-                    ended.append((slot, End.FAILED, BadOutputError.code))
-                    continue
-                if count > 1:
-                    self._advance_prompt(slot, job, start + count)
-                else:
-                    slot.computed = start + 1
-                known = slot.known
-                known.append(token)
-                ids.append(job.id)
-                counts.append(1)
-                kept.append(token)
-                job.account.served += job.turn_charge
-                if job.first_token_s is None:
-                    job.first_token_s = now
-                if len(known) >= job.length_max or token in job.stops:
-                    reason = self._reason(job, token)
-                    if reason:
-                        ended.append((slot, End.FINISHED, reason))
-            else:
-                verdict = self._take_verified(slot, job, start, outputs, tokens[at - got : at])
-                if verdict is not None:
-                    ended.append((slot, *verdict))
-        if outcome.drafts or outcome.extras:
-            self._pass_on(flight, outcome)
-        for slot, end, reason in ended:
-            state.finish(slot, end, reason)
+            if count > outputs:
+                self._advance_prompt(slot, job, start + count - outputs)
+            end = self._take_tokens(
+                slot, job, start + count - outputs, outputs, outcome.tokens[at - got : at]
+            )
+            if end is not None:
+                ended.append((slot, *end))
+        return ended
 
     def _advance_prompt(self, slot: Slot, job: Job, computed: int) -> None:
         slot.computed = computed
@@ -128,16 +145,16 @@ class Committer:
             job.high_water = computed
         self._state.ledger.committed(slot)
 
-    def _take_verified(
-        self, slot: Slot, job: Job, start: int, outputs: int, tokens: Sequence[int]
+    def _take_tokens(
+        self, slot: Slot, job: Job, start: int, outputs: int, tokens: array[int]
     ) -> tuple[End, str] | None:
-        """The accepted prefix of a speculation: all its tokens count, up to the one that ends the request."""
+        """What a span's output rows gave, from position `start` on: one token, or a speculation's accepted
+        prefix. All of it counts, up to the token that ends the request."""
         state = self._state
-        vocab = state.can.vocab or 1 << 31
         end: tuple[End, str] | None = None
         taken: array[int] = array("i")
         for token in tokens:
-            if not 0 <= token < vocab:
+            if not self._valid(array("i", [token])):
                 end = (End.FAILED, BadOutputError.code)
                 break
             slot.known.append(token)
@@ -148,12 +165,13 @@ class Committer:
         slot.computed = start + len(taken)
         if slot.computed < start + outputs:
             state.ledger.rollback(slot, slot.computed)
-        slot.planned = slot.computed
+        if outputs > 1:
+            slot.planned = slot.computed
         state.events.requests.append(job.id)
         state.events.counts.append(len(taken))
         state.events.tokens.extend(taken)
         job.account.served += job.turn_charge * len(taken)
-        if job.first_token_s is None:
+        if job.first_token_s is None and taken:
             job.first_token_s = state.now
         return end
 
@@ -174,16 +192,11 @@ class Committer:
 
     def _learn(self, tick: Tick, outcome: Outcome) -> None:
         """Teach the cost model. Decode spans come first in a tick."""
-        spans = 0
-        rows = 0
-        while rows < tick.decode_rows:
-            rows += tick.counts[spans]
-            spans += 1
-        chunks = [
-            (count, start) for count, start in zip(tick.counts[spans:], tick.starts[spans:], strict=True)
-        ]
+        spans = tick.decode_spans
+        chunks = list(zip(tick.counts[spans:], tick.starts[spans:], strict=True))
+        contexts = sum(tick.starts[:spans])
         self._state.cost.observe(
-            rows=rows, contexts=sum(tick.starts[:spans]), chunks=chunks, pass_s=outcome.pass_s
+            rows=tick.decode_rows, contexts=contexts, chunks=chunks, pass_s=outcome.pass_s
         )
 
     # --- failures --------------------------------------------------------------------------------

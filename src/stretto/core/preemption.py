@@ -44,7 +44,9 @@ class Preemptor:
                 self._take_away(slot, order)
 
     def _still_wanted(self, order: Order) -> bool:
-        """The one it was for may have left, or found another slot."""
+        """The one it was for may have left or found another slot, and the victim may be the anchor by now."""
+        if not order.timeout and self._state.slots[order.slot] is self._state.anchor():
+            return False
         if order.waiter.where is Where.DEFERRED:
             return True
         return order.waiter.where is Where.WAITING and self._state.free_slot() is None
@@ -68,17 +70,14 @@ class Preemptor:
     def choose(self) -> None:
         if self._state.free_slot() is None:
             self._choose_for_priority()
-        if self._state.policy.times_out_slots:
-            self._watch_building()
-            if self._building_since is None:
-                self._choose_for_timeout()
+        if self._state.policy.times_out_slots and self._building_since is None:
+            self._choose_for_timeout()
 
     def _choose_for_priority(self) -> None:
         state = self._state
-        running = list(state.active)
-        lowest = max(slot.job.level for slot in running if slot.job is not None)
         first = state.queue.next_urgent()
-        if first is None or first.level >= lowest:
+        running = list(state.active) if first is not None else []
+        if first is None or first.level >= max(slot.job.level for slot in running if slot.job is not None):
             return
         anchor = state.anchor()
         for waiter in sorted(state.queue.waiting(), key=lambda j: (j.level, j.seniority))[: len(running)]:
@@ -114,8 +113,11 @@ class Preemptor:
 
     # --- all slots building ----------------------------------------------------------------------
 
-    def _watch_building(self) -> None:
+    def watch_building(self) -> None:
+        """At every plan, also in a recovery: is every slot building a cache, and for how long already?"""
         state = self._state
+        if not state.policy.times_out_slots:
+            return
         building = state.free_slot() is None and all(slot.state == "prefilling" for slot in state.active)
         waiters = [*state.queue.deferred, *state.queue.waiting()]
         if building and waiters:

@@ -33,11 +33,15 @@ class RowPlanner:
     def fill(self, tick: Tick) -> list[Slot]:
         """Write rows for everybody who can have some. Answers the slots, in the order of the spans."""
         running = self._allowed()
-        decode = self._decoding(running)
-        decode = [slot for slot in self._reserve_decode(decode) if slot.job is not None]
+        ready = [s for s in running if len(s.known) + s.pending - s.planned == 1]
+        decode = self._reserve_decode([s for s in ready if not s.pending or _may_run_ahead(s)])
         drafts = self._plan_drafts(decode)
-        shares = self._plan_prompts(running, decode, extra=sum(map(len, drafts.values())))
-        decode = [slot for slot in decode if slot.job is not None]  # a prompt's memory may have parked some
+        shares = []
+        if len(ready) < len(running):
+            shares = self._plan_prompts(running, decode, extra=sum(map(len, drafts.values())))
+            decode = [
+                slot for slot in decode if slot.job is not None
+            ]  # a prompt's memory may have parked some
         self._write_decode(tick, decode, drafts)
         prompts = [(slot, count) for slot, count in shares if slot.job is not None]
         for slot, count in prompts:
@@ -54,18 +58,14 @@ class RowPlanner:
         group = self._recovery.group([slot.job.id for slot in active if slot.job is not None])
         return [slot for slot in active if slot.job is not None and slot.job.id in group]
 
-    @staticmethod
-    def _decoding(running: Sequence[Slot]) -> list[Slot]:
-        """Slots with exactly one row due. Where planning runs ahead its token may not be known yet."""
-        ready = [s for s in running if len(s.known) + s.pending - s.planned == 1]
-        return [s for s in ready if not s.pending or _may_run_ahead(s)]
-
     # --- memory ----------------------------------------------------------------------------------
 
     def _reserve_decode(self, decode: list[Slot]) -> list[Slot]:
-        if all(slot.planned < slot.room for slot in decode):
+        short = [slot for slot in decode if slot.planned >= slot.room]
+        if not short:
             return decode
-        return [slot for slot in decode if slot.job is not None and self._make_room(slot, slot.planned + 1)]
+        refused = [s for s in short if s.job is not None and not self._make_room(s, s.planned + 1)]
+        return [slot for slot in decode if slot.job is not None and slot not in refused]
 
     def _make_room(self, slot: Slot, length: int) -> bool:
         """Idle entries first, then somebody else's slot, and only a request that is alone fails."""
@@ -149,7 +149,7 @@ class RowPlanner:
         tick.counts = array("i", repeat(1, count))
         tick.outputs = array("i", repeat(1, count))
         tick.tokens = array("i", [PENDING_TOKEN if s.pending else s.known[-1] for s in decode])
-        tick.decode_rows = count
+        tick.decode_rows = tick.decode_spans = count
         for slot in decode:
             slot.planned += 1
             slot.pending += 1
@@ -159,6 +159,7 @@ class RowPlanner:
         last = PENDING_TOKEN if slot.pending else slot.known[-1]
         self._write_span(tick, slot, rows, rows, chain((last,), drafts))
         tick.decode_rows += rows
+        tick.decode_spans += 1
         slot.drafts = NO_DRAFTS
         slot.pending += 1
 

@@ -141,6 +141,7 @@ class Scheduler:
         self._preemptor.carry_out()
         self._end_what_is_over()
         if self._in_flight and (self._recovery.active or self._in_flight[0].void):
+            self._preemptor.watch_building()
             return Idle(self._next_due_s())  # judge tick by tick, and on nothing that is not certain
         if not self._recovery.active:
             self._admission.run()
@@ -150,6 +151,7 @@ class Scheduler:
         while not spans and self._recovery.active:
             self._recovery.skip()
             spans = self._rows.fill(tick)
+        self._preemptor.watch_building()
         if not self._recovery.active:
             self._preemptor.choose()
         return self._issue(tick, spans)

@@ -63,7 +63,8 @@ class Tick:
     tables: tuple[TableUpdate, ...] = ()
     bind: tuple[Binding, ...] = ()
     unbind: tuple[int, ...] = ()
-    decode_rows: int = 0
+    decode_rows: int = 0  # decode spans come first
+    decode_spans: int = 0
     predicted_s: float = 0.0
 
     def spans(self) -> Iterator[Span]:

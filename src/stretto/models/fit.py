@@ -43,7 +43,7 @@ class Estimate:
     compute: int  # the scratch memory of one pass
     output: int  # logits handed back
     snapshots: int  # host memory for parked and cached prefixes
-    cells_per_sequence: int
+    cells: int  # tokens that fit, of all slots
     warnings: tuple[str, ...] = ()
 
     @property
@@ -91,24 +91,20 @@ def estimate(
     """Bytes for `n_seq_max` slots of `context_window` tokens each."""
     _check_ranges(context_window=context_window, n_seq_max=n_seq_max, n_ubatch=n_ubatch)
     key_type, value_type = _cache_type(cache_type_k), _cache_type(cache_type_v)
-    cells = _padded(context_window)
-    window_cells = cells
-    if not swa_full:
-        spread = shape.sliding_window * (n_seq_max if unified else 1)
-        window_cells = min(cells, _padded(spread + n_ubatch))
-    tokens = _layer_cells(shape, cells, window_cells)
-    per_sequence = _row_sum(shape, key_type, value_type, tokens) if shape.causal else 0
+    streams = 1 if unified else n_seq_max
+    cells = _padded(context_window * n_seq_max // streams)
+    window = shape.sliding_window * n_seq_max // streams
+    window_cells = cells if swa_full else min(cells, _padded(window + n_ubatch))
+    stream_bytes = _row_sum(shape, key_type, value_type, cells, window_cells) if shape.causal else 0
     return Estimate(
         thumb=_thumb(shape, weights_bytes, context_window, n_seq_max, cache_type_k, cache_type_v),
         weights=weights_bytes,
-        cache=n_seq_max * per_sequence,
+        cache=streams * stream_bytes,
         state=shape.recurrent_layers * shape.state_bytes * n_seq_max,
-        compute=_compute(
-            shape, cells * (n_seq_max if unified else 1), n_ubatch, flash_attention=flash_attention
-        ),
+        compute=_compute(shape, cells, window_cells, n_ubatch, flash_attention=flash_attention),
         output=4 * n_seq_max * (shape.vocabulary_size if shape.generates else shape.embedding_length),
         snapshots=snapshot_bytes,
-        cells_per_sequence=cells,
+        cells=streams * cells,
         warnings=_warnings(shape, key_type, value_type, context_window, flash_attention=flash_attention),
     )
 
@@ -181,16 +177,13 @@ def _padded(tokens: int) -> int:
     return -(-tokens // CELLS_QUANTUM) * CELLS_QUANTUM
 
 
-def _layer_cells(shape: ModelShape, cells: int, window_cells: int) -> tuple[int, ...]:
+def _row_sum(shape: ModelShape, keys: TensorType, values: TensorType, cells: int, window_cells: int) -> int:
+    """One stream of the cache: a row of keys and one of values for every cell of every layer."""
     sliding = shape.sliding or (False,) * shape.layers
-    return tuple(window_cells if slides else cells for slides in sliding)
-
-
-def _row_sum(shape: ModelShape, keys: TensorType, values: TensorType, tokens: tuple[int, ...]) -> int:
     total = 0
-    for heads, cells in zip(shape.kv_heads, tokens, strict=True):
+    for heads, slides in zip(shape.kv_heads, sliding, strict=True):
         row = row_bytes(keys, heads * shape.key_length) + row_bytes(values, heads * shape.value_length)
-        total += cells * row
+        total += row * (window_cells if slides else cells)
     return total
 
 
@@ -208,7 +201,9 @@ def _thumb(
     return ThumbSteps(element, per_token, per_sequence, slots, weights + slots)
 
 
-def _compute(shape: ModelShape, cells: int, n_ubatch: int, *, flash_attention: bool) -> int:
+def _compute(
+    shape: ModelShape, cells: int, window_cells: int, n_ubatch: int, *, flash_attention: bool
+) -> int:
     """The peak of one pass: logits, feed-forward or attention, whichever is largest.
 
     llama.cpp reuses the memory of finished steps, so that the parts do not add up. Checked against its own
@@ -219,8 +214,8 @@ def _compute(shape: ModelShape, cells: int, n_ubatch: int, *, flash_attention: b
     experts = shape.expert_used_count * (2 * shape.expert_feed_forward_length + width)
     feed_forward = 2 * shape.feed_forward_length + experts + 3 * width
     projected = shape.heads * (shape.key_length + shape.value_length)
-    masks = 2 if any(shape.sliding) else 1
-    score_row = 2 * masks * cells if flash_attention else 4 * (shape.heads + masks) * cells
+    masked = cells + (window_cells if any(shape.sliding) else 0)
+    score_row = 2 * masked if flash_attention else 4 * (shape.heads * cells + masked)
     attention = (score_row if any(shape.kv_heads) else 0) + 4 * (projected + 3 * width)
     return n_ubatch * max(4 * logits, 4 * feed_forward, attention)
 

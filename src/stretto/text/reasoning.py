@@ -48,6 +48,8 @@ def opened_by_prompt(tail: str, tags: Tags = THINK) -> bool:
 
 def held_suffix(text: str, tag: str) -> int:
     """How many characters at the end of `text` could be the beginning of `tag`."""
+    if tag[0] not in text[1 - len(tag) :]:
+        return 0
     for length in range(min(len(text), len(tag) - 1), 0, -1):
         if tag.startswith(text[-length:]):
             return length

@@ -17,7 +17,10 @@ from typing import Any
 from stretto.text.reasoning import held_suffix
 
 CALLS_MAX = 128
-READS_MAX = 8  # reads of one value that may fail before reading waits for the value to double
+READS_MAX = 4  # reads of one long value that may fail before reading waits for the value to double
+REFUSALS_MAX = 8  # openings that led to no call before everything is taken for text
+_SHORT = 8192  # characters of a value that is read as often as it looks complete
+_VALUE_CHARS_MAX = 1 << 18  # a longer value is no call
 _DECODER = json.JSONDecoder()
 _NAME_CHARS_MAX = 128
 
@@ -59,7 +62,7 @@ class _Rules:
 
 _RULES = {
     Dialect.HERMES: _Rules("<tool_call>", "</tool_call>"),
-    Dialect.MISTRAL: _Rules("[TOOL_CALLS]", between=","),
+    Dialect.MISTRAL: _Rules("[TOOL_CALLS]"),
     Dialect.LLAMA3: _Rules(
         "<|python_tag|>", closing="<|eom_id|>", between=";", strict_names=True, anywhere=False
     ),
@@ -104,8 +107,16 @@ class ToolParser:
         self._started = False  # text other than spaces was seen, so a bare value can no longer come
         self._parts: list[str] = []  # VALUE: what was collected
         self._length = self._depth = self._reads = self._read_at = 0
+        self._brace = False  # VALUE: the first bracket has come
         self._lead = ""  # what stood before the value, shown again if it is no call
-        self._count = 0
+        self._count = self._refusals = 0
+        self._first = self._rules.opening[0]
+        self._steps: dict[_State, Callable[[str, list[str], list[ToolCall]], str | None]] = {
+            _State.TEXT: self._text,
+            _State.VALUE: self._value,
+            _State.AFTER: self._after,
+            _State.PLAIN: self._plain,
+        }
 
     @property
     def calls_seen(self) -> int:
@@ -113,28 +124,28 @@ class ToolParser:
 
     def push(self, text: str) -> Parsed:
         """More output. Text that may still belong to a call is kept until that is decided."""
+        if self._state is _State.PLAIN:
+            return Parsed(text)
+        if self._state is _State.TEXT and self._rules.anywhere and not self._held and self._first not in text:
+            return Parsed(text)
         content: list[str] = []
         calls: list[ToolCall] = []
-        steps: dict[_State, Callable[[str, list[str], list[ToolCall]], str | None]] = {
-            _State.TEXT: self._text,
-            _State.VALUE: self._value,
-            _State.AFTER: self._after,
-            _State.PLAIN: self._plain,
-        }
-        rest: str | None = text
-        while rest is not None:
-            rest = steps[self._state](rest, content, calls)
+        for start in range(0, len(text), _SHORT):  # every step copies its rest, so a step is kept short
+            rest: str | None = text[start : start + _SHORT]
+            while rest is not None:
+                rest = self._steps[self._state](rest, content, calls)
         return Parsed("".join(content), tuple(calls))
 
     def flush(self) -> Parsed:
         """The end: a value that was never complete is text."""
         content: list[str] = []
         calls: list[ToolCall] = []
-        if self._state is _State.VALUE:
-            rest = self._read(content, calls, last=True)
-            content.append(rest if rest is not None and self._state is not _State.AFTER else "")
-        elif self._state is _State.TEXT:
-            content.append(self._held)
+        while self._state is _State.VALUE:  # each round ends with a call or a refusal, both bounded
+            rest = self._read(content, calls, last=True) or ""
+            parsed = self.push(rest)
+            content.append(parsed.content)
+            calls.extend(parsed.calls)
+        content.append(self._held if self._state is _State.TEXT else "")
         self._state, self._held = _State.PLAIN, ""
         return Parsed("".join(content), tuple(calls))
 
@@ -176,6 +187,7 @@ class ToolParser:
     def _begin(self, lead: str, rest: str) -> str:
         self._state, self._lead = _State.VALUE, lead
         self._parts, self._length, self._depth, self._reads, self._read_at = [], 0, 0, 0, 0
+        self._brace = False
         return rest
 
     def _value(self, text: str, content: list[str], calls: list[ToolCall]) -> str | None:
@@ -183,13 +195,25 @@ class ToolParser:
         self._parts.append(text)
         self._length += len(text)
         self._depth += text.count("{") + text.count("[") - text.count("}") - text.count("]")
+        if not self._brace and self._hopeless():
+            return self._refuse("".join(self._parts), content)
+        if self._length > _VALUE_CHARS_MAX:
+            self._refusals = REFUSALS_MAX
+            return self._refuse("".join(self._parts), content)
         closing = self._rules.closing
         due = (self._depth <= 0 and ("}" in text or "]" in text)) or (closing and closing in text)
         if not due and self._length < 4 * max(self._read_at, 1024):
             return None
-        if self._reads >= READS_MAX and self._length < 2 * self._read_at:
+        if self._reads >= READS_MAX and self._length > _SHORT and self._length < 2 * self._read_at:
             return None
         return self._read(content, calls, last=False)
+
+    def _hopeless(self) -> bool:
+        """True once it is clear that no JSON begins here. Looks at the first characters only."""
+        head = "".join(self._parts)[: 2 * _NAME_CHARS_MAX].lstrip()
+        limit = _NAME_CHARS_MAX if self._mistral else 0
+        self._brace = any(bracket in head[: limit + 1] for bracket in "{[")
+        return len(head) > limit and not self._brace
 
     def _read(self, content: list[str], calls: list[ToolCall], *, last: bool) -> str | None:
         """Tries to decode what was collected: calls, text, or wait."""
@@ -198,13 +222,10 @@ class ToolParser:
         name, start = self._prefix_name(whole)
         try:
             value, end = _DECODER.raw_decode(whole, start)
-        except (ValueError, RecursionError) as error:
-            hopeless = (
-                isinstance(error, RecursionError) or not whole[start:].strip() or whole[start] not in "{["
-            )
-            if last or (hopeless and whole.strip()):
-                return self._refuse(whole, content)
-            return None
+        except RecursionError:
+            return self._refuse(whole, content)
+        except ValueError:
+            return self._refuse(whole, content) if last else None
         found = _calls(value if name is None else {"name": name, "arguments": value})
         allowed = not self._rules.strict_names or self._names is None
         known = found and all(allowed or call[0] in (self._names or ()) for call in found)
@@ -233,11 +254,9 @@ class ToolParser:
         """No call: the opening and all that followed is text. In the bare dialects nothing else can come."""
         content.append(self._lead)
         self._started, self._parts = True, []
-        self._state = _State.TEXT if self._rules.anywhere and self._count < CALLS_MAX else _State.PLAIN
-        if self._rules.anywhere and self._state is _State.TEXT:
-            self._refusals = getattr(self, "_refusals", 0) + 1
-            if self._refusals > READS_MAX:
-                self._state = _State.PLAIN
+        self._refusals += 1
+        plain = not self._rules.anywhere or self._refusals > REFUSALS_MAX or self._count >= CALLS_MAX
+        self._state = _State.PLAIN if plain else _State.TEXT
         return whole
 
     def _after(self, text: str, content: list[str], calls: list[ToolCall]) -> str | None:
@@ -255,10 +274,10 @@ class ToolParser:
         if not bare or (rules.closing and rules.closing.startswith(bare)):
             self._held = bare
             return None
-        if bare[0] in "{[" and (not rules.anywhere or (self._mistral and bare[0] == "{")):
+        if bare[0] in "{[" and not rules.anywhere:
             return self._begin("", bare)
         self._state = _State.TEXT if rules.anywhere else _State.PLAIN
-        return text
+        return bare
 
 
 def _calls(value: Any) -> list[tuple[str, str]]:

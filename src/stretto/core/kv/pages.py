@@ -152,30 +152,36 @@ class PageLedger:
 
     def open(self, slot: Slot, job: Job, source: Source | None) -> bool:
         table = BlockTable(slot, root_digest(job.scope))
-        pages: list[int] = []
         partial = -1
-        length = source.length if source is not None else 0
         if source is not None:
-            pages, partial = self._pages_of(job, source)
-        for page in pages:
+            table.pages, partial = self._pages_of(job, source)
+        for page in table.pages:
             self._take(page)
-        if partial >= 0:
-            self._take(partial)  # held until the copy is done
-            copy = self._allocate(1)
-            if copy is None:
-                self._let_go([*pages, partial])
-                return False
-            op = KvOp(OpKind.COPY_PAGES, copy[0], partial, length % self._size)
-            self._copies.append((op, slot.index))
-            pages.append(copy[0])
-            table.unsettled = True
-        table.pages = pages
+        length = len(table.pages) * self._size
+        if (
+            source is not None
+            and partial >= 0
+            and self._copy_page(table, partial, source.length % self._size)
+        ):
+            length = source.length
         self._tables[slot.index] = table
         slot.sequence = slot.index
         slot.computed = slot.planned = length
-        slot.room = len(pages) * self._size
+        slot.room = len(table.pages) * self._size
         self._send(table, 0)
         self._register(table, length)
+        return True
+
+    def _copy_page(self, table: BlockTable, page: int, length: int) -> bool:
+        """A copy of the page's beginning to go on in. The page itself is held until the copy is done."""
+        self._take(page)
+        copy = self._allocate(1)
+        if copy is None:
+            self._let_go([page])
+            return False
+        self._copies.append((KvOp(OpKind.COPY_PAGES, copy[0], page, length), table.slot.index))
+        table.pages.append(copy[0])
+        table.unsettled = True
         return True
 
     def _pages_of(self, job: Job, source: Source) -> tuple[list[int], int]:

@@ -42,7 +42,8 @@ class SequenceLedger:
         self._save_bytes = 0
         self._saves: list[KvOp] = []
         self._marking: dict[int, tuple[Content, int, Slot]] = {}  # checkpoint blob -> what it is a state of
-        self._issued: dict[int, tuple[KvOp, ...]] = {}
+        self._pinned: list[int] = []
+        self._issued: dict[int, tuple[tuple[KvOp, ...], list[int]]] = {}  # tick -> operations, pinned blobs
         self._clock = 0
         self._gap_ticks = 0
         self._copy_turn = 0
@@ -58,14 +59,9 @@ class SequenceLedger:
         target = self._pick(source)
         if target is None:  # every idle sequence is an end of a copy: nothing can be restored into one
             source, target = None, self._pick(None)
-        snapshot = (
-            self.store.get(source.place) if source is not None and source.kind is Kind.SNAPSHOT else None
-        )
-        if snapshot is not None:
-            snapshot.pins += 1  # making room for others must not drop it
+        if source is not None and source.kind is Kind.SNAPSHOT:
+            self._pin(source.place)  # making room for others must not drop it
         if target is None or not self._fits(target, source):
-            if snapshot is not None:
-                snapshot.pins -= 1
             return False
         if source is None:
             length = self._start_empty(target, job)
@@ -133,9 +129,11 @@ class SequenceLedger:
             if donor.slot is not None:
                 self.notes.append(Note(notes.COPIED_RUNNING, job.id, donor.slot.index, source.length))
         else:
-            blob = source.place if donor is None else self._relay(donor)
+            blob = source.place if donor is None else self._save(donor, donor.held)
             if blob is None:
                 return self._start_empty(target, job)
+            if donor is not None:
+                self._pin(blob)  # saved from a running sequence, to be restored in the same tick
             content = self._restore(target, blob, source.length)
         content.tokens = job.known
         target.content = content
@@ -155,19 +153,17 @@ class SequenceLedger:
             self._cells.share(donor.index, target.index, length)
         return content
 
-    def _relay(self, donor: Sequence) -> int | None:
-        """A snapshot of a running sequence, to be restored elsewhere in the same tick."""
-        blob = self._save(donor, donor.held)
-        snapshot = self.store.get(blob) if blob is not None else None
-        if snapshot is not None:
-            snapshot.pins += 1
-        return blob
-
-    def _restore(self, target: Sequence, blob: int, length: int) -> Content:
-        """From a snapshot that the caller has pinned; `settle` lets it go."""
+    def _pin(self, blob: int) -> None:
+        """Keep a snapshot until the tick that is being planned has settled."""
         snapshot = self.store.get(blob)
         assert snapshot is not None
+        snapshot.pins += 1
         snapshot.last_used = self._clock
+        self._pinned.append(blob)
+
+    def _restore(self, target: Sequence, blob: int, length: int) -> Content:
+        snapshot = self.store.get(blob)
+        assert snapshot is not None
         content = self.store.fork(snapshot.content, length)
         self._empty(target)
         target.incoming = (KvOp(OpKind.RESTORE, target.index, length=length, blob=blob),)
@@ -194,7 +190,11 @@ class SequenceLedger:
 
     def _evacuate(self, sequence: Sequence, keep: int) -> None:
         """A snapshot of what is about to be overwritten, if it is worth one and there is time and space."""
-        if sequence.content is not None and self.table.can_save(sequence) and self.table.loss(sequence, keep) > 0:
+        if (
+            sequence.content is not None
+            and self.table.can_save(sequence)
+            and self.table.loss(sequence, keep) > 0
+        ):
             self._save(sequence, sequence.content.length)
 
     def _save(self, sequence: Sequence, length: int) -> int | None:
@@ -395,18 +395,27 @@ class SequenceLedger:
 
     def take_ops(self, tick_id: int) -> tuple[KvOp, ...]:
         ops = self._saves + [KvOp(OpKind.DROP, blob=blob) for blob in self.store.dropped]
-        for sequence in sorted(self.table.all, key=lambda s: s.copy_turn):
+        planned = [
+            s for s in self.table.all if s.clear or s.trim is not None or s.copy is not None or s.incoming
+        ]
+        for sequence in sorted(planned, key=lambda s: s.copy_turn):
             ops.extend(sequence.ops())
             sequence.forget_plans()
         self._saves, self.store.dropped, self._save_bytes = [], [], 0
-        self._issued[tick_id] = tuple(sorted(ops, key=lambda op: op.kind))
-        return self._issued[tick_id]
+        issued = tuple(sorted(ops, key=lambda op: op.kind))
+        self._issued[tick_id] = (issued, self._pinned)
+        self._pinned = []
+        return issued
 
     def take_tables(self) -> tuple[TableUpdate, ...]:
         return ()
 
     def settle(self, tick_id: int, results: Seq[OpResult], *, ran: bool) -> Settled:
-        ops = self._issued.pop(tick_id)
+        ops, pinned = self._issued.pop(tick_id)
+        for blob in pinned:
+            snapshot = self.store.get(blob)
+            if snapshot is not None:
+                snapshot.pins -= 1
         broken: dict[int, None] = {}
         for op, result in zip(ops, results, strict=True):
             if op.kind in WRITES:
@@ -415,7 +424,7 @@ class SequenceLedger:
                 self._settle_blob(op, result)
         if ran or self._can.share is not Share.COPY:
             self.table.copying.clear()
-        for sequence in self.table.all:
+        for sequence in self.table.all if ops else ():
             sequence.unsettled = False
         return Settled([slot for index in broken if (slot := self.lose(index)) is not None])
 
@@ -423,9 +432,6 @@ class SequenceLedger:
         slot = self.table.all[op.sequence].slot
         restores = op.kind in (OpKind.RESTORE, OpKind.REWIND)
         if restores:
-            snapshot = self.store.get(op.blob)
-            if snapshot is not None:
-                snapshot.pins -= 1
             request_id = slot.job.id if slot is not None and slot.job is not None else ""
             name = notes.HYBRID_RESTORE if result.ok else notes.HYBRID_RESTORE_FAILED
             if self._can.rewind is Rewind.CHECKPOINT:

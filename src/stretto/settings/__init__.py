@@ -1,0 +1,12 @@
+"""Settings: `stretto.yaml`, `STRETTO_*` variables and flags, one set of names for all three.
+
+Knows every key, its range, its default and where its value came from. Nothing else in Stretto reads the
+environment. Does not know what a setting does: backends and the core are given values.
+"""
+
+from stretto.settings.errors import SettingsError
+from stretto.settings.loading import Loaded, load
+from stretto.settings.model import ModelSettings
+from stretto.settings.settings import GenerateBatcherSettings, Settings
+
+__all__ = ["GenerateBatcherSettings", "Loaded", "ModelSettings", "Settings", "SettingsError", "load"]

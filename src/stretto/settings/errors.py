@@ -1,0 +1,30 @@
+"""The one error of this package: a setting that cannot be used, with what to write instead."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from stretto.errors import StrettoError
+
+
+class SettingsError(StrettoError):
+    code = "invalid_settings"
+    http_status = 500
+    hint = "see `stretto config show --origin`"
+
+
+def from_validation(error: ValidationError, *, where: str = "") -> SettingsError:
+    """The first finding as one line: where, what, and the value that was given."""
+    found = error.errors(include_url=False)
+    first = found[0]
+    key = str(first["loc"][0]) if first["loc"] else ""
+    path = ".".join(filter(None, [where, key]))
+    # A value that fits neither side of "a number or auto" is reported once for each side.
+    reasons = dict.fromkeys(item["msg"] for item in found if item["loc"][:1] == first["loc"][:1])
+    reason = " or ".join(text.removeprefix("Value error, ").replace("\n", " ") for text in reasons)
+    given = "" if isinstance(first["input"], dict) else f" (given: {str(first['input'])[:80]!r})"
+    more = len({item["loc"][:1] for item in found}) - 1
+    return SettingsError(
+        f"{path or 'settings'}: {reason}{given}{f' and {more} more' if more else ''}",
+        hint="see the key's range and default with `stretto config show --origin`",
+    )

@@ -1,0 +1,261 @@
+"""Flags over `STRETTO_*` variables over YAML over defaults, and where each value came from.
+
+A layer may set `defaults` (by bare name: `--n-seq-max`, `STRETTO_N_SEQ_MAX`), a section
+(`STRETTO_GENERATE_BATCHER__MAX_BATCH_SIZE`) or one model (`STRETTO_MODELS__<name>__N_SEQ_MAX`). A higher
+layer wins even where a lower one is more specific: a flag beats what the file says about one model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from stretto.settings.errors import SettingsError, from_validation
+from stretto.settings.model import CACHE_SWITCHES, ModelSettings, select_cache
+from stretto.settings.names import hint_for
+from stretto.settings.settings import GenerateBatcherSettings, Settings
+from stretto.settings.yaml_file import parse_value, read_yaml
+
+PREFIX = "STRETTO_"
+FILE_NAME = "stretto.yaml"
+# Variables that belong to the process, not to a key of this file.
+VARIABLES_RESERVED = ("STRETTO_CONFIG",)
+MODEL_KEYS = tuple(ModelSettings.model_fields)
+SECTIONS = ("models", "defaults", "generate_batcher")
+BATCHER_KEYS = tuple(GenerateBatcherSettings.model_fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Settings, and the origin of every value by its dotted name ("default" where nobody set it)."""
+
+    settings: Settings
+    origin: Mapping[str, str]
+    path: Path | None
+
+    def rows(self) -> list[tuple[str, Any, str]]:
+        """(key, value, origin) of everything, for `stretto config show --origin`."""
+        found: list[tuple[str, Any, str]] = []
+        _flatten(self.settings.model_dump(), "", found, self.origin)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One source: nested values, and how to name the origin of a dotted key."""
+
+    values: dict[str, Any]
+    names: Mapping[str, str]
+    label: str
+
+    def origin(self, key: str) -> str:
+        return self.names.get(key, self.label)
+
+
+def load(
+    yaml_path: str | Path | None = None,
+    env: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> Loaded:
+    """Reads every source. Without `yaml_path` the usual places are tried; a file need not be there.
+
+    `flags` are dotted names (`n_seq_max`, `generate_batcher.enabled`) or nested; None means "not given".
+    """
+    variables = os.environ if env is None else env  # noqa: TID251 (the one place that reads it)
+    path = _find(yaml_path, variables)
+    file_values = read_yaml(path) if path is not None else {}
+    label = path.name if path is not None else FILE_NAME
+    layers = [
+        _Layer(_checked(file_values, label), {}, label),
+        _env_layer(variables, models=file_values.get("models") or {}),
+        _flag_layer(flags or {}),
+    ]
+    return _resolved(layers, path)
+
+
+def _find(yaml_path: str | Path | None, env: Mapping[str, str]) -> Path | None:
+    named = yaml_path if yaml_path is not None else env.get("STRETTO_CONFIG") or None
+    if named is not None:
+        path = Path(named).expanduser()
+        if not path.is_file():
+            raise SettingsError(
+                f"there is no configuration file {path.name}", hint="check --config or STRETTO_CONFIG"
+            )
+        return path
+    home = env.get("XDG_CONFIG_HOME") or (f"{env['HOME']}/.config" if env.get("HOME") else "")
+    candidates = [Path(FILE_NAME)] + ([Path(home) / "stretto" / "config.yaml"] if home else [])
+    return next((path for path in candidates if path.is_file()), None)
+
+
+# ── layers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _checked(values: dict[str, Any], label: str) -> dict[str, Any]:
+    """Refuses unknown keys and wrong shapes, with the way out as the hint."""
+    _check_keys(values, Settings.model_fields, label)
+    for section in SECTIONS:
+        if values.get(section) is None:
+            values.pop(section, None)
+        elif not isinstance(values[section], dict):
+            raise SettingsError(f"{label}: {section} is not a mapping", hint="indent its keys below it")
+    _check_keys(values.get("generate_batcher", {}), BATCHER_KEYS, f"{label}: generate_batcher")
+    _check_keys(values.get("defaults", {}), MODEL_KEYS, f"{label}: defaults")
+    for name, keys in values.get("models", {}).items():
+        if keys is not None and not isinstance(keys, dict):
+            raise SettingsError(f"{label}: models.{name} is not a mapping", hint="indent its keys below it")
+        _check_keys(keys or {}, MODEL_KEYS, f"{label}: models.{name}")
+    return values
+
+
+def _check_keys(values: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    names = tuple(known)
+    for key in values:
+        if key in names:
+            continue
+        misplaced = key in MODEL_KEYS and "models" in names
+        hint = f"move it below models: <name>: or defaults:" if misplaced else hint_for(str(key), names)
+        raise SettingsError(f"{where}: unknown key {str(key)[:80]}", hint=hint)
+
+
+def _env_layer(env: Mapping[str, str], models: Mapping[str, Any]) -> _Layer:
+    values: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for variable in sorted(env):
+        if not variable.startswith(PREFIX) or variable in VARIABLES_RESERVED or env[variable] == "":
+            continue
+        parts = variable.removeprefix(PREFIX).split("__")
+        key = _variable_key(parts, models)
+        if key is None:
+            section = BATCHER_KEYS if parts[0] == "GENERATE_BATCHER" else MODEL_KEYS
+            raise SettingsError(f"unknown variable {variable[:80]}", hint=hint_for(parts[-1], section))
+        _put(values, key, parse_value(env[variable]))
+        names[".".join(key)] = f"env {variable}"
+    return _Layer(values, names, "env")
+
+
+def _variable_key(parts: list[str], models: Mapping[str, Any]) -> list[str] | None:
+    """STRETTO_X → defaults.x; STRETTO_MODELS__NAME__X → models.<name>.x; a section's by its name."""
+    lowered = [part.lower() for part in parts]
+    if len(parts) == 1 and lowered[0] in MODEL_KEYS:
+        return ["defaults", lowered[0]]
+    if len(parts) == 2 and lowered[0] == "defaults" and lowered[1] in MODEL_KEYS:
+        return lowered
+    if len(parts) == 2 and lowered[0] == "generate_batcher" and lowered[1] in BATCHER_KEYS:
+        return lowered
+    if len(parts) == 3 and lowered[0] == "models" and lowered[2] in MODEL_KEYS:
+        listed = {_variable_name(name): name for name in models}
+        return ["models", listed.get(_variable_name(parts[1]), parts[1].lower()), lowered[2]]
+    return None
+
+
+def _variable_name(name: str) -> str:
+    """A model's name as a variable can spell it: Qwen3-8B-Q8_0 → QWEN3_8B_Q8_0."""
+    return "".join(character if character.isalnum() else "_" for character in name).upper()
+
+
+def _flag_layer(flags: Mapping[str, Any]) -> _Layer:
+    values: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for name, value in flags.items():
+        if value is None:
+            continue
+        key = name.split(".") if "." in name or name in Settings.model_fields else ["defaults", name]
+        given = parse_value(value) if isinstance(value, str) else value
+        _put(values, key, given)
+        names[".".join(key)] = f"flag --{name.replace('_', '-')}"
+    return _Layer(_checked(values, "flags"), names, "flags")
+
+
+def _put(values: dict[str, Any], key: list[str], value: Any) -> None:
+    for part in key[:-1]:
+        values = values.setdefault(part, {})
+    values[key[-1]] = value
+
+
+# ── resolution ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _resolved(layers: list[_Layer], path: Path | None) -> Loaded:
+    origin: dict[str, str] = {}
+    batcher: dict[str, Any] = {}
+    version = 1
+    for layer in layers:
+        version = layer.values.get("version", version)
+        for key, value in layer.values.get("generate_batcher", {}).items():
+            batcher[key] = value
+            origin[f"generate_batcher.{key}"] = layer.origin(f"generate_batcher.{key}")
+    names = dict.fromkeys(name for layer in layers for name in layer.values.get("models", {}))
+    built = {f"models.{name}": _model(layers, str(name), origin) for name in names}
+    built["defaults"] = _model(layers, None, origin)
+    try:
+        settings = Settings.model_validate(
+            {
+                "version": version,
+                "models": {key.removeprefix("models."): built[key] for key in built if key != "defaults"},
+                "defaults": built["defaults"],
+                "generate_batcher": batcher,
+            }
+        )
+    except ValidationError as error:
+        raise from_validation(error) from None
+    return Loaded(settings, origin, path)
+
+
+def _model(layers: list[_Layer], name: str | None, origin: dict[str, str]) -> ModelSettings:
+    """One model's values from the lowest layer up; in each layer its own keys over the common ones."""
+    where = "defaults" if name is None else f"models.{name}"
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        sources = [("defaults", layer.values.get("defaults", {}))]
+        if name is not None:
+            sources.append((where, layer.values.get("models", {}).get(name) or {}))
+        for prefix, keys in sources:
+            _merge(merged, keys, layer, prefix, where, origin)
+    try:
+        return ModelSettings.model_validate(merged)
+    except ValidationError as error:
+        raise from_validation(error, where=where) from None
+
+
+def _merge(
+    merged: dict[str, Any],
+    keys: dict[str, Any],
+    layer: _Layer,
+    prefix: str,
+    where: str,
+    origin: dict[str, str],
+) -> None:
+    try:
+        keys = select_cache(keys)
+    except SettingsError as error:
+        raise SettingsError(f"{layer.label}: {prefix}: {error.message}", hint=error.hint) from None
+    for key, value in keys.items():
+        source = (
+            next((switch for switch in CACHE_SWITCHES if keys.get(switch) is True), key)
+            if key == "cache"
+            else key
+        )
+        if key in CACHE_SWITCHES:
+            origin[f"{where}.{key}"] = layer.origin(f"{prefix}.{key}")
+            if value is False and merged.get("cache") == CACHE_SWITCHES[key]:
+                merged.pop("cache")  # a higher layer switches off what a lower one chose
+                origin.pop(f"{where}.cache", None)
+            elif not isinstance(value, bool):
+                merged[key] = value  # for pydantic to refuse
+            continue
+        merged[key] = value
+        origin[f"{where}.{key}"] = layer.origin(f"{prefix}.{source}")
+
+
+def _flatten(value: Any, prefix: str, found: list[tuple[str, Any, str]], origin: Mapping[str, str]) -> None:
+    for key, item in value.items():
+        name = f"{prefix}{key}"
+        if isinstance(item, dict) and not name.endswith("tenant_weights"):
+            _flatten(item, f"{name}.", found, origin)
+        else:
+            found.append((name, item, origin.get(name, "default")))

@@ -1,0 +1,219 @@
+"""The settings of one model: seed 000's keys, and ours.
+
+Knows names, ranges, defaults and what contradicts what. `limits` gives the core its share.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from stretto.core.limits import Limits, Preemption
+from stretto.settings.errors import SettingsError
+from stretto.settings.values import Bytes, Count, Milliseconds, Seconds
+
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
+CachePolicy = Literal["none", "system_prompt", "incremental", "prefix"]
+CACHE_SWITCHES = {"system_prompt_cache": "system_prompt", "incremental_cache": "incremental"}
+TARGET_ITL_AUTO_S = 0.05
+_SWITCH = {True: "on", False: "off", "enabled": "on", "disabled": "off", "true": "on", "false": "off"}
+
+
+def _switch(value: Any) -> Any:
+    """`true`, `enabled` and `on` are the same to people; YAML 1.1 reads `on` as true."""
+    key = value.lower() if isinstance(value, str) else value
+    return _SWITCH.get(key, key) if isinstance(key, str | bool) else value
+
+
+def _policy(value: Any) -> Any:
+    """YAML people write `cache: off`, which reads as false."""
+    return "none" if value is False or value == "off" else value
+
+
+class ModelSettings(BaseModel):
+    """One model. Every field is a YAML key, a `STRETTO_*` variable and a flag of the same name."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+    path: str | None = None
+    """Where the model is: a file, a directory, or user/repo[:quant]. Default: looked up by its name."""
+    backend: Literal["auto", "llamacpp", "torch", "simulated"] = "auto"
+    """Which backend runs it; auto decides by the file."""
+    chat_template: str | None = None
+    """A file with a chat template to use in place of the model's own."""
+
+    context_window: Annotated[Count, Field(ge=16, le=1 << 24)] | Literal["auto"] = "auto"
+    """Tokens that each slot can hold (not divided among them); auto: the model's, at most 8192."""
+    n_seq_max: Annotated[Count, Field(ge=1, le=1024)] = 4
+    """Slots: how many requests run at once."""
+    n_batch: Annotated[Count, Field(ge=1, le=1 << 20)] = 2048
+    """Tokens of one tick: decode rows first, then prefill chunks."""
+    n_ubatch: Annotated[Count, Field(ge=1, le=1 << 20)] = 512
+    """Tokens of one physical batch in llama.cpp; at most n_batch."""
+    prefill_chunk: Annotated[Count, Field(ge=1, le=1 << 20)] = 512
+    """Most prompt tokens that one tick computes."""
+    target_itl_ms: Annotated[Milliseconds, Field(gt=0)] | Literal["auto"] = "auto"
+    """Milliseconds between two tokens of a stream that a tick tries to keep."""
+
+    cache_type_k: CacheType = "f16"
+    """Type of the K cache."""
+    cache_type_v: CacheType = "f16"
+    """Type of the V cache; quantized types need flash attention."""
+    kv_layout: Literal["streams", "unified"] = "streams"
+    """streams: memory of its own for each slot. unified: one pool, for GPUs short of memory."""
+    swa_full: bool = True
+    """Keep the full cache of sliding-window layers, so that prefixes can be reused anywhere."""
+
+    cache: Annotated[CachePolicy, BeforeValidator(_policy)] = "prefix"
+    """What is kept between requests: none, system_prompt, incremental (per conversation) or prefix (all)."""
+    system_prompt_cache: bool = False
+    """Selects cache: system_prompt."""
+    incremental_cache: bool = False
+    """Selects cache: incremental."""
+    cache_min_tokens: Count = 100
+    """Shorter prefixes are not kept."""
+    cache_slot_timeout: Annotated[Seconds, Field(gt=0)] = 30.0
+    """Seconds that a request waits for a busy conversation's slot."""
+    cache_ram_bytes: Bytes = 1 << 30
+    """Host memory for saved prefixes."""
+
+    queue_depth: Annotated[Count, Field(ge=1, le=1024)] = 2
+    """n_seq_max times this many requests are in flight, those in slots included."""
+    max_queue: Count = 512
+    """Callers that may wait beyond that, for each priority."""
+    max_queue_wait_s: Annotated[Seconds, Field(gt=0)] | None = None
+    """Longest wait in the queue; the server sets 60 where nothing is said."""
+    preemption: Literal["resume", "fail"] = "resume"
+    """What happens to the victim of a slot time-out."""
+    tenant_weights: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = {}
+    """Shares of tenants; 1 where nothing is said."""
+
+    split_mode: Literal["none", "layer", "row"] = "layer"
+    """How several GPUs share a model."""
+    flash_attention: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
+    """auto: on, but for hybrid models."""
+    n_gpu_layers: Annotated[Count, Field(le=100_000)] | Literal["all"] = "all"
+    """Layers on the GPU; 0 is none."""
+    main_gpu: Annotated[Count, Field(le=1024)] = 0
+    """The GPU that holds what cannot be split."""
+    tensor_split: list[Annotated[float, Field(ge=0)]] | None = None
+    """Proportions of the model on each GPU."""
+    devices: list[str] | None = None
+    """Devices to use, by name; default: all."""
+    offload_kqv: bool = True
+    """Keep the KV cache on the GPU."""
+    op_offload: bool = True
+    """Compute on the GPU what lies in host memory."""
+    n_threads: Annotated[Count, Field(ge=1, le=4096)] | Literal["auto"] = "auto"
+    """CPU threads for decoding; auto: measured at load."""
+    n_threads_batch: Annotated[Count, Field(ge=1, le=4096)] | Literal["auto"] = "auto"
+    """CPU threads for prefill; auto: as n_threads."""
+    use_mmap: bool = True
+    """Map the model file in place of reading it."""
+    use_mlock: bool = False
+    """Keep the model from being swapped out."""
+    use_direct_io: bool = False
+    """Read the model file around the page cache."""
+
+    rope_scaling_type: Literal["none", "linear", "yarn", "longrope"] | None = None
+    """Default for this and the following: what the model file says."""
+    rope_freq_base: Annotated[float, Field(gt=0)] | None = None
+    rope_freq_scale: Annotated[float, Field(gt=0)] | None = None
+    yarn_ext_factor: float | None = None
+    yarn_attn_factor: float | None = None
+    yarn_beta_fast: float | None = None
+    yarn_beta_slow: float | None = None
+    yarn_orig_ctx: Count | None = None
+
+    speculation: Annotated[Literal["off", "ngram"], BeforeValidator(_switch)] = "off"
+    """ngram: guess tokens from the prompt; greedy text stays the same."""
+    speculation_tokens: Annotated[Count, Field(ge=1, le=64)] = 4
+    """Most tokens guessed in one tick."""
+    seed: Annotated[Count, Field(ge=0)] | None = None
+    """Seed of requests that send none; default: a new one for each."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_cache(cls, data: Any) -> Any:
+        return select_cache(data) if isinstance(data, dict) else data
+
+    @model_validator(mode="after")
+    def _show_cache(self) -> Self:
+        """The two switches and `cache` always agree, whichever was set."""
+        for switch, policy in CACHE_SWITCHES.items():
+            object.__setattr__(self, switch, self.cache == policy)
+        return self
+
+    @field_validator("n_ubatch")
+    @classmethod
+    def _within_batch(cls, n_ubatch: int, info: ValidationInfo) -> int:
+        n_batch = info.data.get("n_batch", n_ubatch)
+        if n_ubatch > n_batch:
+            raise ValueError(f"n_ubatch is more than n_batch ({n_batch})")
+        return n_ubatch
+
+    @model_validator(mode="after")
+    def _room_for_rows(self) -> Self:
+        if self.n_batch < self.n_seq_max:
+            raise ValueError(
+                f"n_batch ({self.n_batch}) must hold one row for each of n_seq_max ({self.n_seq_max}) slots"
+            )
+        if self.n_ubatch > self.n_batch:  # the default, beside a small n_batch
+            object.__setattr__(self, "n_ubatch", self.n_batch)
+        return self
+
+    def limits(self) -> Limits:
+        """What the scheduler needs to know."""
+        itl_s = TARGET_ITL_AUTO_S if self.target_itl_ms == "auto" else self.target_itl_ms / 1000
+        try:
+            return Limits(
+                n_seq_max=self.n_seq_max,
+                n_batch=self.n_batch,
+                prefill_chunk=self.prefill_chunk,
+                target_itl_s=itl_s,
+                queue_depth=self.queue_depth,
+                max_queue=self.max_queue,
+                max_queue_wait_s=self.max_queue_wait_s,
+                cache=self.cache,
+                cache_min_tokens=self.cache_min_tokens,
+                cache_slot_timeout_s=self.cache_slot_timeout,
+                cache_ram_bytes=self.cache_ram_bytes,
+                preemption=Preemption(self.preemption),
+                tenant_weights=dict(self.tenant_weights),
+            )
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+
+
+def select_cache(data: dict[str, Any]) -> dict[str, Any]:
+    """`system_prompt_cache: true` becomes `cache: system_prompt`. Contradictions are errors."""
+    chosen = [switch for switch in CACHE_SWITCHES if data.get(switch) is True]
+    if len(chosen) > 1:
+        raise SettingsError(
+            "system_prompt_cache and incremental_cache are both true",
+            hint="choose one, or set cache: prefix, which does the work of both",
+        )
+    cache = _policy(data.get("cache"))
+    for switch, policy in CACHE_SWITCHES.items():
+        wanted = data.get(switch)
+        agrees = wanted is None or cache is None or (cache == policy) == wanted
+        if isinstance(wanted, bool) and not agrees:
+            raise SettingsError(
+                f"cache: {cache} contradicts {switch}: {str(wanted).lower()}", hint="leave one of the two out"
+            )
+    return {**data, "cache": CACHE_SWITCHES[chosen[0]]} if chosen else data
