@@ -65,7 +65,8 @@ class Committer:
 
     def _take_rows(self, flight: InFlight, outcome: Outcome) -> None:
         tick = flight.tick
-        plain = tick.decode_rows == len(tick.slots) == len(outcome.tokens) and not outcome.failed
+        plain = tick.decode_spans == tick.decode_rows == len(tick.slots) == len(outcome.tokens)
+        plain = plain and not outcome.failed
         if plain and (not outcome.tokens or self._valid(outcome.tokens)):
             ended = self._take_plain(flight, outcome)
         else:

@@ -118,7 +118,7 @@ def _check_keys(values: Mapping[str, Any], known: Iterable[str], where: str) -> 
         if key in names:
             continue
         misplaced = key in MODEL_KEYS and "models" in names
-        hint = f"move it below models: <name>: or defaults:" if misplaced else hint_for(str(key), names)
+        hint = "move it below models: <name>: or defaults:" if misplaced else hint_for(str(key), names)
         raise SettingsError(f"{where}: unknown key {str(key)[:80]}", hint=hint)
 
 

@@ -76,6 +76,9 @@ class Laws:
         self._evicted = False
         self._chunks: Counter[str] = Counter()
         self._troubled: set[str] = set()
+        self._failed_alone: set[str] = set()
+        self._bound_before: dict[int, str] = {}
+        self._rebuilt: set[str] = set()
         self.sometimes: Counter[str] = Counter()
 
     def saw(self, law: str, count: int = 1) -> None:
@@ -91,6 +94,7 @@ class Laws:
         anchor = state.anchor()
         self._anchor = anchor.job if anchor is not None else None
         self._running_before = {slot.job.id: slot.job for slot in state.active if slot.job is not None}
+        self._bound_before = {slot.index: slot.job.id for slot in state.active if slot.job is not None}
 
     def after_plan(self, planned: Tick | Idle, now: float, in_flight: int) -> None:
         scheduler = self._scheduler
@@ -133,7 +137,9 @@ class Laws:
             _need(job.cached == 0, f"{job.id} reuses {job.cached} tokens under policy none")
         if policy == "system_prompt" and not request.fork_of:
             own = request.boundaries[0] if request.boundaries else 0
-            _need(job.cached <= own, f"{job.id} was given more than the system prompt that it sent")
+            pages = self._scheduler.state.can.page_tokens if self._scheduler.state.can.pages else 1
+            exact = job.cached in (0, own) or (pages > 1 and own - own % pages <= job.cached <= own)
+            _need(exact, f"{job.id} was given {job.cached} tokens, its system prompt has {own}")
             if job.cached:
                 self.saw("system prompt shared")
         if job.cached and self._evicted:
@@ -209,13 +215,19 @@ class Laws:
         elif outcome.failure is PassFailure.NO_ROOM:
             self.saw("no room reported and recovered")
         elif outcome.failure is PassFailure.FAILED:
-            self._troubled.update(self._running_before)
+            self._note_failure(tick)
         for got, asked in zip(outcome.counts, tick.outputs, strict=False):
             if asked > 1:
                 self.saw("drafts accepted in full" if got == asked else "drafts rejected")
         expected = sum(outcome.counts) - sum(events.counts)
         if outcome.failure is None and expected > 0 and not outcome.failed and scheduler.state.can.plan_ahead:
             self.saw("row of a finished request discarded")
+
+    def _note_failure(self, tick: Tick) -> None:
+        """Who was in the failed pass, and who was alone in it: only those may be blamed."""
+        self._troubled.update(self._running_before)
+        if len(tick.slots) == 1:
+            self._failed_alone.update(self._bound_before[slot] for slot in tick.slots if slot in self._bound_before)
 
     def _check_parked_in(self, events: Events) -> None:
         parked = [job for job in self._running_before.values() if job.where is Where.PARKED]
@@ -230,6 +242,8 @@ class Laws:
             if terminal.end is End.FINISHED and request_id in self._troubled:
                 self.saw("pass failed and nobody was hurt")
             if terminal.end is End.FAILED and terminal.reason == "pass_failed":
+                guilty = request_id in self._failed_alone or request_id in self._rebuilt
+                _need(guilty, f"{request_id} is blamed for a pass in which it was not alone")
                 self.saw("request failed alone after a bisection")
             if terminal.end is End.FAILED and terminal.reason == "bad_output":
                 self.saw("bad output failed one request")
@@ -247,7 +261,7 @@ class Laws:
                 self.saw("queued work ended by a drain")
             if terminal.end is End.CANCELLED and terminal.reason == "shutdown":
                 self.saw("running work cut by a shutdown")
-            for seen in (self._seen_admitted, self._troubled):
+            for seen in (self._seen_admitted, self._troubled, self._failed_alone, self._rebuilt):
                 seen.discard(request_id)
             self._chunks.pop(request_id, None)
 
@@ -271,6 +285,8 @@ class Laws:
             self.saw("deferred and ran elsewhere")
         elif name == notes.SLOT_REBUILD:
             self.saw("operation failed and the slot was rebuilt")
+            if note.value > self._scheduler.state.limits.rebuilds_max:
+                self._rebuilt.add(note.request_id)
         elif name == notes.PARKED_FOR_MEMORY:
             self.saw("parked for memory")
             self.saw("out of memory and recovered")

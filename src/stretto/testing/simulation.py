@@ -185,8 +185,7 @@ class Simulation:
         if self._random.random() < self.scenario.traffic.deadline:
             deadline_s = self.clock.now + self._random.random() * 2.0
             request = replace(request, deadline_s=deadline_s)
-        queue = self.scheduler.state.queue
-        had_place = queue.has_place(request.priority)
+        had_place = self._has_place(request)
         answer = self.scheduler.submit(request, self.clock.now)
         if answer.accepted:
             self.clients.accepted(request, conversation)
@@ -202,6 +201,13 @@ class Simulation:
             self.laws.saw("refused: shutting down")
         else:
             self.laws.saw("refused: invalid")
+
+    def _has_place(self, request: Request) -> bool:
+        """Counted afresh from the jobs: in flight or among the callers of its own priority."""
+        limits = self.scheduler.state.limits
+        mine = [job for job in self.scheduler.state.jobs.values() if job.level == request.priority]
+        callers = sum(1 for job in mine if job.entered_s is None)
+        return len(mine) - callers < limits.in_flight_max or callers < limits.max_queue
 
     def _cancel(self, witness: Witness) -> None:
         job = self.scheduler.state.jobs.get(witness.request.id)

@@ -112,7 +112,8 @@ class StopMatcher:
 
     def _emit(self, text: str) -> Stopped:
         self._shown += len(text)
-        while self._waiting and self._waiting[0][1] <= self._shown:
+        # A token without text belongs to the next character, so it waits for that one to be shown.
+        while self._waiting and self._waiting[0][0] < self._shown >= self._waiting[0][1]:
             self._waiting.popleft()
             self._tokens += 1
         return Stopped(text)

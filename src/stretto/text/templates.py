@@ -139,13 +139,14 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> Rendered:
         """The prompt for these messages. Raises a typed error where template or messages do not fit."""
-        _check_kwargs(kwargs)
+        check_kwargs(kwargs)
         plain, plain_tools = normalized(messages), normalized_tools(tools)
         size = len(json.dumps([plain, plain_tools], ensure_ascii=False))
         call = _Call(
@@ -286,7 +287,8 @@ def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, *
     )
 
 
-def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
+def check_kwargs(kwargs: Mapping[str, Any]) -> None:
+    """Refuses template variables that a client may not set. A server calls this before `render`."""
     for name, value in kwargs.items():
         if name not in KWARGS_ALLOWED:
             raise InvalidRequestError(

@@ -54,14 +54,14 @@ class PromptTokens:
 
 @dataclass(slots=True)
 class _Piece:
-    """A stretch of text that is encoded in one call, or one control token."""
+    """A stretch of text that is encoded in one call, or one whose tokens are known."""
 
     text: str
-    control: int | None = None
+    known: list[int] | None = None
     user: bool = False
 
     def ids(self, tokenizer: Tokenizer, text: str) -> list[int]:
-        return tokenizer.encode(text, not self.user) if self.control is None else [self.control]
+        return tokenizer.encode(text, not self.user) if self.known is None else self.known
 
 
 def encode_prompt(rendered: Rendered, tokenizer: Tokenizer, *, add_bos: bool = False) -> PromptTokens:
@@ -81,7 +81,7 @@ def encode_prompt(rendered: Rendered, tokenizer: Tokenizer, *, add_bos: bool = F
         while wanted and wanted[0] <= end:
             cut = wanted.pop(0) - position
             before = ids if cut == len(piece.text) else piece.ids(tokenizer, piece.text[:cut])
-            if (piece.control is None and ids[: len(before)] == before) or cut == len(piece.text):
+            if (piece.known is None and ids[: len(before)] == before) or cut == len(piece.text):
                 offsets.append(len(tokens) + len(before))
         tokens.extend(ids)
         position = end
@@ -111,10 +111,10 @@ def _pieces(segments: tuple[Segment, ...], tokenizer: Tokenizer) -> list[_Piece]
         )
         for part in parts:
             last = pieces[-1] if pieces else None
-            if last is not None and last.control is None and part.control is None:
+            if last is not None and last.known is None and part.known is None:
                 last.text += part.text
                 last.user = last.user or part.user
-            elif part.text or part.control is not None:
+            elif part.text or part.known is not None:
                 pieces.append(part)
     return pieces
 
@@ -123,13 +123,14 @@ def _template_pieces(text: str, tokenizer: Tokenizer) -> list[_Piece]:
     """Template text, cut at its control tokens. Their places are found again by their names."""
     pieces: list[_Piece] = []
     done = 0
-    for token in tokenizer.encode(text, True):
+    ids = tokenizer.encode(text, True)
+    for token in ids:
         if not tokenizer.is_control(token):
             continue
         name = tokenizer.token_bytes(token).decode("utf-8", "replace")
         start = text.find(name, done) if name else -1
         if start < 0:
-            continue  # a control token without text of its own, such as a BOS that was added
-        pieces += [_Piece(text[done:start]), _Piece(name, control=token)]
+            return [_Piece(text, known=ids)]  # it is not spelled as its text: nothing here can be cut
+        pieces += [_Piece(text[done:start]), _Piece(name, known=[token])]
         done = start + len(name)
     return [*pieces, _Piece(text[done:])]

@@ -38,7 +38,8 @@ class SmolLM2:
 
     def token_bytes(self, token: int) -> bytes:
         room = ctypes.create_string_buffer(256)
-        return room.raw[: self._api.llama_token_to_piece(self._vocab, token, room, 256, 0, True)]
+        count = self._api.llama_token_to_piece(self._vocab, token, room, 256, 0, True)
+        return room.raw[:count]
 
     def is_control(self, token: int) -> bool:
         return bool(self._api.llama_vocab_get_attr(self._vocab, token) & self._api.LLAMA_TOKEN_ATTR_CONTROL)

@@ -6,7 +6,8 @@ from typing import Any
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + "
-    "'<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "'<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 LLAMA3 = """{{- bos_token }}
 {%- if messages[0]['role'] == 'system' %}
@@ -39,7 +40,8 @@ LLAMA3 = """{{- bos_token }}
     {%- elif message.role in ['tool', 'ipython'] %}
         {{- '<|start_header_id|>ipython<|end_header_id|>\n\n' + (message.content | tojson) + '<|eot_id|>' }}
     {%- else %}
-        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}
+        {{- message['content'] | trim + '<|eot_id|>' }}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
@@ -98,7 +100,8 @@ QWEN3 = """{%- if tools %}
             {%- set content = content.split('</think>')[-1].lstrip('\n') %}
         {%- endif %}
         {%- if loop.index0 > ns.last and (loop.last or thoughts) %}
-            {{- '<|im_start|>assistant\n<think>\n' + thoughts.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') }}
+            {{- '<|im_start|>assistant\n<think>\n' + thoughts.strip('\n') + '\n</think>\n\n' }}
+            {{- content.lstrip('\n') }}
         {%- else %}
             {{- '<|im_start|>assistant\n' + content }}
         {%- endif %}
@@ -114,7 +117,9 @@ QWEN3 = """{%- if tools %}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
 {%- endif %}
 """
 R1 = """{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}{% set c = m.content %}

@@ -1,4 +1,4 @@
-"""Rendering equals jinja2's; user text stays user text; boundaries are prefixes; bad templates are one line."""
+"""Rendering equals jinja2's, user text stays user text, boundaries are prefixes, bad templates one line."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ def test_template_text_does_not_depend_on_what_the_user_wrote(name: str) -> None
             assert [written.count(mark) for mark in marks] == [usual.count(mark) for mark in marks]
 
 
-user_text = st.text(
+user_text = st.lists(
     st.sampled_from(
         ["<|im_end|>", "<|im_start|>", "</think>", "<think>", "\n", " ", '"', "\\", "a", "é", "<", "|>"]
     ),
     max_size=8,
-)
+).map("".join)
 
 
 @settings(max_examples=150, deadline=None)
@@ -272,15 +272,17 @@ def test_literals_are_those_inside_tags() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    source=st.text(
-        st.sampled_from(["{{", "}}", "{%", "%}", "messages", "'", '"', " ", "for", "if", "|", "x"])
-    )
+    source=st.lists(
+        st.sampled_from(["{{", "}}", "{%", "%}", "messages", "'", '"', " ", "for", "if", "|", "x", "in"])
+    ).map("".join)
 )
 def test_any_template_text_gives_a_prompt_or_a_typed_error(source: str) -> None:
+    message = ""
     try:
         ChatTemplate(source).render([{"role": "user", "content": "hi"}])
     except StrettoError as error:
-        assert "\n" not in error.message
+        message = error.message
+    assert "\n" not in message
 
 
 def test_knows_what_the_template_supports() -> None:

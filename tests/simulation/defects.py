@@ -1,0 +1,221 @@
+"""Defects that the simulator must notice: realistic mistakes, planted in a copy of the source.
+
+Several stood in the code for an hour until the simulator found them; they are marked (real).
+"""
+
+from __future__ import annotations
+
+from tools.plant import Defect
+
+DEFECTS = (
+    Defect(
+        "off by one in chunking: logits one row early",
+        "core/rows.py",
+        "last = start + count == len(slot.known)",
+        "last = start + count >= len(slot.known) - 1",
+    ),
+    Defect(
+        "off by one in chunking: a chunk skips its first token",
+        "core/rows.py",
+        "self._write_span(tick, slot, count, int(last), slot.known[start : start + count])",
+        "self._write_span(tick, slot, count, int(last), slot.known[start + 1 : start + count + 1])",
+    ),
+    Defect(
+        "reuse of the whole prompt",
+        "core/kv/matching.py",
+        "common = common_prefix(job.known, content.tokens, min(len(job.known) - 1, held))",
+        "common = common_prefix(job.known, content.tokens, min(len(job.known), held))",
+    ),
+    Defect(
+        "forgotten trim after rejected drafts",
+        "core/kv/sequences.py",
+        "            sequence.trim = length\n",
+        "            pass\n",
+    ),
+    Defect(
+        "leaked page",
+        "core/kv/pages.py",
+        "        self._let_go(table.pages)\n        slot.sequence = -1",
+        "        self._let_go(table.pages[1:])\n        slot.sequence = -1",
+    ),
+    Defect(
+        "double free of a copied page",
+        "core/kv/pages.py",
+        "            self._let_go([op.other])\n            table = self._tables.get(owner)",
+        "            self._let_go([op.other])\n            self._blank.append(op.other)\n            table = self._tables.get(owner)",
+    ),
+    Defect(
+        "decode after prefill",
+        "core/rows.py",
+        "        drafts = self._plan_drafts(decode)\n",
+        "        drafts = self._plan_drafts(decode)\n        decode = decode[:1] if len(ready) < len(running) else decode\n",
+    ),
+    Defect(
+        "prompts take the decode rows' budget",
+        "core/rows.py",
+        "rows=self._budget - len(decode) - extra",
+        "rows=self._budget",
+    ),
+    Defect(
+        "head-of-line blocking by a deferred job",
+        "core/admission.py",
+        "            state.note(notes.DEFERRED, job, verdict.slot, verdict.length)\n            return True",
+        "            state.note(notes.DEFERRED, job, verdict.slot, verdict.length)\n            return False",
+    ),
+    Defect(
+        "starvation of background: no ageing turn",
+        "core/queue.py",
+        "if self.admissions % AGEING_TURN == AGEING_TURN - 1:",
+        "if self.admissions < 0:",
+    ),
+    Defect(
+        "slot time-out counted from arrival",
+        "core/preemption.py",
+        "state.now - waiter.entered_s < state.limits.cache_slot_timeout_s:",
+        "state.now - waiter.arrival_s < state.limits.cache_slot_timeout_s:",
+    ),
+    Defect(
+        "victim's rows in the batch that it is cleaned from",
+        "core/rows.py",
+        "            decode = [slot for slot in decode if slot.job is not None]  # a prompt's memory may have parked some\n",
+        "",
+    ),
+    Defect(
+        "cache crossing tenants",
+        "core/cache/store.py",
+        "return self.scope == scope and self.owner in",
+        "return self.owner in",
+    ),
+    Defect(
+        "cache crossing salts in the page index",
+        "core/kv/pages.py",
+        "|{len(scope.salt)}:{scope.salt}|",
+        "|",
+    ),
+    Defect(
+        "SAVE of a sequence whose copy is pending",
+        "core/kv/sequence.py",
+        "return self.can.snapshots and not sequence.unsettled and not self.is_copy_target(sequence.index)",
+        "return self.can.snapshots and not sequence.unsettled",
+    ),
+    Defect(
+        "page reused before its fence",
+        "core/kv/pages.py",
+        "        if self._issued:\n            self._fenced",
+        "        if self._newest_tick < 0:\n            self._fenced",
+    ),
+    Defect(
+        "system prompt given to a request that sent another one",
+        "core/cache/policies.py",
+        "source.held == source.common == own",
+        "source.length >= situation.cache_min_tokens",
+    ),
+    Defect(
+        "a cancelled deferred request stays on the list",
+        "core/queue.py",
+        "        if job.where is Where.DEFERRED:\n            self.deferred.remove(job)\n        self.size -= 1",
+        "        self.size -= 1",
+    ),
+    Defect(
+        "a parked request loses its text",
+        "core/state.py",
+        "        self.queue.park(job)\n",
+        "        self.queue.park(job)\n        del job.known[job.prompt_tokens :]\n",
+    ),
+    Defect(
+        "the anchor is parked for memory",
+        "core/victims.py",
+        "others = [s for s in running if s is not anchor and s is not needy]",
+        "others = [s for s in running if s is not needy]",
+    ),
+    Defect(
+        "copies out of order (real)",
+        "core/kv/sequences.py",
+        "sorted(planned, key=lambda s: s.copy_turn)",
+        "sorted(planned, key=lambda s: s.index)",
+    ),
+    Defect(
+        "snapshot dropped while it is being restored (real)",
+        "core/kv/sequences.py",
+        "            self._pin(source.place)  # making room for others must not drop it\n",
+        "            pass\n",
+    ),
+    Defect(
+        "failed operation forgotten: the slot runs on garbage",
+        "core/kv/sequences.py",
+        "            broken[op.sequence] = None\n",
+        "",
+    ),
+    Defect(
+        "rows of a released slot are taken for the next one's",
+        "core/state.py",
+        "        slot.epoch += 1\n        slot.clear()",
+        "        slot.clear()",
+    ),
+    Defect(
+        "rejected drafts count as computed",
+        "core/commit.py",
+        "        slot.computed = start + len(taken)\n",
+        "        slot.computed = start + outputs\n",
+    ),
+    Defect(
+        "deadlines fire late",
+        "core/scheduler.py",
+        "self._deadlines[0][0] <= state.now",
+        "self._deadlines[0][0] <= state.now - 0.5",
+    ),
+    Defect(
+        "places in flight are never given back",
+        "core/queue.py",
+        "        self._entered[job.level] -= 1\n",
+        "",
+    ),
+    Defect(
+        "the queue's bounds hold for all priorities together",
+        "core/queue.py",
+        "return self._entered[level] < self._limits.in_flight_max or",
+        "return sum(self._entered) < self._limits.in_flight_max or",
+    ),
+    Defect(
+        "leaked cells of a unified pool",
+        "core/kv/cells.py",
+        "            if run.holders == 0:\n                self.free += run.length",
+        "            if run.holders == 0 and surplus > 0:\n                self.free += run.length",
+    ),
+    Defect(
+        "a sliding window is cut back further than it reaches (real)",
+        "core/kv/sequence.py",
+        "content.peak - length <= self.can.rewind_tokens",
+        "content.length - length <= self.can.rewind_tokens",
+    ),
+    Defect(
+        "a hybrid model is cut like a dense one",
+        "core/kv/sequence.py",
+        "if length >= content.length or self.can.rewind is Rewind.ANY:",
+        "if length >= content.length or self.can.rewind is not Rewind.WINDOW:",
+    ),
+    Defect(
+        "a bisection blames the first of two",
+        "core/recovery.py",
+        "        if len(requests) == 1:\n",
+        "        if len(requests) == 2:\n            return requests[0]\n        if len(requests) == 1:\n",
+    ),
+    Defect(
+        "rows are planned on a tick that did not run (real)",
+        "core/scheduler.py",
+        "self._recovery.active or self._in_flight[0].void",
+        "self._recovery.active",
+    ),
+    Defect(
+        "a drain forgets what is queued",
+        "core/scheduler.py",
+        "if job.where in (Where.WAITING, Where.DEFERRED):",
+        "if job.where is Where.DEFERRED:",
+    ),
+    Defect(
+        "cancellation waits for the request to end by itself",
+        "core/scheduler.py",
+        "            self._asked.append(job)\n\n    def stop",
+        "            pass\n\n    def stop",
+    ),
+)

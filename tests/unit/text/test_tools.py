@@ -1,0 +1,159 @@
+"""Tool calls are found however the text is cut, what is no call is text, and hostile output is cheap."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stretto.text.tools import CALLS_MAX, Dialect, ToolCall, ToolParser, dialect_for
+from tests.unit.text.corpus import CHATML, LLAMA3, QWEN3
+
+Found = tuple[str, list[tuple[str, str]]]
+
+
+def run(dialect: Dialect, text: str, step: int, names: frozenset[str] | None = None) -> Found:
+    parser = ToolParser(dialect, names)
+    content: list[str] = []
+    calls: list[ToolCall] = []
+    for start in range(0, len(text), step):
+        part = parser.push(text[start : start + step])
+        content.append(part.content)
+        calls += part.calls
+    last = parser.flush()
+    calls += last.calls
+    assert [call.index for call in calls] == list(range(len(calls))) == list(range(parser.calls_seen))
+    return "".join(content) + last.content, [(call.name, call.arguments) for call in calls]
+
+
+H, L, M, J = Dialect.HERMES, Dialect.LLAMA3, Dialect.MISTRAL, Dialect.JSON
+F, G = ("f", '{"x": 1}'), ("g", "{}")
+CASES: list[tuple[Dialect, str, Found]] = [
+    (H, '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>', ("", [F])),
+    (
+        H,
+        'a <tool_call>{"name":"f","arguments":{"x":1}}</tool_call>\n<tool_call>{"name":"g"}</tool_call>',
+        ("a ", [F, G]),
+    ),
+    (H, 'a<tool_call>{"name":"f","arguments":"{\\"x\\": 1}"}</tool_call> b', ("ab", [F])),
+    (
+        H,
+        '<tool_call>{"name":"f","arguments":{"x":"}</tool_call>{"}}</tool_call>',
+        ("", [("f", '{"x": "}</tool_call>{"}')]),
+    ),
+    (H, '<tool_call>{"name":"f","arguments":{"x":1}}', ("", [F])),
+    (H, '<tool_call>{"name":"f","argu', ('<tool_call>{"name":"f","argu', [])),
+    (H, "<tool_call>sorry</tool_call>", ("<tool_call>sorry</tool_call>", [])),
+    (H, '<tool_call>no<tool_call>{"name":"g"}</tool_call>', ("<tool_call>no", [G])),
+    (H, '<tool_call>{"a": 1}</tool_call>', ('<tool_call>{"a": 1}</tool_call>', [])),
+    (
+        H,
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+        ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', []),
+    ),
+    (H, '{"name": "f"}', ('{"name": "f"}', [])),
+    (H, "1 < 2 <tool", ("1 < 2 <tool", [])),
+    (L, '{"name": "f", "parameters": {"x": 1}}', ("", [F])),
+    (L, ' {"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}}', ("", [F, G])),
+    (L, '<|python_tag|>{"name": "f", "parameters": {"x": 1}}<|eom_id|>', ("", [F])),
+    (L, "<|python_tag|>print(1)", ("<|python_tag|>print(1)", [])),
+    (L, 'Well, {"name": "f", "parameters": {}}', ('Well, {"name": "f", "parameters": {}}', [])),
+    (L, '{"name": "unknown", "parameters": {}}', ('{"name": "unknown", "parameters": {}}', [])),
+    (L, '{"city": "Rome"} is it', ('{"city": "Rome"} is it', [])),
+    (M, '[TOOL_CALLS][{"name":"f","arguments":{"x":1}},{"name":"g","arguments":{}}]', ("", [F, G])),
+    (M, 'ok [TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}}]', ("ok ", [F])),
+    (M, '[TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]g[ARGS]{}', ("", [F, G])),
+    (M, "[TOOL_CALLS] nothing to call", ("[TOOL_CALLS] nothing to call", [])),
+    (M, "[1, 2] [TOOL", ("[1, 2] [TOOL", [])),
+    (J, '{"name": "f", "arguments": {"x": 1}}', ("", [F])),
+    (J, '[{"name": "f", "arguments": {"x": 1}}, {"function": {"name": "g"}}]', ("", [F, G])),
+    (J, '```json\n{"name": "f", "arguments": {"x": 1}}\n```', ("", [F])),
+    (
+        J,
+        '{"tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]}',
+        ("", [F]),
+    ),
+    (J, '{"answer": 42}', ('{"answer": 42}', [])),
+    (J, "plain text", ("plain text", [])),
+    (J, "  ", ("  ", [])),
+    (J, "", ("", [])),
+]
+
+
+@pytest.mark.parametrize(("dialect", "text", "wanted"), CASES)
+@pytest.mark.parametrize("step", [1, 3, 8, 1000])
+def test_examples(dialect: Dialect, text: str, wanted: Found, step: int) -> None:
+    assert run(dialect, text, step, frozenset({"f", "g"})) == wanted
+
+
+def test_text_comes_at_once_when_no_call_can_begin() -> None:
+    parser = ToolParser(H)
+    assert parser.push("Hello <b>").content == "Hello <b>"
+    assert parser.push("and <to").content == "and "
+    assert parser.push("day").content == "<today"
+
+
+pieces = st.sampled_from(
+    ['<tool_call>', '</tool_call>', '[TOOL_CALLS]', '[ARGS]', '<|python_tag|>', '{"name":"f","arguments":{}}', '{', '}', '[', ']', '"', 'a', ';', ',', '\\', '```json', '```', '\n', '{"name":"f","arguments":{"a":"']
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.lists(pieces, max_size=12).map("".join), dialect=st.sampled_from(Dialect), step=st.integers(1, 9)
+)
+def test_no_text_crashes_and_calls_are_valid(text: str, dialect: Dialect, step: int) -> None:
+    content, calls = run(dialect, text, step)
+    assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
+    if not calls:
+        assert content == text
+
+
+MB = 1 << 20
+ADVERSARIAL = {
+    "openings": "<tool_call>" * (MB // 11),
+    "mistral openings": "[TOOL_CALLS]" * (MB // 12),
+    "python tags": "<|python_tag|>" * (MB // 14),
+    "fences": "```json" * (MB // 7),
+    "braces": "{" * MB,
+    "brackets": "[" * MB,
+    "deep call": "[TOOL_CALLS]" + "[" * MB,
+    "empty objects": "{}" * (MB // 2),
+    "escapes": '<tool_call>{"a":"' + '\\"' * (MB // 2),
+    "calls": '<tool_call>{"name":"a"}</tool_call>' * (MB // 35),
+    "closings": '<tool_call>{"a":' + "</tool_call>" * (MB // 12),
+    "wide call": '[TOOL_CALLS][{"name":"a","arguments":{"a":[' + "[]," * (MB // 3),
+    "braces in a string": '{"name":"f","arguments":{"a":"' + "}" * MB,
+    "spaces": " " * MB,
+    "less-than": "<" * MB,
+}
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("name", ADVERSARIAL)
+@pytest.mark.parametrize("step", [2 * MB, 1024])
+def test_a_megabyte_of_hostile_output_is_cheap(dialect: Dialect, name: str, step: int) -> None:
+    text = ADVERSARIAL[name]
+    best_s = min(_timed(dialect, text, step) for _ in range(3))
+    assert best_s < 0.05
+
+
+def _timed(dialect: Dialect, text: str, step: int) -> float:
+    started = time.perf_counter()
+    run(dialect, text, step)
+    return time.perf_counter() - started
+
+
+def test_the_number_of_calls_is_bounded() -> None:
+    _, calls = run(H, '<tool_call>{"name":"a"}</tool_call>' * 500, 1 << 20)
+    assert len(calls) == CALLS_MAX
+
+
+def test_the_dialect_is_read_from_the_template() -> None:
+    assert dialect_for(QWEN3) is H
+    assert dialect_for(LLAMA3) is L
+    assert dialect_for("{{ '[TOOL_CALLS]' }}") is M
+    assert dialect_for(CHATML) is J
