@@ -93,16 +93,16 @@ def main() -> int:
         for slots in SLOTS:
             figures = measure(slots, layout, ticks=options.ticks)
             results[layout][str(slots)] = {name: round(value, 3) for name, value in figures.items()}
-            print(
-                f"{layout:8} {slots:5} slots: median {figures['median_us']:8.1f} µs  p95 {figures['p95_us']:8.1f} µs"
-            )
+            median, p95 = figures["median_us"], figures["p95_us"]
+            print(f"{layout:8} {slots:5} slots: median {median:8.1f} µs  p95 {p95:8.1f} µs")
     ok = True
     for layout, figures in results.items():
         growth = figures["1024"]["per_slot_us"] / figures["256"]["per_slot_us"]
         held = figures["256"]["median_us"] <= BAR_US and growth <= LINEAR_SLACK
         ok &= held
+        median = figures["256"]["median_us"]
         print(
-            f"{layout}: 256 slots {figures['256']['median_us']:.0f} µs (bar {BAR_US:.0f}), per-slot growth to 1,024 ×{growth:.2f}"
+            f"{layout}: 256 slots {median:.0f} µs (bar {BAR_US:.0f}), per-slot growth to 1,024 ×{growth:.2f}"
         )
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:

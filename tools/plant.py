@@ -43,7 +43,9 @@ def plant(defect: Defect, directory: Path) -> Path:
     return target
 
 
-def try_defect(defect: Defect, command: list[str], *, signs: tuple[str, ...], timeout_s: float = 600.0) -> Caught:
+def try_defect(
+    defect: Defect, command: list[str], *, signs: tuple[str, ...], timeout_s: float = 600.0
+) -> Caught:
     """Run a command against the planted copy. Caught: it fails, and says so with one of the signs."""
     with tempfile.TemporaryDirectory(prefix="stretto-defect-") as directory:
         source = plant(defect, Path(directory))
@@ -53,4 +55,6 @@ def try_defect(defect: Defect, command: list[str], *, signs: tuple[str, ...], ti
         )
         lines = (done.stdout + done.stderr).splitlines()
         said = [line.strip() for line in lines if any(sign in line for sign in signs)]
-        return Caught(defect.name, done.returncode != 0 and bool(said), said[0] if said else " / ".join(lines[-3:]))
+        return Caught(
+            defect.name, done.returncode != 0 and bool(said), said[0] if said else " / ".join(lines[-3:])
+        )

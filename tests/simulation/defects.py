@@ -77,7 +77,7 @@ DEFECTS = (
     Defect(
         "victim's rows in the batch that it is cleaned from",
         "core/rows.py",
-        "            decode = [slot for slot in decode if slot.job is not None]  # a prompt's memory may have parked some\n",
+        "            decode = [s for s in decode if s.job is not None]  # a prompt's memory may have parked some\n",
         "",
     ),
     Defect(
@@ -137,7 +137,7 @@ DEFECTS = (
     Defect(
         "snapshot dropped while it is being restored (real)",
         "core/kv/sequences.py",
-        "            self._pin(source.place)  # making room for others must not drop it\n",
+        "            self._snapshots.pin(source.place)  # making room for others must not drop it\n",
         "            pass\n",
     ),
     Defect(
@@ -173,8 +173,8 @@ DEFECTS = (
     Defect(
         "the queue's bounds hold for all priorities together",
         "core/queue.py",
-        "return self._entered[level] < self._limits.in_flight_max or",
-        "return sum(self._entered) < self._limits.in_flight_max or",
+        "self._entered[level] < self._limits.in_flight_max or",
+        "sum(self._entered) < self._limits.in_flight_max or",
     ),
     Defect(
         "leaked cells of a unified pool",

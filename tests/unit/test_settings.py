@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.core.limits import Limits, Preemption
@@ -128,7 +128,8 @@ def test_limits_carry_every_value() -> None:
 
 
 def test_precedence_and_origins(read: Any) -> None:
-    text = "defaults:\n  n_seq_max: 2\n  n_batch: 100\n  seed: 1\nmodels:\n  a-B.c:\n    n_seq_max: 3\n    n_batch: 200\n"
+    text = "defaults:\n  n_seq_max: 2\n  n_batch: 100\n  seed: 1\n"
+    text += "models:\n  a-B.c:\n    n_seq_max: 3\n    n_batch: 200\n"
     env = {
         "STRETTO_N_BATCH": "300",
         "STRETTO_MODELS__A_B_C__SEED": "5",
@@ -309,8 +310,8 @@ def test_values_out_of_range(read: Any, keys: str) -> None:
 def test_numbers_as_people_write_them(read: Any) -> None:
     model = one(
         read,
-        "context_window: 32K\nn_batch: 4k\ncache_ram_bytes: 1.5GiB\ncache_slot_timeout: 5m\nmax_queue_wait_s: 500ms\n"
-        "flash_attention: enabled\nn_threads: auto",
+        "context_window: 32K\nn_batch: 4k\ncache_ram_bytes: 1.5GiB\ncache_slot_timeout: 5m\n"
+        "max_queue_wait_s: 500ms\nflash_attention: enabled\nn_threads: auto",
     )
     assert (model.context_window, model.n_batch, model.cache_ram_bytes) == (32768, 4000, 3 << 29)
     assert (model.cache_slot_timeout, model.max_queue_wait_s, model.flash_attention) == (300.0, 0.5, "on")
@@ -363,6 +364,7 @@ def test_an_empty_file_and_an_empty_model_are_fine(read: Any) -> None:
     assert read("models:\n  m:\n").settings.models["m"] == ModelSettings()
 
 
+@settings(deadline=None)
 @given(text=st.text(max_size=60))
 def test_any_text_loads_or_is_one_line(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.mktemp("any") / "stretto.yaml"

@@ -110,7 +110,7 @@ class Admission:
         return need <= ledger.room_free()
 
     def _note_rebuild(self, job: Job, match: Match, slot: int, length: int) -> None:
-        """Seed 000 §4.9: a partial match that the model cannot be rewound to is computed again from the start."""
+        """Seed 000 §4.9: a partial match that the model cannot be rewound to is computed from the start."""
         state = self._state
         lost = match.out_of_reach
         if state.can.rewind is Rewind.ANY or lost < state.limits.cache_min_tokens or length >= lost:

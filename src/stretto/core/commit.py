@@ -230,11 +230,11 @@ class Committer:
         if outcome.failure is PassFailure.NO_ROOM:
             self._take_no_room(running, flight.tick)
         elif running:
-            self._bisect(running)
+            self._bisect(running, alone=len(flight.slots) == 1)
 
-    def _bisect(self, running: Sequence[Slot]) -> None:
+    def _bisect(self, running: Sequence[Slot], *, alone: bool) -> None:
         state = self._state
-        guilty = self._recovery.failed([slot.job.id for slot in running if slot.job is not None])
+        guilty = self._recovery.failed([slot.job.id for slot in running if slot.job is not None], alone=alone)
         state.note(notes.PASS_BISECTED, None, -1, len(running))
         for slot in running:
             if slot.job is not None and slot.job.id == guilty:

@@ -121,7 +121,7 @@ def check_admission(job: Job) -> None:
 
 
 def check_nobody_blocked(scheduler: Scheduler) -> None:
-    """After a plan in which nobody was parked: a free slot and a request that waits for nothing do not exist side by side."""
+    """After a plan in which nobody was parked: nobody who fits waits beside a free slot."""
     state = scheduler.state
     if scheduler.recovering or state.free_slot() is None:
         return

@@ -30,13 +30,13 @@ class Recovery:
             self._groups.pop(0)
         return list(running)
 
-    def failed(self, requests: Sequence[str]) -> str | None:
-        """These ran in a pass that failed. Answers the one to blame, once it is certain."""
+    def failed(self, requests: Sequence[str], *, alone: bool) -> str | None:
+        """These ran in a pass that failed, `alone` or with others that are gone. Answers the one to blame."""
         if self._groups:
             self._groups.pop(0)
         if len(requests) == 1:
             guilty = requests[0]
-            if guilty in self._failed_before:
+            if alone and guilty in self._failed_before:
                 del self._failed_before[guilty]
                 return guilty
             self._groups.insert(0, [guilty])

@@ -39,9 +39,7 @@ class RowPlanner:
         shares = []
         if len(ready) < len(running):
             shares = self._plan_prompts(running, decode, extra=sum(map(len, drafts.values())))
-            decode = [
-                slot for slot in decode if slot.job is not None
-            ]  # a prompt's memory may have parked some
+            decode = [s for s in decode if s.job is not None]  # a prompt's memory may have parked some
         self._write_decode(tick, decode, drafts)
         prompts = [(slot, count) for slot, count in shares if slot.job is not None]
         for slot, count in prompts:

@@ -15,7 +15,7 @@ from stretto.core.kv.ops import OpKind
 from stretto.core.preemption import Order
 from stretto.core.scheduler import Scheduler
 from stretto.core.slot import Job, Where
-from stretto.core.tick import End, Events, Idle, Note, Outcome, PassFailure, Tick
+from stretto.core.tick import End, Events, Idle, Note, Outcome, PassFailure, Terminal, Tick
 from stretto.errors import InvariantError
 
 SOMETIMES = (
@@ -227,7 +227,9 @@ class Laws:
         """Who was in the failed pass, and who was alone in it: only those may be blamed."""
         self._troubled.update(self._running_before)
         if len(tick.slots) == 1:
-            self._failed_alone.update(self._bound_before[slot] for slot in tick.slots if slot in self._bound_before)
+            self._failed_alone.update(
+                self._bound_before[slot] for slot in tick.slots if slot in self._bound_before
+            )
 
     def _check_parked_in(self, events: Events) -> None:
         parked = [job for job in self._running_before.values() if job.where is Where.PARKED]
@@ -238,32 +240,24 @@ class Laws:
         for note in events.notes:
             self._observe_note(note, now)
         for terminal in events.ends:
+            self._observe_end(terminal)
             request_id = terminal.request_id
-            if terminal.end is End.FINISHED and request_id in self._troubled:
-                self.saw("pass failed and nobody was hurt")
-            if terminal.end is End.FAILED and terminal.reason == "pass_failed":
-                guilty = request_id in self._failed_alone or request_id in self._rebuilt
-                _need(guilty, f"{request_id} is blamed for a pass in which it was not alone")
-                self.saw("request failed alone after a bisection")
-            if terminal.end is End.FAILED and terminal.reason == "bad_output":
-                self.saw("bad output failed one request")
-            if terminal.end is End.FAILED and terminal.reason == "preempted":
-                self.saw("preempted for good")
-            if terminal.end is End.CANCELLED and terminal.reason == "deadline":
-                self.saw(
-                    "deadline while running"
-                    if request_id in self._running_before
-                    else "deadline while waiting"
-                )
-            if terminal.end is End.REJECTED and terminal.reason == "queue_full":
-                self.saw("waited too long to enter")
-            if terminal.end is End.REJECTED and terminal.reason == "shutting_down":
-                self.saw("queued work ended by a drain")
-            if terminal.end is End.CANCELLED and terminal.reason == "shutdown":
-                self.saw("running work cut by a shutdown")
             for seen in (self._seen_admitted, self._troubled, self._failed_alone, self._rebuilt):
                 seen.discard(request_id)
             self._chunks.pop(request_id, None)
+
+    def _observe_end(self, terminal: Terminal) -> None:
+        request_id, how = terminal.request_id, (terminal.end, terminal.reason)
+        if terminal.end is End.FINISHED and request_id in self._troubled:
+            self.saw("pass failed and nobody was hurt")
+        if how == (End.FAILED, "pass_failed"):
+            guilty = request_id in self._failed_alone or request_id in self._rebuilt
+            _need(guilty, f"{request_id} is blamed for a pass in which it was not alone")
+        if how == (End.CANCELLED, "deadline"):
+            where = "running" if request_id in self._seen_admitted else "waiting"
+            self.saw(f"deadline while {where}")
+        elif how in _END_LAWS:
+            self.saw(_END_LAWS[how])
 
     def _observe_note(self, note: Note, now: float) -> None:
         name = note.name
@@ -302,6 +296,14 @@ class Laws:
         self.saw(f"cancelled while {state}")
 
 
+_END_LAWS = {
+    (End.FAILED, "pass_failed"): "request failed alone after a bisection",
+    (End.FAILED, "bad_output"): "bad output failed one request",
+    (End.FAILED, "preempted"): "preempted for good",
+    (End.REJECTED, "queue_full"): "waited too long to enter",
+    (End.REJECTED, "shutting_down"): "queued work ended by a drain",
+    (End.CANCELLED, "shutdown"): "running work cut by a shutdown",
+}
 _KNOWN = frozenset(SOMETIMES)
 assert len(_KNOWN) == len(SOMETIMES)
 

@@ -53,6 +53,7 @@ class Traffic:
     drafts: float
     grammar: float
     forks: float
+    poison: float  # chance that a request breaks every pass that carries it
     drain: float  # chance per run that the operator drains half-way
 
 
@@ -85,7 +86,7 @@ def _limits(r: random.Random, slots: int) -> Limits:
         queue_depth=r.choice((1, 2, 3)),
         max_queue=r.choice((0, 2, 8, 32)),
         max_queue_wait_s=r.choice((None, 0.3, 2.0)),
-        cache=r.choice(CACHE_POLICIES + ("incremental", "prefix")),
+        cache=r.choice((*CACHE_POLICIES, "incremental", "prefix")),
         cache_min_tokens=r.choice((1, 4, 12, 32)),
         cache_slot_timeout_s=r.choice((0.05, 0.3, 1.5, 30.0)),
         cache_ram_bytes=r.choice((0, 1500, 6000, 1 << 20)),
@@ -144,8 +145,11 @@ def _faults(r: random.Random) -> FaultWeights:
     def rare(chance: float) -> float:
         return chance if r.random() < 0.5 else 0.0
 
-    if r.random() < 0.3:
+    weather = r.random()
+    if weather < 0.3:
         return FaultWeights()
+    if weather < 0.4:  # a storm: one pass in four breaks, most of them before anything ran
+        return FaultWeights(op=rare(0.02), no_room=0.1, fail_before=0.1, fail_during=rare(0.05))
     return FaultWeights(
         op=rare(0.02),
         no_room=rare(0.01),
@@ -190,5 +194,6 @@ def _traffic(r: random.Random, slots: int, window: int) -> Traffic:
         drafts=often(0.3),
         grammar=often(0.2),
         forks=often(0.2),
+        poison=often(0.01),
         drain=often(0.3),
     )

@@ -189,6 +189,8 @@ class Simulation:
         answer = self.scheduler.submit(request, self.clock.now)
         if answer.accepted:
             self.clients.accepted(request, conversation)
+            if self._random.random() < self.scenario.traffic.poison:
+                self._faults.poison_request = request.id
             return
         error = answer.error
         assert error is not None

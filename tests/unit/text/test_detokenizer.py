@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.text.detokenizer import Detokenizer
@@ -15,6 +15,7 @@ def reader(pieces: list[bytes]) -> Detokenizer:
     return Detokenizer(pieces.__getitem__)
 
 
+@settings(deadline=None)
 @given(text=st.text(), cuts=st.lists(st.integers(0, 200)))
 def test_any_cut_gives_the_same_text(text: str, cuts: list[int]) -> None:
     data = text.encode()
@@ -29,6 +30,7 @@ def test_any_cut_gives_the_same_text(text: str, cuts: list[int]) -> None:
     assert shown + stream.flush() == text
 
 
+@settings(deadline=None)
 @given(data=st.binary())
 def test_any_bytes_give_what_decoding_at_once_gives(data: bytes) -> None:
     stream = reader([data[index : index + 1] for index in range(len(data))])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.text.reasoning import ReasoningSplitter, Tags, opened_by_prompt, tags_for
@@ -40,6 +40,7 @@ def test_examples(text: str, opened: bool, wanted: tuple[str, str], step: int) -
     assert run([text[start : start + step] for start in range(0, len(text), step)], opened=opened) == wanted
 
 
+@settings(deadline=None)
 @given(
     pieces=st.lists(st.sampled_from(["<think>", "</think>", "<", "/", "think>", "\n", " ", "a"])),
     opened=st.booleans(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.text.errors import InvalidStopError
@@ -39,6 +39,7 @@ def oracle(stops: list[str], tokens: list[str]) -> tuple[str, str | None, int]:
 letters = st.text("ab", max_size=4)
 
 
+@settings(deadline=None)
 @given(
     stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=5), tokens=st.lists(letters, max_size=12)
 )
@@ -46,6 +47,7 @@ def test_is_what_searching_the_whole_text_gives(stops: list[str], tokens: list[s
     assert run(stops, tokens) == oracle(stops, tokens)
 
 
+@settings(deadline=None)
 @given(
     stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=5), tokens=st.lists(letters, max_size=12)
 )

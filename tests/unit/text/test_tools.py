@@ -96,9 +96,19 @@ def test_text_comes_at_once_when_no_call_can_begin() -> None:
     assert parser.push("day").content == "<today"
 
 
-pieces = st.sampled_from(
-    ['<tool_call>', '</tool_call>', '[TOOL_CALLS]', '[ARGS]', '<|python_tag|>', '{"name":"f","arguments":{}}', '{', '}', '[', ']', '"', 'a', ';', ',', '\\', '```json', '```', '\n', '{"name":"f","arguments":{"a":"']
-)
+PARTS = [
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<|python_tag|>",
+    "```json",
+    "```",
+    "\n",
+    "\\",
+]
+PARTS += ['{"name":"f","arguments":{}}', '{"name":"f","arguments":{"a":"', *'{}[]"a;, ']
+pieces = st.sampled_from(PARTS)
 
 
 @settings(max_examples=300, deadline=None)

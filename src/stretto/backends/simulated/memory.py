@@ -1,7 +1,7 @@
 """Simulated KV memory in three layouts, as unforgiving as the real ones.
 
-Streams: a buffer for each sequence that TRIM and CLEAR do not touch; copies between sequences happen only when
-a pass runs, and take whatever the source buffer holds by then. Unified: cells of one pool with reference
+Streams: a buffer for each sequence that TRIM and CLEAR do not touch; copies between sequences happen only
+when a pass runs, and take whatever the source buffer holds by then. Unified: cells of one pool with reference
 counts. Pages: block tables; a page that is handed out while a tick in flight still writes it is poisoned.
 A state that cannot be cut (hybrid, recurrent) is kept beside the cells, and must agree with them.
 """

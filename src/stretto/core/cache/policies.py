@@ -4,13 +4,10 @@ Each policy is two pure functions. `keep` names the lengths worth coming back to
 ledger found into a verdict: admit (from a source or from nothing), or wait for something that is on its way.
 A policy holds no state, so deferring a request blocks nobody and a verdict can be asked for again each tick.
 
-| policy        | keeps                                      | routes to                                          |
-|---------------|--------------------------------------------|----------------------------------------------------|
-| none          | nothing                                    | nothing                                            |
-| system_prompt | the first message, apart from all slots    | only exactly the prompt that the request sent      |
-| incremental   | each conversation but its last message     | extend; else cut at the divergence; busy: share,   |
-|               |                                            | else wait for it                                   |
-| prefix        | everything computed                        | the cheapest source; waits for a donor on its way  |
+none            keeps nothing, begins with nothing
+system_prompt   keeps the first message, apart from all slots; begins with exactly the prompt that was sent
+incremental     keeps each conversation; extends it, else cuts at the divergence; busy: shares it, else waits
+prefix          keeps everything computed; begins with the cheapest source, waits for a donor on its way
 """
 
 from __future__ import annotations

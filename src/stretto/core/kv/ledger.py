@@ -65,12 +65,12 @@ class Settled(NamedTuple):
 class KvLedger(Protocol):
     """Contract, tested for every implementation by one suite:
 
-    - `open` binds memory to a slot and sets `computed`, `planned`, `room`; False changes nothing that others can see.
-    - `reserve` grows `slot.room`; it evicts idle entries but never touches another running slot. False: no room.
+    - `open` binds memory to a slot and sets `computed`, `planned`, `room`; False: no room, nothing is bound.
+    - `reserve` grows `slot.room`; it evicts idle entries but never touches another running slot.
     - `close` gives everything back but the first `keep` computed tokens, which stay reusable; `private` keeps
       them for this request alone.
     - operations taken by `take_ops` are answered by exactly one `settle` with the same tick id, in order.
-    - `room_for` and `room_free` count in the ledger's own unit (cells, pages; 0 needed where there is no pool);
+    - `room_for` and `room_free` count in the ledger's own unit (cells, pages; none needed without a pool);
       `room_shared` is the part of a source that others hold anyway.
     - `relieve` gives up one idle entry when the backend found no room although the books had some.
     - `check` raises when the books do not balance.

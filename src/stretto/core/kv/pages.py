@@ -2,8 +2,8 @@
 
 A full page carries the digest of all tokens up to its end, so equal prompts find each other's pages; the
 tokens themselves are compared as well. A page that nobody holds keeps its digest until it is reused, least
-recently used first. Writing into a page that others hold is avoided by copying it (COPY_PAGES). A page that
-is freed while a tick is in flight stays fenced until that tick has been committed: the tick may still write it.
+recently used first. Writing into a page that others hold is avoided by copying it (COPY_PAGES). A page
+that is freed while a tick is in flight stays fenced until that tick is committed: it may still write it.
 """
 
 from __future__ import annotations

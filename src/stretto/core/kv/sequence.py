@@ -8,6 +8,7 @@ sequence that is cleared and refilled between two ticks is not cleared after it 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from stretto.core.cache.store import Checkpoint, Content, PrefixStore
 from stretto.core.capabilities import Capabilities, Rewind, Share
@@ -159,4 +160,4 @@ class SequenceTable:
     def runs_with(self, index: int) -> int:
         """How many runs of consecutive ids the running sequences form when this one joins them."""
         ids = sorted([s.index for s in self.all if s.slot is not None and s.index != index] + [index])
-        return 1 + sum(1 for left, right in zip(ids, ids[1:], strict=False) if right > left + 1)
+        return 1 + sum(1 for left, right in pairwise(ids) if right > left + 1)

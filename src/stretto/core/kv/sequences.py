@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from stretto.core import notes
-from stretto.core.cache.store import Checkpoint, Content, PrefixStore
+from stretto.core.cache.store import Content, PrefixStore
 from stretto.core.capabilities import Capabilities, Rewind, Share
 from stretto.core.kv import matching
 from stretto.core.kv.cells import CellPool
 from stretto.core.kv.ledger import Kind, Match, Settled, Source
 from stretto.core.kv.ops import WRITES, KvOp, OpKind, OpResult
 from stretto.core.kv.sequence import Sequence, SequenceTable
+from stretto.core.kv.snapshots import Snapshots
 from stretto.core.limits import Limits
 from stretto.core.slot import Job, Slot, Where
 from stretto.core.tick import Note, TableUpdate
@@ -26,7 +27,6 @@ from stretto.core.tick import Note, TableUpdate
 CELLS_STEP = 16  # a growing slot reserves this many cells of a unified pool at a time
 IDLE_CELLS_SHARE = 0.25  # idle cells slow every tick of a unified pool
 GAP_TICKS = 4  # a gap in the running ids costs 3 to 6 ms a tick, closing it one copy
-SAVE_SHARE = 0.25  # of a tick's target time may go into snapshots
 NO_POOL = 1 << 40
 
 
@@ -37,12 +37,7 @@ class SequenceLedger:
         self.store = PrefixStore(limits.cache_ram_bytes)
         self.table = SequenceTable(capabilities, self.store, limits)
         self._cells = CellPool(capabilities.pages, capabilities.sequences_max) if capabilities.pages else None
-        self._apart = limits.cache == "system_prompt"  # entries live where no request runs
-        self.save_bytes_max = int(capabilities.snapshot_bytes_per_s * limits.target_itl_s * SAVE_SHARE)
-        self._save_bytes = 0
-        self._saves: list[KvOp] = []
-        self._marking: dict[int, tuple[Content, int, Slot]] = {}  # checkpoint blob -> what it is a state of
-        self._pinned: list[int] = []
+        self._snapshots = Snapshots(self.table, limits)
         self._issued: dict[int, tuple[tuple[KvOp, ...], list[int]]] = {}  # tick -> operations, pinned blobs
         self._clock = 0
         self._gap_ticks = 0
@@ -56,11 +51,12 @@ class SequenceLedger:
 
     def open(self, slot: Slot, job: Job, source: Source | None) -> bool:
         self._clock += 1
+        self._snapshots.clock = self._clock
         target = self._pick(source)
         if target is None:  # every idle sequence is an end of a copy: nothing can be restored into one
             source, target = None, self._pick(None)
         if source is not None and source.kind is Kind.SNAPSHOT:
-            self._pin(source.place)  # making room for others must not drop it
+            self._snapshots.pin(source.place)  # making room for others must not drop it
         if target is None or not self._fits(target, source):
             return False
         if source is None:
@@ -96,7 +92,7 @@ class SequenceLedger:
         return (first, second, 0 if adopts else 1, sequence.last_used, sequence.index)
 
     def _start_empty(self, target: Sequence, job: Job) -> int:
-        self._evacuate(target, 0)
+        self._snapshots.evacuate(target, 0)
         self._empty(target)
         target.content = Content(job.known, 0, job.scope)
         return 0
@@ -104,7 +100,7 @@ class SequenceLedger:
     def _adopt(self, target: Sequence, job: Job, length: int) -> int:
         content = target.content
         assert content is not None
-        self._evacuate(target, length)
+        self._snapshots.evacuate(target, length)
         if length < content.length:
             if self.table.can_cut(content, length):
                 target.trim = length
@@ -122,18 +118,18 @@ class SequenceLedger:
 
     def _bring(self, target: Sequence, job: Job, source: Source) -> int:
         """Copy or restore into a sequence that does not hold the prefix yet."""
-        self._evacuate(target, 0)
+        self._snapshots.evacuate(target, 0)
         donor = self.table.all[source.place] if source.kind is not Kind.SNAPSHOT else None
         if donor is not None and self.table.can_copy(donor, source.length):
             content = self._copy(donor, target, source.length)
             if donor.slot is not None:
                 self.notes.append(Note(notes.COPIED_RUNNING, job.id, donor.slot.index, source.length))
         else:
-            blob = source.place if donor is None else self._save(donor, donor.held)
+            blob = source.place if donor is None else self._snapshots.save(donor, donor.held)
             if blob is None:
                 return self._start_empty(target, job)
             if donor is not None:
-                self._pin(blob)  # saved from a running sequence, to be restored in the same tick
+                self._snapshots.pin(blob)  # saved from a running sequence, to be restored in the same tick
             content = self._restore(target, blob, source.length)
         content.tokens = job.known
         target.content = content
@@ -152,14 +148,6 @@ class SequenceLedger:
         if self._cells is not None:
             self._cells.share(donor.index, target.index, length)
         return content
-
-    def _pin(self, blob: int) -> None:
-        """Keep a snapshot until the tick that is being planned has settled."""
-        snapshot = self.store.get(blob)
-        assert snapshot is not None
-        snapshot.pins += 1
-        snapshot.last_used = self._clock
-        self._pinned.append(blob)
 
     def _restore(self, target: Sequence, blob: int, length: int) -> Content:
         snapshot = self.store.get(blob)
@@ -186,58 +174,15 @@ class SequenceLedger:
         if self._cells is not None:
             self._cells.cut(sequence.index, 0)
 
-    # --- snapshots and marks ---------------------------------------------------------------------
-
-    def _evacuate(self, sequence: Sequence, keep: int) -> None:
-        """A snapshot of what is about to be overwritten, if it is worth one and there is time and space."""
-        if (
-            sequence.content is not None
-            and self.table.can_save(sequence)
-            and self.table.loss(sequence, keep) > 0
-        ):
-            self._save(sequence, sequence.content.length)
-
-    def _save(self, sequence: Sequence, length: int) -> int | None:
-        assert sequence.content is not None
-        size = self._can.snapshot_bytes(length)
-        if self._save_bytes and self._save_bytes + size > self.save_bytes_max:
-            return None
-        content = self.store.fork(sequence.content, length)
-        content.owner = sequence.content.owner
-        snapshot = self.store.add(content, size, self._clock)
-        if snapshot is None:
-            self.store.release(content)
-            return None
-        self._save_bytes += size
-        self._saves.append(KvOp(OpKind.SAVE, sequence.index, length=length, blob=snapshot.id))
-        return snapshot.id
-
     def marks(self, job: Job, lengths: Seq[int]) -> tuple[int, ...]:
         """Lengths at which this memory is saved on the way, because it cannot be cut back to them later."""
-        if not self._can.snapshots or (self._can.rewind is Rewind.ANY and not self._apart):
+        if not self._can.snapshots or (self._can.rewind is Rewind.ANY and not self._snapshots.apart):
             return ()
         return tuple(n for n in lengths if self._limits.cache_min_tokens <= n < len(job.known) - 1)
 
     def mark(self, slot: Slot, length: int) -> None:
-        """The slot has computed exactly `length` tokens, a place to come back to: keep the state."""
-        sequence, job = self.table.of(slot), slot.job
-        content = sequence.content
-        assert content is not None and job is not None and sequence.held == length
-        if not self.table.can_save(sequence):
-            return
-        if length == self.table.branch_mark(job) and not self._is_saved(content, length):
-            self._save(sequence, length)
-        if not self._apart and all(c.length != length for c in content.checkpoints):
-            self._checkpoint(slot, sequence, content)
-
-    def _is_saved(self, content: Content, length: int) -> bool:
-        return any(s.content.length == length and s.content.covers(content) for s in self.store)
-
-    def _checkpoint(self, slot: Slot, sequence: Sequence, content: Content) -> None:
-        blob = self.store.add_checkpoint(self._can.state_bytes)
-        if blob is not None:
-            self._marking[blob] = (content, content.length, slot)
-            self._saves.append(KvOp(OpKind.CHECKPOINT, sequence.index, length=content.length, blob=blob))
+        assert slot.job is not None
+        self._snapshots.mark(slot, slot.job, length)
 
     # --- growing and shrinking -------------------------------------------------------------------
 
@@ -271,7 +216,7 @@ class SequenceLedger:
         return True
 
     def _evict(self, sequence: Sequence) -> None:
-        self._evacuate(sequence, 0)
+        self._snapshots.evacuate(sequence, 0)
         self._empty(sequence)
         self.notes.append(Note(notes.CACHE_EVICTED, "", -1, sequence.index))
 
@@ -296,7 +241,7 @@ class SequenceLedger:
         return self._cells.total - self._cells.used_by(s.index for s in self.table.all if s.slot is not None)
 
     def rollback(self, slot: Slot, length: int) -> None:
-        """The backend holds rows up to `planned`: behind `length` are rejected drafts, or rows of a failure."""
+        """The backend holds rows up to `planned`: behind `length` are rejected drafts or a failure's rows."""
         sequence = self.table.of(slot)
         content = sequence.content
         assert content is not None
@@ -312,7 +257,8 @@ class SequenceLedger:
     def close(self, slot: Slot, keep: int, *, private: bool = False) -> None:
         sequence, job = self.table.of(slot), slot.job
         content = sequence.content
-        assert content is not None and job is not None
+        assert content is not None
+        assert job is not None
         keep = min(keep, sequence.held)
         sequence.slot = None
         sequence.last_used = self._clock
@@ -379,8 +325,9 @@ class SequenceLedger:
 
     def _move(self, source: Sequence, target: Sequence) -> None:
         slot = source.slot
-        assert slot is not None and source.content is not None
-        self._evacuate(target, 0)
+        assert slot is not None
+        assert source.content is not None
+        self._snapshots.evacuate(target, 0)
         content = self._copy(source, target, slot.computed)
         content.tokens = slot.known
         target.content, target.slot, target.unsettled = content, slot, True
@@ -394,17 +341,15 @@ class SequenceLedger:
     # --- operations ------------------------------------------------------------------------------
 
     def take_ops(self, tick_id: int) -> tuple[KvOp, ...]:
-        ops = self._saves + [KvOp(OpKind.DROP, blob=blob) for blob in self.store.dropped]
+        ops, pinned = self._snapshots.take()
         planned = [
             s for s in self.table.all if s.clear or s.trim is not None or s.copy is not None or s.incoming
         ]
         for sequence in sorted(planned, key=lambda s: s.copy_turn):
             ops.extend(sequence.ops())
             sequence.forget_plans()
-        self._saves, self.store.dropped, self._save_bytes = [], [], 0
         issued = tuple(sorted(ops, key=lambda op: op.kind))
-        self._issued[tick_id] = (issued, self._pinned)
-        self._pinned = []
+        self._issued[tick_id] = (issued, pinned)
         return issued
 
     def take_tables(self) -> tuple[TableUpdate, ...]:
@@ -412,16 +357,13 @@ class SequenceLedger:
 
     def settle(self, tick_id: int, results: Seq[OpResult], *, ran: bool) -> Settled:
         ops, pinned = self._issued.pop(tick_id)
-        for blob in pinned:
-            snapshot = self.store.get(blob)
-            if snapshot is not None:
-                snapshot.pins -= 1
+        self._snapshots.unpin(pinned)
         broken: dict[int, None] = {}
         for op, result in zip(ops, results, strict=True):
             if op.kind in WRITES:
                 self._settle_write(op, result, broken)
-            else:
-                self._settle_blob(op, result)
+            elif (note := self._snapshots.settle(op, result)) is not None:
+                self.notes.append(note)
         if ran or self._can.share is not Share.COPY:
             self.table.copying.clear()
         for sequence in self.table.all if ops else ():
@@ -439,33 +381,10 @@ class SequenceLedger:
         if not result.ok:
             broken[op.sequence] = None
             if restores:
-                self._discard_blob(op.blob)
-
-    def _discard_blob(self, blob: int) -> None:
-        """It failed to restore: nobody shall try it again."""
-        self.store.discard(blob)
-        contents = [s.content for s in self.table.all if s.content is not None]
-        for content in contents + [s.content for s in self.store]:
-            self.store.detach(content, blob)
-
-    def _settle_blob(self, op: KvOp, result: OpResult) -> None:
-        if op.kind is OpKind.DROP and not result.ok:
-            self.store.dropped.append(op.blob)
-        elif op.kind is OpKind.SAVE and result.ok:
-            self.store.confirm(op.blob, result.bytes)
-            self.notes.append(Note(notes.CACHE_SAVED, "", -1, result.bytes))
-        elif op.kind is OpKind.SAVE:
-            self.store.discard(op.blob, exists=False)
-        elif op.kind is OpKind.CHECKPOINT:
-            content, length, slot = self._marking.pop(op.blob)
-            name = notes.HYBRID_SNAPSHOT if result.ok else notes.HYBRID_SNAPSHOT_FAILED
-            self.notes.append(Note(name, slot.job.id if slot.job else "", slot.index, result.bytes))
-            if result.ok and any(s.content is content for s in self.table.all):
-                self.store.attach(content, Checkpoint(length, op.blob))
-            self.store.forget_checkpoint(op.blob, exists=result.ok)
+                self._snapshots.discard(op.blob)
 
     def lose(self, sequence: int) -> Slot | None:
-        """What the sequence holds is not known any more. Its slot, if it has one, starts again from nothing."""
+        """What the sequence holds is not known any more. Its slot, if any, starts again from nothing."""
         lost = self.table.all[sequence]
         slot, content = lost.slot, lost.content
         self._empty(lost)
@@ -476,9 +395,11 @@ class SequenceLedger:
         return slot
 
     def blobs(self) -> list[int]:
-        """Blobs that the backend holds between two ticks: the known ones, and those about to be dropped."""
-        unborn = {op.blob for op in self._saves}
-        return sorted({*self.store.blobs(), *self.store.dropped} - unborn)
+        return self._snapshots.blobs()
+
+    @property
+    def save_bytes_max(self) -> int:
+        return self._snapshots.save_bytes_max
 
     def check(self) -> None:
         seen: dict[int, int] = {}

@@ -1,0 +1,136 @@
+"""Snapshots and checkpoints of sequences: when they are written, kept for a tick, confirmed, thrown away.
+
+A snapshot is written when content worth keeping is about to be overwritten, or at a mark from which others
+may start. A checkpoint is the part of a state that cannot be cut back to later (hybrid and recurrent models).
+Both are real only once their operation has succeeded. The ledger decides what happens to sequences; this
+part only reads them.
+"""
+
+from __future__ import annotations
+
+from stretto.core import notes
+from stretto.core.cache.store import Checkpoint, Content
+from stretto.core.kv.ops import KvOp, OpKind, OpResult
+from stretto.core.kv.sequence import Sequence, SequenceTable
+from stretto.core.limits import Limits
+from stretto.core.slot import Job, Slot
+from stretto.core.tick import Note
+
+SAVE_SHARE = 0.25  # of a tick's target time may go into snapshots
+
+
+class Snapshots:
+    def __init__(self, table: SequenceTable, limits: Limits) -> None:
+        self._table = table
+        self._store = table.store
+        self._can = table.can
+        self.apart = limits.cache == "system_prompt"  # entries live where no request runs
+        self.save_bytes_max = int(table.can.snapshot_bytes_per_s * limits.target_itl_s * SAVE_SHARE)
+        self._save_bytes = 0
+        self._saves: list[KvOp] = []
+        self._marking: dict[
+            int, tuple[Content, int, str, int]
+        ] = {}  # checkpoint blob -> what it is a state of
+        self._pinned: list[int] = []
+        self.clock = 0
+
+    def evacuate(self, sequence: Sequence, keep: int) -> None:
+        """A snapshot of what is about to be overwritten, if it is worth one and there is time and space."""
+        if sequence.content is None or not self._table.can_save(sequence):
+            return
+        if self._table.loss(sequence, keep) > 0:
+            self.save(sequence, sequence.content.length)
+
+    def save(self, sequence: Sequence, length: int) -> int | None:
+        """The blob that will hold the sequence's first `length` tokens; None when it would take too much."""
+        content = sequence.content
+        assert content is not None
+        size = self._can.snapshot_bytes(length)
+        if self._save_bytes and self._save_bytes + size > self.save_bytes_max:
+            return None
+        copy = self._store.fork(content, length, content.owner)
+        snapshot = self._store.add(copy, size, self.clock)
+        if snapshot is None:
+            self._store.release(copy)
+            return None
+        self._save_bytes += size
+        self._saves.append(KvOp(OpKind.SAVE, sequence.index, length=length, blob=snapshot.id))
+        return snapshot.id
+
+    def pin(self, blob: int) -> None:
+        """Keep a snapshot until the tick that is being planned has settled."""
+        snapshot = self._store.get(blob)
+        assert snapshot is not None
+        snapshot.pins += 1
+        snapshot.last_used = self.clock
+        self._pinned.append(blob)
+
+    def unpin(self, blobs: list[int]) -> None:
+        for blob in blobs:
+            snapshot = self._store.get(blob)
+            if snapshot is not None:
+                snapshot.pins -= 1
+
+    def mark(self, slot: Slot, job: Job, length: int) -> None:
+        """The slot has computed exactly `length` tokens, a place to come back to: keep the state."""
+        sequence = self._table.of(slot)
+        content = sequence.content
+        assert content is not None
+        assert sequence.held == length
+        if not self._table.can_save(sequence):
+            return
+        if length == self._table.branch_mark(job) and not self._is_saved(content, length):
+            self.save(sequence, length)
+        if not self.apart and all(c.length != length for c in content.checkpoints):
+            blob = self._store.add_checkpoint(self._can.state_bytes)
+            if blob is not None:
+                self._marking[blob] = (content, length, job.id, slot.index)
+                self._saves.append(KvOp(OpKind.CHECKPOINT, sequence.index, length=length, blob=blob))
+
+    def _is_saved(self, content: Content, length: int) -> bool:
+        return any(s.content.length == length and s.content.covers(content) for s in self._store)
+
+    def take(self) -> tuple[list[KvOp], list[int]]:
+        """This tick's operations on blobs, and the snapshots to keep until it has settled."""
+        ops = self._saves + [KvOp(OpKind.DROP, blob=blob) for blob in self._store.dropped]
+        pinned = self._pinned
+        self._saves, self._store.dropped, self._pinned, self._save_bytes = [], [], [], 0
+        return ops, pinned
+
+    def settle(self, op: KvOp, result: OpResult) -> Note | None:
+        """A SAVE, CHECKPOINT or DROP has come back."""
+        if op.kind is OpKind.DROP:
+            if not result.ok:
+                self._store.dropped.append(op.blob)
+            return None
+        if op.kind is OpKind.CHECKPOINT:
+            return self._settle_checkpoint(op, result)
+        if not result.ok:
+            self._store.discard(op.blob, exists=False)
+            return None
+        self._store.confirm(op.blob, result.bytes)
+        return Note(notes.CACHE_SAVED, "", -1, result.bytes)
+
+    def _settle_checkpoint(self, op: KvOp, result: OpResult) -> Note:
+        content, length, request_id, slot = self._marking.pop(op.blob)
+        if result.ok and any(s.content is content for s in self._table.all):
+            self._store.attach(content, Checkpoint(length, op.blob))
+        self._store.forget_checkpoint(op.blob, exists=result.ok)
+        return Note(
+            notes.HYBRID_SNAPSHOT if result.ok else notes.HYBRID_SNAPSHOT_FAILED,
+            request_id,
+            slot,
+            result.bytes,
+        )
+
+    def discard(self, blob: int) -> None:
+        """It failed to restore: nobody shall try it again."""
+        self._store.discard(blob)
+        contents = [s.content for s in self._table.all if s.content is not None]
+        for content in contents + [s.content for s in self._store]:
+            self._store.detach(content, blob)
+
+    def blobs(self) -> list[int]:
+        """Blobs that the backend holds between two ticks: the known ones, and those about to be dropped."""
+        unborn = {op.blob for op in self._saves}
+        return sorted({*self._store.blobs(), *self._store.dropped} - unborn)

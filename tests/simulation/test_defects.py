@@ -1,0 +1,25 @@
+"""The simulator can fail: each defect, planted in a copy of the source, is caught."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.simulation.defects import DEFECTS
+from tools.plant import try_defect
+
+TICKS = "120000"
+
+
+def test_there_are_enough_of_them():
+    assert len(DEFECTS) >= 25
+    assert len({defect.name for defect in DEFECTS}) == len(DEFECTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
+def test_the_simulator_catches(defect):
+    command = [sys.executable, "-m", "stretto.testing.simulate", "--lenient", "--ticks", TICKS]
+    result = try_defect(defect, command, signs=("VIOLATION",))
+    assert result.caught, result.by
