@@ -113,7 +113,8 @@ def main() -> int:
         print(f"no such proof: {', '.join(unknown)}\nhint: {', '.join(p.name for p in ALL)}", file=sys.stderr)
         return 2
     PROOFS.mkdir(parents=True, exist_ok=True)
-    return 0 if all([run(proof) for proof in ALL if not names or proof.name in names]) else 1
+    results = [run(proof) for proof in ALL if not names or proof.name in names]
+    return 0 if all(results) else 1
 
 
 if __name__ == "__main__":

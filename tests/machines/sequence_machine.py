@@ -59,7 +59,7 @@ class SequenceMachine(RuleBasedStateMachine):
         self.future: dict[str, array[int]] = {}
         self.tick_id = 0
         self.opened = self.hits = 0
-        self.pending: list[int] = []  # targets of copies that no pass has carried out yet
+        self.pending: dict[int, int] = {}  # target -> source of copies that no pass has carried out yet
         self.trouble = False  # an operation failed: the memory may hold more than the books know
 
     # --- what the scheduler does -----------------------------------------------------------------
@@ -187,7 +187,8 @@ class SequenceMachine(RuleBasedStateMachine):
         planned = [rows for slot in self.active if (rows := self._plan(dice, slot)) is not None]
         ops = self.ledger.take_ops(self.tick_id)
         check_order(ops)
-        broken_at = dice.randrange(len(ops)) if ops and op_fault else -1
+        breakable = [at for at, op in enumerate(ops) if not self._feeds_a_copy(op, ops)] if op_fault else []
+        broken_at = dice.choice(breakable) if breakable else -1
         results, broken = self._execute(ops, broken_at)
         self._run(dice, planned, results, broken, fails)
         self.tick_id += 1
@@ -233,11 +234,16 @@ class SequenceMachine(RuleBasedStateMachine):
                 fair = self.trouble or self._restores_more_than_it_keeps(op)
                 assert results[-1].ok or fair, f"{op} cannot be done: {results[-1].reason}"
             if op.kind is OpKind.COPY and results[-1].ok and self.can.pages == 0:
-                self.pending.append(op.sequence)
+                self.pending[op.sequence] = op.other
             if op.kind in WRITES and not results[-1].ok:
                 broken.add(op.sequence)
             self.trouble = self.trouble or not results[-1].ok
         return results, broken
+
+    def _feeds_a_copy(self, op: KvOp, ops: tuple[KvOp, ...]) -> bool:
+        """A copy into the source of another copy that no pass has carried out: its garbage would spread."""
+        sources = {*self.pending.values(), *(o.other for o in ops if o.kind is OpKind.COPY)}
+        return op.kind is OpKind.COPY and op.sequence in sources
 
     def _restores_more_than_it_keeps(self, op: KvOp) -> bool:
         """A unified pool must hold the whole snapshot for a moment, and the books count what is kept."""

@@ -2,7 +2,8 @@
 
 Everybody else talks to it through a mailbox: submit, cancel, stop and drain return at once and are read
 before the next plan. Events leave in one handoff a tick. With nothing to do the thread blocks, until it is
-woken or a deadline is due. A broken law of ours ends the loop and every request in it with an answer; nothing hangs.
+woken or a deadline is due. A broken law of ours ends the loop, and every request in it with an answer:
+nothing hangs.
 """
 
 from __future__ import annotations

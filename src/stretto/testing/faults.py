@@ -23,6 +23,7 @@ class FaultWeights:
     bad_token: float = 0.0
     malformed: float = 0.0
     slow: float = 0.0
+    burst: int = 1  # a pass that fails does so for this many ticks in a row
 
 
 @dataclass(slots=True)
@@ -42,10 +43,11 @@ class SeededFaults:
         w = self.weights
         kinds = frozenset(kind for kind in OpKind if draw.random() < w.op)
         slot = draw.randrange(self.slots)
+        weather = random.Random(f"{self.seed}:weather:{tick_id // w.burst}")
         return TickFaults(
             fail_ops=kinds,
-            no_room=draw.random() < w.no_room,
-            fail_before=draw.random() < w.fail_before,
+            no_room=weather.random() < w.no_room,
+            fail_before=weather.random() < w.fail_before,
             fail_after_rows=draw.randrange(6) if draw.random() < w.fail_during else -1,
             lose=draw.random() < w.lose,
             bad_logits=frozenset({slot} if draw.random() < w.bad_logits else ()),

@@ -91,14 +91,14 @@ def _limits(r: random.Random, slots: int) -> Limits:
         cache_slot_timeout_s=r.choice((0.05, 0.3, 1.5, 30.0)),
         cache_ram_bytes=r.choice((0, 1500, 6000, 1 << 20)),
         preemption=r.choice((Preemption.RESUME, Preemption.RESUME, Preemption.FAIL)),
-        headroom_tokens=r.choice((0, 8, 64)),
+        headroom_tokens=r.choice((0, 0, 8, 64)),
         tenant_weights={"tenant1": 2.0} if r.random() < 0.3 else {},
     )
 
 
 def _capabilities(r: random.Random, layout: str, slots: int, window: int, limits: Limits) -> Capabilities:
     page = r.choice((1, 4, 8, 16))
-    pool = max(window // 2, int(window * slots * r.choice((0.3, 0.5, 0.8, 1.5))))
+    pool = max(window // 2, int(window * slots * r.choice((0.2, 0.3, 0.4, 0.8, 1.5))))
     common = {
         "sequences_max": slots + r.choice((0, 0, 1, 3)),
         "window": window,
@@ -148,8 +148,9 @@ def _faults(r: random.Random) -> FaultWeights:
     weather = r.random()
     if weather < 0.3:
         return FaultWeights()
-    if weather < 0.4:  # a storm: one pass in four breaks, most of them before anything ran
-        return FaultWeights(op=rare(0.02), no_room=0.1, fail_before=0.1, fail_during=rare(0.05))
+    if weather < 0.45:  # a storm: many passes break, most of them before anything ran
+        burst = r.choice((1, 2, 3))
+        return FaultWeights(op=rare(0.02), no_room=0.1, fail_before=0.1, fail_during=rare(0.05), burst=burst)
     return FaultWeights(
         op=rare(0.02),
         no_room=rare(0.01),

@@ -1,0 +1,298 @@
+"""llama.cpp behind the Backend protocol: binds samplers, carries out operations, runs rows, samples.
+
+One thread calls it. A tick is one or two llama_decode calls: decode rows and prompt chunks apart where that
+is faster (measured at load; on a CPU it is). All work happens in `launch`; `collect` hands the outcome over.
+After a failed pass nothing runs until `recover`, which cuts sequences back or, after a fatal error, makes a
+new context and names every sequence lost.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.llamacpp.arena import Arena
+from stretto.backends.llamacpp.batch import Columns, Rows
+from stretto.backends.llamacpp.calibration import Measures, calibrate, measure
+from stretto.backends.llamacpp.capabilities import capabilities_of, rewind_of
+from stretto.backends.llamacpp.context import Context
+from stretto.backends.llamacpp.kvops import Memory
+from stretto.backends.llamacpp.model import Model, ModelOptions, Progress, load
+from stretto.backends.llamacpp.options import ContextOptions, LoadWarning
+from stretto.backends.llamacpp.seats import BAD_OUTPUT, MakeSampler, Sampled, Seat, sampler_maker
+from stretto.core.capabilities import Rewind
+from stretto.core.tick import Outcome, PassFailure, Tick
+from stretto.errors import InvariantError, StrettoError
+
+NO_ROOM = 1
+REFUSED = -1  # memory is unchanged; below it llama.cpp is broken
+ARENA_SLACK = 1.25  # first-fit leaves holes
+
+
+class LlamaCppBackend:
+    def __init__(
+        self,
+        context: Context,
+        *,
+        make_sampler: MakeSampler | None = None,
+        cache_ram_bytes: int = 1 << 30,
+        calibrated: bool = False,
+        owns_model: bool = False,
+    ) -> None:
+        self.context = context
+        self.model: Model = context.model
+        self.measures: Measures = measure(context)
+        if calibrated:
+            self.calibrate()
+        self.capabilities = capabilities_of(context, self.measures)
+        rewind, _ = rewind_of(context, self.measures)
+        self.memory = Memory(context, Arena(int(cache_ram_bytes * ARENA_SLACK)), rewind)
+        self._one_call = not self.measures.two_calls or (context.plan.unified and rewind is not Rewind.ANY)
+        self._make_sampler = make_sampler or sampler_maker(self.model.vocabulary)
+        self._owns_model = owns_model
+        self._seats: dict[int, Seat] = {}
+        self._outcomes: deque[Outcome] = deque()
+        self._broken = False  # a pass failed and nobody has called `recover` yet
+        self._fatal = False
+        self._doubtful: set[int] = set()  # sequences of a call that broke half-way
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        cache_dir: Path | None,
+        model_options: ModelOptions | None = None,
+        context_options: ContextOptions | None = None,
+        progress: Progress | None = None,
+        trial: bool = True,
+        make_sampler: MakeSampler | None = None,
+        cache_ram_bytes: int = 1 << 30,
+        calibrated: bool = True,
+    ) -> LlamaCppBackend:
+        """Load a file and make it ready to run. Raises ModelError or LlamaCppError."""
+        model = load(path, model_options, cache_dir=cache_dir, progress=progress, trial=trial)
+        try:
+            context = Context(model, context_options or ContextOptions())
+            return cls(
+                context,
+                make_sampler=make_sampler,
+                cache_ram_bytes=cache_ram_bytes,
+                calibrated=calibrated,
+                owns_model=True,
+            )
+        except BaseException:
+            model.close()
+            raise
+
+    @property
+    def warnings(self) -> tuple[LoadWarning, ...]:
+        return self.context.warnings
+
+    def calibrate(self) -> Measures:
+        """Measure calls, drafts and threads. Only before the first tick: the sequences are emptied."""
+        self.measures = calibrate(self.context, self.measures)
+        return self.measures
+
+    # --- the protocol ----------------------------------------------------------------------------
+
+    def launch(self, tick: Tick) -> None:
+        self._bind(tick)
+        if self._broken:
+            self._outcomes.append(Outcome(tick.id, failure=PassFailure.VOID, ran=False))
+            return
+        outcome = Outcome(tick.id, ran=False)
+        started = time.perf_counter()
+        outcome.op_results, broken = self.memory.execute(tick.ops)
+        outcome.ops_s = time.perf_counter() - started
+        self._run(tick, outcome, broken)
+        if tick.slots:
+            outcome.pass_s = time.perf_counter() - started - outcome.ops_s
+        self._outcomes.append(outcome)
+
+    def collect(self) -> Outcome:
+        return self._outcomes.popleft()
+
+    def recover(self, lengths: Mapping[int, int]) -> frozenset[int]:
+        fatal, doubtful = self._fatal, self._doubtful
+        self._broken, self._fatal, self._doubtful = False, False, set()
+        if fatal:
+            self.context.rebuild()
+            if self.measures.n_threads:
+                batch = self.context.options.n_threads_batch or self.measures.n_threads
+                self.context.set_threads(self.measures.n_threads, batch)
+            self.memory.forget_all()
+            return frozenset(range(self.context.n_seq_max))
+        lost = set()
+        for sequence, length in lengths.items():
+            if sequence in doubtful and self.capabilities.rewind is Rewind.CHECKPOINT:
+                self.memory.drop(sequence)  # llama.cpp says that it holds rows which were never computed
+                lost.add(sequence)
+            elif not self.memory.cut_back(sequence, length):
+                lost.add(sequence)
+        return frozenset(lost)
+
+    def close(self) -> None:
+        self._seats.clear()
+        self._outcomes.clear()
+        self.memory.arena.close()
+        self.context.close()
+        if self._owns_model:
+            self.model.close()
+
+    # --- rows ------------------------------------------------------------------------------------
+
+    def _bind(self, tick: Tick) -> None:
+        for slot in tick.unbind:
+            self._seats.pop(slot, None)
+        can_draft = self.capabilities.rewind is not Rewind.CHECKPOINT
+        for binding in tick.bind:
+            self._seats[binding.slot] = Seat(
+                binding,
+                self._make_sampler,
+                draft_cost=self.measures.draft_cost,
+                drafts_max=self.context.options.drafts_max if can_draft else 0,
+            )
+
+    def _run(self, tick: Tick, outcome: Outcome, broken: set[int]) -> None:
+        spans = [at for at, sequence in enumerate(tick.sequences) if sequence not in broken]
+        self._check(tick, spans)
+        columns = Columns(tick)
+        got: dict[int, list[int]] = {}
+        for call in self._calls(tick, columns, spans):
+            if not self._run_call(tick, call, outcome, got):
+                return
+        for at, slot in enumerate(tick.slots):
+            tokens = got.get(at, ())
+            outcome.counts.append(len(tokens))
+            outcome.tokens.extend(tokens)
+            drafts = self._seats[slot].propose(tokens) if tokens else ()
+            if drafts:
+                outcome.drafts[slot] = array("i", drafts)
+
+    def _check(self, tick: Tick, spans: Sequence[int]) -> None:
+        """M-RoPE models take any position without a word: our own count is what notices a hole."""
+        seen: set[int] = set()
+        for at in spans:
+            sequence, start = tick.sequences[at], tick.starts[at]
+            if not 0 <= sequence < self.context.n_seq_max or sequence in seen:
+                raise InvariantError(f"sequence {sequence} twice in a tick, or there is none")
+            if start != self.memory.lengths[sequence]:
+                held = self.memory.lengths[sequence]
+                raise InvariantError(f"rows at {start} in sequence {sequence} that ends at {held}")
+            if start + tick.counts[at] > self.context.window:
+                raise InvariantError(f"rows behind the window of {self.context.window} tokens")
+            if tick.slots[at] not in self._seats:
+                raise InvariantError(f"slot {tick.slots[at]} has rows and no request")
+            seen.add(sequence)
+
+    def _calls(self, tick: Tick, columns: Columns, spans: list[int]) -> list[Rows]:
+        decode = [at for at in spans if at < tick.decode_spans]
+        prompts = spans[len(decode) :]
+        if not decode or not prompts:
+            return [columns.gather(spans)] if spans else []
+        if self._one_call:
+            rows = columns.gather(spans)
+            if len(rows) <= self.context.n_batch and rows.outputs_count <= self.context.outputs_max:
+                return [rows]
+        return [columns.gather(decode), columns.gather(prompts)]
+
+    def _run_call(self, tick: Tick, rows: Rows, outcome: Outcome, got: dict[int, list[int]]) -> bool:
+        try:
+            code = self.context.decode(rows)
+            logits = self.context.logits() if code == 0 and rows.outputs_count else None
+        except InvariantError:
+            raise
+        except Exception:
+            code, logits = REFUSED - 1, None
+        if code != 0:
+            self._fail(outcome, code, rows)
+            return False
+        outcome.ran = True
+        for at in rows.spans:
+            self.memory.lengths[tick.sequences[at]] += tick.counts[at]
+        if logits is not None:
+            self._sample(tick, rows, logits, outcome, got)
+        return True
+
+    def _fail(self, outcome: Outcome, code: int, rows: Rows) -> None:
+        """NO_ROOM after a first call went well is no less true: `recover` takes that call back."""
+        self._broken = True
+        self._fatal = code < REFUSED
+        if code not in (NO_ROOM, REFUSED):
+            self._doubtful.update(rows.sequences.tolist())
+        outcome.failure = PassFailure.NO_ROOM if code == NO_ROOM else PassFailure.FAILED
+        outcome.failed.clear()
+        outcome.extras.clear()
+
+    # --- sampling --------------------------------------------------------------------------------
+
+    def _sample(
+        self,
+        tick: Tick,
+        rows: Rows,
+        logits: NDArray[np.float32],
+        outcome: Outcome,
+        got: dict[int, list[int]],
+    ) -> None:
+        """Each output row with its slot's own sampler; rows that only want the best token all at once."""
+        at = 0
+        plain: list[tuple[int, int]] = []  # (span, row of logits)
+        for span in rows.spans:
+            count = tick.outputs[span]
+            if count == 0:
+                continue
+            seat = self._seats[tick.slots[span]]
+            last = tick.starts[span] + tick.counts[span]
+            try:
+                if count == 1 and seat.at(seat.index_of(last - 1)).greedy:
+                    plain.append((span, at))
+                else:
+                    self._sample_span(tick, span, logits[at : at + count], outcome, got)
+            except InvariantError:
+                raise
+            except Exception as error:
+                outcome.failed[tick.slots[span]] = (
+                    error.code if isinstance(error, StrettoError) else BAD_OUTPUT
+                )
+            at += count
+        if plain:
+            self._sample_plain(tick, plain, logits, outcome, got)
+
+    def _sample_span(
+        self, tick: Tick, span: int, logits: NDArray[np.float32], outcome: Outcome, got: dict[int, list[int]]
+    ) -> None:
+        slot, count = tick.slots[span], tick.outputs[span]
+        end = sum(tick.counts[: span + 1]) if count > 1 else 0  # drafts are few: no need for offsets
+        tokens = tick.tokens[end - count : end] if count > 1 else (0,)
+        position = tick.starts[span] + tick.counts[span] - count
+        sampled: Sampled = self._seats[slot].sample(logits, tokens, position)
+        got[span] = sampled.tokens
+        if any(extra is not None for extra in sampled.extras):
+            outcome.extras[slot] = sampled.extras
+
+    def _sample_plain(
+        self,
+        tick: Tick,
+        plain: list[tuple[int, int]],
+        logits: NDArray[np.float32],
+        outcome: Outcome,
+        got: dict[int, list[int]],
+    ) -> None:
+        if len(plain) == len(logits):
+            best = logits.argmax(axis=1).tolist()
+        else:
+            best = [int(logits[row].argmax()) for _, row in plain]
+        for (span, row), token in zip(plain, best, strict=True):
+            slot = tick.slots[span]
+            position = tick.starts[span] + tick.counts[span] - 1
+            if self._seats[slot].take_best(token, float(logits[row, token]), position):
+                got[span] = [token]
+            else:
+                outcome.failed[slot] = BAD_OUTPUT

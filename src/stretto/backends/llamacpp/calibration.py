@@ -1,0 +1,209 @@
+"""What this model costs on this machine, measured once when it is loaded.
+
+Runs a few small passes in empty sequences and leaves them empty. Answers: bytes of a token and of a state,
+how fast snapshots and copies are, whether a tick of decode rows and a chunk is faster as one call or two, what
+an extra draft row costs, and how many threads decode best.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from stretto.backends.llamacpp.batch import Rows
+from stretto.backends.llamacpp.context import STATE_ONLY, WHOLE, Context
+from stretto.backends.llamacpp.errors import ContextError
+
+PROBE_TOKENS = 32
+BANDWIDTH_MIN, BANDWIDTH_MAX = 1e8, 1e12
+DRAFT_COST_DEFAULT = 0.5
+CHUNK_TOKENS = 64
+REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """Figures of one context. `draft_cost`: an extra row of a sequence, as a share of a decode row."""
+
+    bytes_per_token: int
+    state_bytes: int  # whole state minus tokens; for models with checkpoints the checkpoint
+    can_cut: bool
+    snapshot_bytes_per_s: float
+    copy_bytes_per_s: float
+    draft_cost: float = DRAFT_COST_DEFAULT
+    two_calls: bool = True
+    n_threads: int = 0
+
+
+def rows_for(spans: list[tuple[int, int, int]], *, vocab: int, output: bool = True) -> Rows:
+    """Rows of made-up tokens for (sequence, start, count), each span's last row an output."""
+    sequences = np.concatenate([np.full(count, s, dtype=np.int32) for s, _, count in spans])
+    positions = np.concatenate([np.arange(at, at + n, dtype=np.int32) for _, at, n in spans])
+    flags = np.zeros(len(sequences), dtype=np.int8)
+    if output:
+        flags[np.cumsum([count for _, _, count in spans]) - 1] = 1
+    return Rows(
+        spans=[],
+        tokens=((positions * 7 + 1) % vocab).astype(np.int32),
+        positions=positions,
+        sequences=sequences,
+        outputs=flags,
+        outputs_count=int(flags.sum()),
+    )
+
+
+def measure(context: Context) -> Measures:
+    """Sizes and bandwidths, from one short sequence. What llama.cpp cannot even do here is a ContextError."""
+    count = min(PROBE_TOKENS, context.window - 2, context.n_batch)
+    half = max(1, count // 2)
+    _run(context, [(0, 0, half)])
+    small, state_small = context.state_size(0, WHOLE), context.state_size(0, STATE_ONLY)
+    _run(context, [(0, half, count - half)])
+    large, state = context.state_size(0, WHOLE), context.state_size(0, STATE_ONLY)
+    per_token = max(0, (large - small) // max(1, count - half))
+    grows = state > state_small
+    snapshot = _snapshot_bandwidth(context, large)
+    copy = _copy_bandwidth(context, per_token, count)
+    can_cut = context.remove(0, half)
+    _clear(context)
+    return Measures(
+        bytes_per_token=max(per_token, 1),
+        state_bytes=_state_bytes(context, state, large - per_token * count, grows=grows, tokens=count),
+        can_cut=can_cut,
+        snapshot_bytes_per_s=snapshot,
+        copy_bytes_per_s=copy,
+    )
+
+
+def _state_bytes(context: Context, state: int, rest: int, *, grows: bool, tokens: int) -> int:
+    """A recurrent state is constant. The window's part grows with the tokens, up to the window's cells."""
+    if not grows:
+        return max(state, rest, 0)
+    if context.model.n_swa and not context.plan.swa_full:
+        cells = min(context.window, context.model.n_swa + context.n_ubatch)
+        return state * max(1, cells) // max(1, tokens)
+    return max(rest, 0)
+
+
+def _snapshot_bandwidth(context: Context, size: int) -> float:
+    buffer = np.zeros(size, dtype=np.uint8)
+    times = []
+    for _ in range(REPEATS):
+        times.append(_timed(lambda: context.read_state(0, buffer, WHOLE)))
+        times.append(_timed(lambda: context.write_state(0, buffer, WHOLE)))
+    return _bandwidth(size, min(times))
+
+
+def _copy_bandwidth(context: Context, per_token: int, start: int) -> float:
+    """A copy between streams moves the whole window when the next pass runs."""
+    if context.n_seq_max < 2 or context.plan.unified or not per_token:
+        return BANDWIDTH_MAX
+    plain, copying = [], []
+    for at in range(2 * REPEATS):
+        if at % 2:
+            context.copy(0, 1, start)
+        seconds = _timed(lambda: _run(context, [(0, start, 1)]))
+        (copying if at % 2 else plain).append(seconds)
+        context.remove(1, 0)
+        if not context.remove(0, start):
+            break
+    if not copying:
+        return _bandwidth(context.window * per_token, 0.0)
+    return _bandwidth(context.window * per_token, max(min(copying) - min(plain), 0.0))
+
+
+def calibrate(context: Context, found: Measures) -> Measures:
+    """The slower half: calls, drafts and threads. A second or so; without it the CPU's defaults hold."""
+    threads = _best_threads(context)
+    two = _two_calls(context)
+    cost = _draft_cost(context) if found.can_cut else DRAFT_COST_DEFAULT
+    _clear(context)
+    return Measures(
+        bytes_per_token=found.bytes_per_token,
+        state_bytes=found.state_bytes,
+        can_cut=found.can_cut,
+        snapshot_bytes_per_s=found.snapshot_bytes_per_s,
+        copy_bytes_per_s=found.copy_bytes_per_s,
+        draft_cost=cost,
+        two_calls=two,
+        n_threads=threads,
+    )
+
+
+def _best_threads(context: Context) -> int:
+    """All processors or half of them (two hardware threads of one core rarely help)."""
+    chosen = context.plan.n_threads
+    if context.options.n_threads or chosen < 2 or context.model.on_gpu:
+        return chosen
+    times: dict[int, float] = {}
+    for count in (chosen, max(1, chosen // 2)):
+        context.set_threads(count, count)
+        times[count] = median(_decode_times(context, 1, REPEATS))
+    best = min(times, key=lambda count: times[count])
+    context.set_threads(best, context.options.n_threads_batch or best)
+    return best
+
+
+def _decode_times(context: Context, rows: int, repeats: int) -> list[float]:
+    """Seconds of passes with so many rows of one sequence; the first pass, which plans the graph, is left out."""
+    _clear(context)
+    times = []
+    for at in range(repeats + 1):
+        times.append(_timed(lambda at=at: _run(context, [(0, at * rows, rows)])))  # type: ignore[misc]
+    return times[1:]
+
+
+def _draft_cost(context: Context) -> float:
+    if context.window < 64 or context.n_batch < 5:
+        return DRAFT_COST_DEFAULT
+    plain = median(_decode_times(context, 1, REPEATS + 2))
+    four = median(_decode_times(context, 5, REPEATS))
+    return min(1.0, max(0.05, (four / plain - 1.0) / 4.0))
+
+
+def _two_calls(context: Context) -> bool:
+    """Decode rows and a chunk: in two calls or in one? On a CPU two, unless measured otherwise."""
+    slots = min(context.n_seq_max, 4)
+    chunk = min(CHUNK_TOKENS, context.n_batch - slots, context.window - 16)
+    if slots < 2 or chunk < 8:
+        return not context.model.on_gpu
+    decode = [(s, 4, 1) for s in range(slots - 1)]
+    prompt = [(slots - 1, 0, chunk)]
+
+    def prepare() -> None:
+        _clear(context)
+        _run(context, [(s, 0, 4) for s in range(slots - 1)])
+
+    one, two = [], []
+    for _ in range(2):
+        prepare()
+        one.append(_timed(lambda: _run(context, decode + prompt)))
+        prepare()
+        two.append(_timed(lambda: (_run(context, decode), _run(context, prompt))))
+    return min(two) <= min(one) * 1.05
+
+
+def _run(context: Context, spans: list[tuple[int, int, int]]) -> None:
+    code = context.decode(rows_for(spans, vocab=context.vocab))
+    context.logits()
+    if code != 0:
+        raise ContextError(f"a trial pass of {len(spans)} rows answered {code}")
+
+
+def _clear(context: Context) -> None:
+    for sequence in range(context.n_seq_max):
+        context.remove(sequence, 0)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _bandwidth(size: int, seconds: float) -> float:
+    return min(BANDWIDTH_MAX, max(BANDWIDTH_MIN, size / max(seconds, 1e-9)))

@@ -1,0 +1,64 @@
+"""What a llama.cpp context can do with its memory, in the core's words. Found by asking and measuring.
+
+memory                       rewind       share    pool
+attention, streams           ANY          COPY     –
+attention, unified           ANY          RANGE    cells
+sliding window, small cache  WINDOW       as above
+hybrid                       CHECKPOINT   as above (whole states only)
+recurrent                    CHECKPOINT   COPY     – (a state per sequence, no cells)
+"""
+
+from __future__ import annotations
+
+from stretto.backends.llamacpp.calibration import Measures
+from stretto.backends.llamacpp.context import Context
+from stretto.backends.llamacpp.options import CELLS_QUANTUM
+from stretto.core.capabilities import Capabilities, Rewind, Share
+
+ROW_QUANTUM_CPU_FLASH = 64  # the tiled kernel begins at 64 rows; 63 cost twice as much
+
+
+def rewind_of(context: Context, measures: Measures) -> tuple[Rewind, int]:
+    """How a sequence may be shortened, and by how many tokens for certain where a window slides."""
+    model = context.model
+    if model.is_hybrid or model.is_recurrent or not measures.can_cut:
+        return Rewind.CHECKPOINT, 0
+    if model.n_swa and not context.plan.swa_full:
+        return Rewind.WINDOW, _intact_tail(context)
+    return Rewind.ANY, 0
+
+
+def _intact_tail(context: Context) -> int:
+    """Cells beyond the window that a stream overwrites last. In a shared pool others overwrite them."""
+    if context.plan.unified and context.n_seq_max > 1:
+        return 0
+    wanted = context.model.n_swa + context.n_ubatch
+    cells = -(-wanted // CELLS_QUANTUM) * CELLS_QUANTUM
+    return max(0, min(cells, context.n_ctx_seq) - context.model.n_swa)
+
+
+def capabilities_of(context: Context, measures: Measures) -> Capabilities:
+    model = context.model
+    rewind, tokens = rewind_of(context, measures)
+    pooled = context.plan.unified and not model.is_recurrent
+    on_cpu = not model.on_gpu
+    return Capabilities(
+        rewind=rewind,
+        rewind_tokens=tokens,
+        share=Share.RANGE if pooled else Share.COPY,
+        share_from_running=True,
+        snapshots=True,
+        sequences_max=context.n_seq_max,
+        window=context.window,
+        pages=context.pool_tokens if pooled else 0,
+        bytes_per_token=measures.bytes_per_token,
+        state_bytes=measures.state_bytes,
+        copy_bytes_per_s=measures.copy_bytes_per_s,
+        snapshot_bytes_per_s=measures.snapshot_bytes_per_s,
+        rows_max=context.n_batch,
+        outputs_max=context.outputs_max,
+        row_quantum=ROW_QUANTUM_CPU_FLASH if on_cpu and context.flash_attention else 1,
+        contiguous=not pooled,
+        equal_spans=not context.plan.unified or model.is_hybrid or model.is_recurrent,
+        vocab=context.vocab,
+    )

@@ -1,0 +1,197 @@
+"""A llama_context with every call guarded that can end the process.
+
+llama.cpp aborts on a batch that is too large, on too many outputs, on a sequence id it does not have and on a
+partial copy between streams: here each of these is an InvariantError before the call. One thread at a time.
+Freed by `close` or when forgotten; `rebuild` makes a new one in its place after a fatal error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.llamacpp.batch import Batch, Rows
+from stretto.backends.llamacpp.errors import ContextError
+from stretto.backends.llamacpp.library import forget_log, last_error, library, log_lines
+from stretto.backends.llamacpp.model import Model
+from stretto.backends.llamacpp.options import CACHE_TYPES, ContextOptions, LoadWarning, Plan, resolve
+from stretto.errors import InvariantError
+
+WHOLE, STATE_ONLY = 0, 1  # llama_state_seq flags; ON_DEVICE (2) aborts on bad data and is never used
+N_CTX_MAX = 1 << 31
+_BYTES = ctypes.POINTER(ctypes.c_uint8)
+
+
+class Context:
+    def __init__(self, model: Model, options: ContextOptions) -> None:
+        self.lib = library()
+        self.model = model
+        self.weights = model.weights
+        self.options = options
+        self.plan = resolve(model, options)
+        self.vocab = model.vocabulary.vocab_size
+        self._outputs = 0
+        self._finalizer: weakref.finalize[..., Context] | None = None
+        self._create()
+
+    # --- life ------------------------------------------------------------------------------------
+
+    def _create(self) -> None:
+        plan, lib = self.plan, self.lib
+        if plan.n_ctx >= N_CTX_MAX:
+            raise ContextError(f"{plan.n_ctx} tokens of context are more than llama.cpp can count")
+        forget_log()
+        handle = lib.llama_init_from_model(self.weights.handle, _native(lib, plan))
+        if not handle:
+            raise ContextError(f"no context of {plan.n_seq_max} × {plan.window} tokens: {last_error()}")
+        self._handle = handle
+        self._finalizer = weakref.finalize(self, _free, lib, handle, self.weights)
+        self._memory = lib.llama_get_memory(handle)
+        if not self._memory:
+            self.close()
+            raise ContextError("this model keeps no memory of its context: it cannot generate")
+        self.flash_attention = plan.flash_attention and not _says_flash_off()
+        self.n_seq_max = int(lib.llama_n_seq_max(handle))
+        self.n_ctx_seq = int(lib.llama_n_ctx_seq(handle))
+        self.n_batch = int(lib.llama_n_batch(handle))
+        self.n_ubatch = int(lib.llama_n_ubatch(handle))
+        self.pool_tokens = int(lib.llama_n_ctx(handle)) if plan.unified else 0
+        self.window = min(plan.window, self.n_ctx_seq)
+        self.outputs_max = min(plan.n_outputs_max, self.n_batch)
+        self._batch = Batch(lib, self.n_batch)
+
+    def rebuild(self) -> None:
+        """Throw the native context away and make another: every sequence is empty afterwards."""
+        self.close()
+        self._create()
+
+    def close(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer()
+
+    @property
+    def closed(self) -> bool:
+        return self._finalizer is None or not self._finalizer.alive
+
+    @property
+    def warnings(self) -> tuple[LoadWarning, ...]:
+        if self.plan.flash_attention and not self.flash_attention:
+            off = LoadWarning("flash_attention_off", "this model runs without flash attention")
+            return (*self.plan.warnings, off)
+        return self.plan.warnings
+
+    @property
+    def handle(self) -> Any:
+        if self.closed:
+            raise InvariantError("the context was closed and is used all the same")
+        return self._handle
+
+    # --- passes ----------------------------------------------------------------------------------
+
+    def decode(self, rows: Rows) -> int:
+        """llama_decode: 0 is done, 1 no room and nothing changed, -1 refused, below that it is broken."""
+        if not 0 < len(rows) <= self.n_batch:
+            raise InvariantError(f"{len(rows)} rows in a batch of {self.n_batch}")
+        if rows.outputs_count > self.outputs_max:
+            raise InvariantError(f"{rows.outputs_count} outputs of {self.outputs_max} in one pass")
+        if int(rows.sequences.min()) < 0 or int(rows.sequences.max()) >= self.n_seq_max:
+            raise InvariantError(f"a sequence id outside 0 to {self.n_seq_max - 1}")
+        if int(rows.tokens.min()) < 0 or int(rows.tokens.max()) >= self.vocab:
+            raise InvariantError("a token outside the vocabulary")
+        self._outputs = rows.outputs_count
+        return int(self.lib.llama_decode(self.handle, self._batch.fill(rows)))
+
+    def logits(self) -> NDArray[np.float32]:
+        """One row for each output of the last pass, in the order of its rows; valid until the next pass."""
+        if not self._outputs:
+            return np.empty((0, self.vocab), dtype=np.float32)
+        pointer = self.lib.llama_get_logits(self.handle)
+        if not pointer:
+            raise InvariantError("a pass with outputs has no logits")
+        address = ctypes.cast(pointer, ctypes.c_void_p).value
+        assert address is not None
+        cells = (ctypes.c_float * (self._outputs * self.vocab)).from_address(address)
+        return np.frombuffer(cells, dtype=np.float32).reshape(self._outputs, self.vocab)
+
+    def set_threads(self, count: int, count_batch: int) -> None:
+        self.lib.llama_set_n_threads(self.handle, count, count_batch)
+
+    # --- memory ----------------------------------------------------------------------------------
+
+    def remove(self, sequence: int, start: int) -> bool:
+        """Forget the rows from `start` on (0: all of them). False where the model cannot."""
+        self._check(sequence)
+        _ = self.handle
+        begin = -1 if start == 0 else start
+        return bool(self.lib.llama_memory_seq_rm(self._memory, sequence, begin, -1))
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The whole of a sequence; in a unified pool only its first `length` rows where it can be cut."""
+        self._check(source, target)
+        _ = self.handle
+        ranged = self.plan.unified and not (self.model.is_hybrid or self.model.is_recurrent)
+        begin, end = (0, length) if ranged else (-1, -1)
+        self.lib.llama_memory_seq_cp(self._memory, source, target, begin, end)
+
+    def positions(self, sequence: int) -> tuple[int, int]:
+        """The first and the last position that the memory still holds; -1 when it is empty."""
+        self._check(sequence)
+        _ = self.handle
+        first = int(self.lib.llama_memory_seq_pos_min(self._memory, sequence))
+        return first, int(self.lib.llama_memory_seq_pos_max(self._memory, sequence))
+
+    def state_size(self, sequence: int, flags: int) -> int:
+        self._check(sequence)
+        return int(self.lib.llama_state_seq_get_size_ext(self.handle, sequence, flags))
+
+    def read_state(self, sequence: int, target: NDArray[np.uint8], flags: int) -> int:
+        """Bytes written into `target`; 0 is a failure."""
+        self._check(sequence)
+        pointer = ctypes.cast(target.ctypes.data, _BYTES)
+        return int(self.lib.llama_state_seq_get_data_ext(self.handle, pointer, len(target), sequence, flags))
+
+    def write_state(self, sequence: int, source: NDArray[np.uint8], flags: int) -> int:
+        """Bytes taken from `source`; 0 is a failure, after which the sequence is to be cleared."""
+        self._check(sequence)
+        pointer = ctypes.cast(source.ctypes.data, _BYTES)
+        return int(self.lib.llama_state_seq_set_data_ext(self.handle, pointer, len(source), sequence, flags))
+
+    def _check(self, *sequences: int) -> None:
+        if not all(0 <= sequence < self.n_seq_max for sequence in sequences):
+            raise InvariantError(f"sequence {sequences} outside 0 to {self.n_seq_max - 1}")
+
+
+def _free(lib: Any, handle: Any, weights: object) -> None:
+    """`weights` is held until here: a context must not outlive its model."""
+    lib.llama_free(handle)
+
+
+def _says_flash_off() -> bool:
+    """llama.cpp turns flash attention off by itself for a few models, and says so only in its log."""
+    said = [line for line in log_lines() if "flash_attn" in line and "llama_context" in line]
+    return any("disabled" in line or "forcing off" in line for line in said)
+
+
+def _native(lib: Any, plan: Plan) -> Any:
+    params = lib.llama_context_default_params()
+    params.n_ctx = plan.n_ctx
+    params.n_batch = plan.n_batch
+    params.n_ubatch = plan.n_ubatch
+    params.n_seq_max = plan.n_seq_max
+    params.n_outputs_max = plan.n_outputs_max
+    params.n_threads = plan.n_threads
+    params.n_threads_batch = plan.n_threads_batch
+    params.flash_attn_type = int(plan.flash_attention)
+    params.type_k = CACHE_TYPES[plan.cache_type_k]
+    params.type_v = CACHE_TYPES[plan.cache_type_v]
+    params.kv_unified = plan.unified
+    params.swa_full = plan.swa_full
+    params.offload_kqv = plan.offload_kqv
+    params.op_offload = plan.op_offload
+    for name, value in plan.rope.items():
+        setattr(params, name, int(value) if name in ("yarn_orig_ctx", "rope_scaling_type") else value)
+    return params

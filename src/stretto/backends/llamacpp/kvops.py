@@ -1,0 +1,176 @@
+"""Carries out the ledger's operations on llama.cpp's memory, and keeps count of what each sequence holds.
+
+Knows llama.cpp's silent failures: a trim behind a sliding window says yes and corrupts, a state that cannot
+be cut says no, a copy between streams happens only at the next pass, a failed restore leaves an empty
+sequence. What is not certain to be right is answered as failed; the core then rebuilds that slot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from stretto.backends.llamacpp.arena import Arena
+from stretto.backends.llamacpp.context import STATE_ONLY, WHOLE, Context
+from stretto.core.capabilities import Rewind
+from stretto.core.kv.ops import WRITES, KvOp, OpKind, OpResult, check_order
+from stretto.errors import InvariantError
+
+
+class Memory:
+    def __init__(self, context: Context, arena: Arena, rewind: Rewind) -> None:
+        self._context = context
+        self.arena = arena
+        self._rewind = rewind
+        self._slides = context.model.n_swa if rewind is Rewind.WINDOW else 0
+        self.lengths = [0] * context.n_seq_max
+
+    def execute(self, ops: Sequence[KvOp]) -> tuple[tuple[OpResult, ...], set[int]]:
+        """Every operation in order, and the sequences whose content is not what was asked for."""
+        check_order(ops)
+        results: list[OpResult] = []
+        broken: set[int] = set()
+        for op in ops:
+            if op.kind in WRITES and (op.sequence in broken or op.other in broken):
+                result = OpResult(ok=False, reason="an operation before it failed")
+            else:
+                started = time.perf_counter()
+                result = self._execute(op)._replace(seconds=time.perf_counter() - started)
+            if op.kind in WRITES and not result.ok:
+                broken.add(op.sequence)
+            results.append(result)
+        return tuple(results), broken
+
+    def _execute(self, op: KvOp) -> OpResult:
+        match op.kind:
+            case OpKind.SAVE:
+                return self._save(op, WHOLE)
+            case OpKind.CHECKPOINT:
+                return self._save(op, STATE_ONLY)
+            case OpKind.DROP:
+                return OpResult(ok=self.arena.drop(op.blob))
+            case OpKind.COPY:
+                return self._copy(op)
+            case OpKind.TRIM:
+                return self._trim(op.sequence, op.length)
+            case OpKind.CLEAR:
+                return self._clear(op.sequence)
+            case OpKind.RESTORE:
+                return self._restore(op)
+            case OpKind.REWIND:
+                return self._go_back(op)
+            case _:
+                raise InvariantError(f"{op.kind.name} is not for sequences")
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def _save(self, op: KvOp, flags: int) -> OpResult:
+        held = self.lengths[op.sequence]
+        if held < op.length or (flags == STATE_ONLY and held != op.length):
+            raise InvariantError(f"{op.kind.name} of {op.length} tokens from a sequence of {held}")
+        size = self._context.state_size(op.sequence, flags)
+        place = self.arena.take(op.blob, size)
+        if place is None:
+            return OpResult(ok=False, reason="no room for the snapshot")
+        if self._context.read_state(op.sequence, place, flags) != size:
+            self.arena.drop(op.blob)
+            return OpResult(ok=False, reason="llama.cpp did not give the state")
+        return OpResult(ok=True, bytes=size)
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def _copy(self, op: KvOp) -> OpResult:
+        held = self.lengths[op.other]
+        if op.sequence == op.other or op.length > held:
+            raise InvariantError(f"a copy of {op.length} tokens from a sequence of {held}")
+        if not self._clear(op.sequence).ok:
+            return OpResult(ok=False, reason="the target could not be emptied")
+        if held == 0:
+            return OpResult(ok=True)
+        self._context.copy(op.other, op.sequence, op.length)
+        self.lengths[op.sequence] = held
+        trimmed = self._trim(op.sequence, op.length)
+        if not trimmed.ok:
+            self._clear(op.sequence)
+        return trimmed
+
+    def _trim(self, sequence: int, length: int) -> OpResult:
+        held = self.lengths[sequence]
+        if length > held:
+            raise InvariantError(f"a trim to {length} of sequence {sequence} with {held} tokens")
+        if length == 0:
+            return self._clear(sequence)
+        if length < held and not self._may_cut(sequence, length):
+            return OpResult(ok=False, reason="this memory cannot be cut back that far")
+        if not self._context.remove(sequence, length):
+            return OpResult(ok=False, reason="llama.cpp refused to cut the sequence")
+        self.lengths[sequence] = length
+        return OpResult(ok=True)
+
+    def _may_cut(self, sequence: int, length: int) -> bool:
+        if self._rewind is Rewind.CHECKPOINT:
+            return False  # llama.cpp says True to some of these and corrupts the state
+        if not self._slides:
+            return True
+        first, _ = self._context.positions(sequence)
+        return 0 <= first <= max(0, length - self._slides)
+
+    def _clear(self, sequence: int) -> OpResult:
+        if not self._context.remove(sequence, 0):
+            return OpResult(ok=False, reason="llama.cpp refused to clear the sequence")
+        self.lengths[sequence] = 0
+        return OpResult(ok=True)
+
+    def _restore(self, op: KvOp) -> OpResult:
+        if op.blob not in self.arena:
+            return OpResult(ok=False, reason="no such blob")
+        if not self._clear(op.sequence).ok:
+            return OpResult(ok=False, reason="the sequence could not be emptied")
+        blob = self.arena.view(op.blob)
+        taken = self._context.write_state(op.sequence, blob, WHOLE)
+        held = self._context.positions(op.sequence)[1] + 1
+        if taken != len(blob) or held < op.length:
+            self._clear(op.sequence)
+            return OpResult(ok=False, reason="llama.cpp did not take the state")
+        self.lengths[op.sequence] = held
+        trimmed = self._trim(op.sequence, op.length)
+        if not trimmed.ok:
+            self._clear(op.sequence)
+            return trimmed
+        return OpResult(ok=True, bytes=taken)
+
+    def _go_back(self, op: KvOp) -> OpResult:
+        """The part that cannot be rewound comes from the blob; the rest is cut."""
+        if op.blob not in self.arena:
+            return OpResult(ok=False, reason="no such blob")
+        if self.lengths[op.sequence] < op.length:
+            raise InvariantError(
+                f"a rewind to {op.length} of a sequence that holds {self.lengths[op.sequence]}"
+            )
+        blob = self.arena.view(op.blob)
+        taken = self._context.write_state(op.sequence, blob, STATE_ONLY)
+        done = taken == len(blob) and self._context.remove(op.sequence, op.length)
+        if not done or self._context.positions(op.sequence)[1] != op.length - 1:
+            self._clear(op.sequence)
+            return OpResult(ok=False, reason="llama.cpp did not take the state")
+        self.lengths[op.sequence] = op.length
+        return OpResult(ok=True, bytes=taken)
+
+    # --- failures --------------------------------------------------------------------------------
+
+    def cut_back(self, sequence: int, length: int) -> bool:
+        """After a failed pass: back to `length`, judged by what llama.cpp really holds. False: it is empty."""
+        held = self._context.positions(sequence)[1] + 1
+        self.lengths[sequence] = max(held, 0)
+        if held >= length and self._trim(sequence, length).ok:
+            return True
+        self._clear(sequence)
+        return False
+
+    def drop(self, sequence: int) -> None:
+        """Nothing that the sequence holds can be trusted."""
+        self._clear(sequence)
+
+    def forget_all(self) -> None:
+        """The context is new: every sequence is empty. Blobs are bytes of ours and stay good."""
+        self.lengths = [0] * len(self.lengths)

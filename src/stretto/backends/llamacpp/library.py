@@ -1,0 +1,99 @@
+"""The door to llama.cpp: imports the bindings once, and keeps its log away from the terminal.
+
+Everything typed as Any in this backend comes from here: ctypes functions have no types worth the name.
+Only the low-level `llama_cpp` API is used, never its `Llama`, server or disk cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from collections import deque
+from typing import Any
+
+from stretto.backends.llamacpp.errors import LlamaCppMissingError
+from stretto.errors import InvariantError
+
+LOG_LINES_MAX = 400
+_WARN, _ERROR, _CONTINUED = 3, 4, 5  # ggml's log levels
+
+_lock = threading.Lock()
+_log: deque[tuple[int, str]] = deque(maxlen=LOG_LINES_MAX)
+_kept: list[Any] = []  # callbacks that C code holds: collecting one is a crash at the next log line
+_loaded: Any = None
+
+
+def library() -> Any:
+    """The `llama_cpp` module, initialised. The first call imports it; later ones cost nothing."""
+    if _loaded is None:
+        with _lock:
+            _load()
+    return _loaded
+
+
+def _load() -> None:
+    global _loaded  # noqa: PLW0603 - a C library is one per process
+    if _loaded is not None:
+        return
+    os.putenv("GGML_NO_BACKTRACE", "1")  # else an abort inside ggml starts a debugger
+    try:
+        import llama_cpp
+    except (ImportError, OSError, RuntimeError) as error:
+        raise LlamaCppMissingError(f"llama.cpp is not there: {str(error)[:200]}") from error
+    callback = llama_cpp.llama_log_callback(_take_line)
+    _kept.append(callback)
+    llama_cpp.llama_log_set(callback, ctypes.c_void_p())
+    llama_cpp.llama_backend_init()
+    _loaded = llama_cpp
+
+
+def _take_line(level: int, text: bytes, _: object) -> None:
+    line = text.decode("utf-8", "replace")
+    if level == _CONTINUED and _log:
+        before = _log.pop()
+        _log.append((before[0], (before[1] + line)[:2000]))
+    else:
+        _log.append((level, line[:2000]))
+
+
+def log_lines(*, errors_only: bool = False) -> list[str]:
+    """What llama.cpp said last, oldest first."""
+    least = _WARN if errors_only else 0
+    return [line.rstrip() for level, line in list(_log) if level >= least and line.strip()]
+
+
+def forget_log() -> None:
+    _log.clear()
+
+
+def last_error() -> str:
+    """The last line that llama.cpp called an error, for messages of ours."""
+    lines = [line.strip() for level, line in list(_log) if level == _ERROR and line.strip()]
+    return lines[-1][:300] if lines else "llama.cpp gave no reason"
+
+
+def has_gpu() -> bool:
+    return bool(library().llama_supports_gpu_offload())
+
+
+class Weights:
+    """llama.cpp's own model, freed with the last who holds it: models, vocabularies and contexts do."""
+
+    def __init__(self, lib: Any, handle: Any) -> None:
+        self._handle = handle
+        self._finalizer = weakref.finalize(self, lib.llama_model_free, handle)
+
+    @property
+    def handle(self) -> Any:
+        if not self._finalizer.alive:
+            raise InvariantError("the model was closed and is used all the same")
+        return self._handle
+
+    @property
+    def closed(self) -> bool:
+        return not self._finalizer.alive
+
+    def close(self) -> None:
+        self._finalizer()

@@ -1,0 +1,127 @@
+"""One GGUF in memory: its weights, its vocabulary, and what llama.cpp says about it.
+
+A file reaches C code only after `models.gguf` has checked its bounds and `models.probe` has seen a child load
+it. A model may serve several contexts; it is freed when nobody holds it any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto.backends.llamacpp.errors import ModelLoadError
+from stretto.backends.llamacpp.library import Weights, forget_log, last_error, library
+from stretto.backends.llamacpp.vocabulary import Vocabulary
+from stretto.models import gguf, probe
+from stretto.models.kind import ModelShape, shape_of
+
+Progress = Callable[[float], None]
+_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
+_DEVICES_MAX = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    n_gpu_layers: int = -1  # -1: all
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    tensor_split: Sequence[float] = ()
+    use_mmap: bool = True
+    use_mlock: bool = False
+    use_direct_io: bool = False
+
+
+class Model:
+    """A loaded model. Made by `load`; `close` frees it, as does forgetting it."""
+
+    def __init__(self, handle: Any, file: gguf.GgufFile, options: ModelOptions) -> None:
+        lib = library()
+        self.weights = Weights(lib, handle)
+        self.file = file
+        self.options = options
+        self.shape: ModelShape = shape_of(file)
+        self.vocabulary = Vocabulary(lib, self.weights)
+        self.is_hybrid = bool(lib.llama_model_is_hybrid(handle))
+        self.is_recurrent = bool(lib.llama_model_is_recurrent(handle))
+        self.n_swa = int(lib.llama_model_n_swa(handle))
+        self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle))
+        self.size_bytes = int(lib.llama_model_size(handle))
+
+    @property
+    def template(self) -> str | None:
+        """The chat template's text, as the file has it."""
+        return self.file.template
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.options.n_gpu_layers != 0 and bool(library().llama_supports_gpu_offload())
+
+    @property
+    def closed(self) -> bool:
+        return self.weights.closed
+
+    def close(self) -> None:
+        """Free the weights. No context of this model may be used afterwards."""
+        self.weights.close()
+
+
+def load(
+    path: Path | str,
+    options: ModelOptions | None = None,
+    *,
+    cache_dir: Path | None,
+    progress: Progress | None = None,
+    trial: bool = True,
+) -> Model:
+    """Load a checked file; raises a `ModelError` or a `ModelLoadError` that says in one line what is wrong.
+
+    `trial` loads it in a child first, once per file: what kills that child would have killed us.
+    """
+    options = options or ModelOptions()
+    file = gguf.read(path)
+    shape_of(file)
+    if trial:
+        probe.require(path, cache_dir=cache_dir)
+    lib = library()
+    forget_log()
+    params = _native(lib, options)
+    callback = lib.llama_progress_callback(_reporter(progress))  # C code calls it until the load is over
+    params.progress_callback = callback
+    handle = lib.llama_model_load_from_file(str(file.path).encode(), params)
+    if not handle:
+        raise ModelLoadError(f"{file.path} does not load: {last_error()}")
+    return Model(handle, file, options)
+
+
+def _native(lib: Any, options: ModelOptions) -> Any:
+    params = lib.llama_model_default_params()
+    params.n_gpu_layers = options.n_gpu_layers
+    params.split_mode = _SPLIT_MODES[options.split_mode]
+    params.main_gpu = options.main_gpu
+    if options.tensor_split:
+        shares = [*options.tensor_split, *[0.0] * _DEVICES_MAX][:_DEVICES_MAX]
+        params.tensor_split = (ctypes.c_float * _DEVICES_MAX)(*shares)
+    if options.use_direct_io:
+        params.load_mode = lib.LLAMA_LOAD_MODE_DIRECT_IO
+    else:
+        params.load_mode = (options.use_mmap and lib.LLAMA_LOAD_MODE_MMAP) | (
+            options.use_mlock and lib.LLAMA_LOAD_MODE_MLOCK
+        )
+    return params
+
+
+def _reporter(progress: Progress | None) -> Callable[[float, object], bool]:
+    """An exception raised by the caller's progress bar ends the load in place of crossing C code."""
+
+    def report(fraction: float, _: object) -> bool:
+        try:
+            if progress is not None:
+                progress(fraction)
+        except Exception:
+            return False
+        return True
+
+    return report

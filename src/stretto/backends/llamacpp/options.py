@@ -1,0 +1,211 @@
+"""What a context is made from, and what becomes of it: options resolved for one model, with warnings.
+
+Knows which options contradict each other, which ones a model kind forces, and which would end the process.
+Calls nothing in C. `Plan` is what `context` then asks llama.cpp for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+from stretto.backends.llamacpp.errors import ContextError
+from stretto.backends.llamacpp.model import Model
+from stretto.errors import StrettoError
+from stretto.models import fit
+
+SEQUENCES_MAX = 256  # LLAMA_MAX_SEQ
+WINDOW_DEFAULT_MAX = 8192
+CELLS_QUANTUM = 256
+CACHE_TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "iq4_nl": 20,
+    "bf16": 30,
+}
+FAST_ON_CPU = ("f16", "f32")  # where it was measured q8_0 took 2.8 times and bf16 7 times as long as f16
+ROPE_FIELDS = (
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "yarn_orig_ctx",
+    "rope_scaling_type",
+)
+_NO_ROPE: Mapping[str, float] = MappingProxyType({})
+
+
+class LoadWarning(NamedTuple):
+    """Something that was changed or will be slow; shown at start, never an error."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextOptions:
+    n_seq_max: int = 4
+    context_window: int = 0  # tokens that each slot gets; 0: the model's own, at most 8192
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    flash_attention: str = "auto"  # auto: on, but for hybrid and recurrent models
+    unified: bool = False
+    pool_tokens: int = 0  # unified: tokens of all slots together; 0: n_seq_max windows
+    swa_full: bool = True
+    n_threads: int = 0  # 0: as many as the process may use
+    n_threads_batch: int = 0
+    drafts_max: int = 8  # most draft tokens that one slot verifies in a tick
+    offload_kqv: bool = True
+    op_offload: bool = True
+    rope: Mapping[str, float] = field(default_factory=lambda: _NO_ROPE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Options as llama.cpp gets them."""
+
+    n_ctx: int
+    window: int
+    n_seq_max: int
+    n_batch: int
+    n_ubatch: int
+    n_outputs_max: int
+    cache_type_k: str
+    cache_type_v: str
+    flash_attention: bool
+    unified: bool
+    swa_full: bool
+    n_threads: int
+    n_threads_batch: int
+    offload_kqv: bool
+    op_offload: bool
+    rope: Mapping[str, float]
+    warnings: tuple[LoadWarning, ...] = ()
+
+
+def resolve(model: Model, options: ContextOptions) -> Plan:
+    """Options for this model, or a ContextError that names the two things which do not go together."""
+    _check(model, options)
+    warnings: list[LoadWarning] = []
+    keys, values, flash = _attention(model, options, warnings)
+    threads = options.n_threads or cores()
+    window = options.context_window or min(model.n_ctx_train, WINDOW_DEFAULT_MAX)
+    if window > model.n_ctx_train and not options.rope:
+        text = f"context_window {window} is more than the {model.n_ctx_train} tokens the model was trained on"
+        warnings.append(LoadWarning("window_beyond_training", text))
+    pool = options.pool_tokens or window * options.n_seq_max
+    if options.unified and pool < window:
+        window = pool
+    _check_memory(model, options, window=window, pool=pool, keys=keys, values=values)
+    return Plan(
+        n_ctx=pool if options.unified else window * options.n_seq_max,
+        window=window,
+        n_seq_max=options.n_seq_max,
+        n_batch=options.n_batch,
+        n_ubatch=min(options.n_ubatch, options.n_batch),
+        n_outputs_max=min(options.n_batch, options.n_seq_max * (1 + options.drafts_max)),
+        cache_type_k=keys,
+        cache_type_v=values,
+        flash_attention=flash,
+        unified=options.unified,
+        swa_full=options.swa_full,
+        n_threads=threads,
+        n_threads_batch=options.n_threads_batch or threads,
+        offload_kqv=options.offload_kqv,
+        op_offload=options.op_offload,
+        rope=options.rope,
+        warnings=tuple(warnings),
+    )
+
+
+def cores() -> int:
+    """Processors that this process may use; more threads than that slow every pass down."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
+
+
+def _check(model: Model, options: ContextOptions) -> None:
+    if not model.shape.generates:
+        raise ContextError(
+            f"{model.file.path} is an {model.shape.kind.value} model: it does not generate text",
+            hint="name a language model; embedding models serve /v1/embeddings",
+        )
+    if not 1 <= options.n_seq_max <= SEQUENCES_MAX:
+        raise ContextError(f"n_seq_max is {options.n_seq_max}, not 1 to {SEQUENCES_MAX}")
+    if options.n_batch < options.n_seq_max:
+        raise ContextError(f"n_batch ({options.n_batch}) is less than n_seq_max ({options.n_seq_max})")
+    if options.n_ubatch < 1 or options.drafts_max < 0 or options.context_window < 0:
+        raise ContextError("n_ubatch starts at 1, drafts_max and context_window at 0")
+    for name in (options.cache_type_k, options.cache_type_v):
+        if name not in CACHE_TYPES:
+            raise ContextError(f"cache type {name!r} is not one of {', '.join(CACHE_TYPES)}", hint="use f16")
+    if options.flash_attention not in ("auto", "on", "off"):
+        raise ContextError(f"flash_attention is auto, on or off, not {options.flash_attention!r}", hint="")
+    unknown = [name for name in options.rope if name not in ROPE_FIELDS]
+    if unknown:
+        raise ContextError(f"unknown rope options: {', '.join(unknown)}", hint="")
+
+
+def _attention(model: Model, options: ContextOptions, warnings: list[LoadWarning]) -> tuple[str, str, bool]:
+    """Cache types and flash attention, as the model kind allows them."""
+    keys, values = options.cache_type_k, options.cache_type_v
+    if model.is_hybrid or model.is_recurrent:
+        if (keys, values) != ("f16", "f16"):
+            text = f"hybrid and recurrent models keep an f16 cache: {keys}/{values} is not used"
+            warnings.append(LoadWarning("cache_type_forced", text))
+        if options.flash_attention == "on":
+            text = "hybrid and recurrent models run without flash attention: `on` is not used"
+            warnings.append(LoadWarning("flash_attention_off", text))
+        return "f16", "f16", False
+    flash = options.flash_attention != "off"
+    if not flash and values not in ("f32", "f16", "bf16"):
+        raise ContextError(
+            f"cache_type_v {values} needs flash attention",
+            hint="set flash_attention: on, or cache_type_v: f16",
+        )
+    slow = sorted({name for name in (keys, values) if name not in FAST_ON_CPU})
+    if slow and not (model.on_gpu and options.offload_kqv):
+        text = f"cache type {', '.join(slow)} is several times slower than f16 on a CPU"
+        warnings.append(LoadWarning("slow_cache_type", text))
+    return keys, values, flash
+
+
+def _check_memory(
+    model: Model, options: ContextOptions, *, window: int, pool: int, keys: str, values: str
+) -> None:
+    """llama.cpp touches all of its cache at once: what cannot fit ends the process, not the call."""
+    if model.on_gpu:
+        return  # an allocation on a device fails with an answer
+    slots = 1 if options.unified else options.n_seq_max
+    try:
+        need = fit.estimate(
+            model.shape,
+            weights_bytes=0,
+            context_window=pool if options.unified else window,
+            n_seq_max=slots,
+            cache_type_k=keys,
+            cache_type_v=values,
+            n_ubatch=min(options.n_ubatch, options.n_batch),
+            swa_full=options.swa_full,
+            unified=options.unified,
+        )
+    except StrettoError as error:
+        raise ContextError(error.message) from error
+    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if need.cache + need.state > have:
+        raise ContextError(
+            f"a cache of {(need.cache + need.state) >> 20} MiB does not fit the {have >> 20} MiB of this machine"
+        )

@@ -1,0 +1,133 @@
+"""What is bound to a slot: the request, its output so far, its sampler and its drafts.
+
+The sampler is a function of tokens: whenever the output index asked for is not the one it stands at (a pass
+failed after it was sampled from, a slot was rebuilt) it is made anew from the tokens. Samples row by row,
+and stops where a draft was wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.llamacpp.drafts import NONE, Drafter
+from stretto.backends.llamacpp.vocabulary import Vocabulary
+from stretto.core.request import Request
+from stretto.core.tick import Binding
+from stretto.errors import BadOutputError, InvariantError
+
+
+class SamplerLike(Protocol):
+    @property
+    def greedy(self) -> bool: ...
+    def sample(self, logits: NDArray[np.float32], index: int) -> Any: ...
+    def accept(self, token: int) -> None: ...
+
+
+MakeSampler = Callable[[Request, array[int]], SamplerLike]
+
+
+class Sampled(NamedTuple):
+    """What a span's output rows gave."""
+
+    tokens: list[int]
+    extras: list[object]
+
+
+class Seat:
+    def __init__(
+        self, binding: Binding, make_sampler: MakeSampler, *, draft_cost: float, drafts_max: int
+    ) -> None:
+        self.request = binding.request
+        self._prompt = len(binding.request.tokens)
+        self._output = array("i", binding.generated)
+        self._make = make_sampler
+        self._sampler: SamplerLike | None = None
+        self._drafter: Drafter | None = None
+        params = binding.request.params
+        self._stops = frozenset() if params.ignore_eos else params.stop_token_ids
+        if min(params.draft_tokens, drafts_max) > 0:
+            known = array("i", binding.request.tokens)
+            known.extend(self._output)
+            self._drafter = Drafter(known, min(params.draft_tokens, drafts_max), cost=draft_cost)
+
+    def at(self, index: int) -> SamplerLike:
+        """The sampler for output `index`, with every token before it accepted."""
+        if index > len(self._output):
+            raise InvariantError(f"{self.request.id}: output {index} of {len(self._output)} known ones")
+        if self._sampler is None or index < len(self._output):
+            del self._output[index:]
+            self._sampler = self._make(self.request, array("i", self._output))
+        return self._sampler
+
+    def take(self, sampler: SamplerLike, token: int) -> None:
+        sampler.accept(token)
+        self._output.append(token)
+
+    def index_of(self, position: int) -> int:
+        """The output index of the token that the row at `position` gives."""
+        return position + 1 - self._prompt
+
+    def sample(self, logits: NDArray[np.float32], rows: Sequence[int], position: int) -> Sampled:
+        """One token for each row of `logits`, as long as the draft in the row behind it was right.
+
+        `rows` are the span's own last tokens, `position` is that of the first of them.
+        """
+        tokens: list[int] = []
+        extras: list[object] = []
+        for at, row in enumerate(logits):
+            index = self.index_of(position + at)
+            sampler = self.at(index)
+            got = sampler.sample(row, index)
+            token = int(got.token)
+            if not 0 <= token < len(row):
+                raise InvariantError(f"a sampler gave token {token}")
+            self.take(sampler, token)
+            tokens.append(token)
+            extras.append(got.logprobs)
+            if token in self._stops or (at + 1 < len(rows) and rows[at + 1] != token):
+                break
+        if len(rows) > 1 and self._drafter is not None:
+            self._drafter.learn(proposed=len(rows) - 1, accepted=len(tokens) - 1)
+        return Sampled(tokens, extras)
+
+    def take_best(self, token: int, logit: float, position: int) -> bool:
+        """A plain argmax that was taken for many rows at once. False when the logit is not a number."""
+        if not math.isfinite(logit):
+            return False
+        self.take(self.at(self.index_of(position)), token)
+        return True
+
+    def propose(self, tokens: Sequence[int]) -> array[int]:
+        if self._drafter is None:
+            return NONE
+        self._drafter.extend(array("i", tokens))
+        return self._drafter.propose()
+
+
+BAD_OUTPUT = BadOutputError.code
+
+
+def sampler_maker(vocabulary: Vocabulary, guides: Callable[[str], object] | None = None) -> MakeSampler:
+    """Samplers for one vocabulary. `guides` turns a request's grammar into a matcher."""
+
+    def make(request: Request, generated: array[int]) -> SamplerLike:
+        from stretto.backends.llamacpp.sampling import Sampler
+
+        grammar = request.params.grammar
+        sampler: SamplerLike = Sampler(
+            request,
+            generated,
+            vocab=vocabulary.vocab_size,
+            eos=vocabulary.eos,
+            suppressed=vocabulary.suppressed,
+            guide=guides(grammar) if grammar and guides is not None else None,
+        )
+        return sampler
+
+    return make

@@ -1,0 +1,207 @@
+"""`LLM`: load a model, ask it things."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from stretto.errors import InvalidRequestError
+from stretto.llm.loading import Loaded, load
+from stretto.llm.options import Options, parse
+from stretto.llm.progress import Progress
+from stretto.llm.results import Completion, assemble
+from stretto.llm.streams import AsyncStream, Stream
+from stretto.runtime.loop import LoopStats
+from stretto.runtime.model import Call, ModelRuntime, Prompt
+from stretto.runtime.output import Delta
+from stretto.text.tokenizer import PromptTokens
+
+Messages = Sequence[Mapping[str, Any]]
+TextOrTokens = str | Sequence[int]
+
+
+class LLM:
+    """A model that answers many callers at once.
+
+    `model` is a path to a GGUF file, a name from the store, or nothing (the bundled SmolLM2). Every key of
+    `stretto.yaml`'s model section is a keyword here: `n_seq_max=8, context_window=4096, cache="prefix", …`.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        progress: Callable[[str, float], None] | None = None,
+        cache_dir: str | Path | None = None,
+        **settings: Any,
+    ) -> None:
+        self._loaded: Loaded = load(model, settings, cache_dir=cache_dir, progress=progress)
+        self._runtime: ModelRuntime = self._loaded.runtime
+
+    # --- asking ----------------------------------------------------------------------------------
+
+    def chat(self, messages: str | Messages, *, tools: Messages | None = None, **options: Any) -> Completion:
+        """One answer to a conversation; a plain string is one user message. With n > 1 see `chat_many`."""
+        return self._one(self._chat_prompt(messages, tools), options)
+
+    def chat_many(self, conversations: Sequence[str | Messages], **options: Any) -> list[Completion]:
+        return self._many([self._chat_prompt(messages, None) for messages in conversations], options)
+
+    def generate(self, prompts: str | Sequence[TextOrTokens], **options: Any) -> list[Completion]:
+        """Continue texts (or token ids): n completions for each prompt, in order, with a progress bar."""
+        texts = [prompts] if isinstance(prompts, str) else prompts
+        return self._many([self._text_prompt(prompt) for prompt in texts], options)
+
+    def stream(self, prompt: str | Messages, **options: Any) -> Stream:
+        """Deltas as they come: a list of messages is a chat, a string is continued."""
+        return Stream(self._runtime, self._call(self._any_prompt(prompt), self._parse(options)))
+
+    async def achat(
+        self, messages: str | Messages, *, tools: Messages | None = None, **options: Any
+    ) -> Completion:
+        call = self._call(self._chat_prompt(messages, tools), self._parse(options))
+        return await AsyncStream(self._runtime, call).read()
+
+    async def agenerate(self, prompts: str | Sequence[TextOrTokens], **options: Any) -> list[Completion]:
+        texts = [prompts] if isinstance(prompts, str) else prompts
+        parsed = self._parse(options)
+        calls = [call for text in texts for call in self._calls(self._text_prompt(text), parsed)]
+        gate = asyncio.Semaphore(self._window)
+
+        async def one(call: Call) -> Completion:
+            async with gate:
+                return await AsyncStream(self._runtime, call).read()
+
+        return list(await asyncio.gather(*(one(replace(call, fork_of="", request_id="")) for call in calls)))
+
+    def astream(self, prompt: str | Messages, **options: Any) -> AsyncStream:
+        return AsyncStream(self._runtime, self._call(self._any_prompt(prompt), self._parse(options)))
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        return self._runtime.tokenizer.encode(text, special)
+
+    def detokenize(self, tokens: Iterable[int]) -> str:
+        return b"".join(map(self._runtime.tokenizer.token_bytes, tokens)).decode("utf-8", "replace")
+
+    def stats(self) -> LoopStats:
+        return self._runtime.stats
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """What was loaded, and where each choice came from."""
+        return self._loaded.description
+
+    def close(self) -> None:
+        self._runtime.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    @property
+    def _window(self) -> int:
+        """Requests handed over at a time: enough to keep the slots busy, never so many that one is refused."""
+        limits = self._runtime.limits
+        return min(2 * limits.in_flight_max, limits.in_flight_max + limits.max_queue)
+
+    def _parse(self, options: Mapping[str, Any]) -> Options:
+        settings = self._loaded.settings
+        drafts = settings.speculation_tokens if settings.speculation == "ngram" else 0
+        return parse(options, eos=self._runtime.tokenizer.eos, seed=settings.seed, drafts=drafts)
+
+    def _chat_prompt(self, messages: str | Messages, tools: Messages | None) -> Prompt:
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        return self._runtime.chat_prompt(messages, tools)
+
+    def _text_prompt(self, prompt: TextOrTokens) -> Prompt:
+        if isinstance(prompt, str):
+            return self._runtime.text_prompt(prompt)
+        return Prompt(PromptTokens(array("i", prompt)))
+
+    def _any_prompt(self, prompt: str | Messages) -> Prompt:
+        return self._text_prompt(prompt) if isinstance(prompt, str) else self._chat_prompt(prompt, None)
+
+    def _call(self, prompt: Prompt, options: Options) -> Call:
+        room = self._runtime.capabilities.pool_tokens
+        params = replace(options.params, max_tokens=options.max_tokens or room)
+        return Call(
+            prompt=prompt,
+            params=params,
+            stops=options.stops,
+            priority=options.priority,
+            tenant=options.tenant,
+            cache_salt=options.cache_salt,
+            timeout_s=options.timeout_s,
+        )
+
+    def _calls(self, prompt: Prompt, options: Options) -> list[Call]:
+        """One call, or n that share the first one's prompt and differ in their seed."""
+        first = self._call(prompt, options)
+        if options.n == 1:
+            return [first]
+        parent = self._runtime.new_id()
+        seeds = [replace(first.params, seed=first.params.seed + i) for i in range(options.n)]
+        forks = [replace(first, params=params, fork_of=parent) for params in seeds[1:]]
+        return [replace(first, request_id=parent), *forks]
+
+    def _one(self, prompt: Prompt, options: Mapping[str, Any]) -> Completion:
+        if options.get("n") not in (None, 1):
+            raise InvalidRequestError("n is for generate and chat_many", hint="they answer with a list")
+        return self._many([prompt], options)[0]
+
+    def _many(self, prompts: Sequence[Prompt], options: Mapping[str, Any]) -> list[Completion]:
+        parsed = self._parse(options)
+        for prompt in prompts:
+            self._runtime.check_length(prompt)
+        calls = [call for prompt in prompts for call in self._calls(prompt, parsed)]
+        with Progress(len(calls), enabled=len(calls) > 1 and sys.stderr.isatty()) as progress:
+            completions = self._run(calls, progress)
+        for completion in completions:
+            if completion.error is not None:
+                raise completion.error
+        return completions
+
+    def _run(self, calls: Sequence[Call], progress: Progress) -> list[Completion]:
+        """Hand calls over in order, a window at a time; collect deltas until each has its end."""
+        arrived: queue.SimpleQueue[tuple[int, Delta]] = queue.SimpleQueue()
+        deltas: list[list[Delta]] = [[] for _ in calls]
+        running: dict[int, str] = {}
+        waiting = iter(enumerate(calls))
+        left = len(calls)
+        try:
+            while left:
+                while len(running) < self._window and (following := next(waiting, None)) is not None:
+                    index, call = following
+                    running[index] = self._runtime.start(call, _numbered(arrived, index))
+                index, delta = arrived.get()
+                deltas[index].append(delta)
+                progress.tokens(len(delta.tokens))
+                if delta.end is not None:
+                    running.pop(index, None)
+                    left -= 1
+                    progress.done()
+        except BaseException:
+            for request_id in running.values():
+                self._runtime.cancel(request_id)
+            raise
+        return [assemble(parts, index) for index, parts in enumerate(deltas)]
+
+
+def _numbered(arrived: queue.SimpleQueue[tuple[int, Delta]], index: int) -> Callable[[Delta], None]:
+    return lambda delta: arrived.put((index, delta))

@@ -1,0 +1,162 @@
+"""Keyword options of the SDK's calls, checked by name and by range, and turned into sampling parameters."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from stretto.core.request import Priority, SamplingParams
+from stretto.errors import InvalidRequestError
+from stretto.text import grammar as grammars
+from stretto.text.stops import check_stops
+
+N_MAX = 16
+LOGPROBS_MAX = 20
+RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_k": (0, 1 << 31),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "typical_p": (0.0, 1.0),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
+    "dry_multiplier": (0.0, 100.0),
+    "dry_base": (1.0, 100.0),
+    "dry_allowed_length": (0, 1 << 20),
+    "dry_penalty_last_n": (-1, 1 << 24),
+    "repeat_penalty": (0.01, 100.0),
+    "repeat_last_n": (-1, 1 << 24),
+    "frequency_penalty": (-100.0, 100.0),
+    "presence_penalty": (-100.0, 100.0),
+    "min_tokens": (0, 1 << 24),
+    "logprobs": (-1, LOGPROBS_MAX),
+    "draft_tokens": (0, 64),
+}
+DEFAULTS = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+"""What a call gets that says nothing: llama.cpp's habits, not the model's bare distribution."""
+
+_SAMPLING = frozenset(field.name for field in fields(SamplingParams)) - {
+    "stop_token_ids",
+    "max_tokens",
+    "grammar",
+}
+_OTHERS = (
+    "max_tokens",
+    "stop",
+    "stop_token_ids",
+    "n",
+    "priority",
+    "tenant",
+    "cache_salt",
+    "timeout_s",
+    "json_schema",
+    "json_object",
+    "regex",
+    "grammar",
+    "seed",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    params: SamplingParams
+    max_tokens: int | None
+    stops: tuple[str, ...]
+    n: int
+    priority: Priority
+    tenant: str
+    cache_salt: str
+    timeout_s: float | None
+
+
+def parse(options: Mapping[str, Any], *, eos: frozenset[int], seed: int | None, drafts: int) -> Options:
+    """Unknown names and values out of range are refused, with what to write instead."""
+    known = sorted(_SAMPLING | set(_OTHERS))
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            raise InvalidRequestError(f"unknown option {name!r}", hint=hint)
+    sampling = {
+        name: _checked(name, value)
+        for name, value in options.items()
+        if name in _SAMPLING and value is not None
+    }
+    sampling.setdefault("seed", seed if seed is not None else secrets.randbits(31))
+    sampling.setdefault("draft_tokens", drafts)
+    stops = options.get("stop") or ()
+    params = replace(
+        DEFAULTS,
+        **sampling,
+        stop_token_ids=eos | frozenset(options.get("stop_token_ids") or ()),
+        grammar=_grammar(options),
+    )
+    return Options(
+        params=params,
+        max_tokens=_count(options, "max_tokens", None, 1, 1 << 24),
+        stops=check_stops((stops,) if isinstance(stops, str) else tuple(stops)),
+        n=_count(options, "n", 1, 1, N_MAX) or 1,
+        priority=_priority(options.get("priority", Priority.DEFAULT)),
+        tenant=str(options.get("tenant", "")),
+        cache_salt=str(options.get("cache_salt", "")),
+        timeout_s=_timeout(options.get("timeout_s")),
+    )
+
+
+def _checked(name: str, value: Any) -> Any:
+    low, high = RANGES.get(name, (-math.inf, math.inf))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value) or not low <= value <= high:
+            raise InvalidRequestError(f"{name} must be from {low:g} to {high:g}, not {value!r}", hint="")
+    elif name in RANGES:
+        raise InvalidRequestError(f"{name} must be a number, not {type(value).__name__}", hint="")
+    return value
+
+
+def _count(options: Mapping[str, Any], name: str, default: int | None, low: int, high: int) -> int | None:
+    value = options.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidRequestError(
+            f"{name} must be a whole number from {low} to {high}, not {value!r}", hint=""
+        )
+    return value
+
+
+def _priority(value: Any) -> Priority:
+    if isinstance(value, Priority):
+        return value
+    names = {priority.name.lower(): priority for priority in Priority}
+    if value not in names:
+        raise InvalidRequestError(f"unknown priority {value!r}", hint=f"one of {', '.join(names)}")
+    return names[value]
+
+
+def _timeout(value: Any) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise InvalidRequestError(f"timeout_s must be a positive number of seconds, not {value!r}", hint="")
+    return float(value)
+
+
+def _grammar(options: Mapping[str, Any]) -> str:
+    makers = {
+        "json_schema": grammars.from_json_schema,
+        "json_object": lambda _: grammars.from_json_object(),
+        "regex": grammars.from_regex,
+        "grammar": grammars.from_grammar,
+    }
+    asked = [name for name in makers if options.get(name)]
+    if len(asked) > 1:
+        raise InvalidRequestError(f"{' and '.join(asked)} exclude each other", hint="send one of them")
+    if not asked:
+        return ""
+    made = makers[asked[0]](options[asked[0]])
+    grammars.check_grammar(made)
+    return made

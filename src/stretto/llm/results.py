@@ -1,0 +1,74 @@
+"""What the SDK gives back: plain frozen values, and the errors behind an end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stretto.core.tick import End, Terminal
+from stretto.errors import DeadlineError, StrettoError, by_code
+from stretto.runtime.output import Delta
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds, counted from the moment the request was submitted."""
+
+    queue_wait_s: float
+    ttft_s: float | None
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One answer. `finish_reason` is stop, length or cancelled."""
+
+    text: str
+    reasoning: str
+    tokens: tuple[int, ...]
+    finish_reason: str
+    usage: Usage
+    timing: Timing
+    parks: int = 0
+    logprobs: tuple[object, ...] = ()
+    index: int = 0
+    error: StrettoError | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def error_of(terminal: Terminal) -> StrettoError | None:
+    """The error behind an end; None for a request that finished or that its own caller cancelled."""
+    if terminal.end is End.FINISHED or (terminal.end is End.CANCELLED and terminal.reason == "client"):
+        return None
+    if terminal.end is End.CANCELLED and terminal.reason == "deadline":
+        return DeadlineError(f"the deadline passed after {terminal.generated_tokens} tokens")
+    kind = by_code("shutting_down" if terminal.reason == "shutdown" else terminal.reason)
+    return kind(f"the request ended: {kind.code.replace('_', ' ')}")
+
+
+def assemble(deltas: Sequence[Delta], index: int = 0) -> Completion:
+    """All deltas of one stream as one answer. The last delta carries the end."""
+    terminal = deltas[-1].end
+    assert terminal is not None, "a stream without an end"
+    cancelled = terminal.end is End.CANCELLED
+    return Completion(
+        text="".join(delta.text for delta in deltas),
+        reasoning="".join(delta.reasoning for delta in deltas),
+        tokens=tuple(token for delta in deltas for token in delta.tokens),
+        finish_reason="cancelled" if cancelled else terminal.reason,
+        usage=Usage(terminal.prompt_tokens, terminal.cached_tokens, terminal.tokens_kept),
+        timing=Timing(terminal.queue_wait_s, terminal.ttft_s, terminal.duration_s),
+        parks=terminal.parks,
+        logprobs=tuple(delta.extras for delta in deltas if delta.extras is not None),
+        index=index,
+        error=error_of(terminal),
+    )

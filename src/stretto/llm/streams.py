@@ -1,0 +1,116 @@
+"""Reading a stream: by iteration, in a thread or in an event loop. Leaving early cancels the request."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Callable
+from types import TracebackType
+
+from stretto.llm.results import Completion, assemble
+from stretto.runtime.model import Call, ModelRuntime
+from stretto.runtime.output import Delta
+
+
+class Stream:
+    """Deltas of one request, as they come. `completion` is there once the last one has been read."""
+
+    def __init__(self, runtime: ModelRuntime, call: Call) -> None:
+        self._deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
+        self._seen: list[Delta] = []
+        self._runtime = runtime
+        self.completion: Completion | None = None
+        self.request_id = runtime.start(call, self._deltas.put)
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Delta:
+        if self.completion is not None:
+            raise StopIteration
+        delta = self._deltas.get()
+        self._seen.append(delta)
+        if delta.end is not None:
+            self.completion = assemble(self._seen)
+            if self.completion.error is not None:
+                raise self.completion.error
+            if not (delta.text or delta.reasoning):
+                raise StopIteration
+        return delta
+
+    def close(self) -> None:
+        """Stop generating; the slot is free within one tick."""
+        if self.completion is None:
+            self._runtime.cancel(self.request_id)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "request_id"):
+            self.close()
+
+
+class AsyncStream:
+    """The same in an event loop."""
+
+    def __init__(self, runtime: ModelRuntime, call: Call) -> None:
+        loop = asyncio.get_running_loop()
+        self._deltas: asyncio.Queue[Delta] = asyncio.Queue()
+        self._seen: list[Delta] = []
+        self._runtime = runtime
+        self.completion: Completion | None = None
+        self.request_id = runtime.start(call, _into(loop, self._deltas.put_nowait))
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self.completion is not None:
+            raise StopAsyncIteration
+        try:
+            delta = await self._deltas.get()
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        self._seen.append(delta)
+        if delta.end is not None:
+            self.completion = assemble(self._seen)
+            if self.completion.error is not None:
+                raise self.completion.error
+            if not (delta.text or delta.reasoning):
+                raise StopAsyncIteration
+        return delta
+
+    async def read(self) -> Completion:
+        """All of it."""
+        async for _ in self:
+            pass
+        assert self.completion is not None
+        return self.completion
+
+    def close(self) -> None:
+        if self.completion is None:
+            self._runtime.cancel(self.request_id)
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "request_id"):
+            self.close()
+
+
+def _into(loop: asyncio.AbstractEventLoop, put: Callable[[Delta], None]) -> Callable[[Delta], None]:
+    """A sink for the output thread. A loop that is gone makes it raise, which cancels the request."""
+    return lambda delta: loop.call_soon_threadsafe(put, delta) and None

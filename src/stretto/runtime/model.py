@@ -1,0 +1,166 @@
+"""One loaded model at work: its loop, its output, its tokenizer and template behind one small door.
+
+Turns prompts into requests and requests into streams of deltas. Knows nothing of who reads them: a sink is
+any callable. The SDK uses it in the caller's process; the runtime process will hold several.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stretto.backends.base import Backend
+from stretto.core.limits import Limits
+from stretto.core.request import Priority, Request, SamplingParams
+from stretto.core.tick import Events
+from stretto.errors import PromptTooLongError
+from stretto.runtime.loop import EngineLoop, LoopStats
+from stretto.runtime.output import Delta, OutputPump, TextStream
+from stretto.text.reasoning import Tags, opened_by_prompt, tags_for
+from stretto.text.templates import CHATML, ChatTemplate, Rendered
+from stretto.text.tokenizer import PromptTokens, Tokenizer, encode_prompt, encode_text
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Tokens to continue, and whether the template has already opened the model's reasoning."""
+
+    tokens: PromptTokens
+    tags: Tags | None = None
+    opened: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request as the runtime sees it."""
+
+    prompt: Prompt
+    params: SamplingParams
+    stops: tuple[str, ...] = ()
+    priority: Priority = Priority.DEFAULT
+    tenant: str = ""
+    cache_salt: str = ""
+    timeout_s: float | None = None
+    fork_of: str = ""
+    request_id: str = ""
+
+
+class ModelRuntime:
+    def __init__(
+        self,
+        backend: Backend,
+        tokenizer: Tokenizer,
+        limits: Limits,
+        *,
+        template: ChatTemplate | None = None,
+        add_bos: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.limits = limits
+        self.capabilities = backend.capabilities
+        self._add_bos = add_bos
+        self._clock = clock
+        self._numbers = itertools.count(1)
+        self._observers: list[Callable[[Events], None]] = []
+        self._lock = threading.Lock()
+        self._pump = OutputPump(self.cancel)
+        self._loop = EngineLoop(backend, limits, self._deliver, clock=clock)
+        self._pump.start()
+        self._loop.start()
+
+    # --- prompts ---------------------------------------------------------------------------------
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> Prompt:
+        template = self.template or ChatTemplate(CHATML)
+        rendered: Rendered = template.render(messages, tools, **options)
+        tokens = encode_prompt(rendered, self.tokenizer, add_bos=self._add_bos)
+        tags = tags_for(template.source)
+        return Prompt(tokens, tags, tags is not None and opened_by_prompt(rendered.tail, tags))
+
+    def text_prompt(self, text: str) -> Prompt:
+        return Prompt(encode_text(text, self.tokenizer, add_bos=self._add_bos))
+
+    def check_length(self, prompt: Prompt) -> None:
+        """A prompt that cannot fit is refused before it queues, with both numbers."""
+        count, window = len(prompt.tokens.tokens), self.capabilities.pool_tokens
+        if count >= window:
+            raise PromptTooLongError(f"the prompt has {count} tokens, the context window holds {window}")
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def new_id(self) -> str:
+        return f"request-{next(self._numbers)}"
+
+    def start(self, call: Call, sink: Callable[[Delta], None]) -> str:
+        """Register the stream, submit the request, answer its id. Everything else comes through the sink."""
+        self.check_length(call.prompt)
+        request_id = call.request_id or self.new_id()
+        stream = TextStream(
+            self.tokenizer,
+            sink,
+            lambda kept: self._loop.stop(request_id, kept),
+            stops=call.stops,
+            tags=call.prompt.tags,
+            opened=call.prompt.opened,
+        )
+        self._pump.register(request_id, stream)
+        deadline_s = None if call.timeout_s is None else self._clock() + call.timeout_s
+        self._loop.submit(
+            Request(
+                id=request_id,
+                tokens=call.prompt.tokens.tokens,
+                params=call.params,
+                boundaries=call.prompt.tokens.boundaries,
+                priority=call.priority,
+                tenant=call.tenant,
+                cache_salt=call.cache_salt,
+                deadline_s=deadline_s,
+                fork_of=call.fork_of,
+            )
+        )
+        return request_id
+
+    def cancel(self, request_id: str) -> None:
+        self._loop.cancel(request_id)
+
+    # --- life ------------------------------------------------------------------------------------
+
+    def observe(self, observer: Callable[[Events], None]) -> None:
+        """Telemetry: called with every tick's events, on the loop's thread. Must return at once."""
+        self._observers.append(observer)
+
+    @property
+    def stats(self) -> LoopStats:
+        return self._loop.stats
+
+    @property
+    def alive(self) -> bool:
+        return self._loop.alive
+
+    @property
+    def failure(self) -> BaseException | None:
+        return self._loop.failure
+
+    def drain(self) -> None:
+        self._loop.drain()
+
+    def close(self) -> None:
+        with self._lock:
+            self._loop.close()
+            self._pump.close()
+
+    def _deliver(self, events: Events) -> None:
+        for observer in self._observers:
+            observer(events)
+        self._pump.deliver(events)
