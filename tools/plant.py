@@ -22,6 +22,7 @@ class Defect:
     file: str  # relative to src/stretto
     before: str
     after: str
+    arguments: tuple[str, ...] = ()  # for the command that should notice it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,12 @@ def try_defect(
         source = plant(defect, Path(directory))
         environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+            [*command, *defect.arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
         )
         lines = (done.stdout + done.stderr).splitlines()
         said = [line.strip() for line in lines if any(sign in line for sign in signs)]

@@ -187,7 +187,7 @@ class SequenceMachine(RuleBasedStateMachine):
         planned = [rows for slot in self.active if (rows := self._plan(dice, slot)) is not None]
         ops = self.ledger.take_ops(self.tick_id)
         check_order(ops)
-        breakable = [at for at, op in enumerate(ops) if not self._feeds_a_copy(op, ops)] if op_fault else []
+        breakable = [at for at, op in enumerate(ops) if not self._spared(op, ops)] if op_fault else []
         broken_at = dice.choice(breakable) if breakable else -1
         results, broken = self._execute(ops, broken_at)
         self._run(dice, planned, results, broken, fails)
@@ -240,10 +240,13 @@ class SequenceMachine(RuleBasedStateMachine):
             self.trouble = self.trouble or not results[-1].ok
         return results, broken
 
-    def _feeds_a_copy(self, op: KvOp, ops: tuple[KvOp, ...]) -> bool:
-        """A copy into the source of another copy that no pass has carried out: its garbage would spread."""
+    def _spared(self, op: KvOp, ops: tuple[KvOp, ...]) -> bool:
+        """What does not fail here: a copy into the source of another copy that no pass has carried out (its
+        garbage would spread), and a snapshot that the same tick drops."""
         sources = {*self.pending.values(), *(o.other for o in ops if o.kind is OpKind.COPY)}
-        return op.kind is OpKind.COPY and op.sequence in sources
+        if op.kind is OpKind.COPY:
+            return op.sequence in sources
+        return op.kind is OpKind.SAVE and any(o.kind is OpKind.DROP and o.blob == op.blob for o in ops)
 
     def _restores_more_than_it_keeps(self, op: KvOp) -> bool:
         """A unified pool must hold the whole snapshot for a moment, and the books count what is kept."""
@@ -301,7 +304,11 @@ class SequenceMachine(RuleBasedStateMachine):
         slot.planned = slot.computed
 
     def _recover(self, planned: list[Rows], results: list[OpResult], *, ran: bool, lose: bool) -> None:
-        """The pass failed: the backend cuts back what it can, the books take note of what is lost."""
+        """The pass failed: the backend cuts back what it can, the books take note of what is lost.
+
+        Rows that ran and were cut back have moved a sliding window on, so here such a model loses them.
+        """
+        lose = lose or (ran and self.can.rewind is Rewind.WINDOW)
         lost = [
             r.slot.sequence for r in planned if lose or not self.memory.cut_back(r.slot.sequence, r.start)
         ]

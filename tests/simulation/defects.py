@@ -79,6 +79,7 @@ DEFECTS = (
         "core/rows.py",
         "            decode = [s for s in decode if s.job is not None]  # a prompt's memory may have parked some\n",
         "",
+        ("--where", "layout=unified"),
     ),
     Defect(
         "cache crossing tenants",
@@ -97,6 +98,7 @@ DEFECTS = (
         "core/kv/sequence.py",
         "return self.can.snapshots and not sequence.unsettled and not self.is_copy_target(sequence.index)",
         "return self.can.snapshots and not sequence.unsettled",
+        ("--where", "weather=storm", "--where", "share=copy", "--where", "snapshots=true"),
     ),
     Defect(
         "page reused before its fence",

@@ -117,7 +117,15 @@ class RowPlanner:
             return []
         decode_s = state.cost.decode_s(len(decode) + extra, sum(slot.planned for slot in decode))
         allowance_s = state.cost.allowance_s(decode_s, state.limits.target_itl_s)
-        shares = self._sharer.share(prompts, allowance_s=allowance_s, rows=self._budget - len(decode) - extra)
+        rows = self._budget - len(decode) - extra
+        fitted = self._fit(self._sharer.share(prompts, allowance_s=allowance_s, rows=rows))
+        if not fitted and not decode:  # it was the others' turn, and memory has no room for them
+            senior = min((s for s in prompts if s.job is not None), key=_seniority, default=None)
+            alone = [senior] if senior is not None else []
+            fitted = self._fit(self._sharer.share(alone, allowance_s=allowance_s, rows=rows))
+        return fitted
+
+    def _fit(self, shares: list[tuple[Slot, int]]) -> list[tuple[Slot, int]]:
         return [(slot, count) for slot, want in shares if (count := self._fit_chunk(slot, want)) > 0]
 
     def _fit_chunk(self, slot: Slot, count: int) -> int:
@@ -181,6 +189,10 @@ class RowPlanner:
         tick.outputs.append(outputs)
         tick.tokens.extend(tokens)
         slot.planned += count
+
+
+def _seniority(slot: Slot) -> int:
+    return slot.job.seniority if slot.job is not None else 1 << 60
 
 
 def _may_run_ahead(slot: Slot) -> bool:

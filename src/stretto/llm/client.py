@@ -115,7 +115,7 @@ class LLM:
 
     @property
     def _window(self) -> int:
-        """Requests handed over at a time: enough to keep the slots busy, never so many that one is refused."""
+        """Requests handed over at a time: enough to keep the slots busy, too few to be refused."""
         limits = self._runtime.limits
         return min(2 * limits.in_flight_max, limits.in_flight_max + limits.max_queue)
 

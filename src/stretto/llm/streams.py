@@ -113,4 +113,8 @@ class AsyncStream:
 
 def _into(loop: asyncio.AbstractEventLoop, put: Callable[[Delta], None]) -> Callable[[Delta], None]:
     """A sink for the output thread. A loop that is gone makes it raise, which cancels the request."""
-    return lambda delta: loop.call_soon_threadsafe(put, delta) and None
+
+    def sink(delta: Delta) -> None:
+        loop.call_soon_threadsafe(put, delta)
+
+    return sink

@@ -14,6 +14,7 @@ from stretto.core.limits import CACHE_POLICIES, Limits, Preemption
 from stretto.testing.faults import FaultWeights
 
 VOCAB = 512
+STORM = 0.1  # chance per tick that a pass finds no room, and as much that it breaks at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,18 @@ class Scenario:
     latency: LatencyModel
     faults: FaultWeights
     traffic: Traffic
+
+    @property
+    def traits(self) -> dict[str, str]:
+        """What kind of scenario this is, for picking seeds of one kind."""
+        storm = self.faults.no_room >= STORM
+        return {
+            "layout": self.layout,
+            "cache": self.limits.cache,
+            "share": self.capabilities.share.value,
+            "snapshots": str(self.capabilities.snapshots).lower(),
+            "weather": "storm" if storm else "fair" if self.faults == FaultWeights() else "mixed",
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,7 @@ class Traffic:
     drafts: float
     grammar: float
     forks: float
+    panic: float  # chance that a client gives up when a pass fails
     poison: float  # chance that a request breaks every pass that carries it
     drain: float  # chance per run that the operator drains half-way
 
@@ -150,7 +164,9 @@ def _faults(r: random.Random) -> FaultWeights:
         return FaultWeights()
     if weather < 0.45:  # a storm: many passes break, most of them before anything ran
         burst = r.choice((1, 2, 3))
-        return FaultWeights(op=rare(0.02), no_room=0.1, fail_before=0.1, fail_during=rare(0.05), burst=burst)
+        return FaultWeights(
+            op=rare(0.02), no_room=STORM, fail_before=STORM, fail_during=rare(0.05), burst=burst
+        )
     return FaultWeights(
         op=rare(0.02),
         no_room=rare(0.01),
@@ -195,6 +211,7 @@ def _traffic(r: random.Random, slots: int, window: int) -> Traffic:
         drafts=often(0.3),
         grammar=often(0.2),
         forks=often(0.2),
+        panic=often(0.5),
         poison=often(0.01),
         drain=often(0.3),
     )

@@ -13,9 +13,11 @@ import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from itertools import count
 from multiprocessing import get_context
 
 from stretto.testing.laws import SOMETIMES
+from stretto.testing.scenario import draw
 from stretto.testing.simulation import Report, Simulation
 
 TICKS_PER_SEED = 1000
@@ -34,22 +36,35 @@ def run_seed(seed: int, ticks: int) -> Report:
         raise Violation(f"seed {seed}: {type(error).__name__}: {error}\n{trail}\nreplay: {command}") from None
 
 
-def run_many(first: int, ticks: int, workers: int, ticks_per_seed: int = TICKS_PER_SEED) -> Iterator[Report]:
+def seeds_from(first: int, where: dict[str, str]) -> Iterator[int]:
+    """Seeds whose scenario has these traits; all of them when none are asked for."""
+    for seed in count(first):
+        if not where or where.items() <= draw(seed).traits.items():
+            yield seed
+
+
+def run_many(
+    first: int,
+    ticks: int,
+    workers: int,
+    *,
+    ticks_per_seed: int = TICKS_PER_SEED,
+    where: dict[str, str] | None = None,
+) -> Iterator[Report]:
     """Reports as seeds finish, until their ticks add up."""
+    seeds = seeds_from(first, where or {})
+    done = 0
     if workers == 1:
-        done, seed = 0, first
         while done < ticks:
-            report = run_seed(seed, ticks_per_seed)
-            done, seed = done + report.ticks, seed + 1
+            report = run_seed(next(seeds), ticks_per_seed)
+            done += report.ticks
             yield report
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
-        seed, done = first, 0
         pending: set[Future[Report]] = set()
         while done < ticks:
             while len(pending) < 2 * workers:
-                pending.add(pool.submit(run_seed, seed, ticks_per_seed))
-                seed += 1
+                pending.add(pool.submit(run_seed, next(seeds), ticks_per_seed))
             finished, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in finished:
                 report = future.result()
@@ -96,7 +111,8 @@ def main(arguments: list[str] | None = None) -> int:
                     with open(options.trace, "w", encoding="utf-8") as file:
                         file.write("\n".join(simulation.trace.lines or []) + "\n")
         else:
-            for report in run_many(options.seed, options.ticks, options.workers):
+            where = dict(trait.split("=", 1) for trait in options.where)
+            for report in run_many(options.seed, options.ticks, options.workers, where=where):
                 total.add(report)
                 if sys.stderr.isatty():
                     print(

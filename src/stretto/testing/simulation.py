@@ -129,6 +129,8 @@ class Simulation:
         self.laws.after_commit(tick, outcome, events, now)
         self._check_blobs(outcome)
         self._deliver(events)
+        if outcome.failure is not None:
+            self._panic(tick)
 
     def _rest(self, idle: Idle) -> None:
         pause_s = self._random.random() * 0.05
@@ -203,6 +205,14 @@ class Simulation:
             self.laws.saw("refused: shutting down")
         else:
             self.laws.saw("refused: invalid")
+
+    def _panic(self, tick: Tick) -> None:
+        """Some of those whose pass has failed do not wait for the next one."""
+        for index in tick.slots:
+            job = self.scheduler.state.slots[index].job
+            witness = self.clients.witnesses.get(job.id) if job is not None else None
+            if witness is not None and self._random.random() < self.scenario.traffic.panic:
+                self._cancel(witness)
 
     def _has_place(self, request: Request) -> bool:
         """Counted afresh from the jobs: in flight or among the callers of its own priority."""

@@ -13,7 +13,7 @@ from stretto.core.request import SamplingParams
 from stretto.core.tick import End
 from stretto.errors import PromptTooLongError
 from stretto.runtime.model import Call, ModelRuntime
-from stretto.testing.tokenizer import ByteTokenizer
+from stretto.backends.simulated.text import SpellingTokenizer
 
 FAST = LatencyModel(a_s=0, b_s=0, c_s=0, beta_s=0, gamma_s=0)
 
@@ -21,7 +21,7 @@ FAST = LatencyModel(a_s=0, b_s=0, c_s=0, beta_s=0, gamma_s=0)
 @pytest.fixture
 def runtime():
     can = Capabilities(sequences_max=4, window=512, vocab=512)
-    model = ModelRuntime(SimulatedBackend(can, latency=FAST), ByteTokenizer(), Limits(n_seq_max=4))
+    model = ModelRuntime(SimulatedBackend(can, latency=FAST), SpellingTokenizer(), Limits(n_seq_max=4))
     yield model
     model.close()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from stretto.backends.llamacpp.backend import LlamaCppBackend
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.errors import ContextError, LlamaCppError, LlamaCppMissingError, ModelLoadError
-from stretto.backends.llamacpp.model import Model, ModelOptions, load
-from stretto.backends.llamacpp.options import ContextOptions, LoadWarning
+from stretto.backends.llamacpp.model import LoadWarning, Model, ModelOptions, load
+from stretto.backends.llamacpp.options import ContextOptions
 from stretto.backends.llamacpp.vocabulary import Vocabulary
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Host memory for snapshots: a few large pieces that are kept and reused, never given back.
 
 The first touch of fresh memory costs ten times a copy into memory that was touched before, so space is taken
-first-fit from the lowest address and grown in large pieces under a byte budget. Knows bytes, not what they mean.
+first-fit from the lowest address and grown in large pieces under a byte budget. It knows no formats.
 """
 
 from __future__ import annotations

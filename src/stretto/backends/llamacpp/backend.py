@@ -23,8 +23,8 @@ from stretto.backends.llamacpp.calibration import Measures, calibrate, measure
 from stretto.backends.llamacpp.capabilities import capabilities_of, rewind_of
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.kvops import Memory
-from stretto.backends.llamacpp.model import Model, ModelOptions, Progress, load
-from stretto.backends.llamacpp.options import ContextOptions, LoadWarning
+from stretto.backends.llamacpp.model import LoadWarning, Model, ModelOptions, Progress, load
+from stretto.backends.llamacpp.options import ContextOptions
 from stretto.backends.llamacpp.seats import BAD_OUTPUT, MakeSampler, Sampled, Seat, sampler_maker
 from stretto.core.capabilities import Rewind
 from stretto.core.tick import Outcome, PassFailure, Tick

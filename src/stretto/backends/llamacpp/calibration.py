@@ -1,15 +1,16 @@
 """What this model costs on this machine, measured once when it is loaded.
 
 Runs a few small passes in empty sequences and leaves them empty. Answers: bytes of a token and of a state,
-how fast snapshots and copies are, whether a tick of decode rows and a chunk is faster as one call or two, what
-an extra draft row costs, and how many threads decode best.
+how fast snapshots and copies are, whether decode rows and a chunk are faster as one call or two, what a
+draft row costs, and how many threads decode best.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -58,7 +59,7 @@ def rows_for(spans: list[tuple[int, int, int]], *, vocab: int, output: bool = Tr
 
 def measure(context: Context) -> Measures:
     """Sizes and bandwidths, from one short sequence. What llama.cpp cannot even do here is a ContextError."""
-    count = min(PROBE_TOKENS, context.window - 2, context.n_batch)
+    count = min(PROBE_TOKENS, context.window - 2 * REPEATS - 2, context.n_batch)
     half = max(1, count // 2)
     _run(context, [(0, 0, half)])
     small, state_small = context.state_size(0, WHOLE), context.state_size(0, STATE_ONLY)
@@ -100,20 +101,15 @@ def _snapshot_bandwidth(context: Context, size: int) -> float:
 
 def _copy_bandwidth(context: Context, per_token: int, start: int) -> float:
     """A copy between streams moves the whole window when the next pass runs."""
-    if context.n_seq_max < 2 or context.plan.unified or not per_token:
+    if context.n_seq_max < 2 or context.plan.unified or not per_token or start + 2 * REPEATS > context.window:
         return BANDWIDTH_MAX
-    plain, copying = [], []
+    times: list[list[float]] = [[], []]
     for at in range(2 * REPEATS):
         if at % 2:
             context.copy(0, 1, start)
-        seconds = _timed(lambda: _run(context, [(0, start, 1)]))
-        (copying if at % 2 else plain).append(seconds)
+        times[at % 2].append(_timed(partial(_run, context, [(0, start + at, 1)])))
         context.remove(1, 0)
-        if not context.remove(0, start):
-            break
-    if not copying:
-        return _bandwidth(context.window * per_token, 0.0)
-    return _bandwidth(context.window * per_token, max(min(copying) - min(plain), 0.0))
+    return _bandwidth(context.window * per_token, max(min(times[1]) - min(times[0]), 0.0))
 
 
 def calibrate(context: Context, found: Measures) -> Measures:
@@ -122,16 +118,7 @@ def calibrate(context: Context, found: Measures) -> Measures:
     two = _two_calls(context)
     cost = _draft_cost(context) if found.can_cut else DRAFT_COST_DEFAULT
     _clear(context)
-    return Measures(
-        bytes_per_token=found.bytes_per_token,
-        state_bytes=found.state_bytes,
-        can_cut=found.can_cut,
-        snapshot_bytes_per_s=found.snapshot_bytes_per_s,
-        copy_bytes_per_s=found.copy_bytes_per_s,
-        draft_cost=cost,
-        two_calls=two,
-        n_threads=threads,
-    )
+    return replace(found, draft_cost=cost, two_calls=two, n_threads=threads)
 
 
 def _best_threads(context: Context) -> int:
@@ -149,12 +136,9 @@ def _best_threads(context: Context) -> int:
 
 
 def _decode_times(context: Context, rows: int, repeats: int) -> list[float]:
-    """Seconds of passes with so many rows of one sequence; the first pass, which plans the graph, is left out."""
+    """Seconds of passes with so many rows of one sequence, without the first, which plans the graph."""
     _clear(context)
-    times = []
-    for at in range(repeats + 1):
-        times.append(_timed(lambda at=at: _run(context, [(0, at * rows, rows)])))  # type: ignore[misc]
-    return times[1:]
+    return [_timed(partial(_run, context, [(0, at * rows, rows)])) for at in range(repeats + 1)][1:]
 
 
 def _draft_cost(context: Context) -> float:
@@ -178,12 +162,17 @@ def _two_calls(context: Context) -> bool:
         _clear(context)
         _run(context, [(s, 0, 4) for s in range(slots - 1)])
 
-    one, two = [], []
+    def apart() -> None:
+        _run(context, decode)
+        _run(context, prompt)
+
+    one: list[float] = []
+    two: list[float] = []
     for _ in range(2):
         prepare()
         one.append(_timed(lambda: _run(context, decode + prompt)))
         prepare()
-        two.append(_timed(lambda: (_run(context, decode), _run(context, prompt))))
+        two.append(_timed(apart))
     return min(two) <= min(one) * 1.05
 
 

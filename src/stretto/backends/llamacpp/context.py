@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from stretto.backends.llamacpp.batch import Batch, Rows
 from stretto.backends.llamacpp.errors import ContextError
 from stretto.backends.llamacpp.library import forget_log, last_error, library, log_lines
-from stretto.backends.llamacpp.model import Model
-from stretto.backends.llamacpp.options import CACHE_TYPES, ContextOptions, LoadWarning, Plan, resolve
+from stretto.backends.llamacpp.model import LoadWarning, Model
+from stretto.backends.llamacpp.options import CACHE_TYPES, ContextOptions, Plan, resolve
 from stretto.errors import InvariantError
 
 WHOLE, STATE_ONLY = 0, 1  # llama_state_seq flags; ON_DEVICE (2) aborts on bad data and is never used
@@ -114,8 +114,9 @@ class Context:
             raise InvariantError("a pass with outputs has no logits")
         address = ctypes.cast(pointer, ctypes.c_void_p).value
         assert address is not None
-        cells = (ctypes.c_float * (self._outputs * self.vocab)).from_address(address)
-        return np.frombuffer(cells, dtype=np.float32).reshape(self._outputs, self.vocab)
+        cells: Any = (ctypes.c_float * (self._outputs * self.vocab)).from_address(address)
+        rows: NDArray[np.float32] = np.frombuffer(cells, dtype=np.float32)
+        return rows.reshape(self._outputs, self.vocab)
 
     def set_threads(self, count: int, count_batch: int) -> None:
         self.lib.llama_set_n_threads(self.handle, count, count_batch)
@@ -165,7 +166,7 @@ class Context:
             raise InvariantError(f"sequence {sequences} outside 0 to {self.n_seq_max - 1}")
 
 
-def _free(lib: Any, handle: Any, weights: object) -> None:
+def _free(lib: Any, handle: Any, weights: object) -> None:  # noqa: ARG001
     """`weights` is held until here: a context must not outlive its model."""
     lib.llama_free(handle)
 

@@ -159,7 +159,7 @@ class Memory:
     # --- failures --------------------------------------------------------------------------------
 
     def cut_back(self, sequence: int, length: int) -> bool:
-        """After a failed pass: back to `length`, judged by what llama.cpp really holds. False: it is empty."""
+        """After a failed pass: back to `length`, by what llama.cpp really holds. False: it is empty."""
         held = self._context.positions(sequence)[1] + 1
         self.lengths[sequence] = max(held, 0)
         if held >= length and self._trim(sequence, length).ok:

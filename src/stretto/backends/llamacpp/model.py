@@ -10,9 +10,10 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stretto.backends.llamacpp.errors import ModelLoadError
+from stretto.backends.llamacpp.kernels import special_buffers_work
 from stretto.backends.llamacpp.library import Weights, forget_log, last_error, library
 from stretto.backends.llamacpp.vocabulary import Vocabulary
 from stretto.models import gguf, probe
@@ -34,14 +35,35 @@ class ModelOptions:
     use_direct_io: bool = False
 
 
+class LoadWarning(NamedTuple):
+    """Something that was changed or will be slow; shown at start, never an error."""
+
+    code: str
+    message: str
+
+
+_PLAIN_BUFFERS = LoadWarning(
+    "special_kernels_broken",
+    "this build's AMX kernels crash on this machine: plain ones are used, several times slower "
+    "(rebuild llama-cpp-python with CXXFLAGS='-mno-amx-tile' or a newer compiler)",
+)
+
+
 class Model:
     """A loaded model. Made by `load`; `close` frees it, as does forgetting it."""
 
-    def __init__(self, handle: Any, file: gguf.GgufFile, options: ModelOptions) -> None:
+    def __init__(
+        self,
+        handle: Any,
+        file: gguf.GgufFile,
+        options: ModelOptions,
+        warnings: tuple[LoadWarning, ...] = (),
+    ) -> None:
         lib = library()
         self.weights = Weights(lib, handle)
         self.file = file
         self.options = options
+        self.warnings = warnings
         self.shape: ModelShape = shape_of(file)
         self.vocabulary = Vocabulary(lib, self.weights)
         self.is_hybrid = bool(lib.llama_model_is_hybrid(handle))
@@ -88,12 +110,13 @@ def load(
     lib = library()
     forget_log()
     params = _native(lib, options)
+    params.use_extra_bufts = special_buffers_work(cache_dir)
     callback = lib.llama_progress_callback(_reporter(progress))  # C code calls it until the load is over
     params.progress_callback = callback
     handle = lib.llama_model_load_from_file(str(file.path).encode(), params)
     if not handle:
         raise ModelLoadError(f"{file.path} does not load: {last_error()}")
-    return Model(handle, file, options)
+    return Model(handle, file, options, () if params.use_extra_bufts else (_PLAIN_BUFFERS,))
 
 
 def _native(lib: Any, options: ModelOptions) -> Any:

@@ -10,10 +10,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
 
 from stretto.backends.llamacpp.errors import ContextError
-from stretto.backends.llamacpp.model import Model
+from stretto.backends.llamacpp.model import LoadWarning, Model
 from stretto.errors import StrettoError
 from stretto.models import fit
 
@@ -43,13 +42,6 @@ ROPE_FIELDS = (
     "rope_scaling_type",
 )
 _NO_ROPE: Mapping[str, float] = MappingProxyType({})
-
-
-class LoadWarning(NamedTuple):
-    """Something that was changed or will be slow; shown at start, never an error."""
-
-    code: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +90,7 @@ class Plan:
 def resolve(model: Model, options: ContextOptions) -> Plan:
     """Options for this model, or a ContextError that names the two things which do not go together."""
     _check(model, options)
-    warnings: list[LoadWarning] = []
+    warnings = list(model.warnings)
     keys, values, flash = _attention(model, options, warnings)
     threads = options.n_threads or cores()
     window = options.context_window or min(model.n_ctx_train, WINDOW_DEFAULT_MAX)
@@ -205,7 +197,6 @@ def _check_memory(
     except StrettoError as error:
         raise ContextError(error.message) from error
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if need.cache + need.state > have:
-        raise ContextError(
-            f"a cache of {(need.cache + need.state) >> 20} MiB does not fit the {have >> 20} MiB of this machine"
-        )
+    want = need.cache + need.state
+    if want > have:
+        raise ContextError(f"a cache of {want >> 20} MiB does not fit the {have >> 20} MiB of this machine")

@@ -29,7 +29,7 @@ class SamplerLike(Protocol):
     def accept(self, token: int) -> None: ...
 
 
-MakeSampler = Callable[[Request, array[int]], SamplerLike]
+MakeSampler = Callable[[Request, "array[int]"], SamplerLike]
 
 
 class Sampled(NamedTuple):

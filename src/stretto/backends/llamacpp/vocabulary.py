@@ -47,7 +47,7 @@ class Vocabulary:
         found = self._lib.llama_vocab_get_suppress_tokens(self._vocab, ctypes.byref(count))
         return frozenset(int(token) for token in found[: count.value]) if found else frozenset()
 
-    def encode(self, text: str, special: bool) -> list[int]:  # noqa: FBT001 - the protocol's own shape
+    def encode(self, text: str, special: bool) -> list[int]:
         """Tokens of a text, nothing added. Without `special` the names of control tokens are plain text."""
         raw = text.encode("utf-8", "replace")
         if len(raw) > TEXT_BYTES_MAX:

@@ -8,7 +8,7 @@ from __future__ import annotations
 LETTERS = b"abcdefghijklmnopqrstuvwxyz "
 
 
-class ByteTokenizer:
+class SpellingTokenizer:
     def __init__(self, vocab: int = 512, eos: int = 0) -> None:
         self.vocab_size = vocab
         self.bos: int | None = None

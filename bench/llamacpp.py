@@ -1,0 +1,230 @@
+"""Tokens per second through scheduler and llama.cpp backend, against a bare loop of the same calls.
+
+    python bench/llamacpp.py [--json FILE] [--check] [--model FILE] [--blocks N]
+
+The bare loop has a context of its own with the same options and decodes the very rows that the scheduler's
+ticks carried: no scheduler, no sampling. Both run in turns of a few ticks, because the machine is shared; a
+ratio is the median over turns, with its quartiles. `--check` exits 1 when a ratio is below its bar.
+
+Also: eight busy slots of sixteen with a gap after each, once the ledger has closed the gaps, against eight in
+a row; and what the gaps cost before that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from array import array
+from collections import namedtuple
+from pathlib import Path
+
+from stretto.backends.base import complete
+from stretto.backends.llamacpp import Context, ContextOptions, LlamaCppBackend, Model, load
+from stretto.backends.llamacpp.batch import Columns
+from stretto.core.limits import Limits
+from stretto.core.request import Request, SamplingParams
+from stretto.core.scheduler import Scheduler
+from stretto.core.tick import Tick
+from stretto.models import bundled
+
+SLOTS = (1, 2, 4, 8, 16)
+RATIO_BAR = 0.95
+GAPS_BAR = 0.90
+PROMPT_TOKENS = 64
+WINDOW = 1024
+BLOCK_TICKS = 4
+SETTLING_TICKS = 60  # one gap is closed every five ticks
+
+Sampled = namedtuple("Sampled", "token logprobs")
+
+
+class Greedy:
+    """Only the best token is wanted: sampling has a benchmark of its own."""
+
+    greedy = True
+
+    def __init__(self, request: Request, generated: array[int]) -> None:
+        pass
+
+    def sample(self, logits, index: int) -> Sampled:
+        return Sampled(int(logits.argmax()), None)
+
+    def accept(self, token: int) -> None:
+        pass
+
+
+class Engine:
+    """A scheduler with a backend, all slots generating."""
+
+    def __init__(self, model: Model, slots: int, threads: int) -> None:
+        self.backend = LlamaCppBackend(Context(model, options(slots, threads)), make_sampler=Greedy)
+        limits = Limits(n_seq_max=slots, n_batch=2048, cache="none", target_itl_s=10.0)
+        self.scheduler = Scheduler(limits, self.backend.capabilities)
+        self.ticks: list[Tick] = []
+
+    def start(self, count: int) -> None:
+        for index in range(count):
+            tokens = array("i", [1000 + (index * 7919 + at * 104729) % 40000 for at in range(PROMPT_TOKENS)])
+            params = SamplingParams(max_tokens=WINDOW - PROMPT_TOKENS - 1, temperature=0.0, ignore_eos=True)
+            assert self.scheduler.submit(Request(f"r{index}", tokens, params), 0.0).accepted
+        while self.tick().decode_rows < count:
+            pass
+
+    def tick(self) -> Tick:
+        now = time.perf_counter()
+        tick = self.scheduler.plan(now)
+        assert isinstance(tick, Tick)
+        self.backend.launch(tick)
+        outcome = complete(self.backend, tick)
+        assert outcome.failure is None, outcome
+        assert not outcome.failed, outcome
+        self.scheduler.commit(outcome, time.perf_counter())
+        self.ticks.append(tick)
+        return tick
+
+    def block(self, ticks: int) -> tuple[float, int]:
+        """Seconds and tokens of so many ticks."""
+        started = time.perf_counter()
+        tokens = sum(self.tick().decode_rows for _ in range(ticks))
+        return time.perf_counter() - started, tokens
+
+    def close(self) -> None:
+        self.backend.close()
+
+
+class BareLoop:
+    """The same rows, decoded and nothing else."""
+
+    def __init__(self, model: Model, slots: int, threads: int) -> None:
+        self._context = Context(model, options(slots, threads))
+
+    def block(self, ticks: list[Tick]) -> float:
+        calls = [rows for tick in ticks for rows in _calls(tick)]
+        started = time.perf_counter()
+        for rows in calls:
+            assert self._context.decode(rows) == 0
+            self._context.logits()
+        return time.perf_counter() - started
+
+    def close(self) -> None:
+        self._context.close()
+
+
+def _calls(tick: Tick):
+    """What the backend makes of a tick: decode rows, then prompts."""
+    columns, decode, total = Columns(tick), tick.decode_spans, len(tick.slots)
+    parts = [list(range(decode)), list(range(decode, total))]
+    return [columns.gather(part) for part in parts if part]
+
+
+def options(slots: int, threads: int) -> ContextOptions:
+    return ContextOptions(n_seq_max=slots, context_window=WINDOW, n_threads=threads)
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+    return {"median": round(middle, 4), "q1": round(low, 4), "q3": round(high, 4)}
+
+
+def measure_slots(model: Model, slots: int, *, threads: int, blocks: int) -> dict[str, object]:
+    engine, bare = Engine(model, slots, threads), BareLoop(model, slots, threads)
+    engine.start(slots)
+    bare.block(engine.ticks)
+    ratios, ours, theirs = [], [], []
+    for _ in range(blocks):
+        done = len(engine.ticks)
+        engine_s, tokens = engine.block(BLOCK_TICKS)
+        bare_s = bare.block(engine.ticks[done:])
+        ratios.append(bare_s / engine_s)
+        ours.append(tokens / engine_s)
+        theirs.append(tokens / bare_s)
+    engine.close()
+    bare.close()
+    return {
+        "ratio": spread(ratios),
+        "tokens_per_s": round(statistics.median(ours), 1),
+        "bare_tokens_per_s": round(statistics.median(theirs), 1),
+    }
+
+
+def measure_gaps(model: Model, *, threads: int, blocks: int, slots: int = 16) -> dict[str, object]:
+    """Every second slot ends; what runs on must soon be as fast as slots in a row."""
+    gappy, row = Engine(model, slots, threads), Engine(model, slots, threads)
+    gappy.start(slots)
+    row.start(slots // 2)
+    for index in range(1, slots, 2):
+        gappy.scheduler.cancel(f"r{index}")
+    gappy.tick()
+    before = [_pair(gappy, row, 1) for _ in range(3)]
+    sequences = sorted(gappy.ticks[-1].sequences)
+    gappy.block(SETTLING_TICKS)
+    row.block(SETTLING_TICKS)
+    after = [_pair(gappy, row, BLOCK_TICKS) for _ in range(blocks)]
+    settled = sorted(gappy.ticks[-1].sequences)
+    gappy.close()
+    row.close()
+    return {
+        "ratio": spread(after),
+        "ratio_before_moves": spread(before),
+        "ids_before": sequences,
+        "ids_after": settled,
+    }
+
+
+def _pair(gappy: Engine, row: Engine, ticks: int) -> float:
+    row_s, row_tokens = row.block(ticks)
+    gappy_s, tokens = gappy.block(ticks)
+    assert tokens == row_tokens
+    return row_s / gappy_s
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", help="write the figures to this file")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a bar is missed")
+    parser.add_argument("--model", help="a GGUF file (default: the bundled SmolLM2-135M-Instruct as Q4_0)")
+    parser.add_argument("--cache-dir", default=str(Path(tempfile.gettempdir()) / "stretto-bench"))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--blocks", type=int, default=15)
+    parser.add_argument("--slots", type=int, nargs="*", default=list(SLOTS))
+    chosen = parser.parse_args()
+    path = Path(chosen.model) if chosen.model else bundled.ensure_default(Path(chosen.cache_dir))
+    model = load(path, cache_dir=Path(chosen.cache_dir))
+    results: dict[str, dict[str, object]] = {}
+    held = True
+    for slots in chosen.slots:
+        figures = measure_slots(model, slots, threads=chosen.threads, blocks=chosen.blocks)
+        results[str(slots)] = figures
+        held &= figures["ratio"]["median"] >= RATIO_BAR
+        print(
+            f"{slots:3} slots: {figures['tokens_per_s']:7} tok/s, bare {figures['bare_tokens_per_s']:7}, "
+            f"ratio {_show(figures['ratio'])} (bar {RATIO_BAR})",
+            flush=True,
+        )
+    gaps = measure_gaps(model, threads=chosen.threads, blocks=chosen.blocks)
+    held &= gaps["ratio"]["median"] >= GAPS_BAR
+    print(
+        f"every second slot of 16: {_show(gaps['ratio'])} of 8 in a row (bar {GAPS_BAR}); "
+        f"before the moves {_show(gaps['ratio_before_moves'])}; ids {gaps['ids_before']} "
+        f"-> {gaps['ids_after']}"
+    )
+    if chosen.json:
+        written = {"model": path.name, "threads": chosen.threads, "window": WINDOW, "held": held}
+        with open(chosen.json, "w", encoding="utf-8") as file:
+            json.dump({**written, "slots": results, "gaps": gaps}, file, indent=1)
+            file.write("\n")
+    return 0 if held or not chosen.check else 1
+
+
+def _show(figures) -> str:
+    return f"{figures['median']:.3f} [{figures['q1']:.3f}, {figures['q3']:.3f}]"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

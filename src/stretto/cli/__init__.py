@@ -1,0 +1,26 @@
+"""The command line: run, chat, ls, show, pull, rm, estimate, quantize, doctor, config, version.
+
+Data go to stdout, everything else to stderr; errors are one line and a `hint:`. Exit codes: 0 done, 1 our
+fault, 2 the user's to fix, 130 interrupted. Nothing is imported before it is needed: a script asks for the
+version far more often than a model is loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and answer its exit code; never raises for what a user can do wrong."""
+    tokens = list(sys.argv[1:] if argv is None else argv)
+    if tokens in (["version"], ["--version"]):
+        from stretto import __version__
+
+        sys.stdout.write(f"stretto {__version__}\n")
+        return 0
+    from stretto.cli.app import run_line
+
+    return run_line(tokens)

@@ -1,0 +1,44 @@
+"""`stretto config show`: every setting, its value and where that came from."""
+
+from __future__ import annotations
+
+import json as json_
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from stretto.cli.context import Context
+from stretto.cli.flags import ModelFlags, values
+from stretto.cli.output import print_json, print_table, say
+
+
+def show(
+    *,
+    origin: Annotated[bool, Parameter(negative="")] = False,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    flags: ModelFlags = None,
+    context: Annotated[Context, Parameter(parse=False)],
+) -> None:
+    """Print every setting. Flags beat STRETTO_* variables, those beat the file, that beats the defaults.
+
+    Parameters
+    ----------
+    origin
+        Also say where each value came from.
+    json
+        As JSON.
+    """
+    loaded = context.settings(values(flags))
+    rows = loaded.rows()
+    if json:
+        print_json(
+            {key: {"value": value, "origin": source} if origin else value for key, value, source in rows}
+        )
+        return
+    say(f"settings file: {loaded.path if loaded.path is not None else 'none'}")
+    columns = ["KEY", "VALUE", "ORIGIN"] if origin else ["KEY", "VALUE"]
+    print_table(columns, [[key, _text(value), source][: len(columns)] for key, value, source in rows])
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json_.dumps(value, ensure_ascii=False)

@@ -1,0 +1,41 @@
+"""What every command is given: the global options, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stretto.models.store import Store
+    from stretto.settings import Loaded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The global options of one command line."""
+
+    config: Path | None = None
+    cache_dir_given: Path | None = None
+    debug: bool = False
+
+    @property
+    def cache_dir(self) -> Path:
+        """`--cache-dir`, else where settings say that things of this user live."""
+        if self.cache_dir_given is not None:
+            return self.cache_dir_given.expanduser()
+        from stretto.settings.places import cache_home
+
+        return cache_home()
+
+    def store(self) -> Store:
+        from stretto.models.store import Store
+
+        return Store(self.cache_dir)
+
+    def settings(self, flags: Mapping[str, Any] | None = None) -> Loaded:
+        """Flags over variables over the file over defaults."""
+        from stretto.settings import load
+
+        return load(self.config, flags=flags)

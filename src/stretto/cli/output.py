@@ -1,0 +1,89 @@
+"""The two consoles, tables, JSON and progress bars.
+
+stdout carries what was asked for, stderr the rest; bars vanish when nobody looks. Rich respects NO_COLOR.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stretto.cli.text import clean, one_line
+
+PIPED_COLUMNS = 160  # a pipe has no width: wide enough that no path breaks
+Report = Callable[[int, int], None]
+
+
+def stdout() -> Console:
+    return _console(terminal=sys.stdout.isatty(), stderr=False)
+
+
+def stderr() -> Console:
+    return _console(terminal=sys.stderr.isatty(), stderr=True)
+
+
+def _console(*, terminal: bool, stderr: bool) -> Console:
+    width = None if terminal else PIPED_COLUMNS
+    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """A message beside the data."""
+    sys.stderr.write(f"{clean(text)}\n")
+
+
+def note(text: str) -> None:
+    """Advice, in one line."""
+    sys.stderr.write(f"note: {one_line(text)}\n")
+
+
+def print_json(data: Any) -> None:
+    json.dump(data, sys.stdout, indent=2, ensure_ascii=False, default=str)
+    sys.stdout.write("\n")
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[int] = ()
+) -> None:
+    """Aligned columns without lines, so that it reads the same in a pipe."""
+    table = Table(box=None, pad_edge=False, show_header=any(columns), header_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(clean(str(cell))) for cell in row))
+    stdout().print(table, soft_wrap=False)
+
+
+def heading(text: str) -> None:
+    stdout().print(Text(text, style="bold"))
+
+
+def line(text: str = "") -> None:
+    stdout().print(Text(clean(text)))
+
+
+@contextmanager
+def progress(label: str, *, is_bytes: bool = False) -> Iterator[Report]:
+    """A bar on stderr while a long step runs; one plain line where stderr is no terminal."""
+    console = stderr()
+    if not console.is_terminal:
+        console.print(Text(f"{label} …"))
+        yield lambda _done, _total: None
+        return
+    from rich import progress as bars
+
+    columns: list[bars.ProgressColumn] = [bars.TextColumn("{task.description}"), bars.BarColumn()]
+    if is_bytes:
+        columns += [bars.DownloadColumn(), bars.TransferSpeedColumn(), bars.TimeRemainingColumn()]
+    else:
+        columns += [bars.TaskProgressColumn(), bars.TimeElapsedColumn()]
+    with bars.Progress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task(label, total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)

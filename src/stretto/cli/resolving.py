@@ -1,0 +1,28 @@
+"""From what was typed to a file: a path, a name in the store, a name in the settings file, or the default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stretto.cli.context import Context
+from stretto.cli.output import progress
+
+
+def file_of(context: Context, model: str) -> Path:
+    """The model's file; the default model is converted first where that has not happened yet."""
+    from stretto.models.store import DEFAULT_NAMES
+
+    named = context.settings().settings.models.get(model)
+    wanted = named.path if named is not None and named.path is not None else model
+    if wanted in DEFAULT_NAMES:
+        return default_file(context)
+    return context.store().resolve(wanted)
+
+
+def default_file(context: Context) -> Path:
+    from stretto.cli.listing import default_files
+
+    if default_files(context.cache_dir):
+        return context.store().ensure_default()
+    with progress("converting the default model for this machine") as shown:
+        return context.store().ensure_default(shown)

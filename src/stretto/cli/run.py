@@ -1,0 +1,94 @@
+"""`stretto run`: one prompt, one answer. What is piped in belongs to the prompt."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from stretto.cli.context import Context
+from stretto.cli.failures import UsageError
+from stretto.cli.flags import ModelFlags, values
+from stretto.cli.sampling import Sampling
+from stretto.errors import InvalidRequestError
+
+STDIN_BYTES_MAX = 64 << 20
+
+
+def run(
+    prompt: Annotated[str | None, Parameter(name="PROMPT")] = None,
+    /,
+    *,
+    model: Annotated[str | None, Parameter(name=["--model", "-m"], metavar="MODEL")] = None,
+    system: Annotated[str | None, Parameter(name=["--system", "-s"], metavar="TEXT")] = None,
+    raw: Annotated[bool, Parameter(negative="")] = False,
+    stats: Annotated[bool, Parameter(negative="")] = False,
+    sampling: Sampling | None = None,
+    flags: ModelFlags = None,
+    context: Annotated[Context, Parameter(parse=False)],
+) -> None:
+    """Ask a model once and stream its answer to stdout.
+
+    Without a prompt and with nothing piped in, `run` opens a chat.
+
+    Parameters
+    ----------
+    prompt
+        What to ask. Piped input is added below it.
+    model
+        A .gguf file, a name from `stretto ls` or from the settings file. [default: SmolLM2-135M-Instruct]
+    system
+        A system prompt.
+    raw
+        Continue the text as it is, without the model's chat template.
+    stats
+        Say on stderr how long it took.
+    """
+    sampling = sampling or Sampling()
+    text = _prompt(prompt, _piped())
+    if text is None:
+        from stretto.cli.chat import chat
+
+        return chat(model=model, system=system, stats=stats, sampling=sampling, flags=flags, context=context)
+    if not text.strip():
+        raise UsageError("the prompt is empty", hint='stretto run "Why is the sky blue?"')
+    from stretto.cli.session import opened, show_answer, show_stats
+
+    options = sampling.options()
+    with opened(context, model, values(flags)) as llm:
+        completion = show_answer(llm, _asked(text, system, raw=raw), options)
+        if stats:
+            show_stats(completion)
+    return None
+
+
+def _asked(text: str, system: str | None, *, raw: bool) -> str | list[dict[str, Any]]:
+    if raw:
+        return f"{system}\n\n{text}" if system else text
+    first = [{"role": "system", "content": system}] if system else []
+    return [*first, {"role": "user", "content": text}]
+
+
+def _prompt(given: str | None, piped: str | None) -> str | None:
+    """The argument, then what was piped in; None when there is neither."""
+    parts = [part for part in (given, piped) if part is not None]
+    return "\n\n".join(part for part in parts if part) if parts else None
+
+
+def _piped() -> str | None:
+    """All of stdin, unless somebody sits at it."""
+    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+        return None
+    data = sys.stdin.buffer.read(STDIN_BYTES_MAX + 1)
+    if len(data) > STDIN_BYTES_MAX:
+        raise InvalidRequestError(
+            f"more than {STDIN_BYTES_MAX >> 20} MiB were piped in",
+            hint="send less; a prompt must fit the window",
+        )
+    try:
+        return data.decode("utf-8").rstrip("\n")
+    except UnicodeDecodeError:
+        raise InvalidRequestError(
+            "what was piped in is not UTF-8 text", hint="convert it, e.g. with iconv"
+        ) from None

@@ -1,0 +1,127 @@
+"""A loaded model and its answers on a terminal: what `run` and `chat` share."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from stretto.cli.context import Context
+from stretto.cli.output import note, progress, say
+from stretto.cli.text import clean
+
+if TYPE_CHECKING:
+    from stretto.llm import LLM, Completion, Stream
+
+Messages = Sequence[Mapping[str, Any]]
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+@contextmanager
+def opened(context: Context, model: str | None, flags: Mapping[str, Any]) -> Iterator[LLM]:
+    """Load a model with a bar on stderr, and close it however the block ends."""
+    known = context.settings(flags).settings.models  # settings are judged before anything heavy is imported
+    if model is None and len(known) == 1:
+        model = next(iter(known))
+    with _heeding_interrupts():
+        llm = _load(context, model, flags)
+    try:
+        for warning in llm.description.get("warnings", ()):
+            note(str(warning))
+        yield llm
+    finally:
+        llm.close()
+
+
+def _load(context: Context, model: str | None, flags: Mapping[str, Any]) -> LLM:
+    from stretto.llm import LLM
+
+    given: dict[str, Any] = {"config": context.config} if context.config is not None else {}
+    if not sys.stderr.isatty():
+        return LLM(model, cache_dir=context.cache_dir, **given, **flags)
+    with progress(f"loading {model or 'the default model'}") as shown:
+        return LLM(
+            model,
+            cache_dir=context.cache_dir,
+            progress=lambda _stage, done: shown(int(1000 * done), 1000),
+            **given,
+            **flags,
+        )
+
+
+@contextmanager
+def _heeding_interrupts() -> Iterator[None]:
+    """Ctrl-C inside a callback from C would be printed and forgotten: remember it, and raise it after."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen = False
+
+    def remember(_number: int, _frame: FrameType | None) -> None:
+        nonlocal seen
+        seen = True
+        raise KeyboardInterrupt
+
+    def swallow(unraisable: sys.UnraisableHookArgs) -> None:
+        if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+            sys.__unraisablehook__(unraisable)
+
+    before, hook = signal.signal(signal.SIGINT, remember), sys.unraisablehook
+    sys.unraisablehook = swallow
+    try:
+        yield
+    except Exception:
+        if not seen:
+            raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+        sys.unraisablehook = hook
+    if seen:
+        raise KeyboardInterrupt
+
+
+def show_answer(
+    llm: LLM, prompt: str | Messages, options: Mapping[str, Any], shown: list[str] | None = None
+) -> Completion:
+    """Stream one answer to stdout; reasoning goes to stderr. An interrupt cancels the generation.
+
+    `shown` collects the text as it goes out, for who needs it after an interrupt.
+    """
+    stream = llm.stream(prompt, **options)
+    try:
+        return _show(stream, [] if shown is None else shown)
+    except BaseException:
+        stream.close()
+        raise
+
+
+def _show(stream: Stream, shown: list[str]) -> Completion:
+    terminal, watched = sys.stdout.isatty(), sys.stderr.isatty()
+    for delta in stream:
+        if delta.reasoning and watched:
+            sys.stderr.write(f"{_DIM}{clean(delta.reasoning)}{_PLAIN}")
+            sys.stderr.flush()
+        if delta.text:
+            sys.stdout.write(clean(delta.text) if terminal else delta.text)
+            sys.stdout.flush()
+            shown.append(delta.text)
+    if shown and not shown[-1].endswith("\n"):
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    assert stream.completion is not None
+    return stream.completion
+
+
+def show_stats(completion: Completion) -> None:
+    usage, timing = completion.usage, completion.timing
+    ttft_s = timing.ttft_s or timing.duration_s
+    rate = (usage.completion_tokens - 1) / max(timing.duration_s - ttft_s, 1e-6)
+    say(
+        f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), "
+        f"first token after {ttft_s:.2f} s, "
+        f"{usage.completion_tokens} tokens at {max(rate, 0):.1f} tok/s, ended by {completion.finish_reason}"
+    )

@@ -1,0 +1,176 @@
+"""From a name and settings to a model at work: which file, which backend, which limits, and why.
+
+`description` says what was chosen and where each choice came from; the command line prints it at start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto import settings as settings_
+from stretto.errors import InvalidRequestError
+from stretto.runtime.model import ModelRuntime
+from stretto.settings.places import cache_home
+from stretto.text.templates import ChatTemplate
+from stretto.text.tokenizer import Tokenizer
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    runtime: ModelRuntime
+    settings: settings_.ModelSettings
+    description: Mapping[str, Any]
+
+
+def load(
+    model: str | Path | None,
+    settings: Mapping[str, Any],
+    *,
+    cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
+    config: str | Path | None = None,
+) -> Loaded:
+    """Raises a StrettoError that says in one line what is wrong and what to do."""
+    loaded = settings_.load(config, flags=settings)
+    name = str(model) if model is not None else ""
+    chosen = loaded.settings.model(name) if name in loaded.settings.models else loaded.settings.defaults
+    home = Path(cache_dir) if cache_dir is not None else cache_home()
+    if chosen.backend == "simulated":
+        return _simulated(chosen)
+    if chosen.backend == "torch":
+        raise InvalidRequestError("the torch backend is not built yet", hint="leave out backend: torch")
+    path = _find(chosen.path or name, home, progress)
+    return _llamacpp(path, chosen, loaded, home, progress)
+
+
+def _find(name: str, home: Path, progress: Progress | None) -> Path:
+    from stretto.models.store import Store
+
+    store = Store(home)
+    if not name:
+        report = (
+            None
+            if progress is None
+            else lambda done, total: progress("preparing the default model", done / max(total, 1))
+        )
+        return store.ensure_default(report)
+    return store.resolve(name)
+
+
+def _llamacpp(
+    path: Path,
+    chosen: settings_.ModelSettings,
+    loaded: settings_.Loaded,
+    home: Path,
+    progress: Progress | None,
+) -> Loaded:
+    from stretto.backends.llamacpp import ContextOptions, LlamaCppBackend, ModelOptions
+
+    backend = LlamaCppBackend.open(
+        path,
+        cache_dir=home,
+        model_options=ModelOptions(
+            n_gpu_layers=-1 if chosen.n_gpu_layers == "all" else chosen.n_gpu_layers,
+            split_mode=chosen.split_mode,
+            main_gpu=chosen.main_gpu,
+            tensor_split=tuple(chosen.tensor_split or ()),
+            use_mmap=chosen.use_mmap,
+            use_mlock=chosen.use_mlock,
+            use_direct_io=chosen.use_direct_io,
+        ),
+        context_options=ContextOptions(
+            n_seq_max=chosen.n_seq_max,
+            context_window=0 if chosen.context_window == "auto" else chosen.context_window,
+            n_batch=chosen.n_batch,
+            n_ubatch=chosen.n_ubatch,
+            cache_type_k=chosen.cache_type_k,
+            cache_type_v=chosen.cache_type_v,
+            flash_attention=chosen.flash_attention,
+            unified=chosen.kv_layout == "unified",
+            swa_full=chosen.swa_full,
+            n_threads=0 if chosen.n_threads == "auto" else chosen.n_threads,
+            n_threads_batch=0 if chosen.n_threads_batch == "auto" else chosen.n_threads_batch,
+            drafts_max=chosen.speculation_tokens,
+            offload_kqv=chosen.offload_kqv,
+            op_offload=chosen.op_offload,
+            rope=_rope(chosen),
+        ),
+        progress=None if progress is None else lambda done: progress("loading", done),
+        cache_ram_bytes=chosen.cache_ram_bytes,
+    )
+    try:
+        source = _template_source(chosen) or backend.model.template
+        vocabulary = backend.model.vocabulary
+        template = _template(source, vocabulary) if source else None
+        runtime = ModelRuntime(
+            backend, vocabulary, chosen.limits(), template=template, add_bos=vocabulary.adds_bos
+        )
+    except BaseException:
+        backend.close()
+        raise
+    plan = backend.context.plan
+    description = {
+        "model": path.name,
+        "kind": backend.model.shape.kind.value,
+        "backend": "llamacpp",
+        "slots": plan.n_seq_max,
+        "context_window": plan.window,
+        "threads": plan.n_threads,
+        "cache": chosen.cache,
+        "cache_types": f"{plan.cache_type_k}/{plan.cache_type_v}",
+        "flash_attention": plan.flash_attention,
+        "warnings": tuple(warning.message for warning in backend.warnings),
+        "origins": dict(loaded.origin),
+    }
+    return Loaded(runtime, chosen, description)
+
+
+def _template(source: str, vocabulary: Tokenizer) -> ChatTemplate:
+    """The model's own template. Its end-of-text is the smallest token that ends a generation."""
+    named = [vocabulary.bos, min(vocabulary.eos, default=None)]
+    bos, eos = ("" if t is None else vocabulary.token_bytes(t).decode("utf-8", "replace") for t in named)
+    return ChatTemplate(source, bos=bos, eos=eos)
+
+
+def _rope(chosen: settings_.ModelSettings) -> dict[str, Any]:
+    names = ("freq_base", "freq_scale", "scaling_type")
+    found = {f"rope_{name}": getattr(chosen, f"rope_{name}") for name in names}
+    yarn = ("ext_factor", "attn_factor", "beta_fast", "beta_slow", "orig_ctx")
+    found |= {f"yarn_{name}": getattr(chosen, f"yarn_{name}") for name in yarn}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _template_source(chosen: settings_.ModelSettings) -> str | None:
+    if chosen.chat_template is None:
+        return None
+    try:
+        return Path(chosen.chat_template).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise InvalidRequestError(
+            f"the chat template {chosen.chat_template} cannot be read: {reason}", hint="name a text file"
+        ) from None
+
+
+def _simulated(chosen: settings_.ModelSettings) -> Loaded:
+    """No model at all: for trying out the machinery, and for measuring everything around it."""
+    from stretto.backends.simulated import SimulatedBackend, SimulatedModel
+    from stretto.backends.simulated.text import SpellingTokenizer
+    from stretto.core.capabilities import Capabilities
+
+    window = 8192 if chosen.context_window == "auto" else chosen.context_window
+    can = Capabilities(sequences_max=chosen.n_seq_max, window=window, vocab=512, rows_max=chosen.n_batch)
+    backend = SimulatedBackend(can, model=SimulatedModel(vocab=512))
+    runtime = ModelRuntime(backend, SpellingTokenizer(), chosen.limits())
+    description = {
+        "model": "simulated",
+        "backend": "simulated",
+        "slots": chosen.n_seq_max,
+        "context_window": window,
+    }
+    return Loaded(runtime, chosen, description)
