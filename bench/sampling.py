@@ -1,4 +1,4 @@
-"""What sampling costs per row and per tick of 16, at a vocabulary of 151,936, beside the tick of a small model.
+"""What sampling costs per row and per tick of 16, at a 151,936-token vocabulary, beside a small model's tick.
 
     python bench/sampling.py [--json FILE] [--check] [--type Q4_0|Q8_0] [--tick-ms N]
 
@@ -7,10 +7,10 @@ The tick is one decode of 16 rows at short context by random weights in Qwen2.5-
 quantizes this shape), written once into the directory for temporary files (350 or 525 MB). Machines are
 shared, so both are CPU time: the tick is that of one thread, divided by the cores it would have had.
 
-Two kinds of logits: `flat`, the random model's own, and `peaked`, a few likely tokens over a long tail, like a
-trained model's. Grammar rows follow a JSON schema over a made-up vocabulary with SmolLM2's pieces; with random
-logits most rows miss at first, so nearly every one pays for the mask. `--check` exits 1 when a mode takes 10 %
-of the tick or more.
+Two kinds of logits: `flat`, the random model's own, and `peaked`, a few likely tokens over a long tail, like
+a trained model's. Grammar rows follow a JSON schema over a made-up vocabulary with SmolLM2's pieces; with
+random logits most rows miss at first, so nearly every one pays for the mask. `--check` exits 1 when greedy,
+temperature alone, top_p alone or grammar takes 10 % of the tick or more.
 """
 
 from __future__ import annotations

@@ -5,17 +5,18 @@ with no package installed; what needs a backend is looked up when it is first as
 """
 
 __version__ = "0.1.0"
-__all__ = ["__version__"]
+__all__ = ["LLM", "__version__"]
 
 TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from stretto.llm import LLM
 
 if not TYPE_CHECKING:  # a type checker must not take every unknown name for granted
 
     def __getattr__(name: str) -> object:
         if name == "LLM":
-            # An AttributeError would lose its text in `from stretto import LLM`.
-            raise ImportError(
-                "stretto.LLM arrives with the llama.cpp backend, which this version does not have yet.\n"
-                "hint: what works today is stretto.core and its simulator; see README.md"
-            )
+            from stretto.llm import LLM
+
+            return LLM
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -159,8 +159,7 @@ class PageMachine(RuleBasedStateMachine):
             self._commit()
 
     def _tick(self, dice, *, op_fault: bool = False, fails: bool = False) -> None:
-        while any(flight.failed for flight in self.flights):
-            self._commit()
+        void = any(flight.failed for flight in self.flights)  # launched before anybody knew
         self._traffic(dice)
         planned = [rows for slot in self.active if (rows := self._plan(dice, slot)) is not None]
         ops = self.ledger.take_ops(self.tick_id)
@@ -168,10 +167,10 @@ class PageMachine(RuleBasedStateMachine):
         for update in self.ledger.take_tables():
             self.memory.update_table(update)
         broken_at = dice.randrange(len(ops)) if ops and op_fault else -1
-        results, broken_pages = self._execute(ops, broken_at)
-        for rows in planned:
-            if not fails and not broken_pages & set(self._pages(rows.slot)):
-                self._write(rows)
+        results, broken_pages = self._execute(ops, broken_at) if not void else ((), set())
+        ran = [r for r in planned if not void and not broken_pages & set(self._pages(r.slot))]
+        for rows in ran[: len(ran) // 2] if fails else ran:
+            self._write(rows)
         self.flights.append(Flight(self.tick_id, planned, results, fails))
         self.tick_id += 1
         while len(self.flights) > self.can.plan_ahead:
@@ -282,14 +281,14 @@ class PageMachine(RuleBasedStateMachine):
         assert 0 <= self.ledger.room_free() <= self.can.pages
         for slot in self.active:
             assert slot.computed <= slot.planned <= slot.room
-        if not self.flights:
-            self.contents()
+        self.contents()
 
     def contents(self):
-        """Nothing in flight: what a slot has computed is what its pages hold."""
-        pending = {update.slot for update in self.ledger._updates.values()}
+        """What a slot has computed is what its pages hold, unless a copy or a table is still on its way."""
+        coming = {update.slot for update in self.ledger._updates.values()}
+        coming |= {slot for slot, table in self.ledger._tables.items() if table.unsettled}
         for slot in self.active:
-            if slot.index not in pending and slot.computed:
+            if slot.index not in coming and slot.computed:
                 right = self.model.cells(slot.job.scope, slot.known[: slot.computed])
                 held = self.memory.content(slot.sequence, slot.computed)
                 assert held == right.tobytes(), "a slot's pages hold something else"

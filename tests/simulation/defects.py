@@ -89,7 +89,7 @@ DEFECTS = (
     ),
     Defect(
         "cache crossing salts in the page index",
-        "core/kv/pages.py",
+        "core/kv/page_index.py",
         "|{len(scope.salt)}:{scope.salt}|",
         "|",
     ),

@@ -71,11 +71,10 @@ def line(text: str = "") -> None:
 
 @contextmanager
 def progress(label: str, *, is_bytes: bool = False) -> Iterator[Report]:
-    """A bar on stderr while a long step runs; one plain line where stderr is no terminal."""
+    """A bar on stderr while a long step runs; one plain line, once it moves, where that is no terminal."""
     console = stderr()
     if not console.is_terminal:
-        console.print(Text(f"{label} …"))
-        yield lambda _done, _total: None
+        yield _first_only(lambda: say(f"{label} …"))
         return
     from rich import progress as bars
 
@@ -87,3 +86,14 @@ def progress(label: str, *, is_bytes: bool = False) -> Iterator[Report]:
     with bars.Progress(*columns, console=console, transient=True) as shown:
         task = shown.add_task(label, total=None)
         yield lambda done, total: shown.update(task, completed=done, total=total)
+
+
+def _first_only(tell: Callable[[], None]) -> Report:
+    told: list[bool] = []
+
+    def report(_done: int, _total: int) -> None:
+        if not told:
+            told.append(True)
+            tell()
+
+    return report

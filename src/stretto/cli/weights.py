@@ -14,11 +14,11 @@ from typing import Any
 
 ARM = ("aarch64", "arm64")
 SOURCE = (
-    "SmolLM2-135M-Instruct on llama-cpp-python 0.3.36, on the ARM CPU this was measured on; "
-    "prefill of one prompt, and decoding at 16 slots"
+    "SmolLM2-135M-Instruct on the ARM machine that Stretto was measured on: prefill, and 16 slots at once"
 )
 CACHE_SOURCE = (
-    "a 64-token chunk after 2,000 tokens, same model and machine: f16 837 ms, q8_0 2,316, bf16 5,913"
+    "SmolLM2-135M Q4_0, Neoverse-N1, one thread, a 64-token chunk after 2,000: "
+    "f16 837 ms, q8_0 2,316, bf16 5,913"
 )
 FAST = ("Q4_0", "Q8_0", "F16")
 SLOW = ("Q4_1", "Q5_0", "Q5_1")
@@ -53,8 +53,8 @@ def rows() -> list[dict[str, Any]]:
 def advice() -> list[str]:
     """What the figures say, in lines."""
     lines = [
-        f"weight types with fast kernels: {', '.join(FAST)}; slow ones: {', '.join(SLOW)} ({SOURCE})",
-        f"keep cache_type_k and cache_type_v at f16 on a CPU ({CACHE_SOURCE})",
+        f"weight types with fast kernels: {', '.join(FAST)}; slow ones: {', '.join(SLOW)} (source: {SOURCE})",
+        f"keep cache_type_k and cache_type_v at f16 on a CPU (source: {CACHE_SOURCE})",
     ]
     if not measured_here():
         lines.append(

@@ -89,6 +89,10 @@ class LLM:
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         return self._runtime.tokenizer.encode(text, special)
 
+    def chat_prompt_tokens(self, messages: str | Messages, tools: Messages | None = None) -> list[int]:
+        """The tokens that a conversation becomes, template included."""
+        return list(self._chat_prompt(messages, tools).tokens.tokens)
+
     def detokenize(self, tokens: Iterable[int]) -> str:
         return b"".join(map(self._runtime.tokenizer.token_bytes, tokens)).decode("utf-8", "replace")
 

@@ -95,6 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--trace", help="with --only: write the trace to this file")
     parser.add_argument("--json", help="write the report to this file")
+    parser.add_argument("--where", action="append", default=[], help="only such seeds: layout=pages, …")
     parser.add_argument(
         "--lenient", action="store_true", help="do not fail when a sometimes law was never seen"
     )

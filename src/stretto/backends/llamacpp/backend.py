@@ -8,6 +8,7 @@ new context and names every sequence lost.
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from collections import deque
@@ -25,7 +26,8 @@ from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.kvops import Memory
 from stretto.backends.llamacpp.model import LoadWarning, Model, ModelOptions, Progress, load
 from stretto.backends.llamacpp.options import ContextOptions
-from stretto.backends.llamacpp.seats import BAD_OUTPUT, MakeSampler, Sampled, Seat, sampler_maker
+from stretto.backends.llamacpp.samplers import Samplers
+from stretto.backends.llamacpp.seats import BAD_OUTPUT, MakeSampler, Sampled, Seat
 from stretto.core.capabilities import Rewind
 from stretto.core.tick import Outcome, PassFailure, Tick
 from stretto.errors import InvariantError, StrettoError
@@ -54,7 +56,8 @@ class LlamaCppBackend:
         rewind, _ = rewind_of(context, self.measures)
         self.memory = Memory(context, Arena(int(cache_ram_bytes * ARENA_SLACK)), rewind)
         self._one_call = not self.measures.two_calls or (context.plan.unified and rewind is not Rewind.ANY)
-        self._make_sampler = make_sampler or sampler_maker(self.model.vocabulary)
+        self.samplers = Samplers(self.model.vocabulary)
+        self._make_sampler = make_sampler or self.samplers
         self._owns_model = owns_model
         self._seats: dict[int, Seat] = {}
         self._outcomes: deque[Outcome] = deque()
@@ -246,24 +249,25 @@ class LlamaCppBackend:
         plain: list[tuple[int, int]] = []  # (span, row of logits)
         for span in rows.spans:
             count = tick.outputs[span]
-            if count == 0:
-                continue
-            seat = self._seats[tick.slots[span]]
-            last = tick.starts[span] + tick.counts[span]
-            try:
-                if count == 1 and seat.at(seat.index_of(last - 1)).greedy:
-                    plain.append((span, at))
-                else:
-                    self._sample_span(tick, span, logits[at : at + count], outcome, got)
-            except InvariantError:
-                raise
-            except Exception as error:
-                outcome.failed[tick.slots[span]] = (
-                    error.code if isinstance(error, StrettoError) else BAD_OUTPUT
-                )
+            if count and self._is_plain(tick, span, outcome):
+                plain.append((span, at))
+            elif count and tick.slots[span] not in outcome.failed:
+                self._sample_span(tick, span, logits[at : at + count], outcome, got)
             at += count
         if plain:
             self._sample_plain(tick, plain, logits, outcome, got)
+
+    def _is_plain(self, tick: Tick, span: int, outcome: Outcome) -> bool:
+        """Is the best token all that this span wants? Making the sampler may fail, for this slot alone."""
+        seat = self._seats[tick.slots[span]]
+        last = tick.starts[span] + tick.counts[span] - 1
+        try:
+            return tick.outputs[span] == 1 and seat.at(seat.index_of(last)).greedy
+        except InvariantError:
+            raise
+        except Exception as error:
+            outcome.failed[tick.slots[span]] = _code(error)
+            return False
 
     def _sample_span(
         self, tick: Tick, span: int, logits: NDArray[np.float32], outcome: Outcome, got: dict[int, list[int]]
@@ -272,7 +276,13 @@ class LlamaCppBackend:
         end = sum(tick.counts[: span + 1]) if count > 1 else 0  # drafts are few: no need for offsets
         tokens = tick.tokens[end - count : end] if count > 1 else (0,)
         position = tick.starts[span] + tick.counts[span] - count
-        sampled: Sampled = self._seats[slot].sample(logits, tokens, position)
+        try:
+            sampled: Sampled = self._seats[slot].sample(logits, tokens, position)
+        except InvariantError:
+            raise
+        except Exception as error:
+            outcome.failed[slot] = _code(error)
+            return
         got[span] = sampled.tokens
         if any(extra is not None for extra in sampled.extras):
             outcome.extras[slot] = sampled.extras
@@ -290,9 +300,12 @@ class LlamaCppBackend:
         else:
             best = [int(logits[row].argmax()) for _, row in plain]
         for (span, row), token in zip(plain, best, strict=True):
-            slot = tick.slots[span]
-            position = tick.starts[span] + tick.counts[span] - 1
-            if self._seats[slot].take_best(token, float(logits[row, token]), position):
-                got[span] = [token]
-            else:
-                outcome.failed[slot] = BAD_OUTPUT
+            if not math.isfinite(logits[row, token]):  # NaN wins every argmax: the sampler knows what to do
+                self._sample_span(tick, span, logits[row : row + 1], outcome, got)
+                continue
+            self._seats[tick.slots[span]].take_best(token, tick.starts[span] + tick.counts[span] - 1)
+            got[span] = [token]
+
+
+def _code(error: Exception) -> str:
+    return error.code if isinstance(error, StrettoError) else BAD_OUTPUT

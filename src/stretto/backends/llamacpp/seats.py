@@ -7,7 +7,6 @@ and stops where a draft was wrong.
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -16,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.llamacpp.drafts import NONE, Drafter
-from stretto.backends.llamacpp.vocabulary import Vocabulary
 from stretto.core.request import Request
 from stretto.core.tick import Binding
 from stretto.errors import BadOutputError, InvariantError
@@ -96,12 +94,9 @@ class Seat:
             self._drafter.learn(proposed=len(rows) - 1, accepted=len(tokens) - 1)
         return Sampled(tokens, extras)
 
-    def take_best(self, token: int, logit: float, position: int) -> bool:
-        """A plain argmax that was taken for many rows at once. False when the logit is not a number."""
-        if not math.isfinite(logit):
-            return False
+    def take_best(self, token: int, position: int) -> None:
+        """The best token of a row, found for many rows at once."""
         self.take(self.at(self.index_of(position)), token)
-        return True
 
     def propose(self, tokens: Sequence[int]) -> array[int]:
         if self._drafter is None:
@@ -111,23 +106,3 @@ class Seat:
 
 
 BAD_OUTPUT = BadOutputError.code
-
-
-def sampler_maker(vocabulary: Vocabulary, guides: Callable[[str], object] | None = None) -> MakeSampler:
-    """Samplers for one vocabulary. `guides` turns a request's grammar into a matcher."""
-
-    def make(request: Request, generated: array[int]) -> SamplerLike:
-        from stretto.backends.llamacpp.sampling import Sampler
-
-        grammar = request.params.grammar
-        sampler: SamplerLike = Sampler(
-            request,
-            generated,
-            vocab=vocabulary.vocab_size,
-            eos=vocabulary.eos,
-            suppressed=vocabulary.suppressed,
-            guide=guides(grammar) if grammar and guides is not None else None,
-        )
-        return sampler
-
-    return make

@@ -1,15 +1,12 @@
 """The ledger for paged attention: block tables, reference counts, and prefixes shared page by page.
 
-A full page carries the digest of all tokens up to its end, so equal prompts find each other's pages; the
-tokens themselves are compared as well. A page that nobody holds keeps its digest until it is reused, least
-recently used first. Writing into a page that others hold is avoided by copying it (COPY_PAGES). A page
-that is freed while a tick is in flight stays fenced until that tick is committed: it may still write it.
+A page that nobody holds stays known until it is reused, least recently used first. Writing into a page that
+others hold is avoided by copying it (COPY_PAGES). A page that is freed while a tick is in flight stays fenced
+until that tick is committed: it may still write it.
 """
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
 
@@ -18,34 +15,12 @@ from stretto.core.cache.store import common_prefix
 from stretto.core.capabilities import Capabilities
 from stretto.core.kv.ledger import Donor, Kind, Match, Settled, Source
 from stretto.core.kv.ops import KvOp, OpKind, OpResult
+from stretto.core.kv.page_index import Digest, Page, PageIndex, root_digest
 from stretto.core.limits import Limits
-from stretto.core.request import Scope
 from stretto.core.slot import Job, Slot
 from stretto.core.tick import Note, TableUpdate
 
-Digest = bytes
 WORTH_COPYING = 4  # a page is copied when at least a quarter of it is of use
-
-
-def root_digest(scope: Scope, owner: str = "") -> Digest:
-    """The chain's beginning: no page of one scope is ever found from another."""
-    text = f"{len(scope.group)}:{scope.group}|{len(scope.salt)}:{scope.salt}|{owner}"
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
-
-
-def next_digest(parent: Digest, tokens: bytes) -> Digest:
-    return hashlib.blake2b(parent + tokens, digest_size=16).digest()
-
-
-class Page:
-    __slots__ = ("digest", "index", "parent", "refs", "tokens")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.refs = 0
-        self.digest: Digest | None = None
-        self.parent: Digest = b""
-        self.tokens: array[int] = array("i")
 
 
 class BlockTable:
@@ -71,8 +46,7 @@ class PageLedger:
         self._blank = list(range(capabilities.pages - 1, -1, -1))  # free, nothing to lose
         self._cached: OrderedDict[int, None] = OrderedDict()  # free, still known by digest; oldest first
         self._fenced: dict[int, list[int]] = {}  # last tick in flight at the time -> pages freed then
-        self._known: dict[Digest, int] = {}
-        self._children: dict[Digest, dict[int, None]] = {}  # digest -> pages that continue it
+        self._index = PageIndex(self._pages, self._size)
         self._tables: dict[int, BlockTable] = {}  # slot -> table
         self._updates: dict[int, TableUpdate] = {}
         self._copies: list[tuple[KvOp, int]] = []  # with the slot it is for
@@ -97,31 +71,16 @@ class PageLedger:
 
     def _walk(self, job: Job, digest: Digest) -> Source | None:
         """As many whole pages as are known, then as much as possible of one more."""
-        pages = self._chain_of(job, digest)
+        pages, last = self._index.chain(job.known, digest)
         cap = len(job.known) - 1
         whole = len(pages) * self._size
         length = min(whole, cap)
-        last = self._pages[pages[-1]].digest if pages else digest
-        assert last is not None
-        tail = job.known[whole : whole + self._size]
-        for child in self._children.get(last, ()):
-            partial = common_prefix(tail, self._pages[child].tokens, cap - whole)
-            if partial * WORTH_COPYING >= self._size:
-                length = max(length, whole + partial)
+        _, partial = self._index.closest(last, job.known[whole : whole + self._size], cap - whole)
+        if partial * WORTH_COPYING >= self._size:
+            length = whole + partial
         if length == 0:
             return None
         return Source(Kind.PAGES, length, length, length, pages[0] if pages else -1, 0.0)
-
-    def _chain_of(self, job: Job, digest: Digest) -> list[int]:
-        pages: list[int] = []
-        for start in range(0, len(job.known) - self._size + 1, self._size):
-            tokens = job.known[start : start + self._size]
-            digest = next_digest(digest, tokens.tobytes())
-            page = self._known.get(digest)
-            if page is None or self._pages[page].tokens != tokens:
-                break
-            pages.append(page)
-        return pages
 
     def _running(self, job: Job) -> Source | None:
         """A fork's parent shares its pages under every policy, also those that no index knows."""
@@ -191,21 +150,13 @@ class PageLedger:
             donor = self._tables[source.slot].pages
             return donor[:whole], donor[whole] if rest else -1
         for owner in ("", job.id):
-            root = root_digest(job.scope, owner)
-            pages = self._chain_of(job, root)
-            if len(pages) < whole:
-                continue
-            pages = pages[: whole + 1] if rest and len(pages) > whole else pages[:whole]
-            if not rest:
-                return pages, -1
-            if len(pages) > whole:
-                return pages[:whole], pages[whole]
-            last = self._pages[pages[-1]].digest if pages else root
-            assert last is not None
-            tail = job.known[whole * self._size : source.length]
-            for child in self._children.get(last, ()):
-                if common_prefix(tail, self._pages[child].tokens, rest) == rest:
-                    return pages, child
+            pages, last = self._index.chain(job.known, root_digest(job.scope, owner))
+            if len(pages) > whole or (len(pages) == whole and not rest):
+                return pages[:whole], pages[whole] if rest else -1
+            if len(pages) == whole:
+                page, common = self._index.closest(last, job.known[whole * self._size : source.length], rest)
+                if common == rest:
+                    return pages, page
         raise AssertionError("a source that cannot be found again")
 
     # --- pages -----------------------------------------------------------------------------------
@@ -225,7 +176,7 @@ class PageLedger:
                 index = self._blank.pop()
             else:
                 index, _ = self._cached.popitem(last=False)
-                self._forget_page(index)
+                self._index.forget(self._pages[index])
                 self.notes.append(Note(notes.CACHE_EVICTED, "", -1, index))
             self._pages[index].refs = 1
             taken.append(index)
@@ -248,31 +199,15 @@ class PageLedger:
         else:
             self._blank.append(index)
 
-    def _forget_page(self, index: int) -> None:
-        page = self._pages[index]
-        if page.digest is not None:
-            del self._known[page.digest]
-            siblings = self._children[page.parent]
-            del siblings[index]
-            if not siblings:
-                del self._children[page.parent]
-            page.digest = None
-
     def _register(self, table: BlockTable, length: int) -> None:
         """Pages that are full and certain become known by their digest."""
         limit = self._shared_length(table, length) // self._size
         known = table.slot.known
-        job = table.slot.job
         while table.registered < limit:
             start = table.registered * self._size
             tokens = known[start : start + self._size]
             page = self._pages[table.pages[table.registered]]
-            digest = next_digest(table.chain, tokens.tobytes())
-            if page.digest is None and digest not in self._known and job is not None:
-                page.digest, page.parent, page.tokens = digest, table.chain, tokens
-                self._known[digest] = page.index
-                self._children.setdefault(table.chain, {})[page.index] = None
-            table.chain = digest
+            table.chain = self._index.add(page, table.chain, tokens)
             table.registered += 1
 
     def _shared_length(self, table: BlockTable, length: int) -> int:
@@ -357,7 +292,7 @@ class PageLedger:
     def _unregister(self, table: BlockTable, keep_pages: int) -> None:
         for index in table.pages[keep_pages:]:
             if self._pages[index].refs == 1 and table.unsettled:
-                self._forget_page(index)
+                self._index.forget(self._pages[index])
 
     def _drop_copies(self, slot: int) -> None:
         """Copies planned for a slot that will not run: their sources are free to go."""
@@ -428,5 +363,4 @@ class PageLedger:
         free = sorted([*self._blank, *self._cached, *fenced])
         assert free == [p.index for p in self._pages if p.refs == 0], "a page is lost or free twice"
         assert all(self._pages[i].digest is not None for i in self._cached), "a cached page without a digest"
-        for digest, index in self._known.items():
-            assert self._pages[index].digest == digest, "the index points at a page that is something else"
+        self._index.check()

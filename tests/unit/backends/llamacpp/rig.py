@@ -1,4 +1,4 @@
-"""Real llama.cpp on tiny models: a plain one-sequence loop as the reference, and a scheduler to compare with it.
+"""Real llama.cpp on tiny models: a plain one-sequence loop as the reference, and a scheduler beside it.
 
 A token of ours is right when, teacher-forced on the same text, the reference's logit for it is within
 `TOLERANCE` of its best one: kernels add in another order when a batch has another size.

@@ -21,10 +21,12 @@ under which steps 6 to 12 run again. That second draw has a number of its own fr
 with the first one, which is known to lie on refused tokens, it would favour their neighbours. Where the
 grammar leaves nothing but an end that step 2 masks, the grammar wins.
 
-Randomness: Philox4x32-10 on (seed, output index, stage, attempt). No state, so that parking, splitting a batch
-and speculation never change seeded text. Over large vocabularies filters are applied by rejection (draw, test
-the one token, at most three times, then filter): the same distribution at a third of the cost. Logprobs are those of the untouched logits, as with OpenAI and vLLM.
-NaN and +inf count as -inf; without one finite logit, or with every token forbidden, it is BadLogits.
+Randomness: Philox4x32-10 on (seed, output index, stage, attempt). No state, so that parking, splitting a
+batch and speculation never change seeded text. Over large vocabularies typical_p, top_p and min_p work by
+rejection (draw, test the one token, three times at most, then filter): the same distribution, sooner.
+
+Logprobs are those of the untouched logits, as with OpenAI and vLLM. NaN and +inf count as -inf; without one
+finite logit, or with every token forbidden, it is BadLogits.
 """
 
 from stretto.backends.llamacpp.sampling.guide import Guide, MatcherGuide

@@ -23,15 +23,25 @@ class Bound(NamedTuple):
     ties: int  # how many of those that equal it belong to the set
 
 
-def holds_place(keys: Floats, weights: Floats, mass: float, place: int) -> bool:
-    """Does the token belong to the set? So it does while what comes before it holds less than `mass`."""
-    before = keys > keys[place]
-    if np.count_nonzero(before) <= FEW:
-        mass_before = float(weights[np.flatnonzero(before)].sum(dtype=np.float64))
+class Work(NamedTuple):
+    """Buffers as long as the row."""
+
+    flags: NDArray[np.bool_]
+    floats: Floats
+
+
+def holds_place(keys: Floats, weights: Floats, mass: float, place: int, work: Work) -> bool:
+    """Does the token belong to the set? It does while what comes before it holds less than `mass`."""
+    key = keys[place]
+    flags = np.greater(keys, key, out=work.flags)
+    if np.count_nonzero(flags) <= FEW:
+        mass_before = float(weights[np.flatnonzero(flags)].sum(dtype=np.float64))
     else:
-        mass_before = float(np.multiply(weights, before).sum(dtype=np.float32))
-    ties = np.flatnonzero(keys[:place] == keys[place])
-    return mass_before + float(weights[ties].sum(dtype=np.float64)) < mass
+        mass_before = float(np.multiply(weights, flags, out=work.floats).sum())
+    ties = np.equal(keys[:place], key, out=flags[:place])
+    if np.count_nonzero(ties):
+        mass_before += float(weights[np.flatnonzero(ties)].sum(dtype=np.float64))
+    return mass_before < mass
 
 
 def heavy_positions(weights: Floats, mass: float) -> Positions | None:

@@ -37,28 +37,36 @@ class Scratch(threading.local):
     def fit(self, vocab: int) -> Scratch:
         if self.vocab != vocab:
             self.vocab = vocab
+            self.edited = np.empty(vocab, dtype=np.float32)
             self.logits = np.empty(vocab, dtype=np.float32)
             self.weights = np.empty(vocab, dtype=np.float32)
             self.spare = np.empty(vocab, dtype=np.float32)
+            self.work = nucleus.Work(np.empty(vocab, dtype=np.bool_), np.empty(vocab, dtype=np.float32))
             self.bits = np.empty(-(-vocab // 8), dtype=np.uint8)
         return self
 
 
 class Row:
-    """Candidates of one draw. `logits` and the buffers belong to the row and are overwritten."""
+    """Candidates of one draw. It works in the scratch buffers: one row at a time."""
 
-    __slots__ = ("_ids", "_logits", "_params", "_spare", "_weights")
+    __slots__ = ("_ids", "_logits", "_params", "_spare", "_weights", "_work")
 
     def __init__(
-        self, params: SamplingParams, logits: Floats, scratch: Scratch, ids: Positions | None = None
+        self,
+        params: SamplingParams,
+        logits: Floats,
+        peak: np.float32,
+        scratch: Scratch,
+        ids: Positions | None = None,
     ) -> None:
-        """`logits` are those of `ids`, or of all tokens. Their maximum is finite; none is NaN."""
+        """`logits` are those of `ids`, or of all tokens; `peak`, their maximum, is finite."""
+        size = logits.size
         self._params = params
-        self._logits = logits
-        self._weights = scratch.weights[: logits.size]
-        self._spare = scratch.spare[: logits.size]
+        self._logits = np.subtract(logits, peak, out=scratch.logits[:size])
+        self._weights = scratch.weights[:size]
+        self._spare = scratch.spare[:size]
+        self._work = nucleus.Work(scratch.work.flags[:size], scratch.work.floats[:size])
         self._ids = ids
-        logits -= logits.max()
 
     def choose(self, numbers: Numbers, *, xtc: bool) -> int:
         """The token that the numbers pick. `xtc`: whether XTC applies to this token."""
@@ -67,7 +75,10 @@ class Row:
             self._shrink(largest(self._logits, params.top_k))
         shares = params.typical_p < 1 or params.top_p < 1
         if not shares and params.min_p <= 0 and not xtc:
-            return self._id(draw(hot := self._heated(), block_sums(hot), numbers(0)))
+            hot = self._heated(self._logits)
+            return self._id(draw(hot, block_sums(hot), numbers(0)))
+        if params.temperature == 1 and params.typical_p >= 1:
+            self._weights = self._logits  # nobody asks for logits again, and less memory is faster
         np.exp(self._logits, out=self._weights)
         if self._logits.size > LARGE and not xtc:
             place = self._try(numbers)
@@ -80,13 +91,11 @@ class Row:
     def _id(self, place: int) -> int:
         return place if self._ids is None else int(self._ids[place])
 
-    def _heated(self) -> Floats:
-        """exp(logit / temperature), in the spare buffer."""
+    def _heated(self, out: Floats) -> Floats:
+        """exp(logit / temperature)."""
         inverse = np.float32(max(1.0 / self._params.temperature, INVERSE_TEMPERATURE_MIN))
-        source = self._logits
-        if inverse != 1:
-            source = np.multiply(source, inverse, out=self._spare)
-        return np.exp(source, out=self._spare)
+        source = np.multiply(self._logits, inverse, out=out) if inverse != 1 else self._logits
+        return np.exp(source, out=out)
 
     def _heated_after_filters(self) -> Floats:
         if self._params.temperature == 1:
@@ -94,7 +103,7 @@ class Row:
         alive = self._weights > 0
         self._logits[~alive] = -np.inf
         self._logits -= self._logits.max()  # XTC may have removed the best
-        return self._heated()
+        return self._heated(self._spare)
 
     # ── tries ───────────────────────────────────────────────────────────────────────────────────
 
@@ -112,7 +121,7 @@ class Row:
         total = float(sums.sum())
         hot = self._weights
         if params.temperature != 1:
-            hot = self._heated()
+            hot = self._heated(self._spare)
             sums = block_sums(hot)
         keys = self._typical_keys(total) if typical else self._weights
         share = params.typical_p if typical else params.top_p
@@ -120,7 +129,7 @@ class Row:
             place = draw(hot, sums, numbers(attempt))
             if self._weights[place] < min(params.min_p, 1.0):
                 continue
-            if share >= 1 or nucleus.holds_place(keys, self._weights, share * total, place):
+            if share >= 1 or nucleus.holds_place(keys, self._weights, share * total, place, self._work):
                 return place
         return None
 

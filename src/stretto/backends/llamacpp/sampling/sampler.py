@@ -71,9 +71,11 @@ class Sampler:
         self._ends = _ids(eos | params.stop_token_ids, vocab)
         self._history = _penalties(params, request.tokens + generated, breakers)
         self._deterministic = params.temperature <= TEMPERATURE_MIN or params.top_k == 1
-        untouched = not self._bias_ids.size and not self._history and not (params.ignore_eos and eos)
+        self._untouched = not self._bias_ids.size and not self._history and not (params.ignore_eos and eos)
         held = params.min_tokens > 0 and self._ends.size > 0
-        self.greedy = self._deterministic and untouched and not held and guide is None and params.logprobs < 0
+        self.greedy = (
+            self._deterministic and self._untouched and not held and guide is None and params.logprobs < 0
+        )
 
     def accept(self, token: int) -> None:
         """The token became part of the text."""
@@ -87,15 +89,16 @@ class Sampler:
         if self.greedy:
             return Sampled(_argmax(logits))
         scratch = _scratch.fit(self._vocab)
-        edited = self._edit(logits, index, scratch, hold=True)
-        token = self._choose(edited, index, Stage.DRAW, scratch)
-        if self._guide is not None and (token is None or not self._guide.allows(token)):
-            token = self._choose_guided(logits, index, scratch)
+        with np.errstate(over="ignore"):  # absurd logits, biases and penalties end at infinity
+            edited = self._edit(logits, index, scratch, hold=True)
+            token = self._choose(edited, index, Stage.DRAW, scratch)
+            if self._guide is not None and (token is None or not self._guide.allows(token)):
+                token = self._choose_guided(logits, index, scratch)
         if token is None:
             raise BadLogits("every token is forbidden")
         if self._params.logprobs < 0:
             return Sampled(token)
-        raw = _clean(logits, scratch)
+        raw = _finite(logits, scratch)
         return Sampled(token, logprobs.measure(raw, token, self._params.logprobs, scratch.spare))
 
     @staticmethod
@@ -121,11 +124,19 @@ class Sampler:
     # ── the steps ───────────────────────────────────────────────────────────────────────────────
 
     def _edit(self, logits: Floats, index: int, scratch: Scratch, *, hold: bool) -> Floats:
-        """A copy with bias, masks and penalties. `hold`: whether min_tokens and ignore_eos mask the ends."""
-        edited = _clean(logits, scratch)
-        if self._bias_ids.size:
-            edited[self._bias_ids] += self._bias
-        if hold and index < self._params.min_tokens:
+        """With bias, masks and penalties: a copy where there are any.
+
+        `hold`: whether min_tokens and ignore_eos mask the ends.
+        """
+        early = hold and index < self._params.min_tokens
+        finite = _finite(logits, scratch)
+        if self._untouched and not early:
+            return finite
+        edited = scratch.edited
+        if finite is not edited:
+            np.copyto(edited, finite)
+        edited[self._bias_ids] += self._bias
+        if early:
             edited[self._ends] = -np.inf
         if hold and self._params.ignore_eos:
             edited[self._eos] = -np.inf
@@ -136,7 +147,7 @@ class Sampler:
     def _choose(
         self, logits: Floats, index: int, stage: Stage, scratch: Scratch, ids: Positions | None = None
     ) -> int | None:
-        """A token, or None where all are at -inf. Overwrites `logits`: those of `ids`, or of all tokens."""
+        """A token, or None where all are at -inf. `logits` are those of `ids`, or of all tokens."""
         best = int(logits.argmax())
         if not np.isfinite(logits[best]):
             return None
@@ -144,7 +155,7 @@ class Sampler:
             return best if ids is None else int(ids[best])
         params = self._params
         xtc = params.xtc_probability > 0 and uniform(params.seed, index, Stage.XTC) < params.xtc_probability
-        row = Row(params, logits, scratch, ids)
+        row = Row(params, logits, logits[best], scratch, ids)
         return row.choose(lambda attempt: uniform(params.seed, index, stage, attempt), xtc=xtc)
 
     def _choose_guided(self, logits: Floats, index: int, scratch: Scratch) -> int | None:
@@ -173,16 +184,16 @@ def _argmax(logits: Floats) -> int:
     return int(finite[logits[finite].argmax()])
 
 
-def _clean(logits: Floats, scratch: Scratch) -> Floats:
-    """A copy in which NaN and +inf, which mean nothing, are -inf."""
-    copy = scratch.logits
-    np.copyto(copy, logits)
-    if not np.isfinite(copy.max()):
-        finite = np.isfinite(copy)
-        if not finite.any():
-            raise BadLogits("the model gave no finite logit")
-        copy[~finite] = -np.inf
-    return copy
+def _finite(logits: Floats, scratch: Scratch) -> Floats:
+    """The same logits, or a copy in which NaN and +inf, which mean nothing, are -inf."""
+    if np.isfinite(logits.max()):
+        return logits
+    finite = np.isfinite(logits)
+    if not finite.any():
+        raise BadLogits("the model gave no finite logit")
+    scratch.edited[:] = -np.inf
+    np.copyto(scratch.edited, logits, where=finite)
+    return scratch.edited
 
 
 # ── what a request asks for, as arrays ──────────────────────────────────────────────────────────

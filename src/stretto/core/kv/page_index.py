@@ -1,0 +1,91 @@
+"""Which page holds which tokens: prefixes found page by page.
+
+A full page carries the digest of all tokens up to its end, so equal prompts find each other's pages; the
+tokens themselves are compared as well. The chain begins with the scope, so no page of one scope is found
+from another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+from stretto.core.cache.store import common_prefix
+from stretto.core.request import Scope
+
+Digest = bytes
+
+
+def root_digest(scope: Scope, owner: str = "") -> Digest:
+    """The chain's beginning; with an owner it is a chain that only one request can find."""
+    text = f"{len(scope.group)}:{scope.group}|{len(scope.salt)}:{scope.salt}|{owner}"
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+class Page:
+    __slots__ = ("digest", "index", "parent", "refs", "tokens")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.refs = 0
+        self.digest: Digest | None = None
+        self.parent: Digest = b""
+        self.tokens: array[int] = array("i")
+
+
+class PageIndex:
+    def __init__(self, pages: Sequence[Page], page_tokens: int) -> None:
+        self._pages = pages
+        self._size = page_tokens
+        self._known: dict[Digest, int] = {}
+        self._children: dict[Digest, dict[int, None]] = {}  # digest -> pages that continue it
+
+    def chain(self, tokens: array[int], digest: Digest) -> tuple[list[int], Digest]:
+        """The known pages with which these tokens begin, and the digest at their end."""
+        pages: list[int] = []
+        for start in range(0, len(tokens) - self._size + 1, self._size):
+            part = tokens[start : start + self._size]
+            following = _next_digest(digest, part.tobytes())
+            page = self._known.get(following)
+            if page is None or self._pages[page].tokens != part:
+                break
+            pages.append(page)
+            digest = following
+        return pages, digest
+
+    def closest(self, digest: Digest, tail: array[int], limit: int) -> tuple[int, int]:
+        """The page after `digest` that has most in common with the tail, and how much (-1, 0: none)."""
+        best, most = -1, 0
+        for child in self._children.get(digest, ()):
+            common = common_prefix(tail, self._pages[child].tokens, limit)
+            if common > most:
+                best, most = child, common
+        return best, most
+
+    def add(self, page: Page, parent: Digest, tokens: array[int]) -> Digest:
+        """Make a full page known, unless it or an equal one is already. Answers the digest at its end."""
+        digest = _next_digest(parent, tokens.tobytes())
+        if page.digest is None and digest not in self._known:
+            page.digest, page.parent, page.tokens = digest, parent, tokens
+            self._known[digest] = page.index
+            self._children.setdefault(parent, {})[page.index] = None
+        return digest
+
+    def forget(self, page: Page) -> None:
+        if page.digest is None:
+            return
+        del self._known[page.digest]
+        siblings = self._children[page.parent]
+        del siblings[page.index]
+        if not siblings:
+            del self._children[page.parent]
+        page.digest = None
+
+    def check(self) -> None:
+        for digest, index in self._known.items():
+            assert self._pages[index].digest == digest, "the index points at a page that is something else"
+
+
+def _next_digest(parent: Digest, tokens: bytes) -> Digest:
+    return hashlib.blake2b(parent + tokens, digest_size=16).digest()

@@ -1,0 +1,152 @@
+"""Greedy text through Stretto against a plain llama.cpp loop, under every setting that must not matter.
+
+    python -m tests.system.parity [--full] [--json FILE] [--check]
+
+A token that differs counts as equal only if, teacher-forced on the same prefix, the reference logit of ours
+is within 0.05 of its maximum; at least 45 of 50 prompts must be identical to the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stretto.llm import LLM
+from stretto.models.store import Store
+from stretto.settings.places import cache_home
+from tests.system.plain_loop import PlainLoop
+
+TOLERANCE = 0.05
+IDENTICAL_MIN = 0.9
+OUTPUT = 16
+SUBJECTS = (
+    "the sea",
+    "a red bicycle",
+    "prime numbers",
+    "Paris",
+    "bread",
+    "winter",
+    "a robot",
+    "tea",
+    "maps",
+    "cats",
+)
+ASKS = (
+    "Write one sentence about {}.",
+    "Why do people like {}?",
+    "List three facts about {}.",
+    "Tell a very short story in which {} plays a part, and say how it ends.",
+    "Explain {} to a child of five.",
+)
+SYSTEM = (
+    "You are a helpful assistant who answers briefly, kindly and truthfully, and who never makes things up. "
+)
+
+
+def conversations(count: int) -> list[list[dict[str, str]]]:
+    pairs = itertools.product(ASKS, SUBJECTS)
+    asked = [ask.format(subject) for ask, subject in itertools.islice(pairs, count)]
+    return [[{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}] for text in asked]
+
+
+@dataclass(slots=True)
+class Tally:
+    setting: str
+    identical: int = 0
+    tolerated: int = 0
+    wrong: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def held(self) -> bool:
+        total = self.identical + self.tolerated + len(self.wrong)
+        return not self.wrong and self.identical >= IDENTICAL_MIN * total
+
+
+def settings(*, full: bool) -> Iterator[tuple[str, dict[str, object]]]:
+    chunks = (1, 7, 64, 512) if full else (7, 512)
+    policies = ("none", "system_prompt", "incremental", "prefix") if full else ("none", "prefix")
+    for slots, cache, chunk in itertools.product((1, 8), policies, chunks):
+        yield (
+            f"slots {slots}, cache {cache}, chunk {chunk}",
+            {"n_seq_max": slots, "cache": cache, "prefill_chunk": chunk},
+        )
+    yield "speculation", {"n_seq_max": 8, "cache": "prefix", "speculation": "ngram"}
+
+
+def compare(tally: Tally, loop: PlainLoop, prompt: list[int], expected: list[int], got: list[int]) -> None:
+    if got == expected:
+        tally.identical += 1
+        return
+    at = next(
+        (i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b),
+        min(len(got), len(expected)),
+    )
+    if at >= len(got):
+        tally.wrong.append(f"ended after {at} tokens, the reference went on")
+        return
+    margin = loop.margin(prompt + got[:at], got[at])
+    if margin <= TOLERANCE:
+        tally.tolerated += 1
+    else:
+        tally.wrong.append(f"token {at}: {margin:.3f} below the maximum")
+
+
+def run(count: int, *, full: bool, path: Path) -> list[Tally]:
+    asked = conversations(count)
+    loop = PlainLoop(str(path))
+    with LLM(path, n_seq_max=1, context_window=1024) as llm:
+        prompts = [list(llm.chat_prompt_tokens(messages)) for messages in asked]
+    expected = [loop.greedy(prompt, OUTPUT) for prompt in prompts]
+    tallies = []
+    for name, options in settings(full=full):
+        with LLM(path, context_window=1024, **options) as llm:
+            for state in ("cold", "warm"):
+                started = time.monotonic()
+                answers = llm.chat_many(
+                    asked, max_tokens=OUTPUT, temperature=0, top_k=0, top_p=1.0, min_p=0.0
+                )
+                tally = Tally(f"{name}, {state}")
+                for prompt, want, answer in zip(prompts, expected, answers, strict=True):
+                    compare(tally, loop, prompt, want, list(answer.tokens))
+                tally.seconds = time.monotonic() - started
+                tallies.append(tally)
+                print(
+                    f"{tally.setting}: {tally.identical} identical, {tally.tolerated} within {TOLERANCE}, "
+                    f"{len(tally.wrong)} wrong, {tally.seconds:.1f} s",
+                    flush=True,
+                )
+    loop.close()
+    return tallies
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--full", action="store_true", help="50 prompts, every policy and chunk size")
+    parser.add_argument("--json")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    path = Store(cache_home()).ensure_default()
+    tallies = run(50 if options.full else 10, full=options.full, path=path)
+    held = all(tally.held for tally in tallies)
+    if options.json:
+        rows = [
+            {"setting": t.setting, "identical": t.identical, "tolerated": t.tolerated, "wrong": t.wrong}
+            for t in tallies
+        ]
+        Path(options.json).write_text(
+            json.dumps({"held": held, "settings": rows}, indent=1) + "\n", encoding="utf-8"
+        )
+    return 0 if held or not options.check else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

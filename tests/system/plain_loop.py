@@ -1,0 +1,63 @@
+"""A plain one-sequence llama.cpp loop: the reference for greedy text. Nothing of ours but the file's path."""
+
+from __future__ import annotations
+
+import ctypes
+
+import llama_cpp
+import numpy as np
+
+
+class PlainLoop:
+    def __init__(
+        self, path: str, *, window: int = 2048, threads: int = 2, special_buffers: bool = False
+    ) -> None:
+        llama_cpp.llama_backend_init()
+        params = llama_cpp.llama_model_default_params()
+        params.use_extra_bufts = special_buffers
+        self._model = llama_cpp.llama_model_load_from_file(path.encode(), params)
+        assert self._model, "the reference does not load"
+        context = llama_cpp.llama_context_default_params()
+        context.n_ctx = window
+        context.n_batch = context.n_ubatch = 512
+        context.n_threads = context.n_threads_batch = threads
+        context.flash_attn_type = 1
+        self._context = llama_cpp.llama_init_from_model(self._model, context)
+        self._vocab = llama_cpp.llama_model_get_vocab(self._model)
+        self._size = llama_cpp.llama_vocab_n_tokens(self._vocab)
+        self._memory = llama_cpp.llama_get_memory(self._context)
+
+    def _decode(self, tokens: list[int]) -> np.ndarray:
+        """Logits after these tokens, which continue what is there."""
+        for start in range(0, len(tokens), 512):
+            part = tokens[start : start + 512]
+            row = (llama_cpp.llama_token * len(part))(*part)
+            code = llama_cpp.llama_decode(self._context, llama_cpp.llama_batch_get_one(row, len(part)))
+            assert code == 0, f"llama_decode answered {code}"
+        pointer = llama_cpp.llama_get_logits_ith(self._context, -1)
+        return np.ctypeslib.as_array(
+            ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self._size,)
+        ).copy()
+
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        """The model's own continuation, token by token, to its end or to `count`."""
+        llama_cpp.llama_memory_clear(self._memory, True)
+        logits = self._decode(prompt)
+        output: list[int] = []
+        while len(output) < count:
+            token = int(logits.argmax())
+            output.append(token)
+            if llama_cpp.llama_vocab_is_eog(self._vocab, token):
+                break
+            logits = self._decode([token])
+        return output
+
+    def margin(self, prefix: list[int], token: int) -> float:
+        """How far below the maximum the reference logit of this token is, teacher-forced on the prefix."""
+        llama_cpp.llama_memory_clear(self._memory, True)
+        logits = self._decode(prefix)
+        return float(logits.max() - logits[token])
+
+    def close(self) -> None:
+        llama_cpp.llama_free(self._context)
+        llama_cpp.llama_model_free(self._model)

@@ -1,0 +1,142 @@
+"""run: prompts from arguments and pipes, answers on stdout, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from stretto.cli.run import _asked, _prompt
+from tests.unit.cli.conftest import TIMEOUT_S
+
+SIMULATED = ("--backend", "simulated")
+
+
+@pytest.mark.parametrize(
+    ("given", "piped", "expected"),
+    [
+        ("ask", None, "ask"),
+        (None, "text", "text"),
+        ("sum up", "a\nb", "sum up\n\na\nb"),
+        ("ask", "", "ask"),
+        ("", None, ""),
+        (None, None, None),
+    ],
+)
+def test_argument_and_pipe_make_one_prompt(given, piped, expected):
+    assert _prompt(given, piped) == expected
+
+
+def test_system_prompt_and_raw_text():
+    assert [message["role"] for message in _asked("hi", "be brief", raw=False)] == ["system", "user"]
+    assert _asked("hi", None, raw=False) == [{"role": "user", "content": "hi"}]
+    assert _asked("Once upon", None, raw=True) == "Once upon"
+
+
+def test_the_answer_is_all_of_stdout(shell):
+    ended = shell("run", "hello", "-n", "7", *SIMULATED)
+    assert ended.code == 0
+    assert ended.out.endswith("\n")
+    assert 0 < len(ended.out) <= 7 * 4 + 1
+    assert ended.err == ""
+
+
+def test_piped_text_is_the_prompt(shell):
+    """The simulated model's answer depends on its whole prompt, and on nothing else."""
+    options = ("-n", "12", "-t", "0", *SIMULATED)
+    whole = shell("run", "sum up\n\nthe text", *options)
+    assert shell("run", "sum up", *options, stdin=b"the text\n").out == whole.out
+    assert shell("run", *options, stdin=b"sum up\n\nthe text").out == whole.out
+    assert shell("run", "sum up", *options).out != whole.out
+
+
+def test_a_seed_repeats_the_answer(shell):
+    answers = [shell("run", "hello", "-n", "12", "--seed", seed, *SIMULATED).out for seed in ("1", "1", "2")]
+    assert answers[0] == answers[1]
+
+
+def test_a_prompt_that_looks_like_a_flag(shell):
+    assert shell("run", "-n", "3", *SIMULATED, "--", "--help").code == 0
+
+
+def test_stats_go_to_stderr(shell):
+    ended = shell("run", "hello", "-n", "5", "--stats", *SIMULATED)
+    assert "5 tokens at" in ended.err
+    assert "ended by length" in ended.err
+
+
+def test_config_names_the_settings(shell, tmp_path):
+    other = tmp_path / "other.yaml"
+    other.write_text("defaults: {backend: simulated}\n")
+    assert shell("run", "hello", "-n", "3", "--config", other).code == 0
+
+
+def test_the_only_model_of_the_file_is_taken(shell, tmp_path):
+    (tmp_path / "stretto.yaml").write_text("models:\n  toy: {backend: simulated}\n")
+    assert shell("run", "hello", "-n", "3").code == 0
+
+
+def test_a_real_model_answers(shell, dense):
+    ended = shell("run", "-m", dense, "hello", "-n", "4", "-t", "0", "--n-seq-max", "1")
+    assert (ended.code, ended.out.strip() != "") == (0, True), ended
+    assert all(line.startswith("note: ") for line in ended.err.splitlines())
+
+
+@pytest.mark.slow
+def test_a_schema_shapes_the_answer(shell, dense, tmp_path):
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps({"enum": ["yes", "no"]}))
+    ended = shell("run", "-m", dense, "hello", "--json-schema", path, "-n", "16")
+    assert ended.code == 0, ended
+    assert json.loads(ended.out) in ("yes", "no")
+
+
+def interrupted(process) -> tuple[int, bytes, bytes, float]:
+    """Wait for the first text, press Ctrl-C, and see how and how soon it ends."""
+    assert process.stdout is not None
+    first = os.read(process.stdout.fileno(), 1)
+    assert first, process.communicate(timeout=TIMEOUT_S)
+    process.send_signal(signal.SIGINT)
+    pressed_s = time.monotonic()
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    return process.returncode, first + out, err, time.monotonic() - pressed_s
+
+
+def test_ctrl_c_in_mid_stream(shell):
+    process = shell.start("run", "hello", *SIMULATED, "--context-window", "4M")
+    code, out, err, took_s = interrupted(process)
+    assert code == 130
+    assert out
+    assert b"Traceback" not in err
+    assert took_s < 10
+
+
+def test_ctrl_c_in_mid_stream_of_a_real_model(shell, dense):
+    options = ("-n", "100000", "--context-window", "100k", "--n-seq-max", "1", "--cache", "none")
+    code, out, err, took_s = interrupted(shell.start("run", "-m", dense, "hello", *options))
+    assert code == 130, err
+    assert b"Traceback" not in err
+    assert took_s < 20
+
+
+def test_ctrl_c_while_the_model_loads(shell, dense):
+    process = shell.start("run", "-m", dense, "hello", "-n", "100000")
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130, err
+    assert b"Traceback" not in err
+
+
+def test_a_reader_who_leaves(shell):
+    """`stretto run … | head -c 1` ends quietly."""
+    process = shell.start("run", "hello", *SIMULATED, "--context-window", "4M")
+    os.read(process.stdout.fileno(), 1)
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(TIMEOUT_S) == 141
+    assert err == b""
