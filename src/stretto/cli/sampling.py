@@ -36,6 +36,8 @@ class Sampling:
         Above 1 discourages what was said lately.
     stop
         End the answer before this text; may be given several times.
+    ignore_eos
+        Go on where the model would end.
     json_schema
         A file with a JSON schema that the answer must follow.
     timeout
@@ -54,11 +56,21 @@ class Sampling:
     repeat_penalty: Annotated[float | None, Parameter(metavar="X", group=ANSWER)] = None
     stop: Annotated[list[str] | None, Parameter(negative="", metavar="TEXT", group=ANSWER)] = None
     json_schema: Annotated[Path | None, Parameter(metavar="FILE", group=ANSWER)] = None
+    ignore_eos: Annotated[bool | None, Parameter(negative="", group=ANSWER)] = None
     timeout: Annotated[float | None, Parameter(metavar="SECONDS", group=ANSWER)] = None
 
     def options(self) -> dict[str, Any]:
         """As keywords of the SDK; a schema is compiled here, before a model is loaded for nothing."""
-        names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "stop")
+        names = (
+            "max_tokens",
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "repeat_penalty",
+            "stop",
+            "ignore_eos",
+        )
         found = {name: getattr(self, name) for name in names}
         found["timeout_s"] = self.timeout
         found["json_schema"] = _schema(self.json_schema) if self.json_schema is not None else None

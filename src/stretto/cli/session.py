@@ -24,11 +24,9 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 @contextmanager
 def opened(context: Context, model: str | None, flags: Mapping[str, Any]) -> Iterator[LLM]:
     """Load a model with a bar on stderr, and close it however the block ends."""
-    known = context.settings(flags).settings.models  # settings are judged before anything heavy is imported
-    if model is None and len(known) == 1:
-        model = next(iter(known))
+    model, given = _chosen(context, model, flags)  # settings are judged before anything heavy is imported
     with _heeding_interrupts():
-        llm = _load(context, model, flags)
+        llm = _load(context, model, given)
     try:
         for warning in llm.description.get("warnings", ()):
             note(str(warning))
@@ -37,18 +35,33 @@ def opened(context: Context, model: str | None, flags: Mapping[str, Any]) -> Ite
         llm.close()
 
 
+def _chosen(
+    context: Context, model: str | None, flags: Mapping[str, Any]
+) -> tuple[str | None, Mapping[str, Any]]:
+    """The model to load and the settings to give it. A file with one model means that one.
+
+    The SDK reads variables and the usual file by itself; another file (`--config`) it is given in full.
+    """
+    settings = context.settings(flags).settings
+    if model is None and len(settings.models) == 1:
+        model = next(iter(settings.models))
+    if context.config is None:
+        return model, flags
+    values = settings.model(model or "").model_dump()
+    path = values.pop("path")
+    return path or model, {name: value for name, value in values.items() if value is not None}
+
+
 def _load(context: Context, model: str | None, flags: Mapping[str, Any]) -> LLM:
     from stretto.llm import LLM
 
-    given: dict[str, Any] = {"config": context.config} if context.config is not None else {}
     if not sys.stderr.isatty():
-        return LLM(model, cache_dir=context.cache_dir, **given, **flags)
+        return LLM(model, cache_dir=context.cache_dir, **flags)
     with progress(f"loading {model or 'the default model'}") as shown:
         return LLM(
             model,
             cache_dir=context.cache_dir,
             progress=lambda _stage, done: shown(int(1000 * done), 1000),
-            **given,
             **flags,
         )
 

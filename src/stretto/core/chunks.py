@@ -18,7 +18,7 @@ class ChunkSharer:
         self._cost = cost
         self._quantum = quantum
         self._chunk_max = chunk_max
-        self._others_turn = False
+        self._others_turn = True
 
     def share(self, prompts: Sequence[Slot], *, allowance_s: float, rows: int) -> list[tuple[Slot, int]]:
         """Rows for each prompt that gets any this tick, in the order in which they were given."""
@@ -39,7 +39,7 @@ class ChunkSharer:
             if left == budget:
                 left -= self._give(shares, senior, left, least=1)
                 self._give_others(shares, others, left)
-        self._others_turn = bool(others) and not self._others_turn
+        self._others_turn = not others or not self._others_turn  # who comes new has the first turn
         return [(slot, shares[slot.index]) for slot in (senior, *others) if shares.get(slot.index)]
 
     def _give_others(self, shares: dict[int, int], others: Sequence[Slot], left: int) -> int:
@@ -52,11 +52,17 @@ class ChunkSharer:
         have = shares.get(slot.index, 0)
         due = next((mark - slot.planned for mark in slot.marks if mark > slot.planned), slot.rows_due)
         total = min(have + count, due, self._chunk_max)
-        if total < due:  # a sliver of a chunk costs as much as a whole quantum
+        if total > self._quantum or total < due:  # what is left over costs as much as a whole quantum
             total = max(total - total % self._quantum, min(least, total))
+        while total > have + 1 and total < self._quantum and self._is_dear(total, slot.planned):
+            total = (total + 1) // 2
         given = max(0, total - have)
         shares[slot.index] = have + given
         return given
+
+    def _is_dear(self, count: int, context: int) -> bool:
+        """Behind a kernel's cliff a part of a quantum can cost more than all of it: then in two parts."""
+        return self._cost.chunk_s(count, context) > self._cost.chunk_s(self._quantum, context)
 
 
 def _seniority(slot: Slot) -> int:

@@ -13,6 +13,7 @@ from stretto.cli.run import _asked, _prompt
 from tests.unit.cli.conftest import TIMEOUT_S
 
 SIMULATED = ("--backend", "simulated")
+ENDLESS = (*SIMULATED, "--context-window", "4M", "--ignore-eos")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_the_answer_is_all_of_stdout(shell):
 
 def test_piped_text_is_the_prompt(shell):
     """The simulated model's answer depends on its whole prompt, and on nothing else."""
-    options = ("-n", "12", "-t", "0", *SIMULATED)
+    options = ("-n", "12", "--seed", "1", *SIMULATED)
     whole = shell("run", "sum up\n\nthe text", *options)
     assert shell("run", "sum up", *options, stdin=b"the text\n").out == whole.out
     assert shell("run", *options, stdin=b"sum up\n\nthe text").out == whole.out
@@ -106,7 +107,7 @@ def interrupted(process) -> tuple[int, bytes, bytes, float]:
 
 
 def test_ctrl_c_in_mid_stream(shell):
-    process = shell.start("run", "hello", *SIMULATED, "--context-window", "4M")
+    process = shell.start("run", "hello", *ENDLESS)
     code, out, err, took_s = interrupted(process)
     assert code == 130
     assert out
@@ -115,8 +116,8 @@ def test_ctrl_c_in_mid_stream(shell):
 
 
 def test_ctrl_c_in_mid_stream_of_a_real_model(shell, dense):
-    options = ("-n", "100000", "--context-window", "100k", "--n-seq-max", "1", "--cache", "none")
-    code, out, err, took_s = interrupted(shell.start("run", "-m", dense, "hello", *options))
+    options = ("--ignore-eos", "--context-window", "100k", "--n-seq-max", "1", "--cache", "none")
+    code, _, err, took_s = interrupted(shell.start("run", "-m", dense, "hello", *options))
     assert code == 130, err
     assert b"Traceback" not in err
     assert took_s < 20
@@ -133,7 +134,7 @@ def test_ctrl_c_while_the_model_loads(shell, dense):
 
 def test_a_reader_who_leaves(shell):
     """`stretto run … | head -c 1` ends quietly."""
-    process = shell.start("run", "hello", *SIMULATED, "--context-window", "4M")
+    process = shell.start("run", "hello", *ENDLESS)
     os.read(process.stdout.fileno(), 1)
     process.stdout.close()
     err = process.stderr.read()

@@ -43,6 +43,7 @@ sys.exit(f"imported: {{found}}" if found else 0)
 """
     done = subprocess.run(
         [sys.executable, "-c", source],
+        check=False,
         capture_output=True,
         text=True,
         env=environment(tmp_path),

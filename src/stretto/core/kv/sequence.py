@@ -161,3 +161,16 @@ class SequenceTable:
         """How many runs of consecutive ids the running sequences form when this one joins them."""
         ids = sorted([s.index for s in self.all if s.slot is not None and s.index != index] + [index])
         return 1 + sum(1 for left, right in pairwise(ids) if right > left + 1)
+
+    def gap(self) -> tuple[Sequence | None, Sequence | None]:
+        """The last running sequence, and the idle one before it that it would best be moved into."""
+        last = next((s for s in reversed(self.all) if s.slot is not None), None)
+        gaps = [s for s in self.idle() if last is not None and s.index < last.index]
+        return last, min(gaps, key=lambda s: (self.runs_with(s.index), s.index), default=None)
+
+    def can_move(self, sequence: Sequence) -> bool:
+        """Not while anything about it is pending, and not when it is about to be saved where it is."""
+        slot = sequence.slot
+        if slot is None or sequence.unsettled or sequence.trim is not None or slot.computed == 0:
+            return False
+        return slot.planned not in slot.marks and not self.is_copy_target(sequence.index)

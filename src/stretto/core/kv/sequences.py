@@ -309,19 +309,11 @@ class SequenceLedger:
         """Close a gap that has lasted by moving the last running sequence into it. One move a tick."""
         if not self._can.contiguous or self._can.share is not Share.COPY or not self._can.share_from_running:
             return
-        running = [s for s in self.table.all if s.slot is not None]
-        gaps = [s for s in self.table.idle() if running and s.index < running[-1].index]
-        self._gap_ticks = self._gap_ticks + 1 if gaps else 0
-        if self._gap_ticks > GAP_TICKS and self._may_move(running[-1]):
-            gap = min(gaps, key=lambda s: (self.table.runs_with(s.index), s.index))
-            self._move(running[-1], gap)
+        last, gap = self.table.gap()
+        self._gap_ticks = self._gap_ticks + 1 if gap is not None else 0
+        if gap is not None and last is not None and self._gap_ticks > GAP_TICKS and self.table.can_move(last):
+            self._move(last, gap)
             self._gap_ticks = 0
-
-    def _may_move(self, sequence: Sequence) -> bool:
-        slot = sequence.slot
-        if slot is None or sequence.unsettled or sequence.trim is not None or slot.computed == 0:
-            return False
-        return slot.planned not in slot.marks and not self.table.is_copy_target(sequence.index)
 
     def _move(self, source: Sequence, target: Sequence) -> None:
         slot = source.slot
