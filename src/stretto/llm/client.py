@@ -40,9 +40,10 @@ class LLM:
         *,
         progress: Callable[[str, float], None] | None = None,
         cache_dir: str | Path | None = None,
+        config: str | Path | None = None,
         **settings: Any,
     ) -> None:
-        self._loaded: Loaded = load(model, settings, cache_dir=cache_dir, progress=progress)
+        self._loaded: Loaded = load(model, settings, cache_dir=cache_dir, progress=progress, config=config)
         self._runtime: ModelRuntime = self._loaded.runtime
 
     # --- asking ----------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from stretto.settings.yaml_file import parse_value, read_yaml
 PREFIX = "STRETTO_"
 FILE_NAME = "stretto.yaml"
 # Variables that belong to the process, not to a key of this file.
-VARIABLES_RESERVED = ("STRETTO_CONFIG", "STRETTO_CACHE_DIR", "STRETTO_PROVE")
+VARIABLES_RESERVED = ("STRETTO_CONFIG", "STRETTO_CACHE_DIR", "STRETTO_DEBUG", "STRETTO_PROVE")
 MODEL_KEYS = tuple(ModelSettings.model_fields)
 SECTIONS = ("models", "defaults", "generate_batcher")
 BATCHER_KEYS = tuple(GenerateBatcherSettings.model_fields)

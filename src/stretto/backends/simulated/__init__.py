@@ -165,7 +165,9 @@ class SimulatedBackend:
 
     def _append(self, span: Span, tokens: array[int]) -> None:
         scope = self._bound[span.slot].request.scope
-        known = [self._sampled[span.slot] if token == PENDING_TOKEN else token for token in tokens]
+        # A slot that failed in the tick before has sampled nothing; the core discards this row.
+        last = self._sampled.get(span.slot, self.model.eos)
+        known = [last if token == PENDING_TOKEN else token for token in tokens]
         self.memory.append(span.sequence, span.start, self.model.cells(scope, known))
 
     def _run_span(self, span: Span, tokens: array[int], outcome: Outcome, faults: TickFaults) -> None:
