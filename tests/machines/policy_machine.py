@@ -60,6 +60,7 @@ def shared(left: array[int], right: array[int]) -> int:
 class PolicyMachine(RuleBasedStateMachine):
     policy = ""
     layouts = LAYOUTS
+    answers = (1, 3, 8, 30)
 
     @initialize(data=st.data())
     def begin(self, data):
@@ -83,7 +84,7 @@ class PolicyMachine(RuleBasedStateMachine):
         request = ask(
             f"r{self.number}",
             tokens,
-            max_tokens=dice.choice((1, 3, 8, 30)),
+            max_tokens=dice.choice(self.answers),
             boundaries=boundaries,
             priority=Priority(dice.choice((0, 1, 1, 1, 2))),
             seed=dice.randrange(2),

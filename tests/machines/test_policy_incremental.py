@@ -12,6 +12,7 @@ from tests.machines.profile import DICE, PROFILE
 
 class IncrementalMachine(PolicyMachine):
     policy = "incremental"
+    answers = (3, 8, 90)
 
     def promise(self, slot, reused, *, resumed):
         """That there is a donor of the same scope with equal tokens is checked for every policy."""
@@ -25,10 +26,13 @@ class IncrementalMachine(PolicyMachine):
             if job.entered_s is not None
         }
 
-    @precondition(lambda self: self._deferred())
+    @precondition(lambda self: self._alive())
     @rule(dice=DICE)
     def patience_ends(self, dice):
         """Once the time-out is over, a deferred request gets its turn within a few plans."""
+        for _ in range(3):
+            self.regenerate(dice)
+            self._step()
         before = self._deferred()
         targets = {slot: self.state.slots[slot].epoch for slot, _ in before.values()}
         pauses = self.pauses

@@ -30,10 +30,12 @@ class NoCacheMachine(PolicyMachine):
     def nothing_is_kept(self):
         """What idle sequences and snapshots hold belongs to requests that have been parked."""
         ledger = self.state.ledger if hasattr(self, "rig") else None
-        if isinstance(ledger, SequenceLedger) and not self._branched():
+        if isinstance(ledger, SequenceLedger):
             parked = {job.id for job in self.state.jobs.values() if job.parks}
-            idle = [s.content for s in ledger.table.idle() if s.content is not None]
-            for content in [*idle, *(s.content for s in ledger.store)]:
+            kept = [s.content for s in ledger.table.idle() if s.content is not None]
+            if not self._branched():
+                kept += [s.content for s in ledger.store]
+            for content in kept:
                 assert content.owner in parked, "somebody's text was kept for others"
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stretto.backends.llamacpp.kernels import special_buffers_work
 from stretto.llm import LLM
 from stretto.models.store import Store
 from stretto.settings.places import cache_home
@@ -100,7 +101,7 @@ def compare(tally: Tally, loop: PlainLoop, prompt: list[int], expected: list[int
 
 def run(count: int, *, full: bool, path: Path) -> list[Tally]:
     asked = conversations(count)
-    loop = PlainLoop(str(path))
+    loop = PlainLoop(str(path), special_buffers=special_buffers_work(cache_home()))
     with LLM(path, n_seq_max=1, context_window=1024) as llm:
         prompts = [list(llm.chat_prompt_tokens(messages)) for messages in asked]
     expected = [loop.greedy(prompt, OUTPUT) for prompt in prompts]

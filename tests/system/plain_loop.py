@@ -8,10 +8,16 @@ import llama_cpp
 import numpy as np
 
 
+@llama_cpp.llama_log_callback
+def _silence(level: int, text: bytes, user_data: object) -> None:
+    """llama.cpp's log is not what these tests are about."""
+
+
 class PlainLoop:
-    def __init__(
-        self, path: str, *, window: int = 2048, threads: int = 2, special_buffers: bool = False
-    ) -> None:
+    """`special_buffers` must be as in the backend: repacked weights are multiplied by other kernels."""
+
+    def __init__(self, path: str, *, special_buffers: bool, window: int = 2048, threads: int = 2) -> None:
+        llama_cpp.llama_log_set(_silence, ctypes.c_void_p())
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         params.use_extra_bufts = special_buffers

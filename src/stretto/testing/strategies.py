@@ -94,6 +94,7 @@ def limits(
         cache_ram_bytes=st.sampled_from((0, 800, 1 << 20)),
         preemption=st.sampled_from(Preemption),
         headroom_tokens=st.sampled_from((0, 8)),
+        priority_park_min_tokens=st.sampled_from((1, 1, 16)),
     )
 
 
@@ -110,6 +111,7 @@ def _limits(
     cache_ram_bytes: int,
     preemption: Preemption,
     headroom_tokens: int,
+    priority_park_min_tokens: int,
 ) -> Limits:
     return Limits(
         n_seq_max=slots,
@@ -124,6 +126,7 @@ def _limits(
         cache_ram_bytes=cache_ram_bytes,
         preemption=preemption,
         headroom_tokens=headroom_tokens,
+        priority_park_min_tokens=priority_park_min_tokens,
     )
 
 

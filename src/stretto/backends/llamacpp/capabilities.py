@@ -3,7 +3,7 @@
 memory                       rewind       share    pool
 attention, streams           ANY          COPY     –
 attention, unified           ANY          RANGE    cells
-sliding window, small cache  WINDOW       as above
+sliding window, small cache  WINDOW       as above; in a pool also with swa_full
 hybrid                       CHECKPOINT   as above (whole states only)
 recurrent                    CHECKPOINT   COPY     – (a state per sequence, no cells)
 """
@@ -23,14 +23,17 @@ def rewind_of(context: Context, measures: Measures) -> tuple[Rewind, int]:
     model = context.model
     if model.is_hybrid or model.is_recurrent or not measures.can_cut:
         return Rewind.CHECKPOINT, 0
-    if model.n_swa and not context.plan.swa_full:
+    if model.n_swa and (not context.plan.swa_full or context.plan.unified):
         return Rewind.WINDOW, _intact_tail(context)
     return Rewind.ANY, 0
 
 
 def _intact_tail(context: Context) -> int:
-    """Cells beyond the window that a stream overwrites last. In a shared pool others overwrite them."""
-    if context.plan.unified and context.n_seq_max > 1:
+    """Cells beyond the window that a stream overwrites last.
+
+    In a shared pool anybody's rows overwrite them, with swa_full too: nothing behind the window is certain.
+    """
+    if context.plan.unified:
         return 0
     wanted = context.model.n_swa + context.n_ubatch
     cells = -(-wanted // CELLS_QUANTUM) * CELLS_QUANTUM

@@ -112,8 +112,7 @@ class Context:
         pointer = self.lib.llama_get_logits(self.handle)
         if not pointer:
             raise InvariantError("a pass with outputs has no logits")
-        address = ctypes.cast(pointer, ctypes.c_void_p).value
-        assert address is not None
+        address = ctypes.addressof(pointer.contents)
         cells: Any = (ctypes.c_float * (self._outputs * self.vocab)).from_address(address)
         rows: NDArray[np.float32] = np.frombuffer(cells, dtype=np.float32)
         return rows.reshape(self._outputs, self.vocab)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import importlib.util
 import json
 import platform
 import sys
@@ -27,8 +28,9 @@ _known: dict[str, bool] = {}
 
 
 def special_buffers_work(cache_dir: Path | None) -> bool:
-    """False: load with plain buffers, slower and safe. Found once for each machine and library version."""
-    key = ":".join((importlib.metadata.version("llama_cpp_python"), platform.machine(), _processor()))
+    """False: load with plain buffers, slower and safe. Found once for each machine and build."""
+    version = importlib.metadata.version("llama_cpp_python")
+    key = ":".join((version, _build(), platform.machine(), _processor()))
     if key not in _known:
         remembered = _read(cache_dir).get(key)
         if remembered is None:
@@ -38,6 +40,14 @@ def special_buffers_work(cache_dir: Path | None) -> bool:
                 _write(cache_dir, {**_read(cache_dir), key: remembered})
         _known[key] = remembered
     return _known[key]
+
+
+def _build() -> str:
+    """When the library was put here: another build of the same version may work where this one fails."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        return ""
+    return str(Path(spec.origin).stat().st_mtime_ns)
 
 
 def _ignore(line: str) -> None:

@@ -22,7 +22,6 @@ class Memory:
         self._context = context
         self.arena = arena
         self._rewind = rewind
-        self._slides = context.model.n_swa if rewind is Rewind.WINDOW else 0
         self.lengths = [0] * context.n_seq_max
 
     def execute(self, ops: Sequence[KvOp]) -> tuple[tuple[OpResult, ...], set[int]]:
@@ -110,10 +109,12 @@ class Memory:
     def _may_cut(self, sequence: int, length: int) -> bool:
         if self._rewind is Rewind.CHECKPOINT:
             return False  # llama.cpp says True to some of these and corrupts the state
-        if not self._slides:
+        if self._rewind is Rewind.ANY:
             return True
+        if self._context.plan.unified:
+            return False  # cells behind the window go one by one: nothing tells which are left
         first, _ = self._context.positions(sequence)
-        return 0 <= first <= max(0, length - self._slides)
+        return 0 <= first <= max(0, length - self._context.model.n_swa)
 
     def _clear(self, sequence: int) -> OpResult:
         if not self._context.remove(sequence, 0):

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stretto.backends.llamacpp.errors import ModelLoadError
-from stretto.backends.llamacpp.kernels import special_buffers_work
 from stretto.backends.llamacpp.library import Weights, forget_log, last_error, library
 from stretto.backends.llamacpp.vocabulary import Vocabulary
 from stretto.models import gguf, probe
@@ -107,6 +106,8 @@ def load(
     shape_of(file)
     if trial:
         probe.require(path, cache_dir=cache_dir)
+    from stretto.backends.llamacpp.kernels import special_buffers_work  # a child runs it as its main module
+
     lib = library()
     forget_log()
     params = _native(lib, options)

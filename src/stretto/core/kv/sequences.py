@@ -262,14 +262,14 @@ class SequenceLedger:
         keep = min(keep, sequence.held)
         sequence.slot = None
         sequence.last_used = self._clock
+        if private:
+            content.owner = job.id
         if keep <= 0 or sequence.unsettled or self._is_invalid(content, slot, job):
             self._empty(sequence)
             sequence.unsettled = False
         elif self._cells is not None:
             self._cells.cut(sequence.index, content.length)
             self._cap_idle()
-        if sequence.content is not None and private:
-            sequence.content.owner = job.id
         slot.sequence = -1
 
     def _is_invalid(self, content: Content, slot: Slot, job: Job) -> bool:

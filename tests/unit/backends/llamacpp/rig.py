@@ -69,7 +69,7 @@ def tiny(kind: str) -> Model:
 
 
 def options(**more) -> ContextOptions:
-    defaults = {"n_seq_max": 4, "context_window": 512, "n_batch": 256, "n_ubatch": 64, "n_threads": 2}
+    defaults = {"n_seq_max": 4, "context_window": 512, "n_batch": 256, "n_ubatch": 64, "n_threads": 1}
     return ContextOptions(**defaults | more)
 
 
@@ -92,7 +92,7 @@ class Reference:
         self._vocab = model.vocabulary.vocab_size
         params = self._lib.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = window, window, 512
-        params.n_threads = params.n_threads_batch = 2
+        params.n_threads = params.n_threads_batch = 1
         stateful = model.is_hybrid or model.is_recurrent
         params.flash_attn_type = int(not stateful if flash is None else flash)
         params.swa_full = swa_full

@@ -1,0 +1,132 @@
+"""Two planted defects for each state machine: mistakes that are easy to make, and the machine that must see them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tools.plant import Defect
+
+
+class Planted(NamedTuple):
+    machine: str  # the test file, beside this one
+    defect: Defect
+
+
+def _planted(machine: str, name: str, file: str, before: str, after: str) -> Planted:
+    return Planted(f"test_{machine}.py", Defect(name, file, before, after))
+
+
+PLANTED = (
+    _planted(
+        "sequences_streams",
+        "off by one in a trim",
+        "core/kv/sequences.py",
+        "target.trim = length",
+        "target.trim = length + 1",
+    ),
+    _planted(
+        "sequences_streams",
+        "a resident prefix of another scope is found",
+        "core/kv/matching.py",
+        "if content is None or sequence.unsettled or not content.visible_to(job.scope, job.id):",
+        "if content is None or sequence.unsettled:",
+    ),
+    _planted(
+        "sequences_unified",
+        "a restore takes cells that nobody counts",
+        "core/kv/sequences.py",
+        "self._cells.grow(target.index, length)",
+        "pass",
+    ),
+    _planted(
+        "sequences_unified",
+        "a shared run is freed when the first holder lets go",
+        "core/kv/cells.py",
+        "tail.holders = run.holders",
+        "tail.holders = 1",
+    ),
+    _planted(
+        "pages",
+        "a page is reused before its fence",
+        "core/kv/pages.py",
+        "if self._issued:",
+        "if False:",
+    ),
+    _planted(
+        "pages",
+        "the source of a page copy is never let go",
+        "core/kv/pages.py",
+        "self._let_go([op.other])\n            table = self._tables.get(owner)",
+        "table = self._tables.get(owner)",
+    ),
+    _planted(
+        "queue",
+        "the ageing turn is dropped",
+        "core/queue.py",
+        "if self.admissions % AGEING_TURN == AGEING_TURN - 1:",
+        "if self.admissions < 0:",
+    ),
+    _planted(
+        "queue",
+        "the bound is one for all priorities",
+        "core/queue.py",
+        "self._entered[level] < self._limits.in_flight_max or",
+        "sum(self._entered) < self._limits.in_flight_max or",
+    ),
+    _planted(
+        "policy_none",
+        "a finished text stays for others",
+        "core/cache/policies.py",
+        "return computed if self.keeps_resident else 0",
+        "return computed",
+    ),
+    _planted(
+        "policy_none",
+        "what a parked request leaves is for everybody",
+        "core/state.py",
+        "private=not self.policy.keeps_resident",
+        "private=False",
+    ),
+    _planted(
+        "policy_system_prompt",
+        "any snapshot will do",
+        "core/cache/policies.py",
+        "exact = source.kind is Kind.SNAPSHOT and source.held == source.common == own",
+        "exact = source.kind is Kind.SNAPSHOT",
+    ),
+    _planted(
+        "policy_system_prompt",
+        "the salt does not divide a tenant",
+        "core/cache/store.py",
+        "return self.scope == scope and self.owner",
+        "return self.scope.group == scope.group and self.owner",
+    ),
+    _planted(
+        "policy_incremental",
+        "a deferred request has no time-out",
+        "core/preemption.py",
+        "for waiter in [*state.queue.deferred, *state.queue.waiting()]:",
+        "for waiter in state.queue.waiting():",
+    ),
+    _planted(
+        "policy_incremental",
+        "a deferred request blocks those behind it",
+        "core/admission.py",
+        "state.note(notes.DEFERRED, job, verdict.slot, verdict.length)\n            return True",
+        "state.note(notes.DEFERRED, job, verdict.slot, verdict.length)\n            return False",
+    ),
+    _planted(
+        "policy_prefix",
+        "the whole prompt is reused",
+        "core/kv/matching.py",
+        "common = common_prefix(job.known, content.tokens, min(len(job.known) - 1, held))",
+        "common = common_prefix(job.known, content.tokens, min(len(job.known), held))",
+    ),
+    _planted(
+        "policy_prefix",
+        "equal prompts are computed side by side",
+        "core/cache/policies.py",
+        "if coming is not None and situation.patient and coming.length - have",
+        "if coming is not None and coming.length < 0 and coming.length - have",
+    ),
+)
