@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from stretto.backends.simulated import LatencyModel
+from stretto.backends.simulated import LatencyModel, SimulatedBackend, TickFaults
 from stretto.core.capabilities import Capabilities, Share
 from stretto.core.limits import Limits
 from stretto.core.request import Priority
@@ -145,6 +145,22 @@ def test_parks_per_finished_request_stay_below_a_fifth_under_overload(seed):
     finished = sum(1 for end in rig.ends.values() if end.startswith("finished"))
     assert finished > 300
     assert rig.parks / finished < 0.2, f"{rig.parks} parks for {finished} finished requests"
+
+
+def test_a_backend_that_finds_no_room_for_two_still_serves_everybody():
+    """The books say there is room, the backend says no whenever two run together: one after the other, then."""
+
+    class Narrow(SimulatedBackend):
+        def _run(self, tick, outcome, faults, broken):
+            faults = TickFaults(no_room=len(tick.slots) > 1)
+            super()._run(tick, outcome, faults, broken)
+
+    rig = Rig(Capabilities(**STREAMS), Limits(n_seq_max=4), GPU)
+    rig.backend = Narrow(Capabilities(**STREAMS), latency=GPU)
+    for index in range(4):
+        rig.submit(request(f"r{index}", 30, 12))
+    rig.run_until(lambda: len(rig.ends) == 4, ticks_max=2000)
+    assert set(rig.ends.values()) == {"finished: length"}
 
 
 def test_a_flooding_tenant_does_not_take_the_others_share():

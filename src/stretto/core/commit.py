@@ -243,6 +243,7 @@ class Committer:
     def _take_no_room(self, running: Sequence[Slot], tick: Tick) -> None:
         """Idle entries first, then parking, then smaller chunks; only what is alone and smallest fails."""
         state = self._state
+        self._recovery.tight = True
         if not running or state.ledger.relieve():
             return
         rows = max(tick.counts)

@@ -16,6 +16,7 @@ class Recovery:
         self._groups: list[list[str]] = []
         self._failed_before: dict[str, None] = {}
         self.rows_max = 0  # 0: no cap; else the most rows of one prompt, after memory ran out
+        self.tight = False  # the last pass found no room: nobody comes in before one has run
 
     @property
     def active(self) -> bool:
@@ -47,7 +48,7 @@ class Recovery:
         return None
 
     def passed(self, requests: Sequence[str]) -> None:
-        self.rows_max = 0
+        self.rows_max, self.tight = 0, False
         if self._groups:
             self._groups.pop(0)
         for request_id in requests if self._failed_before else ():

@@ -143,7 +143,7 @@ class Scheduler:
         if self._in_flight and (self._recovery.active or self._in_flight[0].void):
             self._preemptor.watch_building()
             return Idle(self._next_due_s())  # judge tick by tick, and on nothing that is not certain
-        if not self._recovery.active:
+        if not self._recovery.active and not (self._recovery.tight and state.active):
             self._admission.run()
             state.ledger.compact(state.active)
         tick = Tick(self._next_tick)
@@ -190,8 +190,8 @@ class Scheduler:
 
     @property
     def recovering(self) -> bool:
-        """After a failed pass some requests run alone until the guilty one is found."""
-        return self._recovery.active
+        """After a failed pass some requests run alone, or nobody new comes in, until one has run."""
+        return self._recovery.active or self._recovery.tight
 
     @property
     def preemption_orders(self) -> tuple[Order, ...]:

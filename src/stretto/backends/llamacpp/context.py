@@ -18,7 +18,7 @@ from stretto.backends.llamacpp.batch import Batch, Rows
 from stretto.backends.llamacpp.errors import ContextError
 from stretto.backends.llamacpp.library import forget_log, last_error, library, log_lines
 from stretto.backends.llamacpp.model import LoadWarning, Model
-from stretto.backends.llamacpp.options import CACHE_TYPES, ContextOptions, Plan, resolve
+from stretto.backends.llamacpp.options import CACHE_TYPES, ROPE_SCALING, ContextOptions, Plan, resolve
 from stretto.errors import InvariantError
 
 WHOLE, STATE_ONLY = 0, 1  # llama_state_seq flags; ON_DEVICE (2) aborts on bad data and is never used
@@ -193,5 +193,6 @@ def _native(lib: Any, plan: Plan) -> Any:
     params.offload_kqv = plan.offload_kqv
     params.op_offload = plan.op_offload
     for name, value in plan.rope.items():
-        setattr(params, name, int(value) if name in ("yarn_orig_ctx", "rope_scaling_type") else value)
+        number = ROPE_SCALING[value] if isinstance(value, str) else value
+        setattr(params, name, int(number) if name in ("yarn_orig_ctx", "rope_scaling_type") else number)
     return params

@@ -41,7 +41,8 @@ ROPE_FIELDS = (
     "yarn_orig_ctx",
     "rope_scaling_type",
 )
-_NO_ROPE: Mapping[str, float] = MappingProxyType({})
+ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2, "longrope": 3}
+_NO_ROPE: Mapping[str, float | str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class ContextOptions:
     drafts_max: int = 8  # most draft tokens that one slot verifies in a tick
     offload_kqv: bool = True
     op_offload: bool = True
-    rope: Mapping[str, float] = field(default_factory=lambda: _NO_ROPE)
+    rope: Mapping[str, float | str] = field(default_factory=lambda: _NO_ROPE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ class Plan:
     n_threads_batch: int
     offload_kqv: bool
     op_offload: bool
-    rope: Mapping[str, float]
+    rope: Mapping[str, float | str]
     warnings: tuple[LoadWarning, ...] = ()
 
 
@@ -149,6 +150,9 @@ def _check(model: Model, options: ContextOptions) -> None:
     unknown = [name for name in options.rope if name not in ROPE_FIELDS]
     if unknown:
         raise ContextError(f"unknown rope options: {', '.join(unknown)}", hint="")
+    scaling = options.rope.get("rope_scaling_type", "none")
+    if scaling not in ROPE_SCALING:
+        raise ContextError(f"rope_scaling_type {scaling!r} is not one of {', '.join(ROPE_SCALING)}", hint="")
 
 
 def _attention(model: Model, options: ContextOptions, warnings: list[LoadWarning]) -> tuple[str, str, bool]:

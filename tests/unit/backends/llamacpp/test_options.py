@@ -28,6 +28,10 @@ def test_a_window_that_llama_cpp_pads_stays_the_one_asked_for() -> None:
     context.close()
 
 
+def test_rope_scaling_is_given_by_name() -> None:
+    Context(tiny("dense"), options(rope={"rope_scaling_type": "linear", "rope_freq_scale": 0.5})).close()
+
+
 def test_a_pool_is_shared_by_all() -> None:
     context = Context(tiny("dense"), options(unified=True, pool_tokens=512, context_window=4096))
     assert (context.window, context.pool_tokens) == (512, 512)
@@ -44,6 +48,7 @@ def test_a_pool_is_shared_by_all() -> None:
         ({"cache_type_v": "q8_0", "flash_attention": "off"}, "flash attention"),
         ({"context_window": 1 << 27, "n_seq_max": 64}, "does not fit"),
         ({"rope": {"speed": 1.0}}, "rope"),
+        ({"rope": {"rope_scaling_type": "cubic"}}, "rope_scaling_type"),
     ],
 )
 def test_what_cannot_be_is_refused_before_llama_cpp_sees_it(more, says) -> None:
