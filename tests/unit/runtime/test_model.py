@@ -7,13 +7,13 @@ import queue
 import pytest
 
 from stretto.backends.simulated import LatencyModel, SimulatedBackend
+from stretto.backends.simulated.text import SpellingTokenizer
 from stretto.core.capabilities import Capabilities
 from stretto.core.limits import Limits
 from stretto.core.request import SamplingParams
 from stretto.core.tick import End
 from stretto.errors import PromptTooLongError
 from stretto.runtime.model import Call, ModelRuntime
-from stretto.backends.simulated.text import SpellingTokenizer
 
 FAST = LatencyModel(a_s=0, b_s=0, c_s=0, beta_s=0, gamma_s=0)
 
