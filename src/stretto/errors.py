@@ -1,22 +1,46 @@
 """Every error that Stretto answers with, in one tree.
 
 StrettoError
-├── InvariantError            our bug: crash what broke, never answer with it
-├── InvalidRequestError       the caller must change something
-│   ├── PromptTooLongError    the prompt does not fit the window or the memory
+├── InvariantError              our bug: crash what broke, never answer with it
+├── InvalidRequestError         the caller must change something
+│   ├── PromptTooLongError      the prompt does not fit the window or the memory
 │   ├── EmptyPromptError
-│   ├── DuplicateRequestError the id is already in use
-│   └── InvalidTokenError     a token id outside the vocabulary
-├── CapacityError             try again later
-│   ├── QueueFullError        too many callers wait, or one waited too long
-│   ├── ServerBusyError       every slot built a cache for too long
-│   ├── PreemptedError        a queued request took the slot (preemption: fail)
+│   ├── DuplicateRequestError   the id is already in use
+│   ├── InvalidTokenError       a token id outside the vocabulary
+│   ├── InvalidMessageError     a message has a shape or a part that we cannot render
+│   ├── TemplateRefusedError    the template itself refused these messages (raise_exception)
+│   ├── InvalidStopError        too many stop strings, or one too long or empty
+│   ├── InvalidToolError        a tool definition or tool_choice that makes no sense
+│   ├── InvalidGrammarError     a schema, regex or grammar that does not compile
+│   └── GrammarTooComplexError  it compiles, but costs more than the limits allow
+├── CapacityError               try again later
+│   ├── QueueFullError          too many callers wait, or one waited too long
+│   ├── ServerBusyError         every slot built a cache for too long
+│   ├── PreemptedError          a queued request took the slot (preemption: fail)
 │   └── ShuttingDownError
-├── DeadlineError             the request's own deadline passed
-└── BackendError              the model could not compute this request
-    ├── PassFailedError       the forward pass failed, also when this request ran alone
-    ├── BadOutputError        NaN logits or a token outside the vocabulary
-    └── OutOfMemoryError      the request does not fit even alone
+├── DeadlineError               the request's own deadline passed
+├── BackendError                the model could not compute this request
+│   ├── PassFailedError         the forward pass failed, also when this request ran alone
+│   ├── BadOutputError          NaN logits or a token outside the vocabulary
+│   ├── OutOfMemoryError        the request does not fit even alone
+│   └── LlamaCppError           between us and llama.cpp, before any request runs
+│       ├── LlamaCppMissingError  the extra is not installed, or its library does not load
+│       ├── ModelLoadError        llama.cpp refused a file that looked sound
+│       └── ContextError          no context with these options: they contradict, or memory is short
+├── ModelError                  a model's name, file or download
+│   ├── InvalidModelNameError   not a name, or one that leaves the store
+│   ├── ModelNotFoundError      no such file, or nothing of that name in the store
+│   ├── ModelFileError          the file is not a model that can be loaded
+│   │   ├── NotGgufError          another kind of file
+│   │   ├── TruncatedModelError   the file ends before what its header promises
+│   │   └── UnsupportedModelError a version, byte order or tensor type that llama.cpp does not read
+│   ├── ModelRefusedError       the trial load in a child process failed, crashed or took too long
+│   ├── ConversionError         the child that converts a model failed
+│   └── DownloadError           the hub did not answer, or answered something else
+│       ├── DigestMismatchError   the bytes are not the ones the hub promised
+│       └── DiskFullError         the file does not fit on the disk
+├── BrokenTemplateError         the model file's chat template does not work: the operator's to fix
+└── SettingsError               a setting that cannot be used, with what to write instead
 
 Each class has `code` (stable, for machines), `http_status`, `retryable` and `hint` (what to do about it).
 Programmer errors crash what broke; operating errors are answered to the one request they belong to.
@@ -71,6 +95,36 @@ class DuplicateRequestError(InvalidRequestError):
 class InvalidTokenError(InvalidRequestError):
     code = "invalid_token"
     hint = "tokenize with this model's tokenizer"
+
+
+class InvalidMessageError(InvalidRequestError):
+    code = "invalid_message"
+    hint = "send messages as {role, content}; roles: system, developer, user, assistant, tool"
+
+
+class TemplateRefusedError(InvalidRequestError):
+    code = "template_refused"
+    hint = "change the order or the roles of the messages as this model wants them"
+
+
+class InvalidStopError(InvalidRequestError):
+    code = "invalid_stop"
+    hint = "send at most 16 stop strings of 1 to 256 characters"
+
+
+class InvalidToolError(InvalidRequestError):
+    code = "invalid_tool"
+    hint = "send tools as {type: function, function: {name, description, parameters}}"
+
+
+class InvalidGrammarError(InvalidRequestError):
+    code = "invalid_grammar"
+    hint = "correct the schema, regex or grammar"
+
+
+class GrammarTooComplexError(InvalidRequestError):
+    code = "grammar_too_complex"
+    hint = "simplify the schema, regex or grammar"
 
 
 class CapacityError(StrettoError):
@@ -130,6 +184,104 @@ class OutOfMemoryError(BackendError):
     hint = "shorten the prompt, or give the KV cache more memory"
 
 
+class LlamaCppError(BackendError):
+    code = "llamacpp_error"
+    retryable = False
+
+
+class LlamaCppMissingError(LlamaCppError):
+    code = "llamacpp_missing"
+    hint = "pip install 'stretto[llamacpp]'"
+
+
+class ModelLoadError(LlamaCppError):
+    code = "model_load_failed"
+    hint = "check the free memory and the file; n_gpu_layers: 0 keeps the model off the GPU"
+
+
+class ContextError(LlamaCppError):
+    code = "context_failed"
+    hint = "lower context_window or n_seq_max; `stretto estimate MODEL` shows what fits"
+
+
+class ModelError(StrettoError):
+    code = "model_error"
+    http_status = 400
+
+
+class InvalidModelNameError(ModelError):
+    code = "invalid_model_name"
+    hint = "name a model as user/repo, user/repo:QUANT, a name from `stretto ls`, or a path to a .gguf file"
+
+
+class ModelNotFoundError(ModelError):
+    code = "model_not_found"
+    http_status = 404
+    hint = "`stretto ls` lists what is here; `stretto pull user/repo` brings a model"
+
+
+class ModelFileError(ModelError):
+    code = "bad_model_file"
+    hint = "the file is damaged or hostile: download it again from a source you trust"
+
+
+class NotGgufError(ModelFileError):
+    code = "not_gguf"
+    hint = "give a .gguf model file; safetensors models are given as their directory"
+
+
+class TruncatedModelError(ModelFileError):
+    code = "model_truncated"
+    hint = "the download was cut short: remove the file and pull it again"
+
+
+class UnsupportedModelError(ModelFileError):
+    code = "unsupported_model"
+    hint = "convert the model again with a current llama.cpp"
+
+
+class ModelRefusedError(ModelError):
+    code = "model_refused"
+    hint = "llama.cpp cannot load this file: check its source, or update llama-cpp-python"
+
+
+class ConversionError(ModelError):
+    code = "conversion_failed"
+    http_status = 500
+    hint = "use the model as it is, or convert it with another type"
+
+
+class DownloadError(ModelError):
+    code = "download_failed"
+    http_status = 502
+    retryable = True
+    hint = "check the network and the name, then run the same command again: it resumes"
+
+
+class DigestMismatchError(DownloadError):
+    code = "digest_mismatch"
+    hint = "the file was deleted; pull it again"
+
+
+class DiskFullError(DownloadError):
+    code = "disk_full"
+    http_status = 507
+    retryable = False
+    hint = "free some space (`stretto rm`), or choose a smaller quantization"
+
+
+class BrokenTemplateError(StrettoError):
+    code = "broken_template"
+    http_status = 500
+    hint = "set chat_template to a file with a template that works, or send plain prompts"
+
+
+class SettingsError(StrettoError):
+    code = "invalid_settings"
+    http_status = 500
+    hint = "see `stretto config show --origin`"
+
+
 def _tree(root: type[StrettoError]) -> dict[str, type[StrettoError]]:
     found = {root.code: root}
     for child in root.__subclasses__():
@@ -140,3 +292,10 @@ def _tree(root: type[StrettoError]) -> dict[str, type[StrettoError]]:
 def by_code(code: str) -> type[StrettoError]:
     """The class behind a code, as it travels in events and over the wire."""
     return _tree(StrettoError).get(code, StrettoError)
+
+
+def one_line(text: str, *, chars_max: int = 240) -> str:
+    """The first line that says something, without control characters, cut to length."""
+    line = next((part.strip() for part in text.splitlines() if part.strip()), "")
+    line = "".join(character if character.isprintable() else " " for character in line)
+    return line if len(line) <= chars_max else line[: chars_max - 1] + "…"

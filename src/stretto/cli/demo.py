@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stretto.models.errors import DownloadError
+from stretto.errors import DownloadError
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,8 +99,8 @@ def _version(package: str) -> str | None:
 
 
 def _default_model(context: Context) -> dict[str, Any]:
+    from stretto.errors import ModelError
     from stretto.models import bundled
-    from stretto.models.errors import ModelError
 
     try:
         installed = bundled.source().is_file()

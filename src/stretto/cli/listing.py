@@ -66,8 +66,8 @@ def default_files(cache_dir: Path) -> list[Path]:
 
 def _default_rows(cache_dir: Path) -> list[dict[str, Any]]:
     """The default model: converted, or as pip installed it."""
+    from stretto.errors import ModelError
     from stretto.models import bundled
-    from stretto.models.errors import ModelError
 
     files = default_files(cache_dir)[-1:]
     if not files:
@@ -91,7 +91,7 @@ def rm(
     name
         A name from `stretto ls`.
     """
-    from stretto.models.errors import ModelNotFoundError
+    from stretto.errors import ModelNotFoundError
     from stretto.models.store import DEFAULT_NAMES
 
     if name not in DEFAULT_NAMES:

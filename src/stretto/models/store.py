@@ -18,8 +18,8 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from stretto.errors import InvalidModelNameError, ModelError, ModelNotFoundError
 from stretto.models import bundled, gguf, hub
-from stretto.models.errors import InvalidModelNameError, ModelError, ModelNotFoundError
 from stretto.models.quantize import Progress
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.)){0,94}[A-Za-z0-9_-]|[A-Za-z0-9]"

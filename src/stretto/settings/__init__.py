@@ -4,7 +4,7 @@ Knows every key, its range, its default and where its value came from. Nothing e
 environment. Does not know what a setting does: backends and the core are given values.
 """
 
-from stretto.settings.errors import SettingsError
+from stretto.errors import SettingsError
 from stretto.settings.loading import Loaded, load
 from stretto.settings.model import ModelSettings
 from stretto.settings.settings import GenerateBatcherSettings, Settings

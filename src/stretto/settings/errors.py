@@ -1,16 +1,10 @@
-"""The one error of this package: a setting that cannot be used, with what to write instead."""
+"""What pydantic found, as one line with what to write instead."""
 
 from __future__ import annotations
 
 from pydantic import ValidationError
 
-from stretto.errors import StrettoError
-
-
-class SettingsError(StrettoError):
-    code = "invalid_settings"
-    http_status = 500
-    hint = "see `stretto config show --origin`"
+from stretto.errors import SettingsError
 
 
 def from_validation(error: ValidationError, *, where: str = "") -> SettingsError:

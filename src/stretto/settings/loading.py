@@ -15,7 +15,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from stretto.settings.errors import SettingsError, from_validation
+from stretto.errors import SettingsError
+from stretto.settings.errors import from_validation
 from stretto.settings.model import CACHE_SWITCHES, ModelSettings, select_cache
 from stretto.settings.names import hint_for
 from stretto.settings.settings import GenerateBatcherSettings, Settings

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from stretto.core.limits import Limits, Preemption
-from stretto.settings.errors import SettingsError
+from stretto.errors import SettingsError
 from stretto.settings.values import Bytes, Count, Milliseconds, Seconds
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]

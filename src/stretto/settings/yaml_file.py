@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from stretto.settings.errors import SettingsError
+from stretto.errors import SettingsError
 
 FILE_BYTES_MAX = 1 << 20
 VALUES_MAX = 100_000

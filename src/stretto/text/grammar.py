@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stretto.text.errors import GrammarTooComplexError, InvalidGrammarError, one_line
+from stretto.errors import GrammarTooComplexError, InvalidGrammarError, one_line
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from stretto.text.errors import InvalidMessageError
+from stretto.errors import InvalidMessageError
 
 _FIRST, _LAST = 0xF0000, 0x10FFFD  # planes 15 and 16: private use, neither space nor letter nor case
 _PRIVATE = f"[{chr(_FIRST)}-{chr(_LAST)}]"

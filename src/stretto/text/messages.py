@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stretto.text.errors import InvalidMessageError, InvalidToolError
+from stretto.errors import InvalidMessageError, InvalidToolError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "model")
 DEPTH_MAX = 64

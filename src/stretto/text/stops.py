@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stretto.text.errors import InvalidStopError
+from stretto.errors import InvalidStopError
 
 STOPS_MAX = 16
 STOP_CHARS_MAX = 256

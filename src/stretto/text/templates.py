@@ -17,8 +17,7 @@ from typing import Any
 
 import minijinja
 
-from stretto.errors import InvalidRequestError
-from stretto.text.errors import BrokenTemplateError, TemplateRefusedError, one_line
+from stretto.errors import BrokenTemplateError, InvalidRequestError, TemplateRefusedError, one_line
 from stretto.text.marking import Alphabet, Disguise, Segment, is_identifier, literals
 from stretto.text.messages import normalized, normalized_tools
 

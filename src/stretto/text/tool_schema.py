@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stretto.text.errors import InvalidToolError
+from stretto.errors import InvalidToolError
 from stretto.text.messages import normalized_tools
 
 TOOLS_MAX = 128

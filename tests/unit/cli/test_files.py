@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stretto.cli.demo import WHEELS, Wheel, install_missing
+from stretto.errors import DownloadError
 from stretto.models import gguf
-from stretto.models.errors import DownloadError
 from tests.unit.cli.conftest import assert_one_line_error
 from tests.unit.models.conftest import FakeHub
 

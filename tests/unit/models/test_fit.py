@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stretto.errors import ModelError
 from stretto.models import gguf
-from stretto.models.errors import ModelError
 from stretto.models.fit import estimate, fit, steps_text
 from stretto.models.kind import Kind, ModelShape, shape_of
 

@@ -9,8 +9,7 @@ import time
 import gguf as reference
 import pytest
 
-from stretto.models import gguf, tensor_types
-from stretto.models.errors import (
+from stretto.errors import (
     ModelError,
     ModelFileError,
     ModelNotFoundError,
@@ -18,6 +17,7 @@ from stretto.models.errors import (
     TruncatedModelError,
     UnsupportedModelError,
 )
+from stretto.models import gguf, tensor_types
 from stretto.testing.tiny_models import key_value
 
 ARCH = key_value("general.architecture", "llama")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stretto.models import gguf
-from stretto.models.errors import (
+from stretto.errors import (
     DigestMismatchError,
     DownloadError,
     InvalidModelNameError,
@@ -13,6 +12,7 @@ from stretto.models.errors import (
     ModelNotFoundError,
     NotGgufError,
 )
+from stretto.models import gguf
 from stretto.models.hub import RemoteFile, choose
 from stretto.models.store import Store
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from stretto.errors import ModelFileError, UnsupportedModelError
 from stretto.models import gguf
-from stretto.models.errors import ModelFileError, UnsupportedModelError
 from stretto.models.kind import Kind, shape_of
 from stretto.testing.tiny_models import key_value
 

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
+from stretto.errors import ModelRefusedError, NotGgufError
 from stretto.models import gguf, probe
 from stretto.models.child import run_child
-from stretto.models.errors import ModelRefusedError, NotGgufError
 from stretto.models.kind import Kind, shape_of
 from stretto.testing.tiny_models import KINDS, key_value
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from stretto.models import bundled, gguf, probe
-from stretto.models.errors import (
+from stretto.errors import (
     DigestMismatchError,
     InvalidModelNameError,
     ModelError,
     ModelNotFoundError,
     NotGgufError,
 )
+from stretto.models import bundled, gguf, probe
 from stretto.models.quantize import quantize
 from stretto.models.store import ModelName, Store
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stretto.errors import StrettoError
+from stretto.errors import GrammarTooComplexError, InvalidGrammarError, StrettoError
 from stretto.text import grammar
-from stretto.text.errors import GrammarTooComplexError, InvalidGrammarError
 from stretto.text.grammar import GrammarFactory, GrammarMatcher
 
 LETTERS = [b"<eos>", b"<pad>", *(bytes([code]) for code in range(256)), b"ab", b'{"', b'":']

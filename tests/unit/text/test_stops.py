@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.text.errors import InvalidStopError
+from stretto.errors import InvalidStopError
 from stretto.text.stops import StopMatcher
 
 

@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from stretto.errors import InvalidRequestError, StrettoError
-from stretto.text.errors import BrokenTemplateError, InvalidMessageError, TemplateRefusedError
+from stretto.errors import (
+    BrokenTemplateError,
+    InvalidMessageError,
+    InvalidRequestError,
+    StrettoError,
+    TemplateRefusedError,
+)
 from stretto.text.marking import literals
 from stretto.text.messages import normalized
 from stretto.text.templates import ChatTemplate, Rendered

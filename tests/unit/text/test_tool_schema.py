@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stretto.text.errors import InvalidToolError
+from stretto.errors import InvalidToolError
 from stretto.text.grammar import check_grammar, from_json_schema
 from stretto.text.tool_schema import schema_for_tools, tool_names
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from stretto.backends.llamacpp.batch import Rows
 from stretto.backends.llamacpp.context import STATE_ONLY, WHOLE, Context
-from stretto.backends.llamacpp.errors import ContextError
+from stretto.errors import ContextError
 
 PROBE_TOKENS = 32
 BANDWIDTH_MIN, BANDWIDTH_MAX = 1e8, 1e12

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.llamacpp.batch import Batch, Rows
-from stretto.backends.llamacpp.errors import ContextError
 from stretto.backends.llamacpp.library import forget_log, last_error, library, log_lines
 from stretto.backends.llamacpp.model import LoadWarning, Model
 from stretto.backends.llamacpp.options import CACHE_TYPES, ROPE_SCALING, ContextOptions, Plan, resolve
-from stretto.errors import InvariantError
+from stretto.errors import ContextError, InvariantError
 
 WHOLE, STATE_ONLY = 0, 1  # llama_state_seq flags; ON_DEVICE (2) aborts on bad data and is never used
 N_CTX_MAX = 1 << 31

@@ -13,8 +13,7 @@ import weakref
 from collections import deque
 from typing import Any
 
-from stretto.backends.llamacpp.errors import LlamaCppMissingError
-from stretto.errors import InvariantError
+from stretto.errors import InvariantError, LlamaCppMissingError
 
 LOG_LINES_MAX = 400
 _WARN, _ERROR, _CONTINUED = 3, 4, 5  # ggml's log levels

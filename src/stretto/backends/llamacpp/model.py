@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stretto.backends.llamacpp.errors import ModelLoadError
 from stretto.backends.llamacpp.library import Weights, forget_log, last_error, library
 from stretto.backends.llamacpp.vocabulary import Vocabulary
+from stretto.errors import ModelLoadError
 from stretto.models import gguf, probe
 from stretto.models.kind import ModelShape, shape_of
 

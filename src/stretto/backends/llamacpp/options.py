@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from stretto.backends.llamacpp.errors import ContextError
 from stretto.backends.llamacpp.model import LoadWarning, Model
-from stretto.errors import StrettoError
+from stretto.errors import ContextError, StrettoError
 from stretto.models import fit
 
 SEQUENCES_MAX = 256  # LLAMA_MAX_SEQ

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from stretto.backends.llamacpp import Context, ModelOptions, load
-from stretto.errors import InvariantError
-from stretto.models.errors import ModelError, NotGgufError
+from stretto.errors import InvariantError, ModelError, NotGgufError
 from stretto.testing import tiny_models
 from tests.unit.backends.llamacpp.rig import options, tiny
 
