@@ -193,7 +193,6 @@ class PolicyMachine(RuleBasedStateMachine):
     def _step(self) -> None:
         self.running_before = {s.job.id: s for s in self.state.active}
         self.recovering_before = self.rig.scheduler.recovering
-        self.coming_before = {s.job.id: s.computed for s in self.state.active}
         ended = set(self.rig.ends)
         self.rig.step()
         for request_id in sorted(set(self.rig.ends) - ended):
@@ -245,8 +244,11 @@ class PolicyMachine(RuleBasedStateMachine):
         """A branch may share its parent's prompt under every policy."""
 
     def _check_nobody_blocked(self, planned: Tick | Idle) -> None:
-        parked = any(s.job is None or s.job.id != i for i, s in self.running_before.items())
-        if not parked and not self.recovering_before and (isinstance(planned, Tick) or not self.rig.flying):
+        """Unless memory or a slot came free after admission: somebody was parked, or failed, in this plan."""
+        events = self.state.events
+        left = any(note.name == notes.SLOT_PARKED for note in events.notes)
+        left = left or any(end.end is End.FAILED for end in events.ends)
+        if not left and not self.recovering_before and (isinstance(planned, Tick) or not self.rig.flying):
             invariants.check_nobody_blocked(self.rig.scheduler)
 
     def teardown(self):

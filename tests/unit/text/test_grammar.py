@@ -180,22 +180,22 @@ BOMBS = [
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_bombs_end_soon_in_a_matcher_or_a_typed_error(factory: GrammarFactory, bomb: Any) -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     try:
         matcher = factory.matcher(bomb())
         bits(matcher)
     except StrettoError as error:
         assert error.http_status == 400  # noqa: PT017
-    assert time.perf_counter() - started < 5.0
+    assert time.thread_time() - started < 5.0
 
 
 def test_grammars_are_kept(factory: GrammarFactory) -> None:
     compiled = grammar.from_json_schema({**PERSON, "title": "kept"})
     factory.compile(compiled)
-    started = time.perf_counter()
+    started = time.thread_time()
     for _ in range(50):
         factory.matcher(compiled)
-    assert time.perf_counter() - started < 0.5
+    assert time.thread_time() - started < 0.5
 
 
 def test_smollm2_vocabulary(smollm2: Any) -> None:

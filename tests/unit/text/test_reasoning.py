@@ -69,6 +69,6 @@ def test_a_template_may_open_the_reasoning() -> None:
 @pytest.mark.parametrize("piece", ["\n", " ", "<", "</think", "a"])
 @pytest.mark.parametrize("opened", [True, False])
 def test_endless_output_costs_little(piece: str, opened: bool) -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     run([piece] * 50_000, opened=opened)
-    assert time.perf_counter() - started < 1.5
+    assert time.thread_time() - started < 1.5

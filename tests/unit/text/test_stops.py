@@ -94,8 +94,8 @@ def test_limits(stops: list[str]) -> None:
 def test_cost_is_linear_in_the_worst_text() -> None:
     stops = [letter * 255 + "!" for letter in "abcdefghijklmnop"]
     matcher = StopMatcher(stops)
-    started = time.perf_counter()
+    started = time.thread_time()
     for _ in range(50_000):
         matcher.push("aaaa")
-    assert time.perf_counter() - started < 2.0
+    assert time.thread_time() - started < 2.0
     assert matcher.held_chars == 255

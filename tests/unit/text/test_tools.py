@@ -152,9 +152,9 @@ def test_a_megabyte_of_hostile_output_is_cheap(dialect: Dialect, name: str, step
 
 
 def _timed(dialect: Dialect, text: str, step: int) -> float:
-    started = time.perf_counter()
+    started = time.thread_time()
     run(dialect, text, step)
-    return time.perf_counter() - started
+    return time.thread_time() - started
 
 
 def test_the_number_of_calls_is_bounded() -> None:
