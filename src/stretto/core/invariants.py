@@ -142,7 +142,12 @@ def check_idle(scheduler: Scheduler) -> None:
         _need(all(not s.pins for s in ledger.store), "idle, and a snapshot is pinned")
 
 
-def check_parked(anchor: Job | None, parked: list[Job], timed_out: set[str]) -> None:
-    """The most senior running request is never a victim of memory or priority."""
+def check_parked(scheduler: Scheduler, anchor: Job | None, parked: list[Job], timed_out: set[str]) -> None:
+    """The most senior running request is never a victim of memory or priority.
+
+    `anchor` was the most senior before this step; somebody senior to it may have come in meanwhile.
+    """
+    running = [slot.job.seniority for slot in scheduler.state.active if slot.job is not None]
     for job in parked:
-        _need(job is not anchor or job.id in timed_out, f"the anchor {job.id} was parked")
+        still = job is anchor and all(seniority > job.seniority for seniority in running)
+        _need(not still or job.id in timed_out, f"the anchor {job.id} was parked")

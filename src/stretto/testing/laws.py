@@ -153,7 +153,7 @@ class Laws:
         jobs = self._running_before.values()
         parked = [job for job in jobs if job.where is Where.PARKED]
         timed_out = {n.request_id for n in self._scheduler.state.events.notes if n.name == notes.PREEMPTED}
-        invariants.check_parked(self._anchor, parked, timed_out)
+        invariants.check_parked(self._scheduler, self._anchor, parked, timed_out)
 
     def _check_orders(self, orders: Iterable[Order], now: float) -> None:
         """The slot time-out counts from entry into the queue, and only against one who had his time."""
@@ -234,7 +234,7 @@ class Laws:
     def _check_parked_in(self, events: Events) -> None:
         parked = [job for job in self._running_before.values() if job.where is Where.PARKED]
         timed_out = {n.request_id for n in events.notes if n.name == notes.PREEMPTED}
-        invariants.check_parked(self._anchor, parked, timed_out)
+        invariants.check_parked(self._scheduler, self._anchor, parked, timed_out)
 
     def events(self, events: Events, now: float) -> None:
         for note in events.notes:
