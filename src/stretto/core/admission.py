@@ -91,6 +91,7 @@ class Admission:
             match=match,
             cache_min_tokens=state.limits.cache_min_tokens,
             prefill_s_per_token=state.cost.prefill_s_per_token,
+            page_tokens=state.can.page_tokens if state.can.pages else 1,
             patient=self._is_patient(job),
             slot_requests=state.slot_requests(),
         )

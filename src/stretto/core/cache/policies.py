@@ -50,6 +50,7 @@ class Situation:
     match: Match
     cache_min_tokens: int
     prefill_s_per_token: float
+    page_tokens: int  # 1 where prefixes are not shared by pages
     patient: bool  # False once the request has waited its cache_slot_timeout
     slot_requests: tuple[str, ...]  # request id of each slot, empty when idle
 
@@ -99,8 +100,9 @@ class SystemPrompt(Policy):
         for own in self.keep(situation.job):
             for source in situation.match.sources:
                 exact = source.kind is Kind.SNAPSHOT and source.held == source.common == own
-                paged = source.kind is Kind.PAGES and own - source.length < situation.cache_min_tokens
-                if own >= situation.cache_min_tokens and (exact or (paged and source.length <= own)):
+                whole = own - own % situation.page_tokens  # the part that fills whole pages
+                paged = source.kind is Kind.PAGES and 0 < whole <= source.length <= own
+                if own >= situation.cache_min_tokens and (exact or paged):
                     return Admit(source)
         return Admit(None)
 

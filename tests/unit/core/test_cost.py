@@ -1,0 +1,107 @@
+"""The cost model: it sees cliffs, shrugs at spikes, and trusts nothing that it has not measured."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from pathlib import Path
+
+import pytest
+
+from stretto.backends.simulated import LatencyModel
+from stretto.core.cost import CostModel
+
+TABLES = json.loads((Path(__file__).parent / "data" / "cost_tables.json").read_text(encoding="utf-8"))
+CPU = LatencyModel(**TABLES["cpu"]["latency"])
+
+
+def train(model: CostModel, latency: LatencyModel, *, ticks: int, draw: random.Random, spike=0.0) -> None:
+    for _ in range(ticks):
+        rows, contexts = draw.choice(((0, 0), (3, 900), (7, 4000)))
+        chunks = [(draw.choice((64, 128, 192, 256)), draw.randrange(0, 3000))] if draw.random() < 0.6 else []
+        if not rows and not chunks:
+            continue
+        seconds = latency.pass_s(rows, contexts, chunks) * (100.0 if draw.random() < spike else 1.0)
+        model.observe(rows=rows, contexts=contexts, chunks=chunks, pass_s=seconds)
+
+
+def errors(model: CostModel, latency: LatencyModel, draw: random.Random) -> list[float]:
+    """Relative errors on ticks it has not seen, the margin taken out."""
+    found = []
+    for _ in range(200):
+        rows, contexts = draw.choice(((3, 1200), (7, 5000)))
+        chunk, context = draw.choice((64, 128, 192, 256)), draw.randrange(0, 3000)
+        right = latency.pass_s(rows, contexts, [(chunk, context)])
+        said = model.decode_s(rows, contexts) + model.chunk_s(chunk, context) / model._margin
+        found.append(abs(said - right) / right)
+    return found
+
+
+@pytest.mark.parametrize(("spike", "allowed"), [(0.0, 0.05), (0.02, 0.15)], ids=["quiet", "spikes of 100x"])
+def test_it_predicts_ticks_that_it_has_not_seen(spike, allowed):
+    draw = random.Random(1)
+    model = CostModel(row_quantum=64, chunk_max=512)
+    train(model, CPU, ticks=400, draw=draw, spike=spike)
+    assert statistics.median(errors(model, CPU, draw)) < allowed
+
+
+def test_it_sees_a_cliff_that_no_line_can():
+    """A chunk of one row less than two tiles costs as much as three: the factor of that step says so."""
+    model = CostModel(row_quantum=1, chunk_max=16)
+    for turn in range(300):
+        chunk = (2, 3, 4, 8)[turn % 4]
+        cliff = 2.0 if chunk == 3 else 1.0
+        model.observe(rows=0, contexts=0, chunks=[(chunk, 100)], pass_s=0.01 * chunk * cliff)
+    assert model.chunk_s(3, 100) > 1.3 * model.chunk_s(4, 100) * 3 / 4
+
+
+def test_a_spike_is_not_believed_until_it_comes_three_times():
+    model = CostModel(row_quantum=1, chunk_max=64)
+    for _ in range(20):
+        model.observe(rows=4, contexts=400, chunks=[], pass_s=0.01)
+    before = model.decode_s(4, 400)
+    for _ in range(2):
+        model.observe(rows=4, contexts=400, chunks=[], pass_s=1.0)
+    assert model.decode_s(4, 400) == before
+    for _ in range(30):
+        model.observe(rows=4, contexts=400, chunks=[], pass_s=1.0)
+    assert model.decode_s(4, 400) > 0.5
+
+
+def test_chunks_start_small_and_double_as_measurements_arrive():
+    model = CostModel(row_quantum=8, chunk_max=512)
+    sizes = []
+    for _ in range(8):
+        chunk = model.largest_chunk(0, 1e9)
+        sizes.append(chunk)
+        model.observe(rows=0, contexts=0, chunks=[(chunk, 0)], pass_s=1e-4 * chunk)
+    assert sizes == [8, 16, 32, 64, 128, 256, 512, 512]
+
+
+def test_at_least_one_quantum_whatever_it_costs():
+    model = CostModel(row_quantum=64, chunk_max=512)
+    model.observe(rows=0, contexts=0, chunks=[(64, 0)], pass_s=30.0)
+    assert model.largest_chunk(0, 0.01) == 64
+
+
+def test_chunks_are_multiples_of_the_quantum_within_the_allowance():
+    model = CostModel(row_quantum=64, chunk_max=1024)
+    train(model, CPU, ticks=300, draw=random.Random(3))
+    for allowance_s in (0.5, 1.0, 2.0):
+        chunk = model.largest_chunk(500, allowance_s)
+        assert chunk % 64 == 0
+        assert chunk == 64 or CPU.chunk_s(chunk, 500) <= allowance_s * 1.05
+
+
+def test_prompts_get_half_the_machine_where_the_target_is_out_of_reach():
+    model = CostModel(row_quantum=1, chunk_max=64)
+    assert model.allowance_s(0.24, 0.05) == 0.24
+    assert model.allowance_s(0.01, 0.05) == pytest.approx(0.04)
+    assert model.allowance_s(0.0, 0.05) > 0.05
+
+
+def test_a_tick_without_time_teaches_nothing():
+    model = CostModel(row_quantum=1, chunk_max=64)
+    model.observe(rows=3, contexts=9, chunks=[], pass_s=0.0)
+    assert model.decode_s(3, 9) == 0.0

@@ -1,0 +1,73 @@
+"""Who gives way: never the anchor, and for each reason its own order."""
+
+from __future__ import annotations
+
+from stretto.core import victims
+from stretto.core.fairness import Account
+from stretto.core.limits import Limits
+from stretto.core.request import Priority
+from stretto.core.slot import Job, Slot
+from tests.unit.core.rig import ask
+
+LIMITS = Limits(cache_slot_timeout_s=30.0)
+
+
+def run(
+    index: int, *, seniority=None, priority=Priority.DEFAULT, served=0.0, parks=0, computed=50, started_s=0.0
+) -> Slot:
+    account = Account(f"t{index}", 1.0)
+    account.charge(served)
+    seniority = index if seniority is None else seniority
+    job = Job(
+        ask(f"r{index}", 9, priority=priority), seniority=seniority, account=account, now=0.0, length_max=99
+    )
+    job.parks = parks
+    slot = Slot(index)
+    slot.job, slot.known, slot.computed, slot.started_s = job, job.known, computed, started_s
+    return slot
+
+
+def test_memory_takes_from_the_youngest_of_the_lowest_class_first():
+    anchor, needy, urgent, low, young = run(0), run(1), run(2, priority=Priority.URGENT), run(3), run(4)
+    running = [anchor, needy, urgent, low, young]
+    assert victims.for_memory(running, anchor, needy) is young
+    background = run(5, priority=Priority.BACKGROUND)
+    assert victims.for_memory([*running, background], anchor, needy) is background
+
+
+def test_memory_takes_from_those_over_their_share_and_spares_who_was_parked():
+    anchor, needy, greedy, modest = run(0), run(1), run(2, served=900.0), run(3)
+    assert victims.for_memory([anchor, needy, greedy, modest], anchor, needy) is greedy
+    parked = run(2, served=900.0, parks=1)
+    assert victims.for_memory([anchor, needy, parked, modest], anchor, needy) is modest
+
+
+def test_the_needy_gives_way_itself_before_the_anchor_does():
+    anchor, needy = run(0), run(1)
+    assert victims.for_memory([anchor, needy], anchor, needy) is needy
+    assert victims.for_memory([anchor], anchor, anchor) is None
+
+
+def test_priority_takes_from_a_strictly_lower_class_after_some_progress():
+    anchor, peer = run(0, priority=Priority.BACKGROUND), run(1)
+    low = run(2, priority=Priority.BACKGROUND)
+    assert victims.for_priority([anchor, peer, low], anchor, Priority.DEFAULT, LIMITS) is low
+    assert victims.for_priority([anchor, peer], anchor, Priority.DEFAULT, LIMITS) is None
+    fresh = run(2, priority=Priority.BACKGROUND, computed=LIMITS.priority_park_min_tokens - 1)
+    assert victims.for_priority([anchor, fresh], anchor, Priority.URGENT, LIMITS) is None
+    tired = run(2, priority=Priority.BACKGROUND, parks=LIMITS.priority_parks_max)
+    assert victims.for_priority([anchor, tired], anchor, Priority.URGENT, LIMITS) is None
+
+
+def test_a_time_out_takes_from_the_longest_running_that_had_its_time():
+    first, second, late = run(0, started_s=5.0), run(1, started_s=1.0), run(2, started_s=20.0)
+    assert victims.for_timeout([first, second, late], 40.0, LIMITS) is second
+    assert victims.for_timeout([first, second, late], 30.0, LIMITS) is None
+
+
+def test_who_got_no_further_has_not_had_its_time():
+    slot = run(0, started_s=0.0)
+    slot.started_at = slot.computed
+    assert not victims.had_its_time(slot, 100.0, LIMITS)
+    slot.computed += 1
+    assert victims.had_its_time(slot, 100.0, LIMITS)
