@@ -26,6 +26,7 @@ from tests.system.plain_loop import PlainLoop
 TOLERANCE = 0.05
 IDENTICAL_MIN = 0.9
 OUTPUT = 16
+THREADS = 1  # tests share their cores, and two threads that wait for each other crawl there
 SUBJECTS = (
     "the sea",
     "a red bicycle",
@@ -62,6 +63,7 @@ class Tally:
     identical: int = 0
     tolerated: int = 0
     wrong: list[str] = field(default_factory=list)
+    parks: int = 0
     seconds: float = 0.0
 
     @property
@@ -79,6 +81,7 @@ def settings(*, full: bool) -> Iterator[tuple[str, dict[str, object]]]:
             {"n_seq_max": slots, "cache": cache, "prefill_chunk": chunk},
         )
     yield "speculation", {"n_seq_max": 8, "cache": "prefix", "speculation": "ngram"}
+    yield "preemption forced", {"n_seq_max": 2, "cache": "incremental", "cache_slot_timeout": 0.05}
 
 
 def compare(tally: Tally, loop: PlainLoop, prompt: list[int], expected: list[int], got: list[int]) -> None:
@@ -101,13 +104,13 @@ def compare(tally: Tally, loop: PlainLoop, prompt: list[int], expected: list[int
 
 def run(count: int, *, full: bool, path: Path) -> list[Tally]:
     asked = conversations(count)
-    loop = PlainLoop(str(path), special_buffers=special_buffers_work(cache_home()))
-    with LLM(path, n_seq_max=1, context_window=1024) as llm:
+    loop = PlainLoop(str(path), special_buffers=special_buffers_work(cache_home()), threads=THREADS)
+    with LLM(path, n_seq_max=1, context_window=1024, n_threads=THREADS) as llm:
         prompts = [list(llm.chat_prompt_tokens(messages)) for messages in asked]
     expected = [loop.greedy(prompt, OUTPUT) for prompt in prompts]
     tallies = []
     for name, options in settings(full=full):
-        with LLM(path, context_window=1024, **options) as llm:
+        with LLM(path, context_window=1024, n_threads=THREADS, **options) as llm:
             for state in ("cold", "warm"):
                 started = time.monotonic()
                 answers = llm.chat_many(
@@ -116,11 +119,12 @@ def run(count: int, *, full: bool, path: Path) -> list[Tally]:
                 tally = Tally(f"{name}, {state}")
                 for prompt, want, answer in zip(prompts, expected, answers, strict=True):
                     compare(tally, loop, prompt, want, list(answer.tokens))
+                    tally.parks += answer.parks
                 tally.seconds = time.monotonic() - started
                 tallies.append(tally)
                 print(
                     f"{tally.setting}: {tally.identical} identical, {tally.tolerated} within {TOLERANCE}, "
-                    f"{len(tally.wrong)} wrong, {tally.seconds:.1f} s",
+                    f"{len(tally.wrong)} wrong, {tally.parks} parks, {tally.seconds:.1f} s",
                     flush=True,
                 )
     loop.close()
@@ -140,7 +144,13 @@ def main() -> int:
     held = all(tally.held for tally in tallies)
     if options.json:
         rows = [
-            {"setting": t.setting, "identical": t.identical, "tolerated": t.tolerated, "wrong": t.wrong}
+            {
+                "setting": t.setting,
+                "identical": t.identical,
+                "tolerated": t.tolerated,
+                "wrong": t.wrong,
+                "parks": t.parks,
+            }
             for t in tallies
         ]
         Path(options.json).write_text(

@@ -18,7 +18,7 @@ GREEDY = {"temperature": 0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 @pytest.fixture(scope="module")
 def llm(smollm2):
-    with LLM(smollm2, n_seq_max=4, context_window=1024) as model:
+    with LLM(smollm2, n_threads=1, n_seq_max=4, context_window=1024) as model:
         yield model
 
 
@@ -141,7 +141,7 @@ def test_a_shared_system_prompt_is_prefilled_once(smollm2):
     asked = [[system, {"role": "user", "content": f"Question {n}: what is {n} times two?"}] for n in range(8)]
     means = {}
     for cache in ("none", "prefix"):
-        with LLM(smollm2, n_seq_max=8, context_window=1536, cache=cache) as model:
+        with LLM(smollm2, n_threads=1, n_seq_max=8, context_window=1536, cache=cache) as model:
             model.chat([system, {"role": "user", "content": "Hello"}], max_tokens=2, **GREEDY)
             answers = model.chat_many(asked, max_tokens=4, **GREEDY)
             means[cache] = statistics.mean(answer.timing.ttft_s or 0.0 for answer in answers)
@@ -151,7 +151,9 @@ def test_a_shared_system_prompt_is_prefilled_once(smollm2):
 
 @pytest.mark.parametrize("cache", ["incremental", "prefix"])
 def test_from_the_second_turn_on_only_the_new_message_is_prefilled(smollm2, cache):
-    with LLM(smollm2, n_seq_max=2, context_window=2048, cache=cache, cache_min_tokens=16) as model:
+    with LLM(
+        smollm2, n_threads=1, n_seq_max=2, context_window=2048, cache=cache, cache_min_tokens=16
+    ) as model:
         messages = [{"role": "user", "content": "Tell me about the town you live in, in two sentences."}]
         for turn in range(4):
             answer = model.chat(messages, max_tokens=24, **GREEDY)
