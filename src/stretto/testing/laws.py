@@ -108,10 +108,8 @@ class Laws:
             invariants.check_idle(scheduler)
             self.saw("everything free again")
         invariants.check_books(scheduler)
-        quiet = not self._recovering_before and all(
-            j.where is not Where.PARKED for j in self._running_before.values()
-        )
-        if quiet and (isinstance(planned, Tick) or not in_flight):
+        parked = any(note.name == notes.SLOT_PARKED for note in scheduler.state.events.notes)
+        if not self._recovering_before and not parked and (isinstance(planned, Tick) or not in_flight):
             invariants.check_nobody_blocked(scheduler)
         self._check_admissions()
         self._watch_building(now)

@@ -173,7 +173,10 @@ class Rig:
                 self.first_token_tick.setdefault(request_id, len(self.ticks))
             at += count
         for terminal in events.ends:
-            self.witnesses[terminal.request_id].finish(terminal, self.can.pool_tokens)
+            witness = self.witnesses[terminal.request_id]
+            if terminal.reason == "stop" and 0 not in witness.request.params.stop_token_ids:
+                witness.stop_kept = terminal.tokens_kept  # the witness knows no other token that stops
+            witness.finish(terminal, self.can.pool_tokens)
             self.ends[terminal.request_id] = terminal
         self.notes += events.notes
 
@@ -182,7 +185,8 @@ class Rig:
         for count in range(steps):
             if until is not None and until():
                 return count
-            if isinstance(self.step(), Idle) and not self._flying:
+            flying = len(self._flying)
+            if isinstance(self.step(), Idle) and not flying:
                 if until is not None:
                     raise AssertionError("idle before the condition was met")
                 return count

@@ -60,10 +60,13 @@ def test_a_single_quantum_is_shared_in_turns():
     assert turns == [{1: 64}, {0: 64}, {1: 64}, {0: 64}]
 
 
-def test_who_ends_within_the_quantum_ends():
-    """A prompt's last rows need not be a multiple of anything."""
-    found = sharer(trusted=256, quantum=64).share(prompts(100), allowance_s=1e9, rows=256)
-    assert shares(found) == {0: 100}
+def test_a_prompt_ends_with_what_is_left_over():
+    """Whole quanta first: a sliver in a longer chunk would cost as much as one of them."""
+    sharing = sharer(trusted=256, quantum=64)
+    slots = prompts(100)
+    assert shares(sharing.share(slots, allowance_s=1e9, rows=256)) == {0: 64}
+    slots[0].planned = 64
+    assert shares(sharing.share(slots, allowance_s=1e9, rows=256)) == {0: 36}
 
 
 def test_a_chunk_ends_at_a_mark():
@@ -134,7 +137,7 @@ def test_the_gap_guarantee(table, target_itl_s, neighbours):
         bound_s = max(target_itl_s, 2 * decode_s, decode_s + latency.chunk_s(quantum, context))
         if tick.id not in spikes.hit:
             worst = max(worst, seconds / bound_s)
-        assert tick.decode_spans == neighbours, "a decode row went without budget"
+        assert tick.decode_spans >= neighbours, "a decode row went without budget"
         slot = rig.slot_of("long")
         advanced = slot is None or slot.index in tick.slots
         still = 0 if advanced else still + 1

@@ -59,14 +59,14 @@ def test_it_sees_a_cliff_that_no_line_can():
 def test_a_spike_is_not_believed_until_it_comes_three_times():
     model = CostModel(row_quantum=1, chunk_max=64)
     for _ in range(20):
-        model.observe(rows=4, contexts=400, chunks=[], pass_s=0.01)
-    before = model.decode_s(4, 400)
+        model.observe(rows=0, contexts=0, chunks=[(8, 100)], pass_s=0.01)
+    before = model.chunk_s(8, 100)
     for _ in range(2):
-        model.observe(rows=4, contexts=400, chunks=[], pass_s=1.0)
-    assert model.decode_s(4, 400) == before
+        model.observe(rows=0, contexts=0, chunks=[(8, 100)], pass_s=0.05)
+    assert model.chunk_s(8, 100) == before
     for _ in range(30):
-        model.observe(rows=4, contexts=400, chunks=[], pass_s=1.0)
-    assert model.decode_s(4, 400) > 0.5
+        model.observe(rows=0, contexts=0, chunks=[(8, 100)], pass_s=0.05)
+    assert 0.04 < model.chunk_s(8, 100) < 0.11
 
 
 def test_chunks_start_small_and_double_as_measurements_arrive():

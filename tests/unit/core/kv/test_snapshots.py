@@ -1,0 +1,75 @@
+"""Snapshots: bounded by bytes and by a share of the tick, and real only once their operation succeeded."""
+
+from __future__ import annotations
+
+from stretto.core.kv.ledger import Kind
+from stretto.core.kv.ops import OpKind
+from tests.unit.core.kv.bench import Bench, job, kinds
+from tests.unit.core.rig import prompt, streams
+
+TEXT = prompt(60)
+
+
+def filled(count: int, can, **limits) -> Bench:
+    """So many idle sequences with 20 tokens each."""
+    bench = Bench(can, **limits)
+    slots = [bench.open(job(f"r{index}", 30, start=index)) for index in range(count)]
+    bench.tick(rows=tuple((slot, 20) for slot in slots))
+    for slot in slots:
+        bench.close(slot)
+    return bench
+
+
+def test_a_tick_saves_only_so_many_bytes():
+    """At 1,000 bytes a second and a target of 0.05 s, a quarter of it is one snapshot at least, not three."""
+    bench = filled(3, streams(3, bytes_per_token=1, snapshot_bytes_per_s=1000.0))
+    for index in range(3):
+        bench.open(job(f"new{index}", 30, start=10 + index))
+    assert kinds(bench.tick()).count("SAVE") == 1
+
+
+def test_the_arena_never_overflows():
+    bench = filled(3, streams(3, bytes_per_token=10), cache_ram_bytes=450)
+    for index in range(3):
+        bench.open(job(f"new{index}", 30, start=10 + index))
+    assert kinds(bench.tick()).count("SAVE") == 2
+    assert bench.ledger.store.bytes_used <= 450
+
+
+def test_no_arena_no_snapshots():
+    bench = filled(1, streams(1, bytes_per_token=10), cache_ram_bytes=0)
+    bench.open(job("new", 30, start=9))
+    assert kinds(bench.tick()) == ["CLEAR"]
+
+
+def test_a_snapshot_is_matched_only_after_it_was_written():
+    bench = filled(1, streams(1))
+    slot = bench.open(job("new", 30, start=9))
+    match = bench.ledger.match(job("again", 30, start=0))
+    assert not [s for s in match.sources if s.kind is Kind.SNAPSHOT]
+    bench.tick(rows=((slot, 10),))
+    match = bench.ledger.match(job("again", 30, start=0))
+    assert [s.length for s in match.sources if s.kind is Kind.SNAPSHOT] == [20]
+
+
+def test_a_system_prompt_is_saved_at_its_mark_and_once():
+    bench = Bench(streams(2), cache="system_prompt")
+    for name in ("a", "b"):
+        made = job(name, TEXT, boundaries=(20,))
+        assert bench.ledger.marks(made, (20,)) == (20,)
+        slot = bench.run(made, 20)
+        bench.ledger.mark(slot, 20)
+        ops = kinds(bench.tick(rows=((slot, 40),)))
+        assert ops.count("SAVE") == (1 if name == "a" else 0)
+
+
+def test_a_failed_drop_is_tried_again():
+    bench = filled(2, streams(2, bytes_per_token=10), cache_ram_bytes=250)
+    for index in range(2):
+        slot = bench.open(job(f"new{index}", 30, start=10 + index))
+        bench.tick(rows=((slot, 20),))
+    bench.close(next(slot for slot in bench.slots if slot.job is not None))
+    bench.open(job("last", 30, start=20))
+    assert "DROP" in kinds(bench.tick(fail=frozenset({OpKind.DROP})))
+    assert "DROP" in kinds(bench.tick())
+    assert sorted(bench.memory.blobs) == bench.ledger.blobs()

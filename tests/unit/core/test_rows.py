@@ -1,0 +1,127 @@
+"""A tick's rows: the golden trace of seed 004, decode first, drafts within what can be taken back."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from stretto.core.capabilities import Rewind
+from stretto.core.limits import Limits
+from stretto.core.tick import PENDING_TOKEN, Tick
+from tests.unit.core.rig import Rig, ask, paged, prompt, streams
+
+
+def rows(tick: Tick) -> list[tuple[int, int, int]]:
+    """(token, position, slot) of every row, in order."""
+    found, at = [], 0
+    for span in tick.spans():
+        for row in range(span.rows):
+            found.append((tick.tokens[at], span.start + row, span.slot))
+            at += 1
+    return found
+
+
+def test_the_two_steps_of_seed_004():
+    """Sequence A of six tokens in chunks of three, beside B that decodes at position 50."""
+    rig = Rig(Limits(n_seq_max=2, prefill_chunk=3, cache="none"), streams(2))
+    rig.accept(ask("B", 50, max_tokens=20))
+    rig.run(until=lambda: rig.slot_of("B") is not None and rig.slot_of("B").computed == 50)
+    a = prompt(6, 77)
+    rig.accept(ask("A", a))
+    b_in = rig.output("B")[0]
+    first = rig.step()
+    assert rows(first) == [(b_in, 50, 0), (a[0], 0, 1), (a[1], 1, 1), (a[2], 2, 1)]
+    assert list(first.outputs) == [1, 0]
+    b_new = rig.output("B")[1]
+    second = rig.step()
+    assert rows(second) == [(b_new, 51, 0), (a[3], 3, 1), (a[4], 4, 1), (a[5], 5, 1)]
+    assert list(second.outputs) == [1, 1]
+    assert len(rig.output("A")) == 1
+    third = rig.step()
+    assert [(position, slot) for _, position, slot in rows(third)] == [(52, 0), (6, 1)]
+
+
+def test_decode_rows_come_first_and_prompts_get_what_is_left():
+    rig = Rig(Limits(n_seq_max=4, n_batch=10, cache="none"), streams(4))
+    rig.accept(*(ask(f"d{index}", 3, max_tokens=200) for index in range(3)))
+    rig.run(until=lambda: len(rig.first_token_tick) == 3)
+    rig.accept(ask("long", 300))
+    for _ in range(20):
+        tick = rig.step()
+        assert tick.decode_rows == tick.decode_spans == 3
+        assert list(tick.counts[:3]) == [1, 1, 1]
+        assert tick.rows <= 10
+    assert max(tick.rows for tick in rig.ticks) == 10
+
+
+def test_several_prompts_in_one_tick():
+    rig = Rig(Limits(n_seq_max=4, cache="none"), streams(4))
+    rig.accept(*(ask(f"p{index}", 200, start=index) for index in range(4)))
+    rig.run(until=lambda: len(rig.first_token_tick) == 4)
+    assert max(len(tick.slots) for tick in rig.ticks) > 1
+
+
+def test_logits_only_on_the_last_row_of_the_last_chunk():
+    rig = Rig(Limits(prefill_chunk=8, cache="none"), streams(4))
+    rig.serve(ask("a", 60, max_tokens=1))
+    with_rows = [tick for tick in rig.ticks if tick.rows]
+    assert [sum(tick.outputs) for tick in with_rows] == [0] * (len(with_rows) - 1) + [1]
+
+
+def test_a_tick_ahead_carries_a_row_for_the_token_in_flight():
+    rig = Rig(Limits(n_seq_max=2, cache="none"), paged(2, plan_ahead=1))
+    rig.serve(ask("a", 10, max_tokens=6))
+    pending = [tick for tick in rig.ticks if PENDING_TOKEN in tick.tokens]
+    assert pending
+    assert len(rig.output("a")) == 6
+
+
+def test_a_grammar_is_never_planned_ahead():
+    rig = Rig(Limits(n_seq_max=2, cache="none"), paged(2, plan_ahead=1))
+    rig.serve(ask("a", 10, max_tokens=6, grammar="root ::= x"))
+    assert not [tick for tick in rig.ticks if PENDING_TOKEN in tick.tokens]
+
+
+def test_no_row_is_planned_for_a_token_behind_the_last_one():
+    rig = Rig(Limits(n_seq_max=1, cache="none"), paged(1, plan_ahead=1))
+    rig.serve(ask("a", 10, max_tokens=3))
+    assert sum(sum(tick.outputs) for tick in rig.ticks) == 3
+
+
+@pytest.mark.parametrize(
+    ("can", "most"),
+    [
+        ({}, 5),
+        ({"rewind": Rewind.WINDOW, "rewind_tokens": 2}, 3),
+        ({"rewind": Rewind.CHECKPOINT}, 1),
+        ({"outputs_max": 4}, 4),
+    ],
+    ids=["any", "window", "checkpoint", "few outputs"],
+)
+def test_drafts_stay_within_what_can_be_taken_back(can, most):
+    rig = Rig(Limits(n_seq_max=1, cache="none"), streams(1, **can))
+    rig.serve(ask("a", 10, max_tokens=60, draft_tokens=4))
+    assert max(max(tick.counts[: tick.decode_spans], default=1) for tick in rig.ticks) == most
+
+
+def test_equal_spans_where_the_backend_wants_them():
+    rig = Rig(Limits(n_seq_max=2, cache="none"), streams(2, equal_spans=True))
+    rig.serve(ask("a", 10, max_tokens=40, draft_tokens=4), ask("b", 10, max_tokens=40, draft_tokens=2))
+    for tick in rig.ticks:
+        drafting = {count for count in tick.counts[: tick.decode_spans] if count > 1}
+        assert len(drafting) <= 1
+
+
+def test_drafts_never_run_over_the_limit():
+    rig = Rig(Limits(n_seq_max=1, cache="none"), streams(1))
+    rig.serve(ask("a", 10, max_tokens=5, draft_tokens=4))
+    assert len(rig.output("a")) == 5
+
+
+def test_columns_are_arrays():
+    rig = Rig(Limits(n_seq_max=1), streams(1))
+    rig.accept(ask("a", 10))
+    tick = rig.step()
+    for column in (tick.slots, tick.sequences, tick.starts, tick.counts, tick.outputs, tick.tokens):
+        assert isinstance(column, array)
