@@ -247,10 +247,8 @@ class PageLedger:
         return -(-tokens // self._size)
 
     def room_shared(self, job: Job, source: Source | None) -> int:
-        """Pages of the source that others hold anyway, less the one that is held only to be copied from."""
-        pages, partial = self._pages_of(job, source) if source is not None else ([], -1)
-        held = sum(1 for index in pages if self._pages[index].refs > 0)
-        return held - int(partial >= 0 and self._pages[partial].refs == 0)
+        pages = self._pages_of(job, source)[0] if source is not None else []
+        return sum(1 for index in pages if self._pages[index].refs > 0)
 
     def room_free(self) -> int:
         return len(self._blank) + len(self._cached)
