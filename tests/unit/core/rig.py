@@ -10,6 +10,8 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from hypothesis import settings
+
 from stretto.backends.base import complete
 from stretto.backends.simulated import LatencyModel, SimulatedBackend, SimulatedModel
 from stretto.backends.simulated.faults import FaultScript
@@ -23,6 +25,7 @@ from stretto.testing.clients import Witness
 from stretto.testing.clock import FakeClock
 
 VOCAB = 512
+STEADY = settings(deadline=None, derandomize=True, database=None)  # the same examples on a busy machine, too
 
 
 def streams(slots: int = 4, window: int = 4096, **more) -> Capabilities:

@@ -90,7 +90,7 @@ def test_deferred_requests_block_nobody():
 
 
 def overload(seed: int, ticks: int = 4000) -> tuple[Rig, float]:
-    """Eight slots, pages for 2,560 tokens, 256 rows a tick, three priorities, five tenants of which one floods."""
+    """Eight slots, pages for 2,560 tokens, 256 rows a tick, three priorities, five tenants, one flooding."""
     draw = random.Random(seed)
     limits = Limits(n_seq_max=8, n_batch=256, prefill_chunk=256, cache="prefix", max_queue=64)
     flat = LatencyModel(a_s=3e-3, b_s=1e-5, c_s=2e-9, beta_s=6e-6, gamma_s=2e-10)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto.core.recovery import Recovery
+from tests.unit.core.rig import STEADY
 
 
 def search(running: list[str], guilty: set[str], ticks_max: int = 200) -> list[str]:
@@ -35,6 +36,7 @@ def test_a_failure_that_does_not_come_back_blames_nobody():
     assert search(list("abcd"), set()) == []
 
 
+@STEADY
 @given(st.sets(st.sampled_from("abcdefghij")))
 def test_all_of_them_and_nobody_else(guilty):
     assert sorted(search(list("abcdefghij"), guilty)) == sorted(guilty)

@@ -9,7 +9,7 @@ from hypothesis import given
 
 from stretto.core.request import Priority, Request, SamplingParams, Scope
 from stretto.testing import strategies
-from tests.unit.core.rig import ask
+from tests.unit.core.rig import STEADY, ask
 
 TOKENS = array("i", range(1, 11))
 
@@ -53,6 +53,7 @@ def test_grammars_and_drafts_need_the_last_token_on_the_host(params, host_side):
     assert SamplingParams(**params).host_side is host_side
 
 
+@STEADY
 @given(strategies.requests())
 def test_the_kits_requests_are_valid(request):
     assert len(request.tokens) > 0

@@ -34,6 +34,7 @@ def route(policy: str, *sources: Source, coming=None, busy=None, patient=True, w
         prefill_s_per_token=per_token,
         patient=patient,
         slot_requests=("parent", "other"),
+        page_tokens=16,
     )
     return POLICIES[policy].route(situation)
 
@@ -75,8 +76,11 @@ def test_a_system_prompt_below_the_minimum_is_not_worth_it():
 
 
 def test_system_prompt_shares_whole_pages_of_what_was_sent():
-    pages = source(Kind.PAGES, 32)
-    assert route("system_prompt", pages) == Admit(pages)
+    """All of its whole pages or nothing: 32 of 40 tokens where a page has 16."""
+    for pages in (source(Kind.PAGES, 32), source(Kind.PAGES, 40)):
+        assert route("system_prompt", pages) == Admit(pages)
+    for wrong in (source(Kind.PAGES, 31), source(Kind.PAGES, 41)):
+        assert route("system_prompt", wrong) == Admit(None)
 
 
 def test_incremental_prefers_to_extend():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stretto.core.cache.store import CHECKPOINTS_MAX, Checkpoint, Content, PrefixStore, common_prefix
 from stretto.core.request import Scope
 from stretto.testing import strategies
-from tests.unit.core.rig import prompt
+from tests.unit.core.rig import STEADY, prompt
 
 SCOPE = Scope("tenant:a", "")
 
@@ -19,6 +19,7 @@ def content(length: int = 8, *, scope: Scope = SCOPE, owner: str = "") -> Conten
     return Content(prompt(20), length, scope, owner)
 
 
+@STEADY
 @given(strategies.tokens(min_size=0), strategies.tokens(min_size=0), st.integers(-1, 30))
 def test_common_prefix_counts_equal_tokens(left, right, limit):
     right_answer = 0

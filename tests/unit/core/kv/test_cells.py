@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto.core.kv.cells import CellPool
+from tests.unit.core.rig import STEADY
 
 
 def test_growing_takes_cells_until_there_are_none():
@@ -56,6 +57,7 @@ def test_copying_into_a_sequence_that_holds_cells_is_our_bug():
         pool.share(0, 1, 2)
 
 
+@STEADY
 @given(
     st.lists(
         st.tuples(

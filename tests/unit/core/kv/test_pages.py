@@ -56,7 +56,7 @@ class Pages:
 def test_equal_prompts_share_whole_pages():
     pages = Pages()
     pages.run(job("a", TEXT), 24)
-    slot = pages.open(job("b", TEXT[:16] + prompt(9, 5)))
+    slot = pages.open(job("b", TEXT[:16] + prompt(9, 8)))
     assert (slot.computed, slot.room) == (16, 16)
     assert pages.ledger.room_free() == 20 - 6
 
@@ -64,7 +64,7 @@ def test_equal_prompts_share_whole_pages():
 def test_part_of_a_page_is_copied_on_write():
     pages = Pages()
     pages.run(job("a", TEXT), 24)
-    slot = pages.open(job("b", TEXT[:18] + prompt(9, 5)))
+    slot = pages.open(job("b", TEXT[:18] + prompt(9, 8)))
     ops, _ = pages.tick()
     assert (slot.computed, slot.room) == (18, 20)
     assert [(op.kind, op.length) for op in ops] == [(OpKind.COPY_PAGES, 2)]
@@ -73,7 +73,7 @@ def test_part_of_a_page_is_copied_on_write():
 def test_a_failed_copy_rebuilds_the_slot_alone():
     pages = Pages()
     donor = pages.run(job("a", TEXT), 24)
-    slot = pages.open(job("b", TEXT[:18] + prompt(9, 5)))
+    slot = pages.open(job("b", TEXT[:18] + prompt(9, 8)))
     _, settled = pages.tick(ok=False)
     assert settled.rebuild == [slot]
     assert (slot.computed, slot.room, donor.computed) == (0, 0, 24)
