@@ -73,7 +73,6 @@ class PolicyMachine(RuleBasedStateMachine):
         self.past: dict[str, Past] = {}
         self.resting: list[Request] = []
         self.number = 0
-        self.pauses = 0  # plans in which every slot was building
 
     # --- clients ---------------------------------------------------------------------------------
 
@@ -210,8 +209,6 @@ class PolicyMachine(RuleBasedStateMachine):
         for slot in self.state.active:
             past = self.past.setdefault(slot.job.id, Past(slot.job))
             past.computed = max(past.computed, slot.planned)
-        building = self.state.free_slot() is None and all(s.state == "prefilling" for s in self.state.active)
-        self.pauses += building
         self._check_nobody_blocked(planned)
 
     def _check_reuse(self, slot: Slot, reused: int, *, resumed: bool) -> None:
