@@ -53,8 +53,8 @@ DEFECTS = (
     Defect(
         "prompts take the decode rows' budget",
         "core/rows.py",
-        "rows=self._budget - len(decode) - extra",
-        "rows=self._budget",
+        "rows = self._budget - len(decode) - extra",
+        "rows = self._budget",
     ),
     Defect(
         "head-of-line blocking by a deferred job",

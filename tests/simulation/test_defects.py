@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.simulation.defects import DEFECTS
-from tools.plant import try_defect
+from tools.plant import SOURCE, try_defect
 
 TICKS = "120000"
 
@@ -15,6 +15,11 @@ TICKS = "120000"
 def test_there_are_enough_of_them():
     assert len(DEFECTS) >= 25
     assert len({defect.name for defect in DEFECTS}) == len(DEFECTS)
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
+def test_its_text_stands_exactly_once(defect):
+    assert (SOURCE / "stretto" / defect.file).read_text(encoding="utf-8").count(defect.before) == 1
 
 
 @pytest.mark.slow
