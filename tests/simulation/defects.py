@@ -135,6 +135,7 @@ DEFECTS = (
         "core/kv/sequences.py",
         "sorted(planned, key=lambda s: s.copy_turn)",
         "sorted(planned, key=lambda s: s.index)",
+        ("--where", "layout=streams", "--where", "share=copy"),
     ),
     Defect(
         "snapshot dropped while it is being restored (real)",
@@ -191,10 +192,11 @@ DEFECTS = (
         "content.length - length <= self.can.rewind_tokens",
     ),
     Defect(
-        "a hybrid model is cut like a dense one",
-        "core/kv/sequence.py",
-        "if length >= content.length or self.can.rewind is Rewind.ANY:",
-        "if length >= content.length or self.can.rewind is not Rewind.WINDOW:",
+        "a hybrid model is rewound to a state behind the divergence",
+        "core/cache/store.py",
+        "max((c for c in self.checkpoints if c.length <= length), default=None)",
+        "max(self.checkpoints, default=None)",
+        ("--where", "layout=hybrid"),
     ),
     Defect(
         "a bisection blames the first of two",

@@ -122,6 +122,7 @@ class Laws:
                 continue
             self._seen_admitted.add(job.id)
             if job.parks == 0:
+                _need(not self._scheduler.draining, f"{job.id} was queued, and began to run after a drain")
                 invariants.check_admission(job)
                 waiting = [j.level for j in state.queue.waiting()]
                 if waiting and min(waiting) < job.level:
