@@ -222,6 +222,7 @@ class Committer:
                 self._rebuild(slot)
         suspects = flight.alive()
         for slot in suspects:
+            state.ledger.overrun(slot)
             slot.planned, slot.pending = slot.computed, 0
         if outcome.failure is PassFailure.VOID:
             return

@@ -256,6 +256,9 @@ class PageLedger:
     def rollback(self, slot: Slot, length: int) -> None:
         """Rows behind the committed length are simply written again."""
 
+    def overrun(self, slot: Slot) -> None:
+        """Rows behind the committed length are simply written again."""
+
     def committed(self, slot: Slot) -> None:
         table = self._tables[slot.index]
         if not table.unsettled:

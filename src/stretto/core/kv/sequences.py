@@ -251,6 +251,12 @@ class SequenceLedger:
         else:
             self.lose(slot.sequence)
 
+    def overrun(self, slot: Slot) -> None:
+        """A pass broke: some of the planned rows were there for a while, and a window has moved on."""
+        content = self.table.of(slot).content
+        assert content is not None
+        content.peak = max(content.peak, slot.planned)
+
     def committed(self, slot: Slot) -> None:
         """Sequences need no word per tick: what a slot has computed is what its sequence holds."""
 
@@ -264,7 +270,8 @@ class SequenceLedger:
         sequence.last_used = self._clock
         if private:
             content.owner = job.id
-        if keep <= 0 or sequence.unsettled or self._is_invalid(content, slot, job):
+        apart = self._snapshots.apart and not private  # what is kept of it is a snapshot already
+        if keep <= 0 or apart or sequence.unsettled or self._is_invalid(content, slot, job):
             self._empty(sequence)
             sequence.unsettled = False
         elif self._cells is not None:

@@ -92,7 +92,13 @@ class Snapshots:
 
     def take(self) -> tuple[list[KvOp], list[int]]:
         """This tick's operations on blobs, and the snapshots to keep until it has settled."""
-        ops = self._saves + [KvOp(OpKind.DROP, blob=blob) for blob in self._store.dropped]
+        stillborn = {op.blob for op in self._saves} & set(
+            self._store.dropped
+        )  # saved and given up in one plan
+        for blob in stillborn:
+            self._marking.pop(blob, None)
+        ops = [op for op in self._saves if op.blob not in stillborn]
+        ops += [KvOp(OpKind.DROP, blob=blob) for blob in self._store.dropped if blob not in stillborn]
         pinned = self._pinned
         self._saves, self._store.dropped, self._pinned, self._save_bytes = [], [], [], 0
         return ops, pinned
