@@ -22,7 +22,13 @@ class LeastSquares:
     def __init__(self, size: int, start: float = 1e6) -> None:
         self.coefficients = [0.0] * size
         self.samples = 0
-        self._p = [[start if i == j else 0.0 for j in range(size)] for i in range(size)]
+        self._start = start
+        self.doubt()
+
+    def doubt(self) -> None:
+        """What was learned does not hold any more: believe the next samples at once."""
+        size = len(self.coefficients)
+        self._p = [[self._start if i == j else 0.0 for j in range(size)] for i in range(size)]
 
     def predict(self, x: list[float]) -> float:
         return sum(max(0.0, c) * v for c, v in zip(self.coefficients, x, strict=True))
@@ -88,7 +94,7 @@ class CostModel:
         if pass_s <= 0.0:
             return
         if not chunks:
-            if self._believable(pass_s, self._decode.predict([1.0, rows, contexts]), self._decode.samples):
+            if self._believable(pass_s, self._decode.predict([1.0, rows, contexts]), self._decode):
                 self._decode.update([1.0, rows, contexts], pass_s)
             return
         total = sum(count for count, _ in chunks)
@@ -103,7 +109,7 @@ class CostModel:
         x, y = [1.0, context], seconds / chunk
         factor = self._factor.get(self._step(chunk), 1.0)
         predicted = self._prefill.predict(x) * factor
-        if not self._believable(y, predicted, self._prefill.samples):
+        if not self._believable(y, predicted, self._prefill):
             return
         if predicted > 0.0:
             ratio = y / predicted
@@ -112,12 +118,15 @@ class CostModel:
             self._factor[self._step(chunk)] = min(8.0, max(0.125, factor * (1 + F_WEIGHT * (ratio - 1.0))))
         self._prefill.update(x, y / factor)
 
-    def _believable(self, measured: float, predicted: float, samples: int) -> bool:
-        if samples < 3 or predicted <= 0.0 or measured <= OUTLIER * predicted:
+    def _believable(self, measured: float, predicted: float, fit: LeastSquares) -> bool:
+        if fit.samples < 3 or predicted <= 0.0 or measured <= OUTLIER * predicted:
             self._outliers = 0
             return True
         self._outliers += 1
-        return self._outliers >= OUTLIERS_BELIEVED
+        if self._outliers < OUTLIERS_BELIEVED:
+            return False
+        fit.doubt()
+        return True
 
     def _step(self, chunk: int) -> int:
         """Whole quanta up to sixteen, then powers of two; less than a quantum is a step of its own."""

@@ -204,7 +204,11 @@ class SequenceLedger:
             return True
         if source.kind is Kind.RUNNING and self.table.can_copy(self.table.all[source.place], source.length):
             return True
-        return self._evict_for(source.length - self._cells.gain(target.index), sparing=target)
+        snapshot = self.store.get(source.place) if source.kind is Kind.SNAPSHOT else None
+        whole = (
+            snapshot.content.length if snapshot is not None else source.held
+        )  # it is cut after it is restored
+        return self._evict_for(whole - self._cells.gain(target.index), sparing=target)
 
     def _evict_for(self, count: int, *, sparing: Sequence | None = None) -> bool:
         assert self._cells is not None
