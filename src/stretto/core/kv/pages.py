@@ -224,7 +224,6 @@ class PageLedger:
         if length <= slot.room:
             return True
         table = self._tables[slot.index]
-        self.committed(slot)
         pages = self._allocate(-(-length // self._size) - len(table.pages))
         if pages is None:
             return False
