@@ -57,7 +57,9 @@ class SequenceLedger:
             source, target = None, self._pick(None)
         if source is not None and source.kind is Kind.SNAPSHOT:
             self._snapshots.pin(source.place)  # making room for others must not drop it
-        if target is None or not self._fits(target, source):
+        if target is not None and not self._fits(target, source):
+            source, target = None, self._pick(None)  # a restore that does not fit: begin with nothing
+        if target is None:
             return False
         if source is None:
             length = self._start_empty(target, job)
