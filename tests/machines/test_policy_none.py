@@ -31,10 +31,9 @@ class NoCacheMachine(PolicyMachine):
         """What idle sequences and snapshots hold belongs to requests that have been parked."""
         ledger = self.state.ledger if hasattr(self, "rig") else None
         if isinstance(ledger, SequenceLedger):
-            parked = {job.id for job in self.state.jobs.values() if job.parks}
+            parked = {j.id for j in self.state.jobs.values() if j.parks or j.request.fork_of}
             kept = [s.content for s in ledger.table.idle() if s.content is not None]
-            if not self._branched():
-                kept += [s.content for s in ledger.store]
+            kept += [s.content for s in ledger.store]
             for content in kept:
                 assert content.owner in parked, "somebody's text was kept for others"
 

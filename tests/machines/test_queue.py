@@ -32,6 +32,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue = Queue(self.limits)
         self.accounts = {name: Account(name, 1.0) for name in ("a", "b", "c")}
         self.jobs: list[Job] = []  # everybody who has not ended, by seniority
+        self.since: dict[str, float] = {}  # callers that stepped back
         self.entered: dict[str, float] = {}  # the model's own word on who is in flight, since when
         self.admissions = 0
         self.pushed = 0
@@ -100,8 +101,18 @@ class QueueMachine(RuleBasedStateMachine):
         assert job.where is Where.RUNNING
         if first:
             self.admissions += counted
-            self.entered.setdefault(job.id, self.now)
+            self._enter(job)
             check_admission(job)
+
+    def _enter(self, job: Job) -> None:
+        """Who overtakes as a caller takes the place of the last who had entered and still waits."""
+        if job.id in self.entered:
+            return
+        self.entered[job.id] = self.now
+        waits = [j for j in self.of(*WAITS) if j.level == job.level and j.id in self.entered]
+        if self.in_flight(job.level) > self.limits.in_flight_max and waits:
+            del self.entered[waits[-1].id]
+            self.since[waits[-1].id] = self.now
 
     @precondition(lambda self: self.of(Where.WAITING))
     @rule(dice=DICE)
@@ -172,8 +183,9 @@ class QueueMachine(RuleBasedStateMachine):
         if wait_s is None:
             assert late == []
             return
-        right = [j for level in Priority for j in self.callers(level) if self.now - j.arrival_s >= wait_s]
-        assert late == right, "who has waited too long to enter"
+        callers = [j for level in Priority for j in self.callers(level)]
+        right = [j for j in callers if self.now - self.since.get(j.id, j.arrival_s) >= wait_s]
+        assert sorted(j.id for j in late) == sorted(j.id for j in right), "who has waited too long to enter"
         for job in late:
             self._end(job)
 

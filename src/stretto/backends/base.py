@@ -10,7 +10,8 @@ The contract of a backend:
    each; with k drafts the accepted prefix is given: 1 to k + 1 tokens.
 3. The token for output index i of a request is a function of (its tokens, its parameters, its seed, i) only:
    not of the batch, the chunks, the slot, the sequence, or of what was computed before it was bound.
-4. A copy between sequences may take effect as late as the next pass that runs rows (`Outcome.ran`).
+4. A copy between sequences may take effect as late as the next pass that runs rows (`Outcome.ran`); an
+   operation that fails does not spoil copies that were made before it.
 5. A slot-level fault (no finite logits, no allowed token) goes into `Outcome.failed` for that slot alone.
 6. When a pass fails, `collect` says so in `Outcome.failure`. NO_ROOM means that nothing ran and nothing
    changed. The caller then asks `recover` to bring each sequence back to its length before the tick;

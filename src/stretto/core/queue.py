@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 
 from stretto.core.limits import Limits
 from stretto.core.request import Priority
@@ -68,12 +69,13 @@ class Queue:
             self._waiting[job.level] -= 1
             return
         self._entered[job.level] -= 1
+        self._sweep(job.level)
         callers = self._callers[job.level]
         while callers and self._entered[job.level] < self._limits.in_flight_max:
-            caller = callers.popleft()
-            if caller.entered_s is None and caller.where in (Where.WAITING, Where.DEFERRED):
-                self._waiting[job.level] -= 1
-                self._enter(caller, now)
+            caller = min(callers, key=lambda j: j.seniority)
+            callers.remove(caller)
+            self._waiting[job.level] -= 1
+            self._enter(caller, now)
 
     # --- going out -------------------------------------------------------------------------------
 
@@ -105,16 +107,29 @@ class Queue:
 
     def admit(self, job: Job, now: float, *, counted: bool = True) -> None:
         """The job leaves the queue for a slot. A slot won by a time-out does not count as a turn."""
+        overtakes = job.entered_s is None
         if job.where is Where.PARKED:
             self.parked.remove(job)
         else:
             self._take(job)
             self.admissions += counted
             job.admissions_waited = self.admissions - job.admissions_before
-            if job.entered_s is None:
+            if overtakes:
                 self._waiting[job.level] -= 1
                 self._enter(job, now)
         job.where = Where.RUNNING
+        if overtakes and self._entered[job.level] > self._limits.in_flight_max:
+            self._step_back(job.level, now)
+
+    def _step_back(self, level: int, now: float) -> None:
+        """A caller overtook those who had entered: the last of them gives its place and waits as a caller."""
+        entered = [j for j in (*self.waiting(), *self.deferred) if j.entered_s is not None]
+        last = max((j for j in entered if j.level == level), key=lambda j: j.seniority, default=None)
+        if last is not None:
+            last.entered_s, last.caller_since_s = None, now
+            self._entered[last.level] -= 1
+            self._waiting[last.level] += 1
+            self._callers[last.level].append(last)
 
     def remove(self, job: Job) -> None:
         """The job ends without running (any more)."""
@@ -165,24 +180,18 @@ class Queue:
         wait_s = self._limits.max_queue_wait_s
         if wait_s is None:
             return []
-        late: list[Job] = []
-        for callers in self._callers:
-            self._trim(callers)
-            late += [
-                job
-                for job in callers
-                if job.entered_s is None and now - job.arrival_s >= wait_s and _waits(job)
-            ]
-        return late
+        for level in Priority:
+            self._sweep(level)
+        return [job for job in chain(*self._callers) if now - job.caller_since_s >= wait_s]
 
     def next_timeout_s(self) -> float | None:
         """When the first caller will have waited too long."""
         wait_s = self._limits.max_queue_wait_s
         if wait_s is None:
             return None
-        for callers in self._callers:
-            self._trim(callers)
-        return min((callers[0].arrival_s + wait_s for callers in self._callers if callers), default=None)
+        for level in Priority:
+            self._sweep(level)
+        return min((job.caller_since_s + wait_s for job in chain(*self._callers)), default=None)
 
     def waiting(self) -> Iterator[Job]:
         """Everybody who waits and is not deferred, oldest first."""
@@ -208,13 +217,14 @@ class Queue:
         for line, jobs in list(self._lines.items()):
             self._lines[line] = deque(job for job in jobs if job.where is Where.WAITING)
             self._head(line)
-        for level, callers in enumerate(self._callers):
-            self._callers[level] = deque(job for job in callers if job.entered_s is None and _waits(job))
+        for level in Priority:
+            self._sweep(level)
 
-    @staticmethod
-    def _trim(callers: deque[Job]) -> None:
-        while callers and (callers[0].entered_s is not None or not _waits(callers[0])):
-            callers.popleft()
+    def _sweep(self, level: int) -> None:
+        """Callers that have entered or ended are callers no more."""
+        callers = self._callers[level]
+        if any(job.entered_s is not None or not _waits(job) for job in callers):
+            self._callers[level] = deque(job for job in callers if job.entered_s is None and _waits(job))
 
 
 def _waits(job: Job) -> bool:

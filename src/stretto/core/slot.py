@@ -38,6 +38,7 @@ class Job:
         "admitted_s",
         "arrival_s",
         "cached",
+        "caller_since_s",
         "cancelled",
         "deferrals",
         "deferred_at",
@@ -77,6 +78,7 @@ class Job:
         self.account = account
         self.turn_charge = 2.0 / account.weight  # what one generated token costs the tenant
         self.arrival_s = now
+        self.caller_since_s = now  # since when it waits to enter
         self.entered_s: float | None = None  # when it took one of the in-flight places
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None

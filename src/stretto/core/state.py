@@ -121,7 +121,7 @@ class State:
         del self.jobs[job.id]
         self.queue.leave_flight(job, self.now)
         self.accounts.leave(job.account)
-        if job.parks:
+        if job.parks or job.request.fork_of:
             self.ledger.forget(job.id)
         admitted_s = job.admitted_s if job.admitted_s is not None else self.now
         self.events.ends.append(

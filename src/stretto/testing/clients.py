@@ -98,9 +98,18 @@ class Clients:
         self._model = model
         self._r = random.Random(f"{scenario.seed}:clients")
         self._number = 0
-        self._systems = [self._text(self._t.system_tokens) for _ in range(self._t.systems)]
+        self._systems = self._system_prompts()
         self._resting: list[Conversation] = []
         self.witnesses: dict[str, Witness] = {}
+
+    def _system_prompts(self) -> list[array[int]]:
+        """Each later one may begin like the first, or go on where it ends: their caches must not mix."""
+        prompts: list[array[int]] = []
+        for _ in range(self._t.systems):
+            text = self._text(self._t.system_tokens)
+            shared = self._r.choice((0, len(text) // 2, len(text))) if prompts else 0
+            prompts.append(prompts[0][:shared] + text if shared else text)
+        return prompts
 
     def _text(self, tokens: int) -> array[int]:
         return array("i", [self._r.randrange(1, VOCAB) for _ in range(max(1, tokens))])

@@ -210,6 +210,13 @@ class StreamMemory(SequenceStore):
     def _cut(self, sequence: int, length: int) -> None:
         self._lengths[sequence] = length
 
+    def damage(self, op: KvOp) -> None:
+        """Copies that were decided before the failed one get what was there."""
+        for source, target in [copy for copy in self._copies if copy[0] == op.sequence]:
+            self._buffers[target] = self._buffers[source][:]
+            self._copies.remove((source, target))
+        super().damage(op)
+
     def _copy(self, source: int, target: int, length: int) -> None:
         self._copies.append((source, target))
         buffer = self._buffers[target]

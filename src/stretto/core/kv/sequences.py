@@ -38,6 +38,7 @@ class SequenceLedger:
         self.table = SequenceTable(capabilities, self.store, limits)
         self._cells = CellPool(capabilities.pages, capabilities.sequences_max) if capabilities.pages else None
         self._snapshots = Snapshots(self.table, limits)
+        self._keeps = limits.cache in ("incremental", "prefix")  # what requests leave is for others, too
         self._issued: dict[int, tuple[tuple[KvOp, ...], list[int]]] = {}  # tick -> operations, pinned blobs
         self._clock = 0
         self._gap_ticks = 0
@@ -132,6 +133,8 @@ class SequenceLedger:
                 return self._start_empty(target, job)
             if donor is not None:
                 self._snapshots.pin(blob)  # saved from a running sequence, to be restored in the same tick
+                if not self._keeps:
+                    self._snapshots.own(blob, job.id)  # nobody else may find it
             content = self._restore(target, blob, source.length)
         content.tokens = job.known
         target.content = content

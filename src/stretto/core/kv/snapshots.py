@@ -65,6 +65,12 @@ class Snapshots:
         snapshot.last_used = self.clock
         self._pinned.append(blob)
 
+    def own(self, blob: int, request_id: str) -> None:
+        """Only this request may use the snapshot, and it goes when the request does."""
+        snapshot = self._store.get(blob)
+        assert snapshot is not None
+        snapshot.content.owner = request_id
+
     def unpin(self, blobs: list[int]) -> None:
         for blob in blobs:
             snapshot = self._store.get(blob)

@@ -1,0 +1,356 @@
+"""The messages between engine and runtime, as typed values.
+
+Calls name a method and carry one of the `…Params`; answers carry the matching `…Result`, or an `Error`.
+Tokens travel the other way, in `StreamBatch`: one notification a tick for all streams of a connection.
+Only the socket transport encodes; in one process the values themselves are passed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct, field
+
+PROTOCOL_VERSION = 1
+CAPABILITIES = ("generate", "batch_generate", "cancel", "tokenize", "detokenize", "embed", "rerank", "watch")
+
+PriorityName = Literal["urgent", "default", "background"]
+GuidanceMode = Literal["json_object", "json_schema", "regex", "grammar"]
+
+
+class Message(Struct, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
+    """The base of everything that is sent. Unknown fields are an error."""
+
+
+class Guidance(Message):
+    mode: GuidanceMode
+    value: Any = None  # the schema, the pattern or the grammar
+
+
+class ToolUse(Message):
+    """Tools that were offered, and how the model may use them."""
+
+    tools: list[dict[str, Any]]
+    choice: str | dict[str, Any] = "auto"  # none | auto | required | {type: function, function: {name}}
+    parallel: bool = True
+
+
+class GenerateParams(Message):
+    """One generation. Exactly one of `messages`, `prompt` and `tokens` is given.
+
+    `sampling` holds the names of `core.request.SamplingParams` (but max_tokens, stop_token_ids and grammar);
+    what is left out gets the runtime's default. `deadline_ms` counts from when the runtime reads the call.
+    """
+
+    stream_id: str
+    model_id: str = ""  # "": the only one, or the default
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | None = None
+    tokens: list[int] | None = None
+    tool_use: ToolUse | None = None
+    template_options: dict[str, Any] = field(default_factory=dict)  # e.g. enable_thinking
+    sampling: dict[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
+    stops: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    guidance: Guidance | None = None
+    draft_model: str = ""  # reserved: refused by name
+    priority: PriorityName = "default"
+    tenant: str = ""
+    cache_salt: str = ""
+    deadline_ms: float | None = None
+    fork_of: str = ""  # stream id of a generation with the same prompt (n > 1)
+    echo_tokens: bool = False  # send token ids beside the text
+
+    @property
+    def guidance_mode(self) -> str:
+        return self.guidance.mode if self.guidance is not None else ""
+
+
+class GenerateResult(Message):
+    """The generation was taken in: its tokens come as `stream.batch`, and so does its end."""
+
+    stream_id: str
+    prompt_tokens: int
+
+
+class Error(Message):
+    """A failure as it is sent: `code` is one of stretto.errors."""
+
+    code: str
+    message: str
+    hint: str = ""
+    retryable: bool = False
+
+
+class BatchGenerateParams(Message):
+    requests: list[GenerateParams]
+
+
+class BatchItem(Message):
+    success: bool
+    result: GenerateResult | None = None
+    error: Error | None = None
+
+
+class BatchGenerateResult(Message):
+    results: list[BatchItem]
+
+
+class CancelParams(Message):
+    stream_id: str
+
+
+class ToolCallDelta(Message):
+    """One complete tool call. `arguments` is a string of JSON."""
+
+    index: int
+    name: str
+    arguments: str
+
+
+class TokenLogprob(Message):
+    """One generated token, its log-probability, and the likeliest ones in its place."""
+
+    token: str
+    token_id: int
+    logprob: float
+    raw: bytes = b""
+    top: list[tuple[str, int, float, bytes]] = field(default_factory=list)  # text, id, logprob, bytes
+
+
+class Usage(Message):
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class Timing(Message):
+    """Seconds from arrival, measured where the work happens."""
+
+    queue_wait_s: float = 0.0
+    ttft_s: float | None = None
+    duration_s: float = 0.0
+    parks: int = 0
+
+
+class StreamEnd(Message):
+    """The last word on a stream. `finish_reason`: stop | length | tool_calls | cancelled | error."""
+
+    stream_id: str
+    finish_reason: str
+    error: Error | None = None
+    stop: str | None = None  # the stop string that ended it
+    usage: Usage = field(default_factory=Usage)
+    timing: Timing = field(default_factory=Timing)
+
+
+class StreamBatch(Message):
+    """What one tick brought to all streams of a connection. Columns: `texts[i]` belongs to `streams[i]`.
+
+    The sparse parts are keyed by the stream id. Ends come after the texts of the same batch.
+    """
+
+    streams: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)  # tokens behind each text
+    reasoning: dict[str, str] = field(default_factory=dict)
+    tool_calls: dict[str, list[ToolCallDelta]] = field(default_factory=dict)
+    logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
+    tokens: dict[str, list[int]] = field(default_factory=dict)  # only where echo_tokens was asked
+    ends: list[StreamEnd] = field(default_factory=list)
+
+
+class TokenizeParams(Message):
+    model_id: str = ""
+    text: str | None = None
+    messages: list[dict[str, Any]] | None = None  # counted with the template
+    tools: list[dict[str, Any]] | None = None
+    special: bool = False
+
+
+class TokenizeResult(Message):
+    tokens: list[int]
+
+
+class DetokenizeParams(Message):
+    tokens: list[int]
+    model_id: str = ""
+
+
+class DetokenizeResult(Message):
+    text: str
+
+
+class EmbedParams(Message):
+    inputs: list[str] | list[list[int]]
+    model_id: str = ""
+    dimensions: int | None = None
+    truncate: Literal["", "left", "right"] = ""
+    normalize: bool = True
+    tenant: str = ""
+    deadline_ms: float | None = None
+
+
+class EmbedResult(Message):
+    """`vectors`: little-endian float32, one after the other."""
+
+    vectors: bytes
+    width: int
+    prompt_tokens: int
+
+
+class RerankParams(Message):
+    query: str
+    documents: list[str]
+    model_id: str = ""
+    raw_scores: bool = False
+    truncate: Literal["", "left", "right"] = ""
+    tenant: str = ""
+    deadline_ms: float | None = None
+
+
+class RerankResult(Message):
+    scores: list[float]
+    prompt_tokens: int
+
+
+class ModelInfo(Message):
+    """A model that the runtime serves or could serve."""
+
+    id: str
+    kind: str = ""  # dense | moe | hybrid | recurrent | embedding | reranker
+    loaded: bool = False
+    loading: bool = False
+    busy: bool = False
+    backend: str = ""
+    slots: int = 0
+    context_window: int = 0
+    memory_bytes: int = 0
+    description: dict[str, Any] = field(default_factory=dict)
+
+
+class RuntimeInfo(Message):
+    version: str
+    protocol: int
+    pid: int
+    capabilities: list[str]
+    models: list[ModelInfo]
+
+
+class LoadParams(Message):
+    model_id: str = ""
+
+
+class LoadProgress(Message):
+    """Notification `model.progress` while a model is prepared and loaded."""
+
+    model_id: str
+    stage: str
+    fraction: float
+
+
+class SlotInfo(Message):
+    """One slot as telemetry shows it: seed 001's states idle | prefilling | generating."""
+
+    index: int
+    state: str
+    stream_id: str = ""
+    prompt_tokens: int = 0
+    computed: int = 0
+    cached_tokens: int = 0
+    generated: int = 0
+    priority: str = ""
+    tenant: str = ""
+
+
+class ModelStats(Message):
+    """A look at one model's loop, at most a tick old."""
+
+    model_id: str
+    ticks: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    active_slots: int = 0
+    slots: int = 0
+    queued: dict[str, int] = field(default_factory=dict)  # by priority
+    parked: int = 0
+    kv_used: float = 0.0  # 0 to 1
+    last_tick_age_s: float = 0.0
+    pass_s: float = 0.0
+    busy: bool = False
+    slot_table: list[SlotInfo] = field(default_factory=list)
+
+
+class Stats(Message):
+    uptime_s: float
+    memory_bytes: int
+    streams: int
+    models: list[ModelStats]
+
+
+class WatchParams(Message):
+    """Ask for `engine.events` notifications (the dashboard); `enabled: false` ends them."""
+
+    enabled: bool = True
+
+
+class TickSpan(Message):
+    """One request's share of a tick."""
+
+    slot: int
+    stream_id: str
+    rows: int
+    decode: bool
+
+
+class TickEvent(Message):
+    """One tick as the dashboard draws it."""
+
+    model_id: str
+    tick: int
+    at_s: float  # the runtime's monotonic clock
+    eval_s: float
+    spans: list[TickSpan] = field(default_factory=list)
+    active_slots: int = 0
+    queued: dict[str, int] = field(default_factory=dict)
+    parked: int = 0
+    kv_used: float = 0.0
+    notes: list[tuple[str, str, int, float]] = field(default_factory=list)  # name, stream, slot, value
+    ends: list[str] = field(default_factory=list)
+
+
+class EngineEvents(Message):
+    """Notification `engine.events`: a few ticks at a time, at most 20 times a second."""
+
+    ticks: list[TickEvent]
+
+
+def error_from(failure: BaseException) -> Error:
+    """An exception as it is sent. What is not ours is an internal error without details."""
+    from stretto.errors import StrettoError
+
+    if isinstance(failure, StrettoError):
+        return Error(
+            code=failure.code, message=failure.message, hint=failure.hint, retryable=failure.retryable
+        )
+    return Error(code=StrettoError.code, message="something broke inside the runtime; its log says what")
+
+
+def raise_error(error: Error) -> None:
+    """The exception behind a message, raised."""
+    raise exception_of(error)
+
+
+def exception_of(error: Error) -> Exception:
+    from stretto.errors import by_code
+
+    return by_code(error.code)(error.message, hint=error.hint)
+
+
+def to_builtins(message: Message) -> Any:
+    return msgspec.to_builtins(message)
