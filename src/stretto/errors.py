@@ -39,6 +39,11 @@ StrettoError
 │   └── DownloadError           the hub did not answer, or answered something else
 │       ├── DigestMismatchError   the bytes are not the ones the hub promised
 │       └── DiskFullError         the file does not fit on the disk
+├── RpcError                    between engine and runtime
+│   ├── FrameError              a frame too large, or not a message: the connection is closed
+│   ├── UnknownMethodError      no such method
+│   └── PeerRefusedError        another user's process, or a wrong token
+├── UnsupportedError            this model, or this build, does not do that
 ├── BrokenTemplateError         the model file's chat template does not work: the operator's to fix
 └── SettingsError               a setting that cannot be used, with what to write instead
 
@@ -268,6 +273,34 @@ class DiskFullError(DownloadError):
     http_status = 507
     retryable = False
     hint = "free some space (`stretto rm`), or choose a smaller quantization"
+
+
+class RpcError(StrettoError):
+    code = "rpc_error"
+    http_status = 502
+
+
+class FrameError(RpcError):
+    code = "bad_frame"
+    hint = "engine and runtime must be of the same version"
+
+
+class UnknownMethodError(RpcError):
+    code = "unknown_method"
+    http_status = 501
+    hint = "runtime/info lists what this runtime can do"
+
+
+class PeerRefusedError(RpcError):
+    code = "peer_refused"
+    http_status = 403
+    hint = "connect as the user who started the runtime, with the token from its file"
+
+
+class UnsupportedError(StrettoError):
+    code = "unsupported"
+    http_status = 501
+    hint = "use a model made for this; runtime/info lists what this runtime can do"
 
 
 class BrokenTemplateError(StrettoError):

@@ -293,6 +293,20 @@ class Stats(Message):
     models: list[ModelStats]
 
 
+class Empty(Message):
+    """No parameters, or nothing to say."""
+
+
+class AuthParams(Message):
+    """The first call on a TCP connection: what the token file says."""
+
+    token: str
+
+
+class ModelResult(Message):
+    model: ModelInfo
+
+
 class WatchParams(Message):
     """Ask for `engine.events` notifications (the dashboard); `enabled: false` ends them."""
 

@@ -1,0 +1,211 @@
+"""A connection between engine and runtime, as both ends see it: send envelopes, be called for what arrives.
+
+Two kinds: over an asyncio transport (Unix or TCP), which encodes, and a pair in memory, which passes the
+objects themselves. All calls belong to the event loop of the connection. Nothing here blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from stretto.errors import FrameError
+from stretto.rpc.envelope import Envelope, Received
+from stretto.rpc.frames import FRAME_BYTES_MAX, FrameDecoder, encode
+
+UNSENT_BYTES_MAX = 64 << 20
+Receive = Callable[[Received], None]
+Closed = Callable[[Exception | None], None]
+
+
+@dataclass(slots=True)
+class Counters:
+    """Frames and bytes each way. In memory no bytes are counted: none are made."""
+
+    frames_sent: int = 0
+    bytes_sent: int = 0
+    frames_received: int = 0
+    bytes_received: int = 0
+
+
+class Connection(Protocol):
+    """Contract: nothing is received before `open`; order is kept; `closed` is called exactly once, with the
+    error that ended it or None; after it nothing is received; sending on a closed connection does nothing.
+    """
+
+    counters: Counters
+
+    def open(self, receive: Receive, closed: Closed) -> None: ...
+
+    def send(self, envelope: Envelope) -> None: ...
+
+    def close(self, error: Exception | None = None) -> None:
+        """Send what was queued, then end. With an error: end at once."""
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the peer has not taken yet."""
+
+
+class StreamConnection(asyncio.Protocol):
+    """Over a transport. A peer that lets more than `unsent_bytes_max` pile up is cut off."""
+
+    def __init__(
+        self, *, frame_bytes_max: int = FRAME_BYTES_MAX, unsent_bytes_max: int = UNSENT_BYTES_MAX
+    ) -> None:
+        self.counters = Counters()
+        self.transport: asyncio.Transport | None = None
+        self._decoder = FrameDecoder(frame_bytes_max)
+        self._frame_bytes_max = frame_bytes_max
+        self._early = bytearray()
+        self._unsent_bytes_max = unsent_bytes_max
+        self._receive: Receive | None = None
+        self._on_close: Closed | None = None
+        self._error: Exception | None = None
+        self._ended = False
+        self._closing = False
+
+    def open(self, receive: Receive, closed: Closed) -> None:
+        self._receive, self._on_close = receive, closed
+        if self._ended:
+            asyncio.get_running_loop().call_soon(self._tell_closed)
+        else:
+            asyncio.get_running_loop().call_soon(self._feed, b"")
+
+    def send(self, envelope: Envelope) -> None:
+        if self._closing or self.transport is None:
+            return
+        frame = encode(envelope)
+        self.counters.frames_sent += 1
+        self.counters.bytes_sent += len(frame)
+        self.transport.write(frame)
+        if self.unsent_bytes > self._unsent_bytes_max:
+            self.close(FrameError(f"the peer does not read: {self.unsent_bytes} bytes wait for it"))
+
+    def close(self, error: Exception | None = None) -> None:
+        if self._closing:
+            return
+        self._closing, self._error = True, error
+        if self.transport is not None:
+            self.transport.close() if error is None else self.transport.abort()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closing or self._ended
+
+    @property
+    def unsent_bytes(self) -> int:
+        return 0 if self.transport is None or self._ended else self.transport.get_write_buffer_size()
+
+    # --- asyncio.Protocol ------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.counters.bytes_received += len(data)
+        if self._receive is not None:
+            self._feed(data)
+            return
+        self._early += data
+        if len(self._early) > self._frame_bytes_max:
+            self.close(FrameError("too much came before anybody listened"))
+
+    def _feed(self, data: bytes) -> None:
+        if self._early:
+            data, self._early = bytes(self._early) + data, bytearray()
+        try:
+            received = self._decoder.feed(data) if not self._closing else []
+        except FrameError as error:
+            self.close(error)
+            return
+        for envelope in received:
+            if self._closing or self._receive is None:
+                return
+            self.counters.frames_received += 1
+            self._receive(envelope)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._ended = self._closing = True
+        self._error = self._error or error
+        self._tell_closed()
+
+    def _tell_closed(self) -> None:
+        closed, self._on_close, self._receive = self._on_close, None, None
+        if closed is not None:
+            closed(self._error)
+
+
+class MemoryConnection:
+    """One end of a pair. Objects arrive in a later turn of the loop, as they would over a socket."""
+
+    def __init__(self) -> None:
+        self.counters = Counters()
+        self._peer: MemoryConnection | None = None
+        self._receive: Receive | None = None
+        self._on_close: Closed | None = None
+        self._early: list[Received] = []
+        self._ended = False
+        self._error: Exception | None = None
+
+    def open(self, receive: Receive, closed: Closed) -> None:
+        self._receive, self._on_close = receive, closed
+        early, self._early = self._early, []
+        for envelope in early:
+            asyncio.get_running_loop().call_soon(self._arrive, envelope)
+        if self._ended:
+            asyncio.get_running_loop().call_soon(self._tell_closed)
+
+    def send(self, envelope: Envelope) -> None:
+        if self._ended or self._peer is None:
+            return
+        self.counters.frames_sent += 1
+        asyncio.get_running_loop().call_soon(self._peer._arrive, envelope)
+
+    def close(self, error: Exception | None = None) -> None:
+        if self._ended:
+            return
+        self._ended, self._error = True, error
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._tell_closed)
+        if self._peer is not None:
+            loop.call_soon(self._peer._lost)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._ended
+
+    @property
+    def unsent_bytes(self) -> int:
+        return 0
+
+    def _arrive(self, envelope: Received) -> None:
+        if self._ended:
+            return
+        if self._receive is None:
+            self._early.append(envelope)
+            return
+        self.counters.frames_received += 1
+        self._receive(envelope)
+
+    def _lost(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._tell_closed()
+
+    def _tell_closed(self) -> None:
+        closed, self._on_close, self._receive = self._on_close, None, None
+        if closed is not None:
+            closed(self._error)
+
+
+def memory_pair() -> tuple[MemoryConnection, MemoryConnection]:
+    first, second = MemoryConnection(), MemoryConnection()
+    first._peer, second._peer = second, first
+    return first, second

@@ -1,0 +1,160 @@
+"""Frames: four bytes of length (big-endian), then one JSON-RPC envelope as JSON.
+
+The decoder trusts nobody: lengths are bounded before a byte is kept, and what is not a message ends in a
+`FrameError` (close the connection) or, where the id of a call can still be read, in a `Malformed` to answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from stretto.errors import FrameError, InvalidRequestError, StrettoError, UnknownMethodError
+from stretto.rpc import messages as m
+from stretto.rpc.envelope import (
+    METHODS,
+    NOTIFICATIONS,
+    Call,
+    CallId,
+    Envelope,
+    ErrorObject,
+    Malformed,
+    Notification,
+    Received,
+    Reply,
+    error_message,
+    error_object,
+)
+
+HEADER_BYTES = 4
+FRAME_BYTES_MAX = 32 << 20
+ID_CHARS_MAX = 128
+
+
+class _Wire(Struct, omit_defaults=True):
+    """Every kind of envelope as it is written; which one it is shows in what is there."""
+
+    jsonrpc: str = ""
+    id: CallId | UnsetType = UNSET
+    method: str | UnsetType = UNSET
+    params: Raw | UnsetType = UNSET
+    result: Raw | UnsetType = UNSET
+    error: ErrorObject | UnsetType = UNSET
+
+
+class _OnlyId(Struct):
+    id: CallId
+
+
+_encoder = msgspec.json.Encoder()
+_wire_decoder = msgspec.json.Decoder(_Wire)
+_id_decoder = msgspec.json.Decoder(_OnlyId)
+_params = {name: msgspec.json.Decoder(method.params) for name, method in METHODS.items()}
+_notes = {name: msgspec.json.Decoder(kind) for name, kind in NOTIFICATIONS.items()}
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def encode(envelope: Envelope) -> bytes:
+    buffer = bytearray(HEADER_BYTES)
+    _encoder.encode_into(_wire_of(envelope), buffer, HEADER_BYTES)
+    buffer[:HEADER_BYTES] = (len(buffer) - HEADER_BYTES).to_bytes(HEADER_BYTES, "big")
+    return bytes(buffer)
+
+
+def _wire_of(envelope: Envelope) -> dict[str, Any]:
+    if isinstance(envelope, Notification):
+        return {"jsonrpc": "2.0", "method": envelope.method, "params": envelope.params}
+    if isinstance(envelope, Call):
+        return {"jsonrpc": "2.0", "id": envelope.id, "method": envelope.method, "params": envelope.params}
+    if envelope.error is not None:
+        return {"jsonrpc": "2.0", "id": envelope.id, "error": error_object(envelope.error)}
+    return {"jsonrpc": "2.0", "id": envelope.id, "result": envelope.result}
+
+
+def decode(body: bytes | bytearray | memoryview) -> Received:
+    """One frame's body."""
+    try:
+        wire = _wire_decoder.decode(body)
+    except _UNREADABLE as error:
+        return _blamed(body, str(error))
+    if wire.jsonrpc != "2.0" or (isinstance(wire.id, str) and len(wire.id) > ID_CHARS_MAX):
+        raise FrameError("not a JSON-RPC 2.0 message")
+    if isinstance(wire.method, str):
+        return _call(wire, wire.method) if not isinstance(wire.id, UnsetType) else _note(wire, wire.method)
+    if isinstance(wire.id, UnsetType):
+        raise FrameError("neither a call, nor a reply, nor a notification")
+    if not isinstance(wire.error, UnsetType):
+        return Reply(wire.id, error=error_message(wire.error))
+    if isinstance(wire.result, UnsetType):
+        return _malformed(wire.id, FrameError("neither a method nor a result"))
+    return Reply(wire.id, result=wire.result.copy())
+
+
+def _call(wire: _Wire, method: str) -> Call | Malformed:
+    assert not isinstance(wire.id, UnsetType)
+    decoder = _params.get(method)
+    if decoder is None:
+        return _malformed(wire.id, UnknownMethodError(f"no method {method[:80]!r}"))
+    try:
+        return Call(wire.id, method, decoder.decode(wire.params if isinstance(wire.params, Raw) else b"{}"))
+    except _UNREADABLE as error:
+        return _malformed(wire.id, InvalidRequestError(f"{method}: {error}", hint="see rpc/messages.py"))
+
+
+def _note(wire: _Wire, method: str) -> Notification:
+    decoder = _notes.get(method)
+    if decoder is None:
+        raise FrameError(f"no notification {method[:80]!r}")
+    try:
+        return Notification(method, decoder.decode(wire.params if isinstance(wire.params, Raw) else b"{}"))
+    except _UNREADABLE as error:
+        raise FrameError(f"{method}: {error}") from None
+
+
+def _blamed(body: bytes | bytearray | memoryview, reason: str) -> Malformed:
+    try:
+        found = _id_decoder.decode(body)
+    except _UNREADABLE:
+        raise FrameError(f"not a JSON-RPC message: {reason}") from None
+    if isinstance(found.id, str) and len(found.id) > ID_CHARS_MAX:
+        raise FrameError("the id of a message is too long")
+    return _malformed(found.id, FrameError(f"not a JSON-RPC message: {reason}"))
+
+
+def _malformed(call_id: CallId, error: StrettoError) -> Malformed:
+    return Malformed(call_id, m.error_from(error))
+
+
+class FrameDecoder:
+    """Bytes in as they come, messages out. After a FrameError it must not be fed again."""
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._buffer = bytearray()
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self._buffer)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Received]:
+        self._buffer += data
+        found: list[Received] = []
+        at = 0
+        while (end := self._frame_end(at)) is not None:
+            found.append(decode(bytes(self._buffer[at + HEADER_BYTES : end])))
+            at = end
+        if at:
+            del self._buffer[:at]
+        return found
+
+    def _frame_end(self, at: int) -> int | None:
+        """Where the frame that begins at `at` ends; None while it is not complete."""
+        if len(self._buffer) - at < HEADER_BYTES:
+            return None
+        length = int.from_bytes(self._buffer[at : at + HEADER_BYTES], "big")
+        if length > self._frame_bytes_max:
+            raise FrameError(f"a frame of {length} bytes; at most {self._frame_bytes_max} are allowed")
+        end = at + HEADER_BYTES + length
+        return end if len(self._buffer) >= end else None
