@@ -7,6 +7,7 @@ Only the socket transport encodes; in one process the values themselves are pass
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -185,7 +186,7 @@ class DetokenizeResult(Message):
 
 
 class EmbedParams(Message):
-    inputs: list[str] | list[list[int]]
+    inputs: Sequence[str | list[int]]  # texts, or their tokens
     model_id: str = ""
     dimensions: int | None = None
     truncate: Literal["", "left", "right"] = ""
