@@ -212,8 +212,8 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def next_time_out(self):
         if hasattr(self, "queue") and self.limits.max_queue_wait_s is not None:
-            arrivals = [j.arrival_s for level in Priority for j in self.callers(level)]
-            due = min(arrivals, default=None)
+            callers = [j for level in Priority for j in self.callers(level)]
+            due = min((self.since.get(j.id, j.arrival_s) for j in callers), default=None)
             right = None if due is None else due + self.limits.max_queue_wait_s
             assert self.queue.next_timeout_s() == right
 

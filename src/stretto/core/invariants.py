@@ -89,7 +89,9 @@ def check_books(scheduler: Scheduler) -> None:
         _need(
             queue.entered(level) == entered, f"{level.name}: {queue.entered(level)} in flight, not {entered}"
         )
-        pushed_out = sum(job.parks > 0 for job in mine)  # they keep their places while others take their slots
+        pushed_out = sum(
+            job.parks > 0 for job in mine
+        )  # they keep their places while others take their slots
         _need(entered - pushed_out <= state.limits.in_flight_max, f"{level.name}: {entered} are in flight")
         _need(queue.callers(level) == len(mine) - entered, f"{level.name}: callers are miscounted")
         _need(queue.callers(level) <= state.limits.max_queue, f"{level.name}: too many callers wait")

@@ -126,11 +126,11 @@ class Preemptor:
                 state.note(notes.ALL_SLOTS_PENDING, waiters[0])
             self._turn_away(waiters)
         elif self._building_since is not None:
-            self._building_since = None
+            since_s, self._building_since = self._building_since, None
             state.note(notes.SLOT_AVAILABLE, waiters[0] if waiters else None)
             for job in waiters:
                 if job.entered_s is not None:
-                    job.entered_s = state.now  # waiting for builds does not count
+                    job.entered_s += state.now - max(since_s, job.entered_s)  # builds do not count
 
     def _turn_away(self, waiters: list[Job]) -> None:
         state = self._state

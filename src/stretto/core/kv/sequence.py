@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from stretto.core.cache.store import Checkpoint, Content, PrefixStore
 from stretto.core.capabilities import Capabilities, Rewind, Share
+from stretto.core.kv.ledger import Kind, Source
 from stretto.core.kv.ops import KvOp, OpKind
 from stretto.core.limits import Limits
 from stretto.core.slot import Job, Slot
@@ -87,6 +88,25 @@ class SequenceTable:
         return sorted(
             held, key=lambda s: (s.content is not None and s.content.owner != "", s.last_used, s.index)
         )
+
+    def pick(self, source: Source | None) -> Sequence | None:
+        """The idle sequence whose use loses least and leaves the running ids in fewest runs."""
+        idle = self.idle()
+        if source is not None:
+            donor = self.all[source.place] if source.kind is not Kind.SNAPSHOT else None
+            copies = donor is not None and self.can_copy(donor, source.length)
+            if donor is not None and donor.slot is None and not copies:
+                return donor  # it can only be adopted where it is
+            if not copies:
+                idle = [s for s in idle if not self.is_copy_end(s.index)]
+        return min(idle, key=lambda s: self._price(s, source), default=None)
+
+    def _price(self, sequence: Sequence, source: Source | None) -> tuple[int, ...]:
+        adopts = source is not None and source.kind is Kind.RESIDENT and source.place == sequence.index
+        loss = self.loss(sequence, source.length if source is not None and adopts else 0)
+        runs = self.runs_with(sequence.index) if self.can.contiguous else 0
+        first, second = (runs, loss) if self.can.snapshots else (loss, runs)
+        return (first, second, 0 if adopts else 1, sequence.last_used, sequence.index)
 
     def is_copy_target(self, index: int) -> bool:
         """Reading it now would read stale bytes."""
@@ -174,3 +194,13 @@ class SequenceTable:
         if slot is None or sequence.unsettled or sequence.trim is not None or slot.computed == 0:
             return False
         return slot.planned not in slot.marks and not self.is_copy_target(sequence.index)
+
+    def check(self) -> None:
+        seen: dict[int, int] = {}
+        for sequence in self.all:
+            slot = sequence.slot
+            if slot is not None:
+                assert slot.sequence == sequence.index, f"slot {slot.index} is not where it runs"
+                assert slot.index not in seen, f"slot {slot.index} runs in two sequences"
+                assert sequence.content is not None, "a running sequence without content"
+                seen[slot.index] = sequence.index

@@ -53,13 +53,13 @@ class SequenceLedger:
     def open(self, slot: Slot, job: Job, source: Source | None) -> bool:
         self._clock += 1
         self._snapshots.clock = self._clock
-        target = self._pick(source)
+        target = self.table.pick(source)
         if target is None:  # every idle sequence is an end of a copy: nothing can be restored into one
-            source, target = None, self._pick(None)
+            source, target = None, self.table.pick(None)
         if source is not None and source.kind is Kind.SNAPSHOT:
             self._snapshots.pin(source.place)  # making room for others must not drop it
         if target is not None and not self._fits(target, source):
-            source, target = None, self._pick(None)  # a restore that does not fit: begin with nothing
+            source, target = None, self.table.pick(None)  # a restore that does not fit: begin with nothing
         if target is None:
             return False
         if source is None:
@@ -74,25 +74,6 @@ class SequenceLedger:
         slot.computed = slot.planned = length
         slot.room = self._can.window if self._cells is None else self._cells.held(target.index)
         return True
-
-    def _pick(self, source: Source | None) -> Sequence | None:
-        """The idle sequence whose use loses least and leaves the running ids in fewest runs."""
-        idle = self.table.idle()
-        if source is not None:
-            donor = self.table.all[source.place] if source.kind is not Kind.SNAPSHOT else None
-            copies = donor is not None and self.table.can_copy(donor, source.length)
-            if donor is not None and donor.slot is None and not copies:
-                return donor  # it can only be adopted where it is
-            if not copies:
-                idle = [s for s in idle if not self.table.is_copy_end(s.index)]
-        return min(idle, key=lambda s: self._price(s, source), default=None)
-
-    def _price(self, sequence: Sequence, source: Source | None) -> tuple[int, ...]:
-        adopts = source is not None and source.kind is Kind.RESIDENT and source.place == sequence.index
-        loss = self.table.loss(sequence, source.length if source is not None and adopts else 0)
-        runs = self.table.runs_with(sequence.index) if self._can.contiguous else 0
-        first, second = (runs, loss) if self._can.snapshots else (loss, runs)
-        return (first, second, 0 if adopts else 1, sequence.last_used, sequence.index)
 
     def _start_empty(self, target: Sequence, job: Job) -> int:
         self._snapshots.evacuate(target, 0)
@@ -210,9 +191,7 @@ class SequenceLedger:
         if source.kind is Kind.RUNNING and self.table.can_copy(self.table.all[source.place], source.length):
             return True
         snapshot = self.store.get(source.place) if source.kind is Kind.SNAPSHOT else None
-        whole = (
-            snapshot.content.length if snapshot is not None else source.held
-        )  # it is cut after it is restored
+        whole = snapshot.content.length if snapshot is not None else source.held  # cut once it is restored
         return self._evict_for(whole - self._cells.gain(target.index), sparing=target)
 
     def _evict_for(self, count: int, *, sparing: Sequence | None = None) -> bool:
@@ -410,19 +389,11 @@ class SequenceLedger:
         return self._snapshots.save_bytes_max
 
     def check(self) -> None:
-        seen: dict[int, int] = {}
-        for sequence in self.table.all:
-            if sequence.slot is not None:
-                assert sequence.slot.sequence == sequence.index, (
-                    f"slot {sequence.slot.index} is not where it runs"
-                )
-                assert sequence.slot.index not in seen, f"slot {sequence.slot.index} runs in two sequences"
-                assert sequence.content is not None, "a running sequence without content"
-                seen[sequence.slot.index] = sequence.index
-            if self._cells is not None and sequence.content is not None:
-                assert self._cells.held(sequence.index) >= sequence.held, "tokens without cells"
-            if self._cells is not None and sequence.content is None:
-                assert self._cells.held(sequence.index) == 0, f"sequence {sequence.index} leaks cells"
+        self.table.check()
+        for sequence in self.table.all if self._cells is not None else ():
+            held = self._cells.held(sequence.index) if self._cells is not None else 0
+            assert held >= sequence.held, "tokens without cells"
+            assert held == 0 or sequence.content is not None, f"sequence {sequence.index} leaks cells"
         if self._cells is not None:
             self._cells.check()
         self.store.check()
