@@ -12,7 +12,17 @@ StrettoError
 │   ├── InvalidStopError        too many stop strings, or one too long or empty
 │   ├── InvalidToolError        a tool definition or tool_choice that makes no sense
 │   ├── InvalidGrammarError     a schema, regex or grammar that does not compile
-│   └── GrammarTooComplexError  it compiles, but costs more than the limits allow
+│   ├── GrammarTooComplexError  it compiles, but costs more than the limits allow
+│   ├── InvalidJsonError        a body that is no JSON object, or nests too deep
+│   ├── FieldError              one field of a body; `param` names it
+│   │   ├── MissingFieldError
+│   │   ├── UnknownFieldError
+│   │   ├── InvalidFieldError     a value of the wrong type or out of range
+│   │   └── UnsupportedFieldError a field or a part that is known, but cannot be honoured
+│   ├── UnsupportedByModelError the model cannot do this at all (embeddings, reranking, chat)
+│   ├── MediaTypeError          the body is not sent as JSON
+│   ├── UnknownRouteError       nothing lives at this address
+│   └── WrongMethodError        something does, but it takes other methods
 ├── CapacityError               try again later
 │   ├── QueueFullError          too many callers wait, or one waited too long
 │   ├── ServerBusyError         every slot built a cache for too long
@@ -42,7 +52,12 @@ StrettoError
 ├── RpcError                    between engine and runtime
 │   ├── FrameError              a frame too large, or not a message: the connection is closed
 │   ├── UnknownMethodError      no such method
-│   └── PeerRefusedError        another user's process, or a wrong token
+│   ├── PeerRefusedError        another user's process, or a wrong token
+│   ├── RuntimeLostError        the runtime died or hung, and what it had begun is lost
+│   ├── RuntimeUnavailableError no runtime to call now: it failed again and again, or too many calls wait
+│   ├── CallTimeoutError        the runtime did not answer a call in time
+│   ├── StreamTimeoutError      no token for too long, or a generation longer than allowed
+│   └── SlowConsumerError       the reader did not take what was generated for it
 ├── UnsupportedError            this model, or this build, does not do that
 ├── BrokenTemplateError         the model file's chat template does not work: the operator's to fix
 └── SettingsError               a setting that cannot be used, with what to write instead
@@ -130,6 +145,58 @@ class InvalidGrammarError(InvalidRequestError):
 class GrammarTooComplexError(InvalidRequestError):
     code = "grammar_too_complex"
     hint = "simplify the schema, regex or grammar"
+
+
+class InvalidJsonError(InvalidRequestError):
+    code = "invalid_json"
+    hint = "send one JSON object"
+
+
+class FieldError(InvalidRequestError):
+    code = "invalid_field"
+    param = ""
+
+    def __init__(self, message: str, *, param: str = "", hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.param = param
+
+
+class MissingFieldError(FieldError):
+    code = "missing_field"
+
+
+class UnknownFieldError(FieldError):
+    code = "unknown_field"
+
+
+class InvalidFieldError(FieldError):
+    code = "invalid_value"
+
+
+class UnsupportedFieldError(FieldError):
+    code = "unsupported_field"
+
+
+class UnsupportedByModelError(InvalidRequestError):
+    code = "unsupported_by_model"
+    hint = "choose a model that can; /v1/models lists what is served"
+
+
+class MediaTypeError(InvalidRequestError):
+    code = "unsupported_media_type"
+    http_status = 415
+    hint = "send the header content-type: application/json"
+
+
+class UnknownRouteError(InvalidRequestError):
+    code = "not_found"
+    http_status = 404
+    hint = "/openapi.json lists what there is"
+
+
+class WrongMethodError(InvalidRequestError):
+    code = "method_not_allowed"
+    http_status = 405
 
 
 class CapacityError(StrettoError):
@@ -295,6 +362,40 @@ class PeerRefusedError(RpcError):
     code = "peer_refused"
     http_status = 403
     hint = "connect as the user who started the runtime, with the token from its file"
+
+
+class RuntimeLostError(RpcError):
+    code = "runtime_lost"
+    http_status = 503
+    retryable = True
+    hint = "retry: the runtime is being restarted"
+
+
+class RuntimeUnavailableError(RpcError):
+    code = "runtime_unavailable"
+    http_status = 503
+    retryable = True
+    hint = "retry shortly; if it lasts, the log of the runtime says why"
+
+
+class CallTimeoutError(RpcError):
+    code = "call_timeout"
+    http_status = 504
+    retryable = True
+    hint = "retry; if it happens again the runtime is overloaded or hangs"
+
+
+class StreamTimeoutError(RpcError):
+    code = "stream_timeout"
+    http_status = 504
+    retryable = True
+    hint = "lower max_tokens, or raise engine.stream_timeout_s or engine.stream_idle_timeout_s"
+
+
+class SlowConsumerError(RpcError):
+    code = "slow_consumer"
+    http_status = 408
+    hint = "read faster, or raise engine.stream_buffer_bytes or engine.slow_consumer_timeout_s"
 
 
 class UnsupportedError(StrettoError):
