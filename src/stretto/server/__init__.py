@@ -1,0 +1,1 @@
+"""The HTTP server: wire formats, who may call, and what operators see. Knows nothing of scheduling."""
