@@ -5,8 +5,19 @@ environment. Does not know what a setting does: backends and the core are given 
 """
 
 from stretto.errors import SettingsError
+from stretto.settings.engine import EngineSettings
 from stretto.settings.loading import Loaded, load
 from stretto.settings.model import ModelSettings
+from stretto.settings.server import ServerSettings
 from stretto.settings.settings import GenerateBatcherSettings, Settings
 
-__all__ = ["GenerateBatcherSettings", "Loaded", "ModelSettings", "Settings", "SettingsError", "load"]
+__all__ = [
+    "EngineSettings",
+    "GenerateBatcherSettings",
+    "Loaded",
+    "ModelSettings",
+    "ServerSettings",
+    "Settings",
+    "SettingsError",
+    "load",
+]

@@ -1,8 +1,9 @@
 """Flags over `STRETTO_*` variables over YAML over defaults, and where each value came from.
 
 A layer may set `defaults` (by bare name: `--n-seq-max`, `STRETTO_N_SEQ_MAX`), a section
-(`STRETTO_GENERATE_BATCHER__MAX_BATCH_SIZE`) or one model (`STRETTO_MODELS__<name>__N_SEQ_MAX`). A higher
-layer wins even where a lower one is more specific: a flag beats what the file says about one model.
+(`STRETTO_GENERATE_BATCHER__MAX_BATCH_SIZE`; the server's also bare: `STRETTO_PORT`) or one model
+(`STRETTO_MODELS__<name>__N_SEQ_MAX`). A higher layer wins even where a lower one is more specific: a flag
+beats what the file says about one model.
 """
 
 from __future__ import annotations
@@ -13,22 +14,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from stretto.errors import SettingsError
+from stretto.settings.engine import EngineSettings
 from stretto.settings.errors import from_validation
 from stretto.settings.model import CACHE_SWITCHES, ModelSettings, select_cache
 from stretto.settings.names import hint_for
+from stretto.settings.server import ServerSettings
 from stretto.settings.settings import GenerateBatcherSettings, Settings
 from stretto.settings.yaml_file import parse_value, read_yaml
 
 PREFIX = "STRETTO_"
 FILE_NAME = "stretto.yaml"
+BATCHING_OFF = "STRETTO_DISABLE_GENERATE_BATCHING"
 # Variables that belong to the process, not to a key of this file.
-VARIABLES_RESERVED = ("STRETTO_CONFIG", "STRETTO_CACHE_DIR", "STRETTO_DEBUG", "STRETTO_PROVE")
+VARIABLES_RESERVED = ("STRETTO_CONFIG", "STRETTO_CACHE_DIR", "STRETTO_DEBUG", "STRETTO_PROVE", BATCHING_OFF)
 MODEL_KEYS = tuple(ModelSettings.model_fields)
-SECTIONS = ("models", "defaults", "generate_batcher")
+SECTIONS = ("models", "defaults", "generate_batcher", "engine", "server")
 BATCHER_KEYS = tuple(GenerateBatcherSettings.model_fields)
+ENGINE_KEYS = tuple(EngineSettings.model_fields)
+SERVER_KEYS = tuple(ServerSettings.model_fields)
+PLAIN_CLASSES: dict[str, type[BaseModel]] = {
+    "generate_batcher": GenerateBatcherSettings,
+    "engine": EngineSettings,
+    "server": ServerSettings,
+}
+# Sections that stand once, beside the models: each by its name, with its keys.
+PLAIN_SECTIONS = {"generate_batcher": BATCHER_KEYS, "engine": ENGINE_KEYS, "server": SERVER_KEYS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +117,13 @@ def _checked(values: dict[str, Any], label: str) -> dict[str, Any]:
             values.pop(section, None)
         elif not isinstance(values[section], dict):
             raise SettingsError(f"{label}: {section} is not a mapping", hint="indent its keys below it")
-    _check_keys(values.get("generate_batcher", {}), BATCHER_KEYS, f"{label}: generate_batcher")
+    for section, keys in PLAIN_SECTIONS.items():
+        _check_keys(values.get(section, {}), keys, f"{label}: {section}")
     _check_keys(values.get("defaults", {}), MODEL_KEYS, f"{label}: defaults")
-    for name, keys in values.get("models", {}).items():
-        if keys is not None and not isinstance(keys, dict):
+    for name, own in values.get("models", {}).items():
+        if own is not None and not isinstance(own, dict):
             raise SettingsError(f"{label}: models.{name} is not a mapping", hint="indent its keys below it")
-        _check_keys(keys or {}, MODEL_KEYS, f"{label}: models.{name}")
+        _check_keys(own or {}, MODEL_KEYS, f"{label}: models.{name}")
     return values
 
 
@@ -132,21 +146,32 @@ def _env_layer(env: Mapping[str, str], models: Mapping[str, Any]) -> _Layer:
         parts = variable.removeprefix(PREFIX).split("__")
         key = _variable_key(parts, models)
         if key is None:
-            section = BATCHER_KEYS if parts[0] == "GENERATE_BATCHER" else MODEL_KEYS
+            section = PLAIN_SECTIONS.get(parts[0].lower(), (*MODEL_KEYS, *SERVER_KEYS))
             raise SettingsError(f"unknown variable {variable[:80]}", hint=hint_for(parts[-1], section))
-        _put(values, key, parse_value(env[variable]))
+        # A key is text even where it looks like a number.
+        _put(values, key, env[variable] if key[-1] == "api_key" else parse_value(env[variable]))
         names[".".join(key)] = f"env {variable}"
+    _switch_off_batching(env.get(BATCHING_OFF, ""), values, names)
     return _Layer(values, names, "env")
 
 
+def _switch_off_batching(value: str, values: dict[str, Any], names: dict[str, str]) -> None:
+    """Seed 002's switch for a bad night: any true value turns the batcher off, whatever else is set."""
+    if parse_value(value) in (1, True):
+        _put(values, ["generate_batcher", "enabled"], False)
+        names["generate_batcher.enabled"] = f"env {BATCHING_OFF}"
+
+
 def _variable_key(parts: list[str], models: Mapping[str, Any]) -> list[str] | None:
-    """STRETTO_X → defaults.x; STRETTO_MODELS__NAME__X → models.<name>.x; a section's by its name."""
+    """STRETTO_X → defaults.x, else server.x; STRETTO_MODELS__NAME__X → models.<name>.x; a section's own."""
     lowered = [part.lower() for part in parts]
     if len(parts) == 1 and lowered[0] in MODEL_KEYS:
         return ["defaults", lowered[0]]
+    if len(parts) == 1 and lowered[0] in SERVER_KEYS:
+        return ["server", lowered[0]]
     if len(parts) == 2 and lowered[0] == "defaults" and lowered[1] in MODEL_KEYS:
         return lowered
-    if len(parts) == 2 and lowered[0] == "generate_batcher" and lowered[1] in BATCHER_KEYS:
+    if len(parts) == 2 and lowered[1] in PLAIN_SECTIONS.get(lowered[0], ()):
         return lowered
     if len(parts) == 3 and lowered[0] == "models" and lowered[2] in MODEL_KEYS:
         listed = {_variable_name(name): name for name in models}
@@ -183,13 +208,14 @@ def _put(values: dict[str, Any], key: list[str], value: Any) -> None:
 
 def _resolved(layers: list[_Layer], path: Path | None) -> Loaded:
     origin: dict[str, str] = {}
-    batcher: dict[str, Any] = {}
+    plain: dict[str, dict[str, Any]] = {section: {} for section in PLAIN_SECTIONS}
     version = 1
     for layer in layers:
         version = layer.values.get("version", version)
-        for key, value in layer.values.get("generate_batcher", {}).items():
-            batcher[key] = value
-            origin[f"generate_batcher.{key}"] = layer.origin(f"generate_batcher.{key}")
+        for section, chosen in plain.items():
+            for key, value in layer.values.get(section, {}).items():
+                chosen[key] = value
+                origin[f"{section}.{key}"] = layer.origin(f"{section}.{key}")
     names = dict.fromkeys(name for layer in layers for name in layer.values.get("models", {}))
     built = {f"models.{name}": _model(layers, str(name), origin) for name in names}
     built["defaults"] = _model(layers, None, origin)
@@ -199,12 +225,19 @@ def _resolved(layers: list[_Layer], path: Path | None) -> Loaded:
                 "version": version,
                 "models": {key.removeprefix("models."): built[key] for key in built if key != "defaults"},
                 "defaults": built["defaults"],
-                "generate_batcher": batcher,
+                **{section: _plain(section, chosen) for section, chosen in plain.items()},
             }
         )
     except ValidationError as error:
         raise from_validation(error) from None
     return Loaded(settings, origin, path)
+
+
+def _plain(section: str, chosen: dict[str, Any]) -> BaseModel:
+    try:
+        return PLAIN_CLASSES[section].model_validate(chosen)
+    except ValidationError as error:
+        raise from_validation(error, where=section) from None
 
 
 def _model(layers: list[_Layer], name: str | None, origin: dict[str, str]) -> ModelSettings:

@@ -1,4 +1,4 @@
-"""All settings together: models, their common defaults, the batcher."""
+"""All settings together: models, their common defaults, the batcher, the server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from stretto.settings.engine import EngineSettings
 from stretto.settings.model import ModelSettings
+from stretto.settings.server import ServerSettings
 from stretto.settings.values import Count, Milliseconds
 
 
@@ -54,6 +56,10 @@ class Settings(BaseModel):
     """Settings of models that say nothing else, also of those that are not listed."""
     generate_batcher: GenerateBatcherSettings = GenerateBatcherSettings()
     """How requests that arrive together are sent."""
+    engine: EngineSettings = EngineSettings()
+    """Streams, and the watch over the runtime's process."""
+    server: ServerSettings = ServerSettings()
+    """The HTTP server."""
 
     def model(self, name: str) -> ModelSettings:
         """The settings of a model, listed or not."""

@@ -1,0 +1,96 @@
+"""The settings of the HTTP server: the section `server:`.
+
+Knows where it listens, who may come in, how much a request may be, and how it stops.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, field_validator
+
+from stretto.settings.values import Bytes, Count, Seconds
+
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-_\[\]:]+")
+
+
+class ServerSettings(BaseModel):
+    """The HTTP server. A field is a key below `server:`, a variable (STRETTO_PORT) and a flag of `serve`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    host: Annotated[str, Field(min_length=1, max_length=255)] = "127.0.0.1"
+    """Address to listen on. Any but this machine's own (127.0.0.1, ::1, localhost) needs an API key."""
+    port: Annotated[Count, Field(le=65_535)] = 8000
+    """Port to listen on; 0 takes a free one."""
+
+    api_key: SecretStr | None = None
+    """A key that every request must send. Not a flag, as process lists show those: set the variable."""
+    api_key_file: str | None = None
+    """A file with keys (mode 0600): one a line, or YAML with tenant, priority and concurrency for each."""
+    allowed_hosts: list[str] = []
+    """Names, beside this machine's own, by which clients may call the server."""
+    cors_origins: list[str] = []
+    """Origins of web pages that may call the server, as https://example.org; "*" only together with keys."""
+
+    body_bytes_max: Annotated[Bytes, Field(ge=1 << 10, le=1 << 30)] = 4 << 20
+    """Largest request body."""
+    header_bytes_max: Annotated[Bytes, Field(ge=1 << 10, le=1 << 20)] = 32 << 10
+    """Most bytes of all header lines of a request."""
+    headers_max: Annotated[Count, Field(ge=8, le=10_000)] = 100
+    """Most header lines of a request."""
+    url_bytes_max: Annotated[Bytes, Field(ge=256, le=1 << 20)] = 8 << 10
+    """Longest path and query."""
+    nesting_max: Annotated[Count, Field(ge=8, le=500)] = 64
+    """Deepest nesting of JSON in a body."""
+    connections_max: Annotated[Count, Field(ge=1, le=1 << 20)] = 4096
+    """Open connections; beyond it a request is answered 503."""
+    read_timeout_s: Annotated[Seconds, Field(gt=0)] = 30.0
+    """How long a client may take to send its headers, and again its body."""
+    keep_alive_s: Annotated[Seconds, Field(gt=0)] = 75.0
+    """How long an idle connection stays open."""
+
+    ping_interval_s: Annotated[Seconds, Field(gt=0)] = 15.0
+    """A stream that is silent for this long gets a comment, so that proxies keep it open."""
+    hang_after_s: Annotated[Seconds, Field(gt=0)] = 60.0
+    """A busy model whose last tick is older than this is not ready."""
+    drain_timeout_s: Seconds = 30.0
+    """After SIGTERM: how long running requests may take to finish."""
+
+    metrics_compat: Literal["none", "vllm"] = "none"
+    """vllm: also export the names that dashboards made for vLLM read."""
+    traces: Literal["off", "otlp", "console"] = "off"
+    """Where OpenTelemetry spans go; otlp obeys the OTEL_* variables. Needs the extra `otel`."""
+    log_format: Literal["auto", "json", "console"] = "auto"
+    """auto: for people in a terminal, JSON elsewhere."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least serious lines that are written. Prompts and answers never are."""
+
+    @field_serializer("api_key")
+    def _masked(self, key: SecretStr | None) -> str | None:
+        return None if key is None else "********"
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, origins: list[str]) -> list[str]:
+        for origin in origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin[:80]!r} is not an origin such as https://example.org")
+        return [origin.lower() for origin in origins]
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _hosts(cls, hosts: list[str]) -> list[str]:
+        return [host.lower() for host in hosts]
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
