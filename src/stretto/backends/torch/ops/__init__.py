@@ -1,0 +1,27 @@
+"""The operators of the torch backend: plain torch on the CPU, Triton kernels on CUDA, one contract.
+
+Each file holds one operator: its contract, the choice of implementation, and the reference, which runs on the
+CPU and is the oracle of the kernels. Nothing here synchronizes with the device on the CUDA path.
+"""
+
+from stretto.backends.torch.ops.activation import silu_mul
+from stretto.backends.torch.ops.attention import paged_attention
+from stretto.backends.torch.ops.experts import moe_experts
+from stretto.backends.torch.ops.norm import add_rms_norm, rms_norm
+from stretto.backends.torch.ops.rotary import rotary_write
+from stretto.backends.torch.ops.sampling import SampledTokens, count_tokens, sample
+from stretto.backends.torch.ops.table import SamplingMode, SamplingTable
+
+__all__ = [
+    "SampledTokens",
+    "SamplingMode",
+    "SamplingTable",
+    "add_rms_norm",
+    "count_tokens",
+    "moe_experts",
+    "paged_attention",
+    "rms_norm",
+    "rotary_write",
+    "sample",
+    "silu_mul",
+]

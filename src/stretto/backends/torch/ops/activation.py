@@ -1,0 +1,20 @@
+"""The gated activation of the feed-forward: SiLU(gate) · up."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def silu_mul(x: Tensor) -> Tensor:
+    """`x` is [rows, 2 · inner], gates first: [rows, inner]."""
+    if x.is_cuda:
+        from stretto.backends.torch.kernels import activation as kernel
+
+        return kernel.silu_mul(x)
+    return silu_mul_reference(x)
+
+
+def silu_mul_reference(x: Tensor) -> Tensor:
+    gate, up = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * up).to(x.dtype)

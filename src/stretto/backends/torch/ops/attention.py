@@ -1,0 +1,85 @@
+"""Causal attention over paged keys and values, for decode rows and prefill chunks in one call.
+
+A span is a run of rows of one sequence; its last row is the sequence's last token. Spans of one row read the
+whole context (decode); longer ones are prefill chunks, whose prefix may lie in the cache already. On CUDA
+nothing reads device memory from the host, so that a call can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def paged_attention(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    *,
+    max_query: int,
+    decode_only: bool,
+    max_context: int | None = None,
+) -> Tensor:
+    """What each row of `q` [rows, heads, dim] attends to, in the same shape.
+
+    block_tables int32 [spans, pages_max], query_starts int32 [spans + 1], context_lens int32 [spans]: tokens
+    including this chunk, 0 for a span of padding, whose rows come out as anything. `max_query` and
+    `max_context` bound the spans (default: what the block tables hold); `decode_only` says that every span is
+    one row, and row i is span i.
+    """
+    if q.is_cuda:
+        from stretto.backends.torch.kernels import attention as kernel
+
+        return kernel.paged_attention(
+            q,
+            k_pages,
+            v_pages,
+            block_tables,
+            query_starts,
+            context_lens,
+            scale,
+            max_query=max_query,
+            decode_only=decode_only,
+            max_context=max_context,
+        )
+    return paged_attention_reference(q, k_pages, v_pages, block_tables, query_starts, context_lens, scale)
+
+
+def paged_attention_reference(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    scale: float,
+) -> Tensor:
+    """One span after another, softmax in float32 or wider; padding comes out as zeros."""
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    starts, lengths = query_starts.tolist(), context_lens.tolist()
+    for span, length in enumerate(lengths):
+        start, end = starts[span], starts[span + 1]
+        if length > 0 and end > start:
+            pages = block_tables[span, : -(-length // k_pages.shape[1])].long()
+            keys = k_pages[pages].flatten(0, 1)[:length]
+            values = v_pages[pages].flatten(0, 1)[:length]
+            out[start:end] = _attend(q[start:end], keys, values, scale)
+    return out
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """`q` [rows, heads, dim] are the last rows of a context `keys` [tokens, kv_heads, dim]."""
+    rows, heads, _ = q.shape
+    tokens, kv_heads, _ = keys.shape
+    wide = torch.promote_types(q.dtype, torch.float32)
+    grouped = q.transpose(0, 1).reshape(kv_heads, heads // kv_heads, rows, -1)
+    scores = (grouped @ keys.permute(1, 2, 0).unsqueeze(1)).to(wide) * scale
+    places = torch.arange(tokens, device=q.device)
+    hidden = places > (places[tokens - rows :]).unsqueeze(1)
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1).to(q.dtype)
+    mixed = weights @ values.transpose(0, 1).unsqueeze(1)
+    return mixed.reshape(heads, rows, -1).transpose(0, 1)

@@ -1,0 +1,42 @@
+"""A mixture of experts: each row goes through the `top_k` feed-forwards that its router logits choose."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stretto.backends.torch.ops.activation import silu_mul_reference
+
+
+def moe_experts(
+    x: Tensor, router_logits: Tensor, w_gate_up: Tensor, w_down: Tensor, top_k: int, renormalize: bool
+) -> Tensor:
+    """x [rows, hidden], router_logits [rows, experts], w_gate_up [experts, 2 · inner, hidden] (gates first),
+    w_down [experts, hidden, inner]: [rows, hidden]. `renormalize` makes the chosen weights add up to 1.
+    """
+    weights, chosen = route(router_logits, top_k, renormalize=renormalize)
+    if x.is_cuda:
+        from stretto.backends.torch.kernels import experts as kernel
+
+        return kernel.moe_experts(x, weights, chosen, w_gate_up, w_down)
+    return moe_experts_reference(x, weights, chosen, w_gate_up, w_down)
+
+
+def route(router_logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """Weights and numbers of the chosen experts, [rows, top_k] each."""
+    wide = torch.promote_types(router_logits.dtype, torch.float32)
+    weights, chosen = router_logits.to(wide).softmax(-1).topk(top_k, dim=-1)
+    if renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights, chosen
+
+
+def moe_experts_reference(
+    x: Tensor, weights: Tensor, chosen: Tensor, w_gate_up: Tensor, w_down: Tensor
+) -> Tensor:
+    out = torch.zeros_like(x, dtype=weights.dtype)
+    for expert in sorted(set(chosen.flatten().tolist())):
+        rows, place = (chosen == expert).nonzero(as_tuple=True)
+        inner = silu_mul_reference(x[rows] @ w_gate_up[expert].T)
+        out.index_add_(0, rows, (inner @ w_down[expert].T).to(out.dtype) * weights[rows, place, None])
+    return out.to(x.dtype)

@@ -1,0 +1,85 @@
+"""From a fused query-key-value product to the cache: norm of each head, rotary positions, the write to pages.
+
+The rotation pairs element i with i + dim/2. `cos_sin` is [positions, dim] in float32: the cosines of the
+dim/2 angles of a position, then their sines.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stretto.backends.torch.ops.norm import rms_norm_reference
+
+
+def rotary_write(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    slot_mapping: Tensor,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Writes k and v of each row to their pages and gives back the rotated queries, contiguous.
+
+    q [rows, heads, dim]; k, v [rows, kv_heads, dim], views of one product as they may be; pages [pages,
+    page_tokens, kv_heads, dim]; slot_mapping [rows] = page · page_tokens + offset, -1 for a row of padding,
+    whose position must be valid all the same. With weights, heads are RMS-normalized first.
+    """
+    if q.is_cuda:
+        from stretto.backends.torch.kernels import rotary as kernel
+
+        write = kernel.rotary_write
+    else:
+        write = rotary_write_reference
+    return write(
+        q,
+        k,
+        v,
+        positions,
+        cos_sin,
+        k_pages,
+        v_pages,
+        slot_mapping,
+        q_weight=q_weight,
+        k_weight=k_weight,
+        eps=eps,
+    )
+
+
+def rotary_write_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    slot_mapping: Tensor,
+    *,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+) -> Tensor:
+    if q_weight is not None:
+        q = rms_norm_reference(q, q_weight, eps)
+    if k_weight is not None:
+        k = rms_norm_reference(k, k_weight, eps)
+    angles = cos_sin[positions.long()]
+    rows = (slot_mapping >= 0).nonzero().squeeze(1)
+    page, offset = slot_mapping[rows] // k_pages.shape[1], slot_mapping[rows] % k_pages.shape[1]
+    k_pages[page, offset] = _rotate(k, angles)[rows].to(k_pages.dtype)
+    v_pages[page, offset] = v[rows].to(v_pages.dtype)
+    return _rotate(q, angles)
+
+
+def _rotate(x: Tensor, angles: Tensor) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = angles.to(wide).unsqueeze(1).chunk(2, dim=-1)
+    first, second = x.to(wide).chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
