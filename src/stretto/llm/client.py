@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import Any
 
 from stretto.errors import InvalidRequestError
-from stretto.llm.loading import Loaded, load
-from stretto.llm.options import Options, parse
 from stretto.llm.progress import Progress
 from stretto.llm.results import Completion, assemble
 from stretto.llm.streams import AsyncStream, Stream
+from stretto.runtime.loading import Loaded, load
 from stretto.runtime.loop import LoopStats
 from stretto.runtime.model import Call, ModelRuntime, Prompt
+from stretto.runtime.options import Options, parse
 from stretto.runtime.output import Delta
 from stretto.text.tokenizer import PromptTokens
 

@@ -1,12 +1,13 @@
-"""What the SDK gives back: plain frozen values, and the errors behind an end."""
+"""What the SDK gives back: plain frozen values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stretto.core.tick import End, Terminal
-from stretto.errors import DeadlineError, StrettoError, by_code
+from stretto.core.tick import End
+from stretto.errors import StrettoError
+from stretto.runtime.ends import error_of
 from stretto.runtime.output import Delta
 
 
@@ -43,16 +44,6 @@ class Completion:
 
     def __str__(self) -> str:
         return self.text
-
-
-def error_of(terminal: Terminal) -> StrettoError | None:
-    """The error behind an end; None for a request that finished or that its own caller cancelled."""
-    if terminal.end is End.FINISHED or (terminal.end is End.CANCELLED and terminal.reason == "client"):
-        return None
-    if terminal.end is End.CANCELLED and terminal.reason == "deadline":
-        return DeadlineError(f"the deadline passed after {terminal.generated_tokens} tokens")
-    kind = by_code("shutting_down" if terminal.reason == "shutdown" else terminal.reason)
-    return kind(f"the request ended: {kind.code.replace('_', ' ')}")
 
 
 def assemble(deltas: Sequence[Delta], index: int = 0) -> Completion:

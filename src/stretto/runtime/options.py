@@ -1,4 +1,4 @@
-"""Keyword options of the SDK's calls, checked by name and by range, and turned into sampling parameters."""
+"""Options of a generation, for the SDK and for calls alike: checked, and turned into sampling parameters."""
 
 from __future__ import annotations
 
