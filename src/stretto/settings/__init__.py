@@ -8,6 +8,7 @@ from stretto.errors import SettingsError
 from stretto.settings.engine import EngineSettings
 from stretto.settings.loading import Loaded, load
 from stretto.settings.model import ModelSettings
+from stretto.settings.runtime import RuntimeSettings
 from stretto.settings.server import ServerSettings
 from stretto.settings.settings import GenerateBatcherSettings, Settings
 
@@ -16,6 +17,7 @@ __all__ = [
     "GenerateBatcherSettings",
     "Loaded",
     "ModelSettings",
+    "RuntimeSettings",
     "ServerSettings",
     "Settings",
     "SettingsError",

@@ -21,6 +21,7 @@ from stretto.settings.engine import EngineSettings
 from stretto.settings.errors import from_validation
 from stretto.settings.model import CACHE_SWITCHES, ModelSettings, select_cache
 from stretto.settings.names import hint_for
+from stretto.settings.runtime import RuntimeSettings
 from stretto.settings.server import ServerSettings
 from stretto.settings.settings import GenerateBatcherSettings, Settings
 from stretto.settings.yaml_file import parse_value, read_yaml
@@ -31,17 +32,24 @@ BATCHING_OFF = "STRETTO_DISABLE_GENERATE_BATCHING"
 # Variables that belong to the process, not to a key of this file.
 VARIABLES_RESERVED = ("STRETTO_CONFIG", "STRETTO_CACHE_DIR", "STRETTO_DEBUG", "STRETTO_PROVE", BATCHING_OFF)
 MODEL_KEYS = tuple(ModelSettings.model_fields)
-SECTIONS = ("models", "defaults", "generate_batcher", "engine", "server")
+SECTIONS = ("models", "defaults", "generate_batcher", "engine", "runtime", "server")
 BATCHER_KEYS = tuple(GenerateBatcherSettings.model_fields)
 ENGINE_KEYS = tuple(EngineSettings.model_fields)
+RUNTIME_KEYS = tuple(RuntimeSettings.model_fields)
 SERVER_KEYS = tuple(ServerSettings.model_fields)
 PLAIN_CLASSES: dict[str, type[BaseModel]] = {
     "generate_batcher": GenerateBatcherSettings,
     "engine": EngineSettings,
+    "runtime": RuntimeSettings,
     "server": ServerSettings,
 }
 # Sections that stand once, beside the models: each by its name, with its keys.
-PLAIN_SECTIONS = {"generate_batcher": BATCHER_KEYS, "engine": ENGINE_KEYS, "server": SERVER_KEYS}
+PLAIN_SECTIONS = {
+    "generate_batcher": BATCHER_KEYS,
+    "engine": ENGINE_KEYS,
+    "runtime": RUNTIME_KEYS,
+    "server": SERVER_KEYS,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stretto.settings.engine import EngineSettings
 from stretto.settings.model import ModelSettings
+from stretto.settings.runtime import RuntimeSettings
 from stretto.settings.server import ServerSettings
 from stretto.settings.values import Count, Milliseconds
 
@@ -58,6 +59,8 @@ class Settings(BaseModel):
     """How requests that arrive together are sent."""
     engine: EngineSettings = EngineSettings()
     """Streams, and the watch over the runtime's process."""
+    runtime: RuntimeSettings = RuntimeSettings()
+    """The process that owns the models."""
     server: ServerSettings = ServerSettings()
     """The HTTP server."""
 
