@@ -23,7 +23,18 @@ StrettoError
 │   ├── MediaTypeError          the body is not sent as JSON
 │   ├── UnknownRouteError       nothing lives at this address
 │   └── WrongMethodError        something does, but it takes other methods
+├── AccessError                 who asks, or from where, is not let in
+│   ├── InvalidKeyError         no API key, or one that is not known
+│   ├── HostRefusedError        called by a name that is not this server's
+│   └── OriginRefusedError      called from a web page of another site
+├── TooLargeError               more than the server reads
+│   ├── BodyTooLargeError
+│   ├── HeadersTooLargeError
+│   ├── UrlTooLongError
+│   └── SlowRequestError        the client took too long to send its request
 ├── CapacityError               try again later
+│   ├── ConcurrencyLimitError   this key's requests already fill its share
+│   ├── NotReadyError           no model can answer now: loading, restarting or hung
 │   ├── QueueFullError          too many callers wait, or one waited too long
 │   ├── ServerBusyError         every slot built a cache for too long
 │   ├── PreemptedError          a queued request took the slot (preemption: fail)
@@ -199,10 +210,73 @@ class WrongMethodError(InvalidRequestError):
     http_status = 405
 
 
+class AccessError(StrettoError):
+    code = "access_refused"
+    http_status = 403
+
+
+class InvalidKeyError(AccessError):
+    code = "invalid_api_key"
+    http_status = 401
+    hint = "send `Authorization: Bearer KEY` (or `x-api-key: KEY`)"
+
+
+class HostRefusedError(AccessError):
+    code = "host_refused"
+    http_status = 403
+    hint = "call the server by its address, or add the name to allowed_hosts"
+
+
+class OriginRefusedError(AccessError):
+    code = "origin_refused"
+    http_status = 403
+    hint = "add the page's origin to cors_origins"
+
+
+class TooLargeError(StrettoError):
+    code = "too_large"
+    http_status = 413
+
+
+class BodyTooLargeError(TooLargeError):
+    code = "body_too_large"
+    hint = "send less, or raise body_bytes_max"
+
+
+class HeadersTooLargeError(TooLargeError):
+    code = "headers_too_large"
+    http_status = 431
+    hint = "send fewer or shorter headers"
+
+
+class UrlTooLongError(TooLargeError):
+    code = "url_too_long"
+    http_status = 414
+    hint = "put the data into the body"
+
+
+class SlowRequestError(TooLargeError):
+    code = "request_timeout"
+    http_status = 408
+    retryable = True
+    hint = "send the whole request at once, or raise read_timeout_s"
+
+
 class CapacityError(StrettoError):
     code = "over_capacity"
     http_status = 429
     retryable = True
+
+
+class ConcurrencyLimitError(CapacityError):
+    code = "concurrency_limit"
+    hint = "wait for one of your requests to end, or ask for a higher concurrency_max"
+
+
+class NotReadyError(CapacityError):
+    code = "not_ready"
+    http_status = 503
+    hint = "retry shortly; /health says what the server is waiting for"
 
 
 class QueueFullError(CapacityError):
