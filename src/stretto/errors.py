@@ -70,6 +70,7 @@ StrettoError
 │   ├── StreamTimeoutError      no token for too long, or a generation longer than allowed
 │   └── SlowConsumerError       the reader did not take what was generated for it
 ├── UnsupportedError            this model, or this build, does not do that
+├── BenchError                  a benchmark cannot run: no server there, or a trace that is none
 ├── BrokenTemplateError         the model file's chat template does not work: the operator's to fix
 └── SettingsError               a setting that cannot be used, with what to write instead
 
@@ -476,6 +477,11 @@ class UnsupportedError(StrettoError):
     code = "unsupported"
     http_status = 501
     hint = "use a model made for this; runtime/info lists what this runtime can do"
+
+
+class BenchError(StrettoError):
+    code = "bench_failed"
+    hint = "see `stretto bench --help`"
 
 
 class BrokenTemplateError(StrettoError):

@@ -1,0 +1,84 @@
+"""What is to be sent, as values that travel to the client processes.
+
+A `User` sends its shots one after the other: that is a closed loop. Many users with one shot each, at given
+times, are an open loop. A `Gate` lets a user begin, or stop, when others have come so far.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct, field
+
+Api = Literal["chat", "completions"]
+
+
+class Gate(Struct, frozen=True, kw_only=True):
+    """Opens when `requests` requests of a group have each received `tokens` pieces of text, or have ended."""
+
+    group: str
+    requests: int = 1
+    tokens: int = 0  # 0: they have ended
+    then_s: float = 0.0
+
+
+class Shot(Struct, frozen=True, kw_only=True):
+    """One request. `messages` follow what the conversation already holds, if its user keeps one."""
+
+    id: str
+    messages: list[dict[str, str]]
+    max_tokens: int
+    group: str = "all"
+    tenant: str = ""
+    priority: str = ""
+    think_s: float = 0.0  # before it is sent, after the answer before it
+
+
+class User(Struct, frozen=True, kw_only=True):
+    """Shots one after the other, from `start_s` after the run's start or after its gate."""
+
+    shots: list[Shot]
+    start_s: float = 0.0
+    begin: Gate | None = None
+    stop: Gate | None = None  # when it opens, whatever is running is given up
+    converses: bool = False  # each shot carries all before it, answers included
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """Where to send, and what every request carries."""
+
+    host: str
+    port: int
+    tls: bool = False
+    path: str = ""  # what stands before /v1
+    api: Api = "chat"
+    model: str = ""
+    key: str = ""
+    tenant_keys: dict[str, str] = field(default_factory=dict)
+    tenant_header: str = ""
+    body: dict[str, Any] = field(default_factory=dict)  # goes over our own fields
+    timeout_s: float = 600.0
+
+    @property
+    def url(self) -> str:
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls else 'http'}://{name}:{self.port}{self.path}"
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """A workload, ready to be sent."""
+
+    workload: str
+    run_id: str
+    users: list[User]
+    shape: dict[str, Any] = field(default_factory=dict)  # the numbers that it was made from
+    quiet: list[str] = field(default_factory=list)  # groups that prepare, and are not measured
+
+    @property
+    def requests(self) -> int:
+        return sum(len(user.shots) for user in self.users)
+
+    @property
+    def gated(self) -> bool:
+        """Whether users wait for each other; they must then live in one process."""
+        return any(user.begin is not None or user.stop is not None for user in self.users)
