@@ -9,7 +9,8 @@ CPU time of the thread that does everything, because machines are shared and wai
 threads they are wall time and want a quiet machine. "over" is what we add to a tick, in microseconds.
 
 Also: eight busy slots of sixteen with a gap after each, once the ledger has closed the gaps, against eight in
-a row; and what the gaps cost before that.
+a row, and what the gaps cost before that; what 64 streams, each read by a Python thread of its own, add to a
+tick; and the CPU time of a model that has nothing to do.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import json
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from array import array
 from collections import namedtuple
+from itertools import pairwise
 from pathlib import Path
 
 from stretto.backends.base import complete
@@ -30,12 +33,17 @@ from stretto.backends.llamacpp.batch import Columns
 from stretto.core.limits import Limits
 from stretto.core.request import Request, SamplingParams
 from stretto.core.scheduler import Scheduler
-from stretto.core.tick import Tick
+from stretto.core.tick import Events, Tick
+from stretto.llm import LLM
 from stretto.models import bundled
 
 SLOTS = (1, 2, 4, 8, 16)
 RATIO_BAR = 0.95
 GAPS_BAR = 0.90
+IDLE_BAR = 0.01
+STREAMS = 64
+STREAM_TOKENS = 24
+IDLE_S = 5.0
 PROMPT_TOKENS = 64
 WINDOW = 1024
 BLOCK_TICKS = 4
@@ -187,6 +195,47 @@ def _pair(gappy: Engine, row: Engine, ticks: int) -> float:
     return row_s / gappy_s
 
 
+def measure_threads(path: Path, cache_dir: Path, *, threads: int) -> dict[str, object]:
+    """Time of a tick outside its pass: with nobody reading, and with one busy reader thread a stream."""
+    between: dict[str, list[float]] = {"nobody": [], "readers": []}
+    llm = LLM(path, n_seq_max=STREAMS, context_window=256, n_threads=threads, cache_dir=cache_dir)
+    seen: list[tuple[float, float]] = []
+
+    def observe(events: Events) -> None:
+        if events.tick is not None and events.tick.decode_tokens == STREAMS:
+            seen.append((time.perf_counter(), events.tick.eval_s))
+
+    with llm:
+        llm._runtime.observe(observe)
+        for reading in ("nobody", "readers", "nobody", "readers"):
+            seen.clear()
+            _stream_all(llm, read=reading == "readers")
+            between[reading] += [at - before - pass_s for (before, _), (at, pass_s) in pairwise(seen)]
+        idle = _idle_share()
+    figures = {name: spread([1e6 * s for s in values]) for name, values in between.items()}
+    return {"streams": STREAMS, "outside_pass_us": figures, "idle_cpu_share": round(idle, 5)}
+
+
+def _stream_all(llm: LLM, *, read: bool) -> None:
+    options = {"max_tokens": STREAM_TOKENS, "temperature": 0.0, "ignore_eos": True}
+    streams = [llm.stream(f"Stream number {at} tells of", **options) for at in range(STREAMS)]
+    readers = [threading.Thread(target=lambda s=stream: [len(d.text) for d in s]) for stream in streams]
+    for reader in readers if read else ():
+        reader.start()
+    while llm.stats().active_slots or llm.stats().queued or not llm.stats().ticks:
+        time.sleep(0.05)
+    for reader in readers if read else ():
+        reader.join()
+
+
+def _idle_share() -> float:
+    """CPU time of this process while nothing runs, as a share of the time that passes."""
+    time.sleep(0.5)
+    cpu, wall = time.process_time(), time.perf_counter()
+    time.sleep(IDLE_S)
+    return (time.process_time() - cpu) / (time.perf_counter() - wall)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -221,10 +270,19 @@ def main() -> int:
         f"before the moves {_show(gaps['ratio_before_moves'])}; ids {gaps['ids_before']} "
         f"-> {gaps['ids_after']}"
     )
+    model.close()
+    delays = measure_threads(path, Path(chosen.cache_dir), threads=chosen.threads)
+    held &= delays["idle_cpu_share"] < IDLE_BAR
+    outside = delays["outside_pass_us"]
+    print(
+        f"{STREAMS} streams: {outside['nobody']['median']:.0f} µs of a tick without its pass, nobody reads; "
+        f"{outside['readers']['median']:.0f} µs beside {STREAMS} reader threads; idle CPU "
+        f"{100 * delays['idle_cpu_share']:.2f} % (bar {100 * IDLE_BAR:.0f} %)"
+    )
     if chosen.json:
         written = {"model": path.name, "threads": chosen.threads, "clock": clock.__name__, "held": held}
         with open(chosen.json, "w", encoding="utf-8") as file:
-            json.dump({**written, "slots": results, "gaps": gaps}, file, indent=1)
+            json.dump({**written, "slots": results, "gaps": gaps, "threads_64": delays}, file, indent=1)
             file.write("\n")
     return 0 if held or not chosen.check else 1
 

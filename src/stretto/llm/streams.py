@@ -12,15 +12,41 @@ from stretto.runtime.model import Call, ModelRuntime
 from stretto.runtime.output import Delta
 
 
+class _Reading:
+    """What a reader has seen of one request, and whether it may still leave early."""
+
+    def __init__(self, runtime: ModelRuntime) -> None:
+        self._runtime = runtime
+        self._seen: list[Delta] = []
+        self.completion: Completion | None = None
+        self.request_id = ""
+
+    def take(self, delta: Delta) -> bool:
+        """Keeps a delta. False: it brought nothing but the end. An end by an error is raised."""
+        self._seen.append(delta)
+        if delta.end is None:
+            return True
+        self.completion = assemble(self._seen)
+        if self.completion.error is not None:
+            raise self.completion.error
+        return bool(delta.text or delta.reasoning)
+
+    def leave(self) -> None:
+        if self.completion is None and self.request_id:
+            self._runtime.cancel(self.request_id)
+
+
 class Stream:
     """Deltas of one request, as they come. `completion` is there once the last one has been read."""
 
     def __init__(self, runtime: ModelRuntime, call: Call) -> None:
         self._deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
-        self._seen: list[Delta] = []
-        self._runtime = runtime
-        self.completion: Completion | None = None
-        self.request_id = runtime.start(call, self._deltas.put)
+        self._reading = _Reading(runtime)
+        self.request_id = self._reading.request_id = runtime.start(call, self._deltas.put)
+
+    @property
+    def completion(self) -> Completion | None:
+        return self._reading.completion
 
     def __iter__(self) -> Stream:
         return self
@@ -29,19 +55,13 @@ class Stream:
         if self.completion is not None:
             raise StopIteration
         delta = self._deltas.get()
-        self._seen.append(delta)
-        if delta.end is not None:
-            self.completion = assemble(self._seen)
-            if self.completion.error is not None:
-                raise self.completion.error
-            if not (delta.text or delta.reasoning):
-                raise StopIteration
+        if not self._reading.take(delta):
+            raise StopIteration
         return delta
 
     def close(self) -> None:
         """Stop generating; the slot is free within one tick."""
-        if self.completion is None:
-            self._runtime.cancel(self.request_id)
+        self._reading.leave()
 
     def __enter__(self) -> Stream:
         return self
@@ -52,7 +72,7 @@ class Stream:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "request_id"):
+        if hasattr(self, "_reading"):
             self.close()
 
 
@@ -62,10 +82,13 @@ class AsyncStream:
     def __init__(self, runtime: ModelRuntime, call: Call) -> None:
         loop = asyncio.get_running_loop()
         self._deltas: asyncio.Queue[Delta] = asyncio.Queue()
-        self._seen: list[Delta] = []
-        self._runtime = runtime
-        self.completion: Completion | None = None
-        self.request_id = runtime.start(call, _into(loop, self._deltas.put_nowait))
+        self._reading = _Reading(runtime)
+        sink = _into(loop, self._deltas.put_nowait)
+        self.request_id = self._reading.request_id = runtime.start(call, sink)
+
+    @property
+    def completion(self) -> Completion | None:
+        return self._reading.completion
 
     def __aiter__(self) -> AsyncStream:
         return self
@@ -78,13 +101,8 @@ class AsyncStream:
         except asyncio.CancelledError:
             self.close()
             raise
-        self._seen.append(delta)
-        if delta.end is not None:
-            self.completion = assemble(self._seen)
-            if self.completion.error is not None:
-                raise self.completion.error
-            if not (delta.text or delta.reasoning):
-                raise StopAsyncIteration
+        if not self._reading.take(delta):
+            raise StopAsyncIteration
         return delta
 
     async def read(self) -> Completion:
@@ -95,8 +113,7 @@ class AsyncStream:
         return self.completion
 
     def close(self) -> None:
-        if self.completion is None:
-            self._runtime.cancel(self.request_id)
+        self._reading.leave()
 
     async def __aenter__(self) -> AsyncStream:
         return self
@@ -107,7 +124,7 @@ class AsyncStream:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "request_id"):
+        if hasattr(self, "_reading"):
             self.close()
 
 

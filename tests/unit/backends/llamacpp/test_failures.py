@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from array import array
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from stretto.backends.base import complete
@@ -16,8 +14,8 @@ from stretto.core.kv.ops import KvOp, OpKind
 from stretto.core.limits import Limits
 from stretto.core.tick import Binding, End, PassFailure, Tick
 from stretto.errors import InvariantError
-from stretto.models import gguf
-from stretto.testing import tiny_models
+from tests.poisoned import TOKEN
+from tests.poisoned import make as make_poisoned
 from tests.unit.backends.llamacpp.rig import (
     TOLERANCE,
     GreedySampler,
@@ -228,17 +226,7 @@ def test_a_restore_that_fails_is_survived(kind: str, damage: str) -> None:
 
 @pytest.fixture(scope="module")
 def poisoned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """A model in which one token's embedding is not a number."""
-    path = tmp_path_factory.mktemp("nan") / "nan.gguf"
-    shutil.copy(tiny_models.make("dense"), path)
-    path.chmod(0o600)
-    file = gguf.read(path)
-    tensor, token = file.tensors["token_embd.weight"], 4242
-    width = tensor.dims[0]
-    with path.open("r+b") as stream:
-        stream.seek(file.data_start + tensor.offset + 4 * width * token)
-        stream.write(np.full(width, np.nan, dtype=np.float32).tobytes())
-    return path, token
+    return make_poisoned(tmp_path_factory.mktemp("nan")), TOKEN
 
 
 @pytest.mark.parametrize("real_sampler", [False, True])
