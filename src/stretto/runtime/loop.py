@@ -13,14 +13,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from stretto.backends.base import Backend, complete
+from stretto.core import notes
 from stretto.core.limits import Limits
 from stretto.core.request import Request
 from stretto.core.scheduler import Scheduler
 from stretto.core.tick import End, Events, Idle, Terminal, Tick
 from stretto.errors import ShuttingDownError, StrettoError
+from stretto.runtime import looks
 
 SWITCH_INTERVAL_S = 1e-4  # beside one busy Python thread a 3.1 ms pass takes 8.1 ms at the default of 5 ms
 
@@ -31,6 +34,9 @@ class LoopStats:
 
     ticks: int = 0
     tokens: int = 0
+    prompt_tokens: int = 0  # of requests that ended
+    cached_tokens: int = 0
+    preemptions: int = 0
     active_slots: int = 0
     slots: int = 0
     queued: int = 0
@@ -48,15 +54,18 @@ class EngineLoop:
         deliver: Callable[[Events], None],
         *,
         clock: Callable[[], float] = time.monotonic,
+        beat: Callable[[int, bool], None] | None = None,
         name: str = "stretto-loop",
     ) -> None:
         self._backend = backend
         self._scheduler = Scheduler(limits, backend.capabilities)
         self._deliver = deliver
         self._clock = clock
+        self._beat = beat  # (steps, working): the heartbeat that a watchdog reads
+        self._on_tick: Callable[[looks.TickLook], None] | None = None
         self._mail: deque[Callable[[float], None]] = deque()
         self._wake = threading.Event()
-        self._flying: deque[Tick] = deque()
+        self._flying: deque[tuple[Tick, tuple[looks.Span, ...]]] = deque()
         self._closing = False
         self._closed = threading.Event()
         self._known: dict[str, None] = {}  # accepted and not ended: whom to answer should the loop break
@@ -92,6 +101,18 @@ class EngineLoop:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._closed.wait(timeout_s)
 
+    def look(self) -> Future[looks.Look]:
+        """The scheduler as it is between two ticks. A loop that hangs does not answer: wait with a limit."""
+        answer: Future[looks.Look] = Future()
+        self._post(lambda _: answer.set_result(looks.look(self._scheduler.state)))
+        if self._closed.is_set() and not answer.done():
+            answer.cancel()
+        return answer
+
+    def watch(self, on_tick: Callable[[looks.TickLook], None] | None) -> None:
+        """Every tick is shown to `on_tick`, on this loop's thread; None ends it and its cost."""
+        self._on_tick = on_tick
+
     @property
     def alive(self) -> bool:
         return self._thread.is_alive() and self.failure is None
@@ -121,13 +142,16 @@ class EngineLoop:
     def _turn(self) -> bool:
         """Read the mail, plan, run what is due. False: closed, and nothing is left."""
         self._wake.clear()
+        if self._beat is not None:
+            self._beat(self.stats.ticks, True)
         now = self._clock()
         while self._mail:
             self._mail.popleft()(now)
         planned = self._scheduler.plan(now)
         if isinstance(planned, Tick):
+            seen = looks.spans(self._scheduler.state, planned) if self._on_tick is not None else ()
             self._backend.launch(planned)
-            self._flying.append(planned)
+            self._flying.append((planned, seen))
         if self._flying and (
             isinstance(planned, Idle) or len(self._flying) > self._backend.capabilities.plan_ahead
         ):
@@ -141,11 +165,36 @@ class EngineLoop:
         return True
 
     def _finish_oldest(self) -> Events:
-        outcome = complete(self._backend, self._flying.popleft())
-        return self._scheduler.commit(outcome, self._clock())
+        tick, seen = self._flying.popleft()
+        outcome = complete(self._backend, tick)
+        events = self._scheduler.commit(outcome, self._clock())
+        if self._on_tick is not None:
+            self._show(tick, seen, events)
+        return events
+
+    def _show(self, tick: Tick, seen: tuple[looks.Span, ...], events: Events) -> None:
+        state, watcher = self._scheduler.state, self._on_tick
+        if watcher is None:
+            return
+        watcher(
+            looks.TickLook(
+                tick=tick.id,
+                at_s=state.now,
+                eval_s=events.tick.eval_s if events.tick is not None else 0.0,
+                spans=seen,
+                active_slots=len(state.active),
+                queued=looks.queued(state),
+                parked=len(state.queue.parked),
+                kv_used=looks.kv_used(state),
+                notes=events.notes,
+                ends=[terminal.request_id for terminal in events.ends],
+            )
+        )
 
     def _rest(self, idle: Idle, now: float) -> None:
         self.stats = self._look(None)
+        if self._beat is not None:
+            self._beat(self.stats.ticks, False)
         timeout_s = None if idle.until_s is None else max(0.0, idle.until_s - now)
         self._wake.wait(timeout_s)
 
@@ -169,6 +218,9 @@ class EngineLoop:
         return LoopStats(
             ticks=before.ticks + (tick is not None),
             tokens=before.tokens + (len(events.tokens) if events is not None else 0),
+            prompt_tokens=before.prompt_tokens + (_sum_prompts(events.ends) if events is not None else 0),
+            cached_tokens=before.cached_tokens + (_sum_cached(events.ends) if events is not None else 0),
+            preemptions=before.preemptions + (_parks(events) if events is not None else 0),
             active_slots=len(state.active),
             slots=before.slots,
             queued=state.queue.size,
@@ -195,3 +247,15 @@ class EngineLoop:
 
 def _refused(request_id: str, code: str, end: End = End.REJECTED) -> Terminal:
     return Terminal(request_id, end, code, 0, 0, 0, 0, 0, 0.0, 0.0, None)
+
+
+def _sum_prompts(ends: list[Terminal]) -> int:
+    return sum(terminal.prompt_tokens for terminal in ends) if ends else 0
+
+
+def _sum_cached(ends: list[Terminal]) -> int:
+    return sum(terminal.cached_tokens for terminal in ends) if ends else 0
+
+
+def _parks(events: Events) -> int:
+    return sum(note.name == notes.SLOT_PARKED for note in events.notes) if events.notes else 0

@@ -1,7 +1,7 @@
 """One loaded model at work: its loop, its output, its tokenizer and template behind one small door.
 
 Turns prompts into requests and requests into streams of deltas. Knows nothing of who reads them: a sink is
-any callable. The SDK uses it in the caller's process; the runtime process will hold several.
+any callable. The SDK uses it in the caller's process; the runtime process holds several.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,10 @@ from stretto.core.limits import Limits
 from stretto.core.request import Priority, Request, SamplingParams
 from stretto.core.tick import Events
 from stretto.errors import PromptTooLongError
+from stretto.runtime.looks import Look, TickLook
 from stretto.runtime.loop import EngineLoop, LoopStats
-from stretto.runtime.output import Delta, OutputPump, TextStream
+from stretto.runtime.output import OutputPump
+from stretto.runtime.text_stream import Delta, TextStream, ToolReading
 from stretto.text.reasoning import Tags, opened_by_prompt, tags_for
 from stretto.text.templates import CHATML, ChatTemplate, Rendered
 from stretto.text.tokenizer import PromptTokens, Tokenizer, encode_prompt, encode_text
@@ -41,6 +44,7 @@ class Call:
     prompt: Prompt
     params: SamplingParams
     stops: tuple[str, ...] = ()
+    tools: ToolReading | None = None
     priority: Priority = Priority.DEFAULT
     tenant: str = ""
     cache_salt: str = ""
@@ -58,6 +62,8 @@ class ModelRuntime:
         *,
         template: ChatTemplate | None = None,
         add_bos: bool = False,
+        compile_grammar: Callable[[str], None] | None = None,
+        beat: Callable[[int, bool], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tokenizer = tokenizer
@@ -65,12 +71,13 @@ class ModelRuntime:
         self.limits = limits
         self.capabilities = backend.capabilities
         self._add_bos = add_bos
+        self._compile_grammar = compile_grammar
         self._clock = clock
         self._numbers = itertools.count(1)
         self._observers: list[Callable[[Events], None]] = []
         self._lock = threading.Lock()
         self._pump = OutputPump(self.cancel)
-        self._loop = EngineLoop(backend, limits, self._deliver, clock=clock)
+        self._loop = EngineLoop(backend, limits, self._deliver, clock=clock, beat=beat)
         self._pump.start()
         self._loop.start()
 
@@ -90,6 +97,11 @@ class ModelRuntime:
 
     def text_prompt(self, text: str) -> Prompt:
         return Prompt(encode_text(text, self.tokenizer, add_bos=self._add_bos))
+
+    def compile_grammar(self, grammar: str) -> None:
+        """May take most of a second the first time: call it on a thread that nobody waits for."""
+        if grammar and self._compile_grammar is not None:
+            self._compile_grammar(grammar)
 
     def check_length(self, prompt: Prompt) -> None:
         """A prompt that cannot fit is refused before it queues, with both numbers."""
@@ -113,6 +125,7 @@ class ModelRuntime:
             stops=call.stops,
             tags=call.prompt.tags,
             opened=call.prompt.opened,
+            tools=call.tools,
         )
         self._pump.register(request_id, stream)
         deadline_s = None if call.timeout_s is None else self._clock() + call.timeout_s
@@ -139,6 +152,16 @@ class ModelRuntime:
     def observe(self, observer: Callable[[Events], None]) -> None:
         """Telemetry: called with every tick's events, on the loop's thread. Must return at once."""
         self._observers.append(observer)
+
+    def after_tick(self, callback: Callable[[], None]) -> None:
+        """Called on the output thread when all deltas of a tick have been given out."""
+        self._pump.after_tick(callback)
+
+    def look(self) -> Future[Look]:
+        return self._loop.look()
+
+    def watch(self, on_tick: Callable[[TickLook], None] | None) -> None:
+        self._loop.watch(on_tick)
 
     @property
     def stats(self) -> LoopStats:

@@ -1,0 +1,99 @@
+"""What telemetry sees of a scheduler. Called on the loop's thread, between ticks: quick and consistent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stretto.core.request import Priority
+from stretto.core.slot import Slot, Where
+from stretto.core.state import State
+from stretto.core.tick import Note, Tick
+
+Span = tuple[int, str, int, bool]  # slot, request, rows, decode
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLook:
+    index: int
+    state: str
+    request_id: str = ""
+    prompt_tokens: int = 0
+    computed: int = 0
+    cached_tokens: int = 0
+    generated: int = 0
+    priority: str = ""
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One model's scheduler at one moment."""
+
+    slots: tuple[SlotLook, ...]
+    queued: dict[str, int]
+    parked: int
+    kv_used: float
+
+
+@dataclass(frozen=True, slots=True)
+class TickLook:
+    """One tick, for whoever watches."""
+
+    tick: int
+    at_s: float
+    eval_s: float
+    spans: tuple[Span, ...]
+    active_slots: int
+    queued: dict[str, int]
+    parked: int
+    kv_used: float
+    notes: list[Note] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+
+
+def look(state: State) -> Look:
+    slots = tuple(_slot(slot) for slot in state.slots)
+    return Look(slots, queued(state), len(state.queue.parked), kv_used(state))
+
+
+def queued(state: State) -> dict[str, int]:
+    """Who waits for a first admission, by priority."""
+    counts = {priority.name.lower(): 0 for priority in Priority}
+    if state.queue.size:
+        for job in state.jobs.values():
+            if job.where in (Where.WAITING, Where.DEFERRED):
+                counts[job.request.priority.name.lower()] += 1
+    return counts
+
+
+def kv_used(state: State) -> float:
+    """The share of KV memory that running requests hold, 0 to 1."""
+    can = state.can
+    capacity = can.pages * can.page_tokens if can.pages else can.sequences_max * can.window
+    return min(1.0, sum(slot.computed for slot in state.active) / capacity) if capacity else 0.0
+
+
+def spans(state: State, tick: Tick) -> tuple[Span, ...]:
+    """Whose rows a tick carries; asked when it is launched, because slots change hands later."""
+    names = state.slot_requests()
+    return tuple(
+        (slot, names[slot], rows, index < tick.decode_spans)
+        for index, (slot, rows) in enumerate(zip(tick.slots, tick.counts, strict=True))
+    )
+
+
+def _slot(slot: Slot) -> SlotLook:
+    job = slot.job
+    if job is None:
+        return SlotLook(slot.index, slot.state)
+    return SlotLook(
+        slot.index,
+        slot.state,
+        job.id,
+        job.prompt_tokens,
+        slot.computed,
+        job.cached,
+        job.generated,
+        job.request.priority.name.lower(),
+        job.request.tenant,
+    )

@@ -1,0 +1,171 @@
+"""Tokens of one request to text: detokenizing, UTF-8, stop strings, reasoning, tool calls.
+
+Runs on the output thread. What a reader gets are deltas; the last one carries the end. Knows nothing of who
+reads: a sink is any callable.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from stretto.core.tick import End, Terminal
+from stretto.errors import StrettoError
+from stretto.text.detokenizer import Detokenizer
+from stretto.text.reasoning import ReasoningSplitter, Tags
+from stretto.text.stops import StopMatcher
+from stretto.text.tokenizer import Tokenizer
+from stretto.text.tools import MARKERS, Dialect, ToolCall, ToolParser
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one tick brought to one stream. The last one carries the end, and what is known only then."""
+
+    text: str = ""
+    reasoning: str = ""
+    tokens: tuple[int, ...] = ()
+    extras: object = None
+    end: Terminal | None = None
+    calls: tuple[ToolCall, ...] = ()
+    stop: str | None = None  # with the end: the stop string that came
+    reasoning_tokens: int = 0  # with the end
+    called: bool = False  # with the end: were tools called?
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReading:
+    """How tool calls are found in the output. Without `parallel` only the first one counts."""
+
+    dialect: Dialect
+    names: frozenset[str]
+    parallel: bool = True
+
+
+class TextStream:
+    """One request's output. `sink` takes deltas; `on_stop` tells the scheduler that a stop string came."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sink: Callable[[Delta], None],
+        on_stop: Callable[[int], None],
+        *,
+        stops: Sequence[str] = (),
+        tags: Tags | None = None,
+        opened: bool = False,
+        tools: ToolReading | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer.token_bytes)
+        self._matcher = StopMatcher(stops) if stops else None
+        self._splitter = ReasoningSplitter(tags, opened=opened) if tags is not None else None
+        self._parser = ToolParser(tools.dialect, tools.names) if tools is not None else None
+        self._calls_max = 1 if tools is not None and not tools.parallel else None
+        self._shown_controls = _shown_controls(tags, tools)
+        self._sink = sink
+        self._on_stop = on_stop
+        self._stop: str | None = None
+        self._stop_kept = 0
+        self._calls = 0
+        self._reasoning_tokens = 0
+        self.broken = False
+
+    def push(self, tokens: array[int], extras: object) -> None:
+        if self._stop is not None or self.broken:
+            return  # generated between the stop string and the tick that heard of it
+        content: list[str] = []
+        reasoning: list[str] = []
+        kept = 0
+        for token in tokens:
+            self._split(self._matched(self._text_of(token)), content, reasoning)
+            kept += 1
+            if self._stop is not None:
+                break
+        text, calls = self._parse("".join(content))
+        self._sink(Delta(text, "".join(reasoning), tuple(tokens[:kept]), extras, calls=calls))
+
+    def finish(self, terminal: Terminal) -> None:
+        if self.broken:
+            if terminal.reason == "client":  # it was cancelled because it broke
+                terminal = terminal._replace(end=End.FAILED, reason=StrettoError.code)
+            self._sink(Delta(end=terminal))
+            return
+        text, reasoning, calls = self._rest()
+        if self._stop is not None and terminal.end is End.FINISHED:  # whatever the scheduler saw first
+            terminal = terminal._replace(reason="stop", tokens_kept=self._stop_kept)
+        self._sink(
+            Delta(
+                text,
+                reasoning,
+                end=terminal,
+                calls=calls,
+                stop=self._stop,
+                reasoning_tokens=self._reasoning_tokens,
+                called=self._calls > 0,
+            )
+        )
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _text_of(self, token: int) -> str:
+        if self._tokenizer.is_control(token) and (
+            not self._shown_controls or self._tokenizer.token_bytes(token) not in self._shown_controls
+        ):
+            return ""
+        return self._detokenizer.push(token)
+
+    def _matched(self, text: str) -> str:
+        """What may be shown of a token's text; notes the stop string when it comes."""
+        if self._matcher is None:
+            return text
+        found = self._matcher.push(text)
+        if found.stop is not None:
+            self._stop, self._stop_kept = found.stop, found.tokens_kept
+            self._on_stop(found.tokens_kept)
+        return found.emit
+
+    def _split(self, text: str, content: list[str], reasoning: list[str]) -> None:
+        if self._splitter is None:
+            content.append(text)
+            return
+        before = self._splitter.in_reasoning
+        split = self._splitter.push(text)
+        self._reasoning_tokens += before or self._splitter.in_reasoning
+        content.append(split.content)
+        reasoning.append(split.reasoning)
+
+    def _parse(self, text: str, *, last: bool = False) -> tuple[str, tuple[ToolCall, ...]]:
+        if self._parser is None:
+            return text, ()
+        parsed = self._parser.push(text)
+        shown, calls = parsed.content, parsed.calls
+        if last:
+            tail = self._parser.flush()
+            shown, calls = shown + tail.content, calls + tail.calls
+        if self._calls_max is not None:
+            calls = calls[: max(0, self._calls_max - self._calls)]
+        self._calls += len(calls)
+        return shown, calls
+
+    def _rest(self) -> tuple[str, str, tuple[ToolCall, ...]]:
+        """What was held back by every stage, now that nothing more comes."""
+        held = ""
+        if self._stop is None:
+            held = self._detokenizer.flush()
+            if self._matcher is not None:
+                held = self._matcher.push(held).emit + self._matcher.flush()
+        content, reasoning = held, ""
+        if self._splitter is not None:
+            split, tail = self._splitter.push(held), self._splitter.flush()
+            content, reasoning = split.content + tail.content, split.reasoning + tail.reasoning
+        text, calls = self._parse(content, last=True)
+        return text, reasoning, calls
+
+
+def _shown_controls(tags: Tags | None, tools: ToolReading | None) -> frozenset[bytes]:
+    """Control tokens whose text the later stages must see: tags, and the marks of tool calls."""
+    names = (tags.open, tags.close) if tags is not None else ()
+    marks = MARKERS[tools.dialect] if tools is not None else ()
+    return frozenset(name.encode() for name in (*names, *marks))
