@@ -112,9 +112,14 @@ def load(
     forget_log()
     params = _native(lib, options)
     params.use_extra_bufts = special_buffers_work(cache_dir)
-    callback = lib.llama_progress_callback(_reporter(progress))  # C code calls it until the load is over
+    raised: list[BaseException] = []
+    callback = lib.llama_progress_callback(_reporter(progress, raised))  # C code calls it until all is loaded
     params.progress_callback = callback
     handle = lib.llama_model_load_from_file(str(file.path).encode(), params)
+    if raised:
+        if handle:
+            lib.llama_model_free(handle)
+        raise raised[0]
     if not handle:
         raise ModelLoadError(f"{file.path} does not load: {last_error()}")
     return Model(handle, file, options, () if params.use_extra_bufts else (_PLAIN_BUFFERS,))
@@ -137,14 +142,15 @@ def _native(lib: Any, options: ModelOptions) -> Any:
     return params
 
 
-def _reporter(progress: Progress | None) -> Callable[[float, object], bool]:
-    """An exception raised by the caller's progress bar ends the load in place of crossing C code."""
+def _reporter(progress: Progress | None, raised: list[BaseException]) -> Callable[[float, object], bool]:
+    """What the caller's progress bar raises, Ctrl-C included, ends the load and is raised again after it."""
 
     def report(fraction: float, _: object) -> bool:
         try:
             if progress is not None:
                 progress(fraction)
-        except Exception:
+        except BaseException as error:
+            raised.append(error)
             return False
         return True
 

@@ -65,11 +65,13 @@ def test_progress_is_told_and_a_broken_bar_ends_the_load(tmp_path: Path) -> None
     load(path, ModelOptions(n_gpu_layers=0), cache_dir=None, trial=False, progress=seen.append).close()
     assert seen[-1] == pytest.approx(1.0)
 
-    def broken(fraction: float) -> None:
-        raise KeyError
+    for failure in (KeyError("bar"), KeyboardInterrupt()):
 
-    with pytest.raises(Exception, match="does not load"):
-        load(path, cache_dir=None, trial=False, progress=broken)
+        def broken(fraction: float, failure: BaseException = failure) -> None:
+            raise failure
+
+        with pytest.raises(type(failure)):
+            load(path, cache_dir=None, trial=False, progress=broken)
 
 
 def test_files_that_are_no_models_never_reach_llama_cpp(tmp_path: Path) -> None:
