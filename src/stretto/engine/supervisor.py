@@ -1,0 +1,176 @@
+"""Supervisor: when to start the runtime, when it hangs, when to end it, when to try again, when to give up.
+
+A machine without a clock: the shell (`engine.process`) tells it what it sees and does what it answers. It
+knows nothing of requests. A life that ends soon after its start counts; so many of those in a row are a crash
+loop, and the supervisor gives up, loudly. A runtime that hangs is first asked for its stacks, then aborted,
+then killed; one whose connection is gone is killed at once, because nobody can talk to it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from stretto.settings import EngineSettings
+
+
+class State(Enum):
+    DOWN = "down"  # not started, or ended on request
+    STARTING = "starting"
+    UP = "up"
+    HUNG = "hung"
+    ENDING = "ending"  # told to die, not dead yet
+    WAITING = "restarting"
+    FAILED = "crash loop"
+
+
+class Action(Enum):
+    SPAWN = "spawn"
+    DUMP = "dump stacks"
+    ABORT = "abort"
+    KILL = "kill"
+    LOST = "lost"  # what it worked on is lost: say so to everybody who waits
+    GIVE_UP = "give up"
+
+
+@dataclass(slots=True)
+class Deaths:
+    """For metrics and for the log."""
+
+    restarts: int = 0
+    hangs: int = 0
+    in_a_row: int = 0
+    last_reason: str = ""
+
+
+@dataclass(slots=True)
+class Supervisor:
+    settings: EngineSettings
+    jitter: Callable[[], float] = lambda: 0.0  # 0 to 1
+    state: State = State.DOWN
+    deaths: Deaths = field(default_factory=Deaths)
+    hang: str = ""  # what hangs, in words
+    _since_s: float = 0.0
+    _kill_at_s: float | None = None
+    _lost_told: bool = True
+    _stopping: bool = False
+
+    # --- what happens ----------------------------------------------------------------------------
+
+    def start(self, now_s: float) -> list[Action]:
+        self._stopping = False
+        self.deaths.in_a_row = 0
+        return self._spawn(now_s)
+
+    def connected(self, now_s: float) -> None:
+        if self.state is State.STARTING:
+            self._enter(State.UP, now_s)
+            self._lost_told = False
+
+    def connection_lost(self, now_s: float, reason: str = "its connection broke") -> list[Action]:
+        """Nobody can talk to it any more: what it did is lost, and so is it."""
+        if self.state not in {State.UP, State.HUNG}:
+            return []
+        self.deaths.last_reason = reason
+        return [*self._tell_lost(), *self._end(now_s, Action.KILL)]
+
+    def exited(self, now_s: float, reason: str) -> list[Action]:
+        if self.state in {State.DOWN, State.WAITING, State.FAILED}:
+            return []
+        if self.state is not State.ENDING:
+            self.deaths.last_reason = reason
+        actions = self._tell_lost()
+        if self._stopping:
+            self._enter(State.DOWN, now_s)
+            return actions
+        return [*actions, *self._after_death(now_s)]
+
+    def stop(self, now_s: float) -> list[Action]:
+        """On request. The shell asks it politely first; it is killed when that takes too long."""
+        self._stopping = True
+        if self.state in {State.DOWN, State.WAITING, State.FAILED}:
+            self._enter(State.DOWN, now_s)
+            return []
+        self.state = State.ENDING
+        self._kill_at_s = now_s + self.settings.kill_grace_s
+        return []
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def poll(self, now_s: float, hang: Callable[[float], str] = lambda _seconds: "") -> list[Action]:
+        """`hang(s)`: what has shown no life for so long, in words; empty when all is well."""
+        if self.state is State.WAITING and now_s >= self._since_s:
+            return self._spawn(now_s)
+        if self.state is State.ENDING and self._kill_at_s is not None and now_s >= self._kill_at_s:
+            self._kill_at_s = None
+            return [Action.KILL]
+        if self.state is State.STARTING and now_s - self._since_s > self.settings.start_timeout_s:
+            self.deaths.last_reason = f"not up after {self.settings.start_timeout_s:g} s"
+            return self._end(now_s, Action.KILL)
+        if self.state in {State.UP, State.HUNG}:
+            return self._watch(now_s, hang)
+        return []
+
+    def _watch(self, now_s: float, hang: Callable[[float], str]) -> list[Action]:
+        self.hang = hang(self.settings.hang_soft_s)
+        if not self.hang:
+            self.state = State.UP  # it woke up again
+            return []
+        actions: list[Action] = []
+        if self.state is State.UP:
+            self.state = State.HUNG
+            self.deaths.hangs += 1
+            actions.append(Action.DUMP)
+        longest = hang(self.settings.hang_hard_s)
+        if longest:
+            self.deaths.last_reason = longest
+            actions += [*self._tell_lost(), *self._end(now_s, Action.ABORT)]
+        return actions
+
+    @property
+    def restart_at_s(self) -> float | None:
+        return self._since_s if self.state is State.WAITING else None
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _spawn(self, now_s: float) -> list[Action]:
+        self._enter(State.STARTING, now_s)
+        return [Action.SPAWN]
+
+    def _end(self, now_s: float, action: Action) -> list[Action]:
+        """Note how long it served before it is told to die."""
+        self._note_life(now_s)
+        self.state = State.ENDING
+        self._kill_at_s = now_s + self.settings.kill_grace_s if action is Action.ABORT else None
+        return [action]
+
+    def _after_death(self, now_s: float) -> list[Action]:
+        if self.state is not State.ENDING:
+            self._note_life(now_s)
+        if self.deaths.in_a_row > self.settings.restarts_max:
+            self._enter(State.FAILED, now_s)
+            return [Action.GIVE_UP]
+        self.deaths.restarts += 1
+        self._enter(State.WAITING, now_s + self._backoff_s())
+        return []
+
+    def _note_life(self, now_s: float) -> None:
+        served_s = now_s - self._since_s if self.state in {State.UP, State.HUNG} else 0.0
+        self.deaths.in_a_row = 1 if served_s >= self.settings.stable_after_s else self.deaths.in_a_row + 1
+
+    def _backoff_s(self) -> float:
+        """The first restart comes at once; after that each waits twice as long, give or take a quarter."""
+        if self.deaths.in_a_row <= 1:
+            return 0.0
+        doubled = self.settings.restart_backoff_s * 2.0 ** (self.deaths.in_a_row - 2)
+        return min(doubled, self.settings.restart_backoff_max_s) * (0.75 + 0.5 * self.jitter())
+
+    def _tell_lost(self) -> list[Action]:
+        if self._lost_told:
+            return []
+        self._lost_told = True
+        return [Action.LOST]
+
+    def _enter(self, state: State, now_s: float) -> None:
+        self.state, self._since_s, self._kill_at_s, self.hang = state, now_s, None, ""
