@@ -55,8 +55,12 @@ class GenerationStream(Protocol):
     at any time and twice; the slot is free within a tick.
     """
 
-    stream_id: str
-    prompt_tokens: int  # 0 until the runtime has taken it in
+    @property
+    def stream_id(self) -> str: ...
+
+    @property
+    def prompt_tokens(self) -> int:
+        """0 until the runtime has taken it in."""
 
     def __aiter__(self) -> AsyncIterator[Delta]: ...
 

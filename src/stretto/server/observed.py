@@ -1,0 +1,270 @@
+"""The engine, watched: every generation is timed and counted, whichever endpoint started it.
+
+One thin layer round `EngineApi`. On the token path it costs a clock and a bisection a delta; all else is done
+when a generation ends. It also holds what runs, so that a drain that is over can cut it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from stretto.engine.api import Delta, EngineApi, GenerationStream, Health
+from stretto.errors import CapacityError, ShuttingDownError, StrettoError
+from stretto.rpc.messages import (
+    EmbedParams,
+    EmbedResult,
+    EngineEvents,
+    GenerateParams,
+    ModelInfo,
+    RerankParams,
+    RerankResult,
+    Stats,
+    StreamEnd,
+    TokenizeParams,
+)
+from stretto.server.figures import Figures, ModelFigures
+from stretto.server.record import RequestRecord, current_record
+from stretto.server.retry_after import RetryAfter
+from stretto.telemetry.traces import NoTracer, RequestTrace, Tracer
+
+
+class ObservedStream:
+    """A generation that writes down what happens to it, once."""
+
+    __slots__ = (
+        "_cut",
+        "_engine",
+        "_figures",
+        "_first_s",
+        "_last_s",
+        "_over",
+        "_params",
+        "_record",
+        "_started_s",
+        "_stream",
+    )
+
+    def __init__(
+        self, engine: ObservedEngine, stream: GenerationStream, params: GenerateParams, now_s: float
+    ) -> None:
+        self._engine = engine
+        self._stream = stream
+        self._params = params
+        self._started_s = now_s
+        self._record = current_record.get() or RequestRecord(params.stream_id, "", now_s)
+        self._figures: ModelFigures | None = None  # once it has a token
+        self._first_s: float | None = None
+        self._last_s = 0.0
+        self._over = False
+        self._cut: StrettoError | None = None
+
+    @property
+    def stream_id(self) -> str:
+        return self._stream.stream_id
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._stream.prompt_tokens
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        try:
+            delta = await self._stream.__anext__()
+        except StrettoError as error:
+            shown = self._cut or error
+            self._failed(shown)
+            raise shown from None
+        count = delta.token_count
+        if count:
+            now_s = self._engine.clock()
+            figures = self._figures or self._first(now_s)
+            if self._last_s:  # tokens that came together share their gap
+                figures.inter_token.observe((now_s - self._last_s) / count, count)
+            figures.generated_tokens += count
+            self._last_s = now_s
+        if delta.end is not None:
+            self._ended(delta.end)
+        return delta
+
+    async def accepted(self) -> int:
+        try:
+            return await self._stream.accepted()
+        except StrettoError as error:
+            self._failed(error)
+            raise
+
+    def cancel(self) -> None:
+        self._stream.cancel()
+        if not self._over:
+            self._close("cancelled")
+
+    def cut(self, error: StrettoError) -> None:
+        """End it with this error: its reader gets it as the last word."""
+        self._cut = error
+        self._stream.cancel()
+
+    # --- writing down ----------------------------------------------------------------------------
+
+    def _first(self, now_s: float) -> ModelFigures:
+        self._first_s = now_s
+        self._engine.figures.waiting -= 1
+        self._figures = figures = self._engine.figures.of(self._params.model_id)
+        figures.first_token.observe(now_s - self._record.arrived_s)
+        return figures
+
+    def _ended(self, end: StreamEnd) -> None:
+        if self._over:
+            return
+        if self._cut is not None:
+            self._failed(self._cut)
+            raise self._cut
+        figures = self._engine.figures.of(self._params.model_id)
+        figures.queue_wait.observe(self._started_s - self._record.arrived_s + end.timing.queue_wait_s)
+        figures.prompt_tokens += end.usage.prompt_tokens
+        figures.cached_tokens += end.usage.cached_tokens
+        figures.parks += end.timing.parks
+        self._record.prompt_tokens += end.usage.prompt_tokens
+        self._record.completion_tokens += end.usage.completion_tokens
+        self._close(end.finish_reason, end=end)
+
+    def _failed(self, error: StrettoError) -> None:
+        if self._over:
+            return
+        if isinstance(error, CapacityError) and self._first_s is None:
+            self._record.rejected = error.code
+            self._engine.figures.rejected[error.code] += 1
+            self._close("rejected", code=error.code)
+        else:
+            self._close("error", code=error.code)
+
+    def _close(self, outcome: str, *, end: StreamEnd | None = None, code: str = "") -> None:
+        self._over = True
+        self._engine.closed(self, waited=self._first_s is None)
+        known = end is not None or self._first_s is not None
+        if known:  # a model that has not answered gets no label of its own
+            figures = self._engine.figures.of(self._params.model_id)
+            figures.outcomes[outcome] += 1
+            figures.request_time.observe(self._engine.clock() - self._record.arrived_s)
+        if self._engine.tracer.enabled:
+            self._engine.tracer.record(self._trace(outcome, end, code))
+
+    def _trace(self, outcome: str, end: StreamEnd | None, code: str) -> RequestTrace:
+        wall_s = time.time() - self._engine.clock()  # from the monotonic clock to that of calendars
+        waited_s = end.timing.queue_wait_s if end is not None else None
+        usage = end.usage if end is not None else None
+        return RequestTrace(
+            name=f"POST {self._record.path}" if self._record.path else "generate",
+            arrived_s=wall_s + self._record.arrived_s,
+            prepared_s=wall_s + self._started_s,
+            admitted_s=None if waited_s is None else wall_s + self._started_s + waited_s,
+            first_token_s=None if self._first_s is None else wall_s + self._first_s,
+            ended_s=wall_s + self._engine.clock(),
+            traceparent=self._record.traceparent,
+            attributes={
+                "gen_ai.request.model": self._params.model_id,
+                "gen_ai.usage.input_tokens": usage.prompt_tokens if usage else 0,
+                "gen_ai.usage.output_tokens": usage.completion_tokens if usage else 0,
+                "stretto.cached_tokens": usage.cached_tokens if usage else 0,
+                "stretto.outcome": outcome,
+                "stretto.request_id": self._record.request_id,
+                "stretto.priority": self._params.priority,
+            },
+            error_code=code,
+        )
+
+
+class ObservedEngine:
+    """An `EngineApi` like the one inside it."""
+
+    def __init__(
+        self,
+        engine: EngineApi,
+        *,
+        tracer: Tracer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.inner = engine
+        self.figures = Figures()
+        self.retry_after = RetryAfter()
+        self.tracer = tracer or NoTracer()
+        self.clock = clock
+        self._streams: dict[ObservedStream, None] = {}
+        self._draining = False
+
+    def generate(self, params: GenerateParams) -> GenerationStream:
+        stream = ObservedStream(self, self.inner.generate(params), params, self.clock())
+        self._streams[stream] = None
+        self.figures.running += 1
+        self.figures.waiting += 1
+        return stream
+
+    def closed(self, stream: ObservedStream, *, waited: bool) -> None:
+        self._streams.pop(stream, None)
+        self.figures.running -= 1
+        self.figures.waiting -= waited
+        if not waited:
+            self.retry_after.ended(self.clock())
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    def drain(self) -> None:
+        self._draining = True
+        self.inner.drain()
+
+    def cut(self) -> int:
+        """End whatever still runs with a last error; how many that were."""
+        running = list(self._streams)
+        for stream in running:
+            stream.cut(ShuttingDownError("the server stops now; this answer is not complete"))
+        return len(running)
+
+    # --- passed on -------------------------------------------------------------------------------
+
+    @property
+    def health(self) -> Health:
+        return self.inner.health
+
+    async def start(self) -> None:
+        await self.inner.start()
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        return await self.inner.wait_idle(timeout_s)
+
+    async def models(self) -> list[ModelInfo]:
+        return await self.inner.models()
+
+    async def load(self, model_id: str) -> ModelInfo:
+        return await self.inner.load(model_id)
+
+    async def unload(self, model_id: str) -> None:
+        await self.inner.unload(model_id)
+
+    async def tokenize(self, params: TokenizeParams) -> list[int]:
+        return await self.inner.tokenize(params)
+
+    async def detokenize(self, tokens: list[int], model_id: str = "") -> str:
+        return await self.inner.detokenize(tokens, model_id)
+
+    async def embed(self, params: EmbedParams) -> EmbedResult:
+        return await self.inner.embed(params)
+
+    async def rerank(self, params: RerankParams) -> RerankResult:
+        return await self.inner.rerank(params)
+
+    async def stats(self) -> Stats:
+        return await self.inner.stats()
+
+    def batch_stats(self) -> dict[str, Any]:
+        return self.inner.batch_stats()
+
+    def watch(self) -> AsyncIterator[EngineEvents]:
+        return self.inner.watch()

@@ -1,0 +1,59 @@
+"""Logs: one line an event on stderr, JSON for machines or aligned for people. Never a prompt or an answer.
+
+Lines of other libraries (uvicorn) go through the same renderer. Tracebacks are plain: the pretty ones print
+the values of local variables, and those may be somebody's text.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, TextIO
+
+import structlog
+
+_SHARED: list[Any] = [
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+]
+
+
+def set_up(*, json_lines: bool, level: str = "info", stream: TextIO | None = None) -> None:
+    """Once, when a process starts."""
+    out = stream or sys.stderr
+    structlog.configure(
+        processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=_SHARED,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *_renderer(json_lines=json_lines, colors=out.isatty()),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for noisy in ("uvicorn", "uvicorn.error", "uvicorn.access", "httpx"):
+        logging.getLogger(noisy).setLevel("WARNING")
+
+
+def _renderer(*, json_lines: bool, colors: bool) -> list[Any]:
+    if json_lines:
+        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    return [
+        structlog.dev.ConsoleRenderer(
+            colors=colors, exception_formatter=structlog.dev.plain_traceback, pad_event_to=20
+        )
+    ]
+
+
+def logger(name: str) -> Any:
+    return structlog.get_logger(name)

@@ -1,0 +1,136 @@
+"""OpenTelemetry spans of a request, written when it is over: nothing is done while tokens flow.
+
+    request ─┬─ prepare-request     from arrival to the engine
+             ├─ queue-wait          until it had a slot
+             ├─ prefill             until its first token
+             └─ token-generation    until its end
+
+Without the extra `otel`, or with `traces: off`, nothing is imported and `record` does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from stretto.errors import SettingsError
+
+PREPARE, QUEUE, PREFILL, GENERATE = "prepare-request", "queue-wait", "prefill", "token-generation"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTrace:
+    """When things happened, in seconds since the epoch. A part that was not reached is None."""
+
+    name: str
+    arrived_s: float
+    prepared_s: float
+    admitted_s: float | None
+    first_token_s: float | None
+    ended_s: float
+    traceparent: str = ""
+    attributes: Mapping[str, str | int | float] = field(default_factory=dict)
+    error_code: str = ""
+
+    def parts(self) -> list[tuple[str, float, float]]:
+        """(span, from, to), in order; the last one that began lasts until the end."""
+        marks = [
+            (PREPARE, self.arrived_s),
+            (QUEUE, self.prepared_s),
+            (PREFILL, self.admitted_s),
+            (GENERATE, self.first_token_s),
+        ]
+        begun = [(name, at) for name, at in marks if at is not None]
+        ends = [at for _, at in begun[1:]] + [self.ended_s]
+        return [(name, at, max(at, end)) for (name, at), end in zip(begun, ends, strict=True)]
+
+
+class Tracer(Protocol):
+    """`enabled` False: callers need not even build a trace."""
+
+    enabled: bool
+
+    def record(self, trace: RequestTrace) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class NoTracer:
+    enabled = False
+
+    def record(self, trace: RequestTrace) -> None:
+        """Nobody looks."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class OtelTracer:
+    """Over an OpenTelemetry tracer provider, whatever its exporter."""
+
+    enabled = True
+
+    def __init__(self, provider: Any) -> None:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._provider = provider
+        self._tracer = provider.get_tracer("stretto")
+        self._propagator = TraceContextTextMapPropagator()
+
+    def record(self, trace: RequestTrace) -> None:
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+
+        carrier = {"traceparent": trace.traceparent} if trace.traceparent else {}
+        request = self._tracer.start_span(
+            trace.name,
+            context=self._propagator.extract(carrier),
+            kind=SpanKind.SERVER,
+            start_time=_ns(trace.arrived_s),
+            attributes=dict(trace.attributes),
+        )
+        inside = set_span_in_context(request)
+        for name, start_s, end_s in trace.parts():
+            span = self._tracer.start_span(name, context=inside, start_time=_ns(start_s))
+            span.end(_ns(end_s))
+        if trace.error_code:
+            request.set_status(Status(StatusCode.ERROR, trace.error_code))
+        request.end(_ns(trace.ended_s))
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+
+def make_tracer(traces: str) -> Tracer:
+    """What the setting `traces` asks for."""
+    if traces == "off":
+        return NoTracer()
+    try:
+        return OtelTracer(_provider(traces))
+    except ImportError:
+        raise SettingsError(
+            "traces need OpenTelemetry, which is not installed", hint="pip install 'stretto[otel]'"
+        ) from None
+
+
+def _provider(traces: str) -> Any:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+
+    exporter: Any = ConsoleSpanExporter() if traces == "console" else _otlp()
+    provider = TracerProvider(resource=Resource.create({"service.name": "stretto"}))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+def _otlp() -> Any:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # type: ignore[import-not-found,unused-ignore]
+        OTLPSpanExporter,
+    )
+
+    return OTLPSpanExporter()
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)
