@@ -37,6 +37,8 @@ StrettoError
 │   ├── NotReadyError           no model can answer now: loading, restarting or hung
 │   ├── QueueFullError          too many callers wait, or one waited too long
 │   ├── ServerBusyError         every slot built a cache for too long
+│   ├── ModelBusyError          the model is at work and cannot be unloaded
+│   ├── ModelMemoryError        models at work take the memory that another one needs
 │   ├── PreemptedError          a queued request took the slot (preemption: fail)
 │   └── ShuttingDownError
 ├── DeadlineError               the request's own deadline passed
@@ -44,6 +46,7 @@ StrettoError
 │   ├── PassFailedError         the forward pass failed, also when this request ran alone
 │   ├── BadOutputError          NaN logits or a token outside the vocabulary
 │   ├── OutOfMemoryError        the request does not fit even alone
+│   ├── TorchError              the GPU failed for good: the process must start again
 │   └── LlamaCppError           between us and llama.cpp, before any request runs
 │       ├── LlamaCppMissingError  the extra is not installed, or its library does not load
 │       ├── ModelLoadError        llama.cpp refused a file that looked sound
@@ -56,6 +59,7 @@ StrettoError
 │   │   ├── TruncatedModelError   the file ends before what its header promises
 │   │   └── UnsupportedModelError a version, byte order or tensor type that llama.cpp does not read
 │   ├── ModelRefusedError       the trial load in a child process failed, crashed or took too long
+│   ├── ModelTooLargeError      the model does not fit the memory budget even alone
 │   ├── ConversionError         the child that converts a model failed
 │   └── DownloadError           the hub did not answer, or answered something else
 │       ├── DigestMismatchError   the bytes are not the ones the hub promised
@@ -291,6 +295,18 @@ class ServerBusyError(CapacityError):
     hint = "every slot is building a cache; retry shortly, or raise n_seq_max"
 
 
+class ModelBusyError(CapacityError):
+    code = "model_busy"
+    http_status = 409
+    hint = "wait until its requests have ended, or cancel them"
+
+
+class ModelMemoryError(CapacityError):
+    code = "model_memory"
+    http_status = 503
+    hint = "retry when other models are idle, or raise runtime.memory_budget_bytes"
+
+
 class PreemptedError(CapacityError):
     code = "preempted"
     http_status = 503
@@ -329,6 +345,11 @@ class OutOfMemoryError(BackendError):
     code = "out_of_memory"
     http_status = 503
     hint = "shorten the prompt, or give the KV cache more memory"
+
+
+class TorchError(BackendError):
+    code = "torch_error"
+    hint = "restart the runtime; the log has the GPU's own words"
 
 
 class LlamaCppError(BackendError):
@@ -390,6 +411,12 @@ class UnsupportedModelError(ModelFileError):
 class ModelRefusedError(ModelError):
     code = "model_refused"
     hint = "llama.cpp cannot load this file: check its source, or update llama-cpp-python"
+
+
+class ModelTooLargeError(ModelError):
+    code = "model_too_large"
+    http_status = 507
+    hint = "lower context_window or n_seq_max, or raise runtime.memory_budget_bytes"
 
 
 class ConversionError(ModelError):

@@ -1,0 +1,322 @@
+"""Paged attention on torch behind the Backend protocol: ticks in, up to two in flight, outcomes out.
+
+`launch` sends a tick's differences and starts its pass; `collect` waits for the token read-back, which is the
+only wait there is on a GPU. Rows planned ahead take their token from what the device sampled last for their
+slot. A page is written where its row says, so a failed pass leaves nothing to cut back.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from stretto.backends.torch.models import CausalModel
+from stretto.backends.torch.ops import SampledTokens, SamplingTable
+from stretto.backends.torch.pool import KvPool
+from stretto.backends.torch.runner import Ragged, Runner
+from stretto.backends.torch.seats import MakeGrammars, Seat, Seats, accepted
+from stretto.backends.torch.staging import Staging, Stopwatch, to_host
+from stretto.backends.torch.tables import Tables
+from stretto.core.capabilities import Capabilities, Share
+from stretto.core.kv.ops import KvOp, OpKind, OpResult
+from stretto.core.tick import Outcome, PassFailure, Tick
+from stretto.errors import BadOutputError, InvariantError, TorchError
+
+ROW_QUANTUM_CUDA = 64  # a prompt's rows come in tiles
+OUTPUTS_PER_SLOT = 8
+STAGING_INTS = 1 << 18
+
+
+@dataclass(slots=True)
+class Flight:
+    """A tick that was launched, and where its tokens will be."""
+
+    tick: Tick
+    outcome: Outcome
+    watch: Stopwatch | None = None
+    sampled: SampledTokens | None = None
+    seats: dict[int, Seat] = field(default_factory=dict)  # those that need a look, by slot
+    on_host: dict[int, list[int]] = field(default_factory=dict)  # slot -> tokens chosen on the host
+    logprobs: bool = False
+
+
+class TorchBackend:
+    def __init__(
+        self,
+        model: CausalModel,
+        *,
+        slots: int,
+        window: int,
+        pages: int,
+        page_tokens: int,
+        rows_max: int = 2048,
+        plan_ahead: int = 1,
+        graphs: bool | None = None,
+        eos: frozenset[int] = frozenset(),
+        suppressed: frozenset[int] = frozenset(),
+        make_grammars: MakeGrammars | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self.model = model
+        shape, device = model.shape, model.place.device
+        on_cuda = device.type == "cuda"
+        self._device = device
+        self._on_close = on_close
+        with torch.inference_mode():
+            self.pool = KvPool(shape, model.place, pages=pages, page_tokens=page_tokens)
+            staging = Staging(device, STAGING_INTS)
+            self._tables = Tables(
+                slots=slots,
+                window=window,
+                page_tokens=page_tokens,
+                pages=pages,
+                device=device,
+                staging=staging,
+            )
+            table = SamplingTable.allocate(
+                slots + 1, vocab=shape.vocab, context_max=window + 1, device=device
+            )
+            self.runner = Runner(
+                model, self.pool, self._tables, table, staging, graphs=on_cuda if graphs is None else graphs
+            )
+        self._seats = Seats(
+            table, vocab=shape.vocab, eos=eos, suppressed=suppressed, make_grammars=make_grammars
+        )
+        self._flights: deque[Flight] = deque()
+        self._broken = False
+        self.capabilities = Capabilities(
+            share=Share.PAGES,
+            snapshots=False,
+            sequences_max=slots,
+            window=window,
+            page_tokens=page_tokens,
+            pages=pages,
+            bytes_per_token=self.pool.bytes_per_token,
+            rows_max=rows_max,
+            outputs_max=min(rows_max, OUTPUTS_PER_SLOT * slots),
+            row_quantum=ROW_QUANTUM_CUDA if on_cuda else 1,
+            plan_ahead=plan_ahead,
+            vocab=shape.vocab,
+        )
+
+    # --- the protocol ----------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def launch(self, tick: Tick) -> None:
+        for slot in tick.unbind:
+            self._seats.unbind(slot)
+        for binding in tick.bind:
+            self._seats.bind(binding)
+        self._tables.update(tick.tables, tick.bind)
+        flight = Flight(tick, Outcome(tick.id, ran=False))
+        self._flights.append(flight)
+        if self._broken:
+            flight.outcome.failure = PassFailure.VOID
+            return
+        started = time.perf_counter()
+        flight.outcome.op_results = tuple(self._execute(op) for op in tick.ops)
+        flight.outcome.ops_s = time.perf_counter() - started
+        if tick.slots:
+            self._run(flight)
+
+    @torch.inference_mode()
+    def collect(self) -> Outcome:
+        flight = self._flights.popleft()
+        outcome = flight.outcome
+        if outcome.failure is not None:
+            return outcome
+        if flight.watch is None:
+            outcome.counts = array("i", bytes(4 * len(flight.tick.slots)))
+            return outcome
+        try:
+            outcome.pass_s = flight.watch.wait()
+        except RuntimeError as error:
+            raise TorchError(f"the GPU failed: {error}") from error
+        self._read(flight)
+        return outcome
+
+    def recover(self, lengths: Mapping[int, int]) -> frozenset[int]:
+        """Whatever a broken pass wrote lies behind those lengths, and will be written again."""
+        self._broken = False
+        if self._device.type == "cuda":
+            try:
+                torch.cuda.synchronize(self._device)
+            except RuntimeError as error:
+                raise TorchError(f"the GPU does not answer any more: {error}") from error
+        return frozenset()
+
+    def close(self) -> None:
+        self._flights.clear()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        if self._on_close is not None:
+            self._on_close()
+
+    # --- operations ------------------------------------------------------------------------------
+
+    def _execute(self, op: KvOp) -> OpResult:
+        if op.kind is not OpKind.COPY_PAGES:
+            return OpResult(ok=False, reason=f"{op.kind.name} is not for pages")
+        if not (0 <= op.sequence < self.pool.pages and 0 <= op.other < self.pool.pages):
+            raise InvariantError("a copy of a page that does not exist")
+        self.pool.copy_page(op.other, op.sequence, op.length)
+        return OpResult(ok=True, bytes=op.length * self.pool.bytes_per_token)
+
+    # --- rows ------------------------------------------------------------------------------------
+
+    def _run(self, flight: Flight) -> None:
+        tick = flight.tick
+        batch = Ragged(*(_ints(c) for c in (tick.slots, tick.starts, tick.counts, tick.outputs, tick.tokens)))
+        self._tables.check(batch.slots, batch.starts + batch.counts)
+        for slot in tick.slots:
+            if slot not in self._seats:
+                raise InvariantError(f"slot {slot} has rows and no request")
+        if self._seats.special:
+            self._look(flight)
+        watch = Stopwatch(self._device)
+        try:
+            watch.start()
+            self._pass(flight, batch)
+            watch.stop()
+        except InvariantError:
+            raise
+        except torch.OutOfMemoryError:
+            self._fail(flight, PassFailure.NO_ROOM)
+        except Exception:
+            self._fail(flight, PassFailure.FAILED)
+        else:
+            flight.watch = watch
+            flight.outcome.ran = True
+
+    def _fail(self, flight: Flight, failure: PassFailure) -> None:
+        self._broken = True
+        flight.outcome.failure = failure
+
+    def _pass(self, flight: Flight, batch: Ragged) -> None:
+        mode = self._seats.mode
+        flight.logprobs = mode.logprobs >= 0
+        on_host = any(seat.sampler is not None for seat in flight.seats.values())
+        logits: torch.Tensor | None = None
+        if batch.is_decode and not on_host:
+            sampled: SampledTokens | None = self.runner.decode(batch, mode)
+        else:
+            sampled, logits = self.runner.ragged(batch, mode)
+        if logits is not None and on_host:
+            self._sample_on_host(flight, logits)
+        if sampled is not None:
+            names = ("ids", "logprobs", "top_ids", "top_logprobs")
+            copies = {name: to_host(getattr(sampled, name)) for name in names}
+            flight.sampled = SampledTokens(**copies)  # type: ignore[arg-type]
+
+    # --- requests that the host has a part in -----------------------------------------------------
+
+    def _look(self, flight: Flight) -> None:
+        """Masks are sent before the pass; who samples on the host is remembered."""
+        tick, special = flight.tick, self._seats.special
+        for slot, start, count, outputs in zip(
+            tick.slots, tick.starts, tick.counts, tick.outputs, strict=True
+        ):
+            seat = special.get(slot)
+            if seat is None or not outputs:
+                continue
+            flight.seats[slot] = seat
+            if seat.matcher is not None and not seat.error:
+                self._seats.send_mask(slot, seat, start + count - outputs + 1 - seat.prompt)
+
+    def _sample_on_host(self, flight: Flight, logits: torch.Tensor) -> None:
+        """Waits for the pass: these tokens must be known before the next tick can be launched."""
+        tick, at, row = flight.tick, 0, 0
+        for slot, start, count, outputs in zip(
+            tick.slots, tick.starts, tick.counts, tick.outputs, strict=True
+        ):
+            at, row = at + count, row + outputs
+            seat = flight.seats.get(slot)
+            if seat is None or seat.sampler is None or seat.error:
+                continue
+            own = logits[row - outputs : row].float().cpu().numpy()
+            try:
+                position = start + count - outputs
+                got = seat.sampler.sample(own, tick.tokens[at - outputs : at], position)
+            except InvariantError:
+                raise
+            except Exception as error:
+                seat.error = getattr(error, "code", BadOutputError.code)
+                continue
+            flight.on_host[slot] = got.tokens
+            self.runner.set_last(slot, got.tokens[-1])
+            if any(extra is not None for extra in got.extras):
+                flight.outcome.extras[slot] = got.extras
+
+    # --- outcomes --------------------------------------------------------------------------------
+
+    def _read(self, flight: Flight) -> None:
+        """Tokens of the spans, in their order. Nearly always each of them has one, and all are sound."""
+        outcome, tick, sampled = flight.outcome, flight.tick, flight.sampled
+        outcome.counts = array("i", tick.outputs)
+        if sampled is None:
+            return
+        ids = sampled.ids.numpy()[: sum(tick.outputs)].astype(np.int32)
+        plain = not flight.seats and not flight.logprobs and max(tick.outputs) == 1
+        if plain and (not len(ids) or ids.min() >= 0):
+            outcome.tokens = array("i", ids.tobytes())
+        else:
+            self._read_each(flight, ids.tolist())
+
+    def _read_each(self, flight: Flight, ids: list[int]) -> None:
+        outcome, tick, at, row = flight.outcome, flight.tick, 0, 0
+        for span, (slot, count, outputs) in enumerate(
+            zip(tick.slots, tick.counts, tick.outputs, strict=True)
+        ):
+            at, row = at + count, row + outputs
+            if not outputs:
+                continue
+            seat = flight.seats.get(slot)
+            tokens = accepted(ids[row - outputs : row], tick.tokens[at - outputs : at])
+            if seat is not None:
+                tokens = self._of_seat(flight, span, seat, tokens)
+            if not tokens or min(tokens) < 0:
+                code = seat.error if seat is not None and seat.error else BadOutputError.code
+                outcome.failed[slot] = code
+                outcome.counts[span] = 0
+                continue
+            outcome.counts[span] = len(tokens)
+            outcome.tokens.extend(tokens)
+            if flight.logprobs and slot in self._seats and slot not in flight.on_host:
+                self._add_logprobs(flight, slot, row - outputs, len(tokens))
+
+    def _of_seat(self, flight: Flight, span: int, seat: Seat, tokens: list[int]) -> list[int]:
+        tick = flight.tick
+        if seat.error:
+            return []
+        if seat.sampler is not None:
+            return flight.on_host.get(tick.slots[span], [])
+        tokens = tokens[:1]  # the mask was for the first row
+        index = tick.starts[span] + tick.counts[span] - tick.outputs[span] + 1 - seat.prompt
+        seat.take(index, tokens)
+        return tokens
+
+    def _add_logprobs(self, flight: Flight, slot: int, row: int, count: int) -> None:
+        from stretto.backends.llamacpp.sampling.logprobs import TokenLogprobs
+
+        sampled, wanted = flight.sampled, self._seats[slot].params.logprobs
+        assert sampled is not None
+        if wanted < 0 or sampled.logprobs is None:
+            return
+        found: list[TokenLogprobs] = []
+        for at in range(row, row + count):
+            top: tuple[tuple[int, ...], tuple[float, ...]] = ((), ())
+            if wanted and sampled.top_ids is not None and sampled.top_logprobs is not None:
+                ids, values = sampled.top_ids[at, :wanted], sampled.top_logprobs[at, :wanted]
+                top = (tuple(ids.tolist()), tuple(values.tolist()))
+            found.append(TokenLogprobs(float(sampled.logprobs[at]), *top))
+        flight.outcome.extras[slot] = found
+
+
+def _ints(column: array[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.frombuffer(column, dtype=np.int32) if column else np.zeros(0, dtype=np.int32)

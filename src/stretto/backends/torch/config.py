@@ -1,0 +1,224 @@
+"""A model's shape: what `config.json` of a Hugging Face folder says of it, typed and checked.
+
+Knows the four families that the backend runs and refuses the rest by name. Numbers that would change the
+result silently when misread (rotary scaling, sliding windows, activations) are refused when they are unknown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import ModelFileError, UnsupportedModelError
+
+CONFIG_BYTES_MAX = 16 << 20
+FAMILIES = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3moe",
+}
+MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """Rotary positions. `kind`: default, linear, llama3, yarn or factors; the rest is that kind's own."""
+
+    theta: float = 10_000.0
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    factors: tuple[float, ...] = ()  # one for each pair of a head: how GGUF files carry llama3's scaling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    count: int
+    per_token: int
+    inner: int
+    renormalize: bool
+    dense_layers: frozenset[int] = frozenset()  # these have an ordinary MLP all the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    family: str
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    norm_eps: float
+    rope: Rope = Rope()
+    context_max: int = 4096
+    tied: bool = False  # the embedding is the output matrix too
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    experts: Experts | None = None
+    dtype: str = "bfloat16"
+    bos: int | None = None
+    eos: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        for name in ("vocab", "hidden", "layers", "heads", "kv_heads", "head_dim", "inner", "context_max"):
+            if getattr(self, name) < 1:
+                raise ModelFileError(f"the model's {name} is {getattr(self, name)}")
+        if self.heads % self.kv_heads or self.head_dim % 2:
+            raise ModelFileError(
+                f"{self.heads} heads, {self.kv_heads} KV heads and head size {self.head_dim} do not fit"
+            )
+
+    def kv_bytes_per_token(self, item_bytes: int) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * item_bytes
+
+    @property
+    def parameters(self) -> int:
+        """About how many weights: what is read for one token of a dense model."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        dense = 3 * self.hidden * self.inner
+        total = self.vocab * self.hidden * (1 if self.tied else 2)
+        for layer in range(self.layers):
+            experts = self.experts
+            sparse = experts is not None and layer not in experts.dense_layers
+            total += attention + (
+                3 * self.hidden * experts.inner * experts.count if sparse and experts else dense
+            )
+        return total
+
+
+def read_config(folder: Path) -> ModelShape:
+    """`config.json` of a folder. Raises ModelFileError or UnsupportedModelError."""
+    return parse_config(read_json(folder / "config.json"))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > CONFIG_BYTES_MAX:
+            raise ModelFileError(f"{path} is too large for a configuration")
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelFileError(f"{path} is not a JSON object")
+    return value
+
+
+def parse_config(config: Mapping[str, Any]) -> ModelShape:
+    family = _family(config)
+    _refuse_unknown(config)
+    try:
+        return _shape(family, config)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelFileError(f"config.json: {error!r}") from None
+
+
+def _family(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures") or ()
+    for name in names:
+        if name in FAMILIES:
+            return FAMILIES[name]
+    kind = str(config.get("model_type", ""))
+    if not names and kind in MODEL_TYPES:
+        return MODEL_TYPES[kind]
+    raise UnsupportedModelError(
+        f"the torch backend does not know {', '.join(map(str, names)) or kind or 'this model'}",
+        hint=f"it runs {', '.join(FAMILIES)}; others run from GGUF with backend: llamacpp",
+    )
+
+
+def _refuse_unknown(config: Mapping[str, Any]) -> None:
+    if config.get("hidden_act", "silu") != "silu":
+        raise UnsupportedModelError(f"the activation {config['hidden_act']!r} is not known")
+    if config.get("use_sliding_window"):
+        raise UnsupportedModelError("sliding windows are not built into the torch backend")
+    if config.get("mlp_bias"):
+        raise UnsupportedModelError("biases in the MLP are not built into the torch backend")
+    if config.get("quantization_config"):
+        raise UnsupportedModelError(
+            "quantized safetensors are not read",
+            hint="use the bf16 weights, or a GGUF with backend: llamacpp",
+        )
+
+
+def _shape(family: str, config: Mapping[str, Any]) -> ModelShape:
+    heads = int(config["num_attention_heads"])
+    hidden = int(config["hidden_size"])
+    bias = family == "qwen2" or bool(config.get("attention_bias", False))
+    return ModelShape(
+        family=family,
+        vocab=int(config["vocab_size"]),
+        hidden=hidden,
+        layers=int(config["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=int(config.get("head_dim") or hidden // heads),
+        inner=int(config["intermediate_size"]),
+        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rope=_rope(config),
+        context_max=int(config.get("max_position_embeddings", 4096)),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        qkv_bias=bias,
+        output_bias=bias and family != "qwen2",
+        qk_norm=family in ("qwen3", "qwen3moe"),
+        experts=_experts(config) if family == "qwen3moe" else None,
+        dtype=str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch."),
+        bos=config.get("bos_token_id"),
+        eos=ids_of(config.get("eos_token_id")),
+    )
+
+
+def ids_of(value: Any) -> frozenset[int]:
+    """`eos_token_id` is a number, a list or null."""
+    if value is None:
+        return frozenset()
+    return frozenset(int(item) for item in value) if isinstance(value, list) else frozenset({int(value)})
+
+
+def _experts(config: Mapping[str, Any]) -> Experts:
+    step = int(config.get("decoder_sparse_step", 1))
+    dense = set(config.get("mlp_only_layers") or ())
+    dense |= {layer for layer in range(int(config["num_hidden_layers"])) if (layer + 1) % step}
+    return Experts(
+        count=int(config.get("num_experts") or config["num_local_experts"]),
+        per_token=int(config["num_experts_per_tok"]),
+        inner=int(config["moe_intermediate_size"]),
+        renormalize=bool(config.get("norm_topk_prob", False)),
+        dense_layers=frozenset(dense),
+    )
+
+
+def _rope(config: Mapping[str, Any]) -> Rope:
+    """`rope_theta` beside `rope_scaling`, or both inside `rope_parameters` as newer files have it."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
+    if kind == "default":
+        return Rope(theta=theta)
+    if kind not in ("linear", "llama3", "yarn"):
+        raise UnsupportedModelError(f"the rotary scaling {kind!r} is not known")
+    if float(scaling.get("partial_rotary_factor", 1.0)) != 1.0 or scaling.get("mscale"):
+        raise UnsupportedModelError("partly rotated heads and mscale are not known")
+    original = scaling.get("original_max_position_embeddings") or config.get("max_position_embeddings", 4096)
+    return Rope(
+        theta=theta,
+        kind=kind,
+        factor=float(scaling["factor"]),
+        low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
+        original_context=int(original),
+        beta_fast=float(scaling.get("beta_fast") or 32.0),
+        beta_slow=float(scaling.get("beta_slow") or 1.0),
+        attention_factor=scaling.get("attention_factor"),
+    )

@@ -1,0 +1,58 @@
+"""CUDA graphs of the decode pass, one for each (bucket of rows, sampling mode), captured when needed.
+
+All share one memory pool: they never run at the same time. A capture takes some tens of milliseconds and
+executes nothing, so start-up pays for none of the sizes that nobody uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from stretto.backends.torch.ops import SampledTokens, SamplingMode
+
+Key = tuple[int, SamplingMode]
+STEPS = ((8, 2), (32, 8), (128, 16), (512, 32), (1 << 20, 128))  # up to this many rows: steps of so many
+
+
+def buckets_up_to(rows: int) -> tuple[int, ...]:
+    """1, 2, 4, 6, 8, 16, 24, 32, 48, … and at the end exactly `rows`."""
+    buckets = [1]
+    for limit, step in STEPS:
+        while buckets[-1] < min(limit, rows):
+            buckets.append((buckets[-1] // step + 1) * step)
+    return (*[b for b in buckets if b < rows], rows)
+
+
+class Graphs:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+        self._graphs: dict[Key, tuple[Any, SampledTokens]] = {}
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._graphs
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def capture(self, key: Key, run: Callable[[], SampledTokens]) -> None:
+        """`run` is called twice: once to compile and to settle allocations, once to be recorded."""
+        run()
+        torch.cuda.synchronize(self._device)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            sampled = run()
+        self._graphs[key] = (graph, sampled)
+
+    def replay(self, key: Key) -> SampledTokens:
+        graph, sampled = self._graphs[key]
+        graph.replay()
+        return sampled
+
+    def clear(self) -> None:
+        self._graphs.clear()

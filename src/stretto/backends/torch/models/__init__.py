@@ -1,0 +1,31 @@
+"""The model families: small compositions of the same layers. `build` picks one by the shape's family."""
+
+from __future__ import annotations
+
+from stretto.backends.torch.config import ModelShape
+from stretto.backends.torch.models.causal import CausalModel, MakeLayer, Progress
+from stretto.backends.torch.models.layers import LayerPages, Place, Step
+from stretto.backends.torch.models.llama import llama_layer
+from stretto.backends.torch.models.moe import moe_layer
+from stretto.backends.torch.models.qwen import qwen_layer
+from stretto.backends.torch.weights import WeightSource
+
+__all__ = ["CausalModel", "LayerPages", "Place", "Step", "build"]
+
+LAYERS: dict[str, MakeLayer] = {
+    "llama": llama_layer,
+    "qwen2": qwen_layer,
+    "qwen3": qwen_layer,
+    "qwen3moe": moe_layer,
+}
+
+
+def build(
+    source: WeightSource,
+    shape: ModelShape,
+    place: Place,
+    *,
+    window: int,
+    progress: Progress | None = None,
+) -> CausalModel:
+    return CausalModel(source, shape, place, LAYERS[shape.family], window=window, progress=progress)

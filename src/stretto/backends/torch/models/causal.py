@@ -1,0 +1,67 @@
+"""A causal language model: embedding, layers, norm, output matrix. Families differ in what a layer is.
+
+`hidden` runs all rows; `logits` only those that somebody will sample from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.nn import functional
+
+from stretto.backends.torch import ops
+from stretto.backends.torch.config import ModelShape
+from stretto.backends.torch.models.layers import DecoderLayer, LayerPages, Place, Step, vector
+from stretto.backends.torch.rotary import cos_sin_table
+from stretto.backends.torch.weights import WeightSource
+
+MakeLayer = Callable[[WeightSource, str, ModelShape, Place], DecoderLayer]
+Progress = Callable[[float], None]
+
+
+class CausalModel:
+    def __init__(
+        self,
+        source: WeightSource,
+        shape: ModelShape,
+        place: Place,
+        make_layer: MakeLayer,
+        *,
+        window: int,
+        progress: Progress | None = None,
+    ) -> None:
+        self.shape = shape
+        self.place = place
+        self._embedding = _matrix(source, "model.embed_tokens.weight", shape, place)
+        self._layers: list[DecoderLayer] = []
+        for index in range(shape.layers):
+            self._layers.append(make_layer(source, f"model.layers.{index}", shape, place))
+            if progress is not None:
+                progress((index + 1) / shape.layers)
+        self._norm = vector(source, "model.norm", shape.hidden, place)
+        self._head = self._embedding if shape.tied else _matrix(source, "lm_head.weight", shape, place)
+        self._cos_sin = cos_sin_table(
+            shape.rope, head_dim=shape.head_dim, positions=window, device=place.device
+        )
+
+    def logits(
+        self,
+        tokens: torch.Tensor,
+        step: Step,
+        pages: Sequence[LayerPages],
+        output_rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[outputs, vocab]; without `output_rows` every row is one."""
+        x, residual = functional.embedding(tokens, self._embedding), None
+        for layer, own in zip(self._layers, pages, strict=True):
+            x, residual = layer(x, residual, step, own, self._cos_sin)
+        assert residual is not None
+        if output_rows is not None:
+            x, residual = x.index_select(0, output_rows), residual.index_select(0, output_rows)
+        x, _ = ops.add_rms_norm(x, residual, self._norm, self.shape.norm_eps)
+        return functional.linear(x, self._head)
+
+
+def _matrix(source: WeightSource, name: str, shape: ModelShape, place: Place) -> torch.Tensor:
+    return source.read(name, (shape.vocab, shape.hidden)).to(device=place.device, dtype=place.dtype)

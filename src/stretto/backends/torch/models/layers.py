@@ -1,0 +1,151 @@
+"""The layers that all families are made of, over a flat ragged batch: rows of all spans, one after the other.
+
+Knows weights and rows. What the rows belong to comes in as a `Step`; the operators come from `ops`, which
+picks Triton on a GPU and plain torch elsewhere. Q, K and V are one product, gate and up another: fewer and
+larger matrices are what a GPU likes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from stretto.backends.torch import ops
+from stretto.backends.torch.config import ModelShape
+from stretto.backends.torch.weights import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where weights live and in which type."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+
+@dataclass(slots=True)
+class Step:
+    """One pass over a ragged batch. `slot_mapping` is page × page size + offset, -1 for rows of padding."""
+
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    block_tables: torch.Tensor
+    query_starts: torch.Tensor
+    context_lens: torch.Tensor
+    max_query: int
+    decode_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPages:
+    """One layer's share of the KV pool: [pages, page_tokens, kv_heads, head_dim] each."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+class Mixer(Protocol):
+    """What follows the attention in a layer: an MLP or experts."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+class Linear:
+    """y = x Wᵀ (+ b), with W put together from one or several tensors of the source, row by row."""
+
+    __slots__ = ("bias", "weight")
+
+    def __init__(
+        self, source: WeightSource, names: dict[str, int], columns: int, place: Place, *, bias: bool = False
+    ) -> None:
+        rows = sum(names.values())
+        self.weight = torch.empty(rows, columns, dtype=place.dtype, device=place.device)
+        self.bias = torch.empty(rows, dtype=place.dtype, device=place.device) if bias else None
+        at = 0
+        for name, count in names.items():
+            self.weight[at : at + count].copy_(source.read(f"{name}.weight", (count, columns)))
+            if self.bias is not None:
+                self.bias[at : at + count].copy_(source.read(f"{name}.bias", (count,)))
+            at += count
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+
+def vector(source: WeightSource, name: str, size: int, place: Place) -> torch.Tensor:
+    return source.read(f"{name}.weight", (size,)).to(device=place.device, dtype=place.dtype)
+
+
+class Attention:
+    """Grouped-query attention over pages. Writes its rows' K and V first, so a chunk sees itself."""
+
+    def __init__(self, source: WeightSource, prefix: str, shape: ModelShape, place: Place) -> None:
+        self._heads, self._kv_heads, self._dim = shape.heads, shape.kv_heads, shape.head_dim
+        q_rows, kv_rows = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        names = {f"{prefix}.q_proj": q_rows, f"{prefix}.k_proj": kv_rows, f"{prefix}.v_proj": kv_rows}
+        self._qkv = Linear(source, names, shape.hidden, place, bias=shape.qkv_bias)
+        output = {f"{prefix}.o_proj": shape.hidden}
+        self._output = Linear(source, output, q_rows, place, bias=shape.output_bias)
+        self._q_norm = vector(source, f"{prefix}.q_norm", shape.head_dim, place) if shape.qk_norm else None
+        self._k_norm = vector(source, f"{prefix}.k_norm", shape.head_dim, place) if shape.qk_norm else None
+        self._eps = shape.norm_eps
+        self._scale = shape.head_dim**-0.5
+
+    def __call__(self, x: torch.Tensor, step: Step, pages: LayerPages, cos_sin: torch.Tensor) -> torch.Tensor:
+        heads, kv_heads = self._heads, self._kv_heads
+        qkv = self._qkv(x).view(-1, heads + 2 * kv_heads, self._dim)
+        q, k, v = qkv[:, :heads], qkv[:, heads:-kv_heads], qkv[:, -kv_heads:]
+        q = ops.rotary_write(
+            q, k, v, step.positions, cos_sin, pages.k, pages.v, step.slot_mapping,
+            q_weight=self._q_norm, k_weight=self._k_norm, eps=self._eps,
+        )  # fmt: skip
+        out = ops.paged_attention(
+            q, pages.k, pages.v, step.block_tables, step.query_starts, step.context_lens, self._scale,
+            max_query=step.max_query, decode_only=step.decode_only,
+        )  # fmt: skip
+        return self._output(out.view(-1, heads * self._dim))
+
+
+class Mlp:
+    """SiLU(gate) × up, then down."""
+
+    def __init__(self, source: WeightSource, prefix: str, shape: ModelShape, place: Place) -> None:
+        inner = shape.inner
+        names = {f"{prefix}.gate_proj": inner, f"{prefix}.up_proj": inner}
+        self._gate_up = Linear(source, names, shape.hidden, place)
+        self._down = Linear(source, {f"{prefix}.down_proj": shape.hidden}, inner, place)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._down(ops.silu_mul(self._gate_up(x)))
+
+
+class DecoderLayer:
+    """Norm, attention, norm, mixer. The residual travels beside the rows, so each norm adds it in one go."""
+
+    def __init__(
+        self, source: WeightSource, prefix: str, shape: ModelShape, place: Place, mixer: Mixer
+    ) -> None:
+        self._input_norm = vector(source, f"{prefix}.input_layernorm", shape.hidden, place)
+        self._attention = Attention(source, f"{prefix}.self_attn", shape, place)
+        self._middle_norm = vector(source, f"{prefix}.post_attention_layernorm", shape.hidden, place)
+        self._mixer = mixer
+        self._eps = shape.norm_eps
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        step: Step,
+        pages: LayerPages,
+        cos_sin: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if residual is None:
+            residual, x = x, ops.rms_norm(x, self._input_norm, self._eps)
+        else:
+            x, residual = ops.add_rms_norm(x, residual, self._input_norm, self._eps)
+        x = self._attention(x, step, pages, cos_sin)
+        x, residual = ops.add_rms_norm(x, residual, self._middle_norm, self._eps)
+        return self._mixer(x), residual

@@ -1,0 +1,38 @@
+"""Qwen3-MoE: a router sends each row to a few experts, whose products run grouped by expert."""
+
+from __future__ import annotations
+
+import torch
+
+from stretto.backends.torch import ops
+from stretto.backends.torch.config import ModelShape
+from stretto.backends.torch.models.layers import DecoderLayer, Linear, Place
+from stretto.backends.torch.models.qwen import qwen_layer
+from stretto.backends.torch.weights import WeightSource
+from stretto.errors import ModelFileError
+
+
+class SparseMlp:
+    def __init__(self, source: WeightSource, prefix: str, shape: ModelShape, place: Place) -> None:
+        experts = shape.experts
+        if experts is None:
+            raise ModelFileError("this model has no experts")
+        count, inner, hidden = experts.count, experts.inner, shape.hidden
+        self._top_k, self._renormalize = experts.per_token, experts.renormalize
+        self._router = Linear(source, {f"{prefix}.gate": count}, hidden, place)
+        self._gate_up = torch.empty(count, 2 * inner, hidden, dtype=place.dtype, device=place.device)
+        self._down = torch.empty(count, hidden, inner, dtype=place.dtype, device=place.device)
+        name = f"{prefix}.experts"
+        self._gate_up[:, :inner].copy_(source.experts(name, "gate_proj", (count, inner, hidden)))
+        self._gate_up[:, inner:].copy_(source.experts(name, "up_proj", (count, inner, hidden)))
+        self._down.copy_(source.experts(name, "down_proj", (count, hidden, inner)))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return ops.moe_experts(x, self._router(x), self._gate_up, self._down, self._top_k, self._renormalize)
+
+
+def moe_layer(source: WeightSource, prefix: str, shape: ModelShape, place: Place) -> DecoderLayer:
+    assert shape.experts is not None
+    if int(prefix.rpartition(".")[2]) in shape.experts.dense_layers:
+        return qwen_layer(source, prefix, shape, place)
+    return DecoderLayer(source, prefix, shape, place, SparseMlp(source, f"{prefix}.mlp", shape, place))

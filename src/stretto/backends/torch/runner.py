@@ -1,0 +1,164 @@
+"""Runs passes: a flat ragged batch of any spans, or a decode batch of one row for each slot.
+
+The decode batch is the hot path: its inputs lie in one static buffer, everything from the block tables to
+the sampled ids happens on the device, and on CUDA it is a graph for each batch-size bucket (see `graphs`).
+Prompts come in mixed batches, which run eagerly: they are large enough to hide the launches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from stretto.backends.torch import ops
+from stretto.backends.torch.graphs import Graphs, buckets_up_to
+from stretto.backends.torch.models import CausalModel, Step
+from stretto.backends.torch.ops import SampledTokens, SamplingMode, SamplingTable
+from stretto.backends.torch.pool import KvPool
+from stretto.backends.torch.staging import Ints, Staging
+from stretto.backends.torch.tables import Tables
+
+
+@dataclass(slots=True)
+class Ragged:
+    """A batch in host columns: spans (slots, starts, counts), the tokens of their rows, and output rows."""
+
+    slots: Ints
+    starts: Ints
+    counts: Ints
+    outputs: Ints  # of each span: its last so many rows
+    tokens: Ints
+
+    @property
+    def is_decode(self) -> bool:
+        return len(self.tokens) == len(self.slots) and bool((self.outputs == 1).all())
+
+
+class Runner:
+    def __init__(
+        self,
+        model: CausalModel,
+        pool: KvPool,
+        tables: Tables,
+        sampling: SamplingTable,
+        staging: Staging,
+        *,
+        graphs: bool,
+    ) -> None:
+        self.model = model
+        self._pool = pool
+        self._tables = tables
+        self._sampling = sampling
+        self._staging = staging
+        self._device = model.place.device
+        self._buckets = buckets_up_to(tables.slots)
+        most = self._buckets[-1]
+        self._inputs = torch.zeros(3 * most, dtype=torch.int32, device=self._device)
+        self._steps = torch.arange(most + 1, dtype=torch.int32, device=self._device)
+        self._graphs = Graphs(self._device) if graphs else None
+
+    # --- decode ----------------------------------------------------------------------------------
+
+    def decode(self, batch: Ragged, mode: SamplingMode) -> SampledTokens:
+        """One row for each span. The result lies in static memory: copy it before the next pass."""
+        count = len(batch.slots)
+        bucket = count if self._graphs is None else next(b for b in self._buckets if b >= count)
+        inputs = self._inputs[: 3 * bucket]
+        if self._graphs is not None and (bucket, mode) not in self._graphs:
+            self._capture(bucket, mode)
+        pad = np.full(bucket - count, -1, dtype=np.int32)
+        slots = np.concatenate([batch.slots, np.full(bucket - count, self._tables.slots, dtype=np.int32)])
+        inputs.copy_(self._staging.pack(slots, batch.starts, pad, batch.tokens, pad), non_blocking=True)
+        if self._graphs is None:
+            return self._decode(bucket, mode)
+        return self._graphs.replay((bucket, mode))
+
+    def warm(self, bucket: int, mode: SamplingMode) -> None:
+        """Have the graph of a bucket ready."""
+        if self._graphs is not None and (bucket, mode) not in self._graphs:
+            self._capture(bucket, mode)
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        return self._buckets
+
+    def _capture(self, bucket: int, mode: SamplingMode) -> None:
+        """A run on rows of padding alone compiles what is not compiled yet and changes nothing."""
+        assert self._graphs is not None
+        inputs = self._inputs[: 3 * bucket].view(3, bucket)
+        inputs[0] = self._tables.slots
+        inputs[1:] = -1
+        self._graphs.capture((bucket, mode), lambda: self._decode(bucket, mode))
+
+    def _decode(self, bucket: int, mode: SamplingMode) -> SampledTokens:
+        tables = self._tables
+        slots, positions, tokens = self._inputs[: 3 * bucket].view(3, bucket).unbind(0)
+        rows = slots.long()
+        known = torch.where(tokens >= 0, tokens, tables.last_tokens[rows])
+        own = tables.block_tables.index_select(0, rows)
+        step = Step(
+            positions=positions.clamp(min=0),
+            slot_mapping=tables.mapping(rows, positions),
+            block_tables=own,
+            query_starts=self._steps[: bucket + 1],
+            context_lens=positions + 1,
+            max_query=1,
+            decode_only=True,
+        )
+        logits = self.model.logits(known, step, self._pool.layers)
+        return self._sample(logits, rows, positions, mode)
+
+    # --- ragged ----------------------------------------------------------------------------------
+
+    def ragged(self, batch: Ragged, mode: SamplingMode) -> tuple[SampledTokens | None, torch.Tensor | None]:
+        """Any spans. Answers the sampled tokens of all output rows, and their logits."""
+        spans = np.repeat(np.arange(len(batch.slots), dtype=np.int32), batch.counts)
+        ends = np.cumsum(batch.counts, dtype=np.int32)
+        positions = np.arange(len(spans), dtype=np.int32) + (batch.starts - (ends - batch.counts))[spans]
+        outputs = output_rows(ends, batch.outputs)
+        sent = self._staging.send(
+            batch.tokens, batch.slots[spans], positions, batch.slots,
+            np.concatenate([np.zeros(1, dtype=np.int32), ends]), batch.starts + batch.counts, outputs,
+        )  # fmt: skip
+        tokens, row_slots, places, slots, query_starts, lengths, output_at = sent
+        tables = self._tables
+        known = torch.where(tokens >= 0, tokens, tables.last_tokens[row_slots.long()])
+        own = tables.block_tables.index_select(0, slots)
+        step = Step(
+            positions=places,
+            slot_mapping=tables.mapping(row_slots.long(), places),
+            block_tables=own,
+            query_starts=query_starts,
+            context_lens=lengths,
+            max_query=int(batch.counts.max()),
+            decode_only=False,
+        )
+        logits = self.model.logits(known, step, self._pool.layers, output_at)
+        if not len(outputs):
+            return None, None
+        rows = row_slots.index_select(0, output_at).long()
+        return self._sample(logits, rows, places.index_select(0, output_at), mode), logits
+
+    def _sample(
+        self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, mode: SamplingMode
+    ) -> SampledTokens:
+        index = positions + 1 - self._tables.prompt_lens[rows]
+        sampled = ops.sample(logits, self._sampling, index, slots=rows, mode=mode)
+        self._tables.last_tokens[rows] = sampled.ids.clamp(min=0).int()
+        if mode.penalties:
+            lengths = torch.where(positions >= 0, positions + 1, -1)
+            ops.count_tokens(self._sampling, rows, sampled.ids, lengths)
+        return sampled
+
+    def set_last(self, slot: int, token: int) -> None:
+        """A token that was chosen on the host."""
+        self._tables.last_tokens[slot] = token
+
+
+def output_rows(ends: Ints, outputs: Ints) -> Ints:
+    """The flat rows whose logits are wanted: the last `outputs` of each span."""
+    total = np.cumsum(outputs, dtype=np.int32)
+    first = np.repeat(ends - total, outputs)
+    return first + np.arange(len(first), dtype=np.int32)

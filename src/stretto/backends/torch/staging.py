@@ -1,0 +1,84 @@
+"""Between host and device without waiting: pinned buffers on the way in, pinned buffers and events back out.
+
+A buffer is used again only after so many launches that the tick which read it has been collected. On a CPU
+the same calls are plain copies.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+RING = 8  # two ticks in flight, each with two or three transfers
+Ints = NDArray[np.int32]
+
+
+class Staging:
+    """Packed columns of int32: written on the host in one piece, sent in one transfer."""
+
+    def __init__(self, device: torch.device, capacity: int) -> None:
+        self._device = device
+        self._pinned = device.type == "cuda"
+        self._buffers = [self._make(capacity) for _ in range(RING)]
+        self._next = 0
+
+    def _make(self, capacity: int) -> torch.Tensor:
+        return torch.empty(capacity, dtype=torch.int32, pin_memory=self._pinned)
+
+    def pack(self, *columns: Ints) -> torch.Tensor:
+        """The columns one after the other, on the host, ready to be sent."""
+        size = sum(len(column) for column in columns)
+        self._next = (self._next + 1) % RING
+        if self._buffers[self._next].numel() < size:
+            self._buffers[self._next] = self._make(2 * size)
+        buffer = self._buffers[self._next][:size]
+        if size:
+            np.concatenate(columns, out=buffer.numpy())
+        return buffer
+
+    def send(self, *columns: Ints) -> list[torch.Tensor]:
+        """The columns on the device, views of one tensor."""
+        packed = self.pack(*columns).to(self._device, non_blocking=True)
+        if not self._pinned:
+            packed = packed.clone()  # on a CPU `to` is the buffer itself
+        ends = np.cumsum([len(column) for column in columns]).tolist()
+        return [packed[end - len(column) : end] for column, end in zip(columns, ends, strict=True)]
+
+
+class Stopwatch:
+    """Times a pass where it runs: by events on a GPU, by the clock on a CPU. `wait` ends when that has."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        event: Any = torch.cuda.Event
+        self._begin, self._end = (event(enable_timing=True) if self._cuda else None for _ in range(2))
+        self._started = self._stopped = 0.0
+
+    def start(self) -> None:
+        if self._cuda:
+            self._begin.record()
+        self._started = time.perf_counter()
+
+    def stop(self) -> None:
+        if self._cuda:
+            self._end.record()
+        self._stopped = time.perf_counter()
+
+    def wait(self) -> float:
+        """Seconds from start to stop, once everything between them is done."""
+        if not self._cuda:
+            return self._stopped - self._started
+        self._end.synchronize()
+        return float(self._begin.elapsed_time(self._end)) / 1e3
+
+
+def to_host(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Starts the copy; the data are there once the stopwatch that is stopped afterwards was waited for."""
+    if tensor is None or tensor.device.type != "cuda":
+        return tensor
+    target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return target.copy_(tensor, non_blocking=True)

@@ -1,0 +1,68 @@
+"""Device state, one fixed row for each slot: block table, prompt length, last sampled token.
+
+The host sends differences only, all of a tick's in one packed transfer and one scatter. The last row belongs
+to no slot: rows of padding point there. Keeps on the host how many pages each slot holds, to notice a row
+without a page before the device does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from stretto.backends.torch.staging import Ints, Staging
+from stretto.core.tick import Binding, TableUpdate
+from stretto.errors import InvariantError
+
+
+class Tables:
+    def __init__(
+        self, *, slots: int, window: int, page_tokens: int, pages: int, device: torch.device, staging: Staging
+    ) -> None:
+        self.slots = slots
+        self.page_tokens = page_tokens
+        self.pages_max = -(-window // page_tokens)
+        self._pages = pages
+        self._staging = staging
+        cells = (slots + 1) * self.pages_max
+        self._state = torch.zeros(cells + slots + 1, dtype=torch.int32, device=device)
+        self.block_tables = self._state[:cells].view(slots + 1, self.pages_max)
+        self.prompt_lens = self._state[cells:]
+        self._prompt_lens_at = cells
+        self.last_tokens = torch.zeros(slots + 1, dtype=torch.int32, device=device)
+        self._held = np.zeros(slots + 1, dtype=np.int64)
+
+    def update(self, tables: Sequence[TableUpdate], binds: Sequence[Binding]) -> None:
+        """Take what a tick says of tables and of who is in which slot."""
+        if not tables and not binds:
+            return
+        places, values = [], []
+        for slot, offset, pages in tables:
+            end = offset + len(pages)
+            if not 0 <= slot < self.slots or offset > self._held[slot] or end > self.pages_max:
+                raise InvariantError(f"a block table of slot {slot} with a hole, or beyond the window")
+            if pages and not (min(pages) >= 0 and max(pages) < self._pages):
+                raise InvariantError(f"slot {slot} is given a page that does not exist")
+            self._held[slot] = end
+            places.append(np.arange(offset, end, dtype=np.int32) + slot * self.pages_max)
+            values.append(np.array(pages, dtype=np.int32))
+        places.append(np.array([self._prompt_lens_at + bind.slot for bind in binds], dtype=np.int32))
+        values.append(np.array([len(bind.request.tokens) for bind in binds], dtype=np.int32))
+        at, what = np.concatenate(places), np.concatenate(values)
+        if len(at):
+            sent_at, sent = self._staging.send(at, what)
+            self._state.index_copy_(0, sent_at.long(), sent)
+
+    def check(self, slots: Ints, ends: Ints) -> None:
+        """Every row has a page."""
+        if (ends > self._held[slots] * self.page_tokens).any():
+            raise InvariantError("a row beyond the pages of its slot")
+
+    def mapping(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Where each row's K and V go; a position of -1 is padding and goes nowhere."""
+        place = positions.clamp(min=0).long()
+        cell = slots * self.pages_max + place // self.page_tokens
+        page = self.block_tables.view(-1).index_select(0, cell).long()
+        return torch.where(positions >= 0, page * self.page_tokens + place % self.page_tokens, -1)

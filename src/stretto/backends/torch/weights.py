@@ -1,0 +1,126 @@
+"""Where weights come from: safetensors shards of a Hugging Face folder, or nowhere (`dummy`, for benchmarks).
+
+A source answers tensors by their Hugging Face names, wherever they lie; `gguf_source` is the third one. Files
+are mapped, never unpickled: a folder that has only `.bin` files is refused. Whoever asks says which shape it
+must be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from stretto.backends.torch.config import read_json
+from stretto.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+DUMMY_STD = 0.02
+
+
+class WeightSource(Protocol):
+    """Tensors by name. `experts` answers all experts of a layer in one: [experts, rows, columns]."""
+
+    def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor: ...
+    def experts(self, prefix: str, projection: str, shape: tuple[int, int, int]) -> torch.Tensor: ...
+    def close(self) -> None: ...
+
+
+class SafetensorsSource:
+    """The shards of a folder, opened when first asked for and kept until `close`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = contextlib.ExitStack()
+        self._open: dict[str, Any] = {}
+        self._places = self._index()
+
+    def _index(self) -> dict[str, str]:
+        """Tensor name -> file. Shard names come from a file that may be hostile: plain names only."""
+        if (self._folder / INDEX).is_file():
+            table = read_json(self._folder / INDEX).get("weight_map")
+            if not isinstance(table, dict):
+                raise ModelFileError(f"{self._folder / INDEX} has no weight_map")
+            for file in table.values():
+                if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+                    raise ModelFileError(f"{INDEX} names the file {file!r}")
+            return dict(table)
+        if (self._folder / SINGLE).is_file():
+            return dict.fromkeys(self._shard(SINGLE).keys(), SINGLE)
+        if any(self._folder.glob("*.bin")):
+            raise UnsupportedModelError(
+                f"{self._folder} has its weights in .bin files, which run code when they are read",
+                hint="convert them to safetensors",
+            )
+        raise ModelNotFoundError(f"{self._folder} has no {SINGLE}")
+
+    def _shard(self, file: str) -> Any:
+        if file not in self._open:
+            from safetensors import SafetensorError, safe_open
+
+            try:
+                opened = safe_open(self._folder / file, framework="pt", device="cpu")
+            except (SafetensorError, OSError) as error:
+                raise ModelFileError(f"{self._folder / file}: {error}") from None
+            self._open[file] = self._stack.enter_context(opened)
+        return self._open[file]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        file = self._places.get(name)
+        if file is None:
+            raise ModelFileError(f"{self._folder} has no tensor {name}")
+        tensor: torch.Tensor = self._shard(file).get_tensor(name)
+        return checked(tensor, name, shape)
+
+    def experts(self, prefix: str, projection: str, shape: tuple[int, int, int]) -> torch.Tensor:
+        """One tensor for each expert, or fused by kind as newer files have them."""
+        count, rows, columns = shape
+        if f"{prefix}.0.{projection}.weight" in self:
+            names = [f"{prefix}.{expert}.{projection}.weight" for expert in range(count)]
+            return torch.stack([self.read(name, (rows, columns)) for name in names])
+        if projection == "down_proj":
+            return self.read(f"{prefix}.down_proj", shape)
+        both = self.read(f"{prefix}.gate_up_proj", (count, 2 * rows, columns))
+        return both[:, :rows] if projection == "gate_proj" else both[:, rows:]
+
+    def close(self) -> None:
+        self._open.clear()
+        self._stack.close()
+
+
+class DummySource:
+    """Random weights, made where they are used: the speed of a model without its file."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, seed: int = 0) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._seed = seed
+
+    def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if "norm" in name:
+            return torch.ones(shape, dtype=self._dtype, device=self._device)
+        generator = torch.Generator(self._device)
+        generator.manual_seed(zlib.crc32(name.encode()) ^ self._seed)
+        made = torch.empty(shape, dtype=self._dtype, device=self._device)
+        return made.normal_(0.0, DUMMY_STD, generator=generator)
+
+    def experts(self, prefix: str, projection: str, shape: tuple[int, int, int]) -> torch.Tensor:
+        return self.read(f"{prefix}.{projection}", shape)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def checked(tensor: torch.Tensor, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    if tuple(tensor.shape) != shape:
+        raise ModelFileError(f"the tensor {name} has the shape {tuple(tensor.shape)}, not {shape}")
+    if not tensor.is_floating_point():
+        raise UnsupportedModelError(f"the tensor {name} has the type {tensor.dtype}")
+    return tensor
