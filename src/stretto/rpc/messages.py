@@ -337,6 +337,7 @@ class TickEvent(Message):
     kv_used: float = 0.0
     notes: list[tuple[str, str, int, float]] = field(default_factory=list)  # name, stream, slot, value
     ends: list[str] = field(default_factory=list)
+    ttfts: dict[str, float] = field(default_factory=dict)  # seconds from arrival, of those that ended
 
 
 class EngineEvents(Message):

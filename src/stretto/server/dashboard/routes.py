@@ -1,0 +1,94 @@
+"""The page's files, and its feed of events.
+
+The files are the same for everybody and need no key; the feed does. Nothing is loaded from elsewhere, and the
+page's policy says so to the browser.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.resources import files
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from stretto.engine.api import EngineApi, Health
+from stretto.rpc.messages import EngineEvents, ModelInfo
+from stretto.server.sse import EventStream, Wire
+
+HEALTH_INTERVAL_S = 1.0
+PING_INTERVAL_S = 15.0
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_HEADERS = {
+    "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+_ASSETS = files(__package__).joinpath("static")
+ASSET_NAMES = frozenset(entry.name for entry in _ASSETS.iterdir())
+_encode = msgspec.json.Encoder().encode
+
+
+def router(engine: EngineApi) -> APIRouter:
+    routes = APIRouter(include_in_schema=False)
+
+    @routes.get("/")
+    async def page() -> Response:
+        return _asset("index.html")
+
+    @routes.get("/dashboard/{name}")
+    async def asset(name: str) -> Response:
+        return _asset(name) if name in ASSET_NAMES else Response("no such file\n", 404)
+
+    @routes.get("/events")
+    async def events() -> Response:
+        return EventStream(lambda wire: _Feed(engine, wire).run(), ping_interval_s=PING_INTERVAL_S)
+
+    return routes
+
+
+def _asset(name: str) -> Response:
+    kind = _TYPES[name.rsplit(".", 1)[-1]]
+    return Response(_ASSETS.joinpath(name).read_bytes(), media_type=kind, headers=_HEADERS)
+
+
+class _Feed:
+    """One watcher: the models and the state of health first and whenever they change, then ticks."""
+
+    def __init__(self, engine: EngineApi, wire: Wire) -> None:
+        self._engine = engine
+        self._wire = wire
+        self._health: Health | None = None
+        self._models: list[ModelInfo] | None = None
+
+    async def run(self) -> None:
+        status = asyncio.ensure_future(self._follow_status())
+        try:
+            while True:  # a runtime that restarts ends its events, not the page's
+                async for batch in self._engine.watch():
+                    await self._ticks(batch)
+                await asyncio.sleep(HEALTH_INTERVAL_S)
+        finally:
+            status.cancel()
+
+    async def _ticks(self, batch: EngineEvents) -> None:
+        await self._wire.write(b"event: ticks\ndata: " + _encode(batch) + b"\n\n")
+
+    async def _follow_status(self) -> None:
+        while True:
+            await self._status()
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+
+    async def _status(self) -> None:
+        health = self._engine.health
+        if health != self._health:
+            self._health = health
+            state = {"ready": health.ready, "reason": health.reason, "progress": health.progress}
+            await self._wire.write(b"event: health\ndata: " + _encode(state) + b"\n\n")
+        models = await self._engine.models() if health.ready or self._models is None else self._models
+        if models != self._models:
+            self._models = models
+            await self._wire.write(b"event: hello\ndata: " + _encode({"models": models}) + b"\n\n")

@@ -1,0 +1,131 @@
+// The two canvases: lanes (a slot each, time to the left) and the rows of each tick.
+
+import { WINDOW_S } from "./timeline.js";
+
+const hues = new Map();
+
+export function hueOf(stream) {
+  // Neighbours in time get colours far apart: each new request turns the wheel by the golden angle.
+  if (!hues.has(stream)) {
+    hues.set(stream, (hues.size * 137.508 + 205) % 360);
+    if (hues.size > 2000) hues.delete(hues.keys().next().value);
+  }
+  return hues.get(stream);
+}
+
+function theme() {
+  const style = getComputedStyle(document.documentElement);
+  const read = (name) => style.getPropertyValue(name).trim();
+  const [saturation, lightness] = [read("--saturation"), read("--lightness")];
+  return {
+    text: read("--text"), quiet: read("--quiet"), line: read("--line"),
+    colour: (stream, alpha = 1) => `hsl(${hueOf(stream)} ${saturation} ${lightness} / ${alpha})`,
+  };
+}
+
+function prepare(canvas, height) {
+  const ratio = window.devicePixelRatio || 1;
+  const width = canvas.clientWidth;
+  if (height) canvas.style.height = `${height}px`;
+  const tall = height || canvas.clientHeight;
+  if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(tall * ratio)) {
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(tall * ratio);
+  }
+  const pen = canvas.getContext("2d");
+  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  pen.clearRect(0, 0, width, tall);
+  return { pen, width, height: tall };
+}
+
+export function drawLanes(canvas, timeline, laneHeight) {
+  const { pen, width } = prepare(canvas, Math.max(1, timeline.slots.length) * laneHeight);
+  const paint = theme();
+  const now = timeline.now;
+  const x = (at) => width - ((now - at) / WINDOW_S) * width;
+  pen.strokeStyle = paint.line;
+  for (let lane = 1; lane < timeline.slots.length; lane++) line(pen, 0, lane * laneHeight, width, lane * laneHeight);
+  for (let back = 5; back < WINDOW_S; back += 5) line(pen, x(now - back), 0, x(now - back), canvas.clientHeight);
+  pen.font = "10px system-ui, sans-serif";
+  pen.textBaseline = "middle";
+  for (const tick of timeline.ticks) {
+    const left = x(tick.at - tick.seconds);
+    const wide = Math.max(1.2, x(tick.at) - left + 0.4);
+    if (left + wide < 0) continue;
+    for (const span of tick.spans) drawSpan(pen, paint, span, left, wide, laneHeight);
+  }
+  for (const hit of timeline.reused) drawReused(pen, paint, hit, x(hit.at), laneHeight);
+  pen.fillStyle = paint.text;
+  for (const end of timeline.ends) pen.fillRect(x(end.at), end.slot * laneHeight + 5, 2.5, laneHeight - 10);
+}
+
+function drawSpan(pen, paint, span, left, wide, laneHeight) {
+  const top = span.slot * laneHeight;
+  pen.fillStyle = paint.colour(span.stream_id, span.decode ? 0.95 : 0.75);
+  if (span.decode) {
+    pen.fillRect(left, top + laneHeight * 0.36, wide, laneHeight * 0.28);
+    return;
+  }
+  pen.fillRect(left, top + 4, wide, laneHeight - 8);
+  if (wide > 22) {
+    pen.fillStyle = paint.text;
+    pen.fillText(String(span.rows), left + 4, top + laneHeight / 2);
+  }
+}
+
+function drawReused(pen, paint, hit, at, laneHeight) {
+  const wide = 12 + 6 * Math.log2(1 + hit.tokens / 64);
+  const top = hit.slot * laneHeight + 4;
+  const left = at - wide;
+  pen.save();
+  pen.beginPath();
+  pen.rect(left, top, wide, laneHeight - 8);
+  pen.clip();
+  pen.strokeStyle = paint.colour(hit.stream);
+  for (let step = -laneHeight; step < wide; step += 5) line(pen, left + step, top + laneHeight - 8, left + step + laneHeight, top - 4);
+  pen.restore();
+  pen.strokeStyle = paint.colour(hit.stream);
+  pen.strokeRect(left, top, wide, laneHeight - 8);
+  pen.fillStyle = paint.text;
+  pen.fillText(String(Math.round(hit.tokens)), left + 3, top + (laneHeight - 8) / 2);
+}
+
+export function drawBatches(canvas, timeline) {
+  const { pen, width, height } = prepare(canvas, 0);
+  const paint = theme();
+  const bar = 7;
+  const shown = timeline.ticks.slice(-Math.floor(width / bar));
+  const rowsOf = (tick) => tick.spans.reduce((sum, span) => sum + span.rows, 0);
+  const most = Math.max(8, ...shown.map(rowsOf));
+  const scale = (rows) => (height - 18) * Math.sqrt(rows / most);  // a root: one decode row stays visible beside 512
+  shown.forEach((tick, index) => {
+    const left = width - (shown.length - index) * bar;
+    const ordered = [...tick.spans].sort((a, b) => Number(b.decode) - Number(a.decode));
+    let below = 0;
+    for (const span of ordered) {
+      const from = scale(below);
+      below += span.rows;
+      const to = scale(below);
+      pen.fillStyle = paint.colour(span.stream_id, span.decode ? 0.95 : 0.6);
+      pen.fillRect(left, height - to, bar - 1.5, Math.max(1, to - from - 0.5));
+    }
+  });
+  pen.fillStyle = paint.quiet;
+  pen.font = "11px system-ui, sans-serif";
+  pen.textBaseline = "top";
+  const last = shown.at(-1);
+  if (last) {
+    const decode = last.spans.filter((span) => span.decode).reduce((sum, span) => sum + span.rows, 0);
+    const all = rowsOf(last);
+    pen.fillText(`last tick: ${decode} decode + ${all - decode} prompt rows, ${(last.seconds * 1000).toFixed(1)} ms`, 6, 4);
+  } else {
+    pen.fillText("no ticks yet: send a message", 6, 4);
+  }
+}
+
+function line(pen, x0, y0, x1, y1) {
+  pen.beginPath();
+  pen.moveTo(x0, y0);
+  pen.lineTo(x1, y1);
+  pen.stroke();
+}
