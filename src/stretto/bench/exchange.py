@@ -1,7 +1,8 @@
 """One HTTP/1.1 exchange on one connection: the request as bytes, the answer as events with their times.
 
-A bare asyncio protocol over httptools, because the client shares the machine with the server: it must cost a
-few microseconds a token (uvloop's own clock has whole milliseconds: not used). Every way in which a peer can fail ends as a kind of error, never as an exception:
+A bare asyncio protocol over httptools, because the client shares the machine with the server: it must cost
+few microseconds a token. Times are of the monotonic clock: uvloop's own has whole milliseconds. Every way in
+which a peer can fail ends as a kind of error, never as an exception:
 
     refused · unreachable · reset · cut · timeout · http_NNN · stream_error · bad_reply
 """
@@ -156,9 +157,15 @@ class Exchange(asyncio.Protocol):
 
 
 async def perform(
-    target: Target, request: bytes, record: Record, *, keeps_text: bool, notice: Notice | None, stop: asyncio.Event | None
+    target: Target,
+    request: bytes,
+    record: Record,
+    *,
+    keeps_text: bool,
+    notice: Notice | None,
+    stop: asyncio.Event | None,
 ) -> str:
-    """Send, read to the end and fill the record, in seconds of the monotonic clock; returns the text if kept."""
+    """Send, read to the end and fill the record; returns the text where it is kept."""
     loop = asyncio.get_running_loop()
     exchange = Exchange(request, Events(keeps_text=keeps_text), notice=notice)
     clock = loop.call_later(target.timeout_s, exchange.abort, "timeout: no end in time")

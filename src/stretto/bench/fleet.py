@@ -1,7 +1,7 @@
 """Client processes from the outside: start them, give each its users, show how far they are, collect.
 
-Users that wait for each other stay in one process; others are dealt out. One worker is enough for some hundred
-streams, and on a small machine each more takes CPU from the server under test.
+Users that wait for each other stay in one process; others are dealt out. One worker is enough for some
+hundred streams, and on a small machine each more takes CPU from the server under test.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """What became of one request, as the client saw it.
 
-Times are seconds since the run's start. TTFT counts from when the request was *due*, not from when it was sent:
-a client that runs late must not make the server look fast.
+Times are seconds since the run's start. TTFT counts from when the request was *due*, not from when it was
+sent: a client that runs late must not make the server look fast.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 from msgspec import Struct, field
 
@@ -55,7 +57,7 @@ class Record(Struct, kw_only=True):
     def gaps_s(self) -> list[float]:
         """Between pieces of text. The gap that we gave up in counts as far as it went."""
         ends = [*self.chunks_s, self.ended_s] if self.error == STOPPED else self.chunks_s
-        return [later - sooner for sooner, later in zip(ends, ends[1:], strict=False)]
+        return [later - sooner for sooner, later in pairwise(ends)]
 
 
 class Run(Struct, kw_only=True):

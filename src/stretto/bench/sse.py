@@ -1,8 +1,8 @@
 """Server-sent events of an OpenAI stream, read without decoding most of them.
 
-A piece of text is recognised by its bytes; only the few events that carry an end, usage or an error are decoded
-as JSON, or all of them where the text itself is wanted. A quote inside a text is escaped, so that no text can
-look like a field.
+A piece of text is recognised by its bytes; only the few events that carry an end, usage or an error are
+decoded as JSON, or all of them where the text itself is wanted. A quote inside a text is escaped, so that no
+text can look like a field.
 """
 
 from __future__ import annotations

@@ -148,9 +148,7 @@ class Worker:
         *,
         keeps_text: bool,
     ) -> tuple[Record, str]:
-        record = Record(
-            id=shot.id, group=shot.group, tenant=shot.tenant, priority=shot.priority, due_s=due_s
-        )
+        record = Record(id=shot.id, group=shot.group, tenant=shot.tenant, priority=shot.priority, due_s=due_s)
         request = encode(self._job.target, shot, messages)
         last = 0
 

@@ -12,6 +12,7 @@ COMMANDS = {
     "rm": ("listing:rm", "Remove a model."),
     "estimate": ("estimate:estimate", "Estimate the memory of a model and its slots, step by step."),
     "quantize": ("quantize:quantize", "Convert a model file to another weight type."),
+    "bench": ("bench:app", "Measure a server under load, or compare several."),
     "doctor": ("doctor:doctor", "Look at this machine and say what is missing or slow."),
     "version": ("about:version", "Print the version."),
 }

@@ -1,0 +1,180 @@
+"""`stretto bench`: load for any OpenAI-compatible server, its figures, plots, and a comparison of several.
+
+The table goes to stdout, the bar and advice to stderr. The work is in `stretto.bench`, imported when called.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from stretto.cli.bench_options import Reports, Sizes, Wire, Workload, pairs, shapes_of, target_of
+from stretto.cli.failures import UsageError
+from stretto.cli.output import heading, line, note, print_table, progress, say
+
+if TYPE_CHECKING:
+    from stretto.bench.figures import Slo
+    from stretto.bench.plan import Target
+    from stretto.bench.records import Run
+
+BENCH_HELP = "Measure a server under load, or compare several."
+SIZES, WIRE, REPORTS = Sizes(), Wire(), Reports()
+app = App(name="bench", help=BENCH_HELP, default_parameter=Parameter(show_default=False))
+
+
+@app.default
+def bench(
+    workload: Workload,
+    /,
+    *,
+    url: str = "http://127.0.0.1:8000",
+    sizes: Sizes = SIZES,
+    wire: Wire = WIRE,
+    reports: Reports = REPORTS,
+) -> int:
+    """Measure one server under a workload: rates, TTFT, inter-token times, goodput, fairness, errors.
+
+    Parameters
+    ----------
+    workload
+        steady, stall, burst, turns, mixed, tenants or trace.
+    url
+        The server.
+    """
+    from stretto.bench.figures import summary
+    from stretto.bench.session import curve, new_run_id
+
+    target = target_of(url, wire)
+    run_id = reports.run_id or new_run_id()
+    shapes, loads, axis = shapes_of(workload, sizes, target, run_id)
+    with progress(f"{workload} on {target.url}") as shown:
+        runs = curve(workload, shapes, target, run_id=run_id, workers=wire.workers, progress=shown)
+    found = [summary(run, _slo(reports)) for run in runs]
+    for load, item in zip(loads, found, strict=True):
+        _print(item, f"{workload}, {load:g} {axis}" if len(runs) > 1 else workload, target)
+    if reports.json is not None:
+        _write_json(
+            reports.json,
+            {"model": target.model, "runs": [_with_rows(*p) for p in zip(found, runs, strict=True)]},
+        )
+    if reports.plot is not None:
+        _write_plots(reports.plot, workload, runs, found, loads, axis)
+    return _verdict(found)
+
+
+@app.command
+def compare(
+    workload: Workload,
+    /,
+    *,
+    peer: Annotated[tuple[str, ...], Parameter(negative="")],
+    rounds: int = 3,
+    sizes: Sizes = SIZES,
+    wire: Wire = WIRE,
+    reports: Reports = REPORTS,
+) -> int:
+    """The same workload on several servers in turn; ratios of the first to the others, with their spread.
+
+    Parameters
+    ----------
+    workload
+        steady, stall, burst, turns, mixed, tenants or trace.
+    peer
+        A server as NAME=URL; give two or more.
+    rounds
+        How often each is measured; the order turns around every time.
+    """
+    from stretto.bench import compare as comparing
+    from stretto.bench import tables
+    from stretto.bench.session import measure, new_run_id
+
+    peers = pairs(peer, "--peer", "NAME=URL")
+    if len(peers) < 2:
+        raise UsageError("a comparison needs two servers", hint="--peer ours=http://… --peer theirs=http://…")
+    targets = {name: target_of(url, wire) for name, url in peers.items()}
+    run_id = reports.run_id or new_run_id()
+    shapes, *_ = shapes_of(workload, sizes, next(iter(targets.values())), run_id)
+    if len(shapes) > 1:
+        raise UsageError("a comparison has one load", hint="give one number of users, or one rate")
+
+    def once(name: str, own_id: str) -> Run:
+        with progress(f"{workload} on {name}") as shown:
+            return measure(
+                workload, shapes[0], targets[name], run_id=own_id, workers=wire.workers, progress=shown
+            )
+
+    found = comparing.interleave(
+        list(targets), once, rounds=rounds, run_id=run_id, slo=_slo(reports), tell=say
+    )
+    rows = comparing.compared(found)
+    heading(f"{workload}: median [least – most] of {rounds} rounds")
+    print_table(tables.comparison_columns(list(targets)), tables.comparison(rows))
+    if reports.json is not None:
+        _write_json(reports.json, {"workload": workload, "rounds": found, "compared": comparing.plain(rows)})
+    return _verdict([item for items in found.values() for item in items])
+
+
+def _slo(reports: Reports) -> Slo:
+    from stretto.bench.figures import Slo
+
+    return Slo(ttft_s=reports.slo_ttft, itl_s=reports.slo_itl)
+
+
+def _print(found: dict[str, Any], title: str, target: Target) -> None:
+    from stretto.bench import tables
+
+    heading(f"{title} ({target.model} at {target.url})")
+    print_table(("", ""), tables.overview(found))
+    line()
+    print_table(tables.LATENCY_COLUMNS, tables.latencies(found), right=range(1, 6))
+    line()
+
+
+def _verdict(found: Sequence[dict[str, Any]]) -> int:
+    """1 when any request failed: a benchmark of failures is none."""
+    errors = sum(sum(item["all"]["errors"].values()) for item in found)
+    if errors:
+        note(f"{errors} requests failed: latencies are of the others only")
+    return 1 if errors else 0
+
+
+def _with_rows(found: dict[str, Any], run: Run) -> dict[str, Any]:
+    import msgspec
+
+    rows = [
+        {k: v for k, v in msgspec.to_builtins(r).items() if k != "chunks_s"} | {"ttft_s": r.ttft_s}
+        for r in run.records
+    ]
+    return {**found, "requests": rows}
+
+
+def _write_json(path: Path, data: Any) -> None:
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    say(f"wrote {path}")
+
+
+def _write_plots(
+    folder: Path,
+    workload: str,
+    runs: Sequence[Run],
+    found: list[dict[str, Any]],
+    loads: Sequence[float],
+    axis: str,
+) -> None:
+    from stretto.bench import plots
+
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = {
+        f"{workload}-timeline-{load:g}.svg": plots.timeline_plot(run, f"{workload}, {load:g} {axis}")
+        for run, load in zip(runs, loads, strict=True)
+    }
+    if len(runs) > 1:
+        pictures[f"{workload}-latency.svg"] = plots.latency_plot(workload, loads, found, x_label=axis)
+        pictures[f"{workload}-throughput.svg"] = plots.throughput_plot(workload, loads, found, x_label=axis)
+    for name, picture in pictures.items():
+        (folder / name).write_text(picture, encoding="utf-8")
+    say(f"wrote {len(pictures)} plots to {folder}")
