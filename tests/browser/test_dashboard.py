@@ -1,0 +1,115 @@
+"""The page in a real Chromium: a chat streams, four requests fill four lanes, the console stays clean."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browser.serving import Served, serve
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+QUIET = [
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-gpu",
+]
+SCREENSHOT = Path(__file__).resolve().parents[2] / "docs" / "images" / "dashboard.png"
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="CHROMIUM IS MISSING: run `make ci-setup` as root"),
+]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serve("--n-seq-max", "4", "--context-window", "1024", "--n-threads", "1") as server:
+        yield server
+
+
+@pytest.fixture
+def page(served: Served):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as player:
+        browser = player.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        view = browser.new_page(viewport={"width": 1360, "height": 900})
+        complaints: list[str] = []
+        view.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
+        view.on("pageerror", lambda error: complaints.append(str(error)))
+        view.goto(served.url, wait_until="load")
+        view.wait_for_selector('#health[data-state="ready"]', timeout=60_000)
+        yield view
+        browser.close()
+        assert complaints == []
+
+
+def ask(page, text: str, *, tokens: int, button: str = "#send") -> None:
+    page.locator("summary").click()
+    page.fill("#max-tokens", str(tokens))
+    page.locator("summary").click()
+    page.fill("#prompt", text)
+    page.click(button)
+
+
+def test_a_chat_streams(page):
+    ask(page, "Count from one to five.", tokens=48)
+    answer = page.locator(".message.assistant").last
+    seen: set[int] = set()
+    for _ in range(400):
+        seen.add(len(answer.locator("span").nth(1).inner_text()))
+        if answer.locator("footer").inner_text():
+            break
+        page.wait_for_timeout(50)
+    assert len(seen) >= 4, f"the text came in {len(seen)} pieces"
+    assert re.search(r"(stop|length) · first token .* tokens", answer.locator("footer").inner_text())
+    assert float(page.locator("#figure-gap").inner_text().split()[0]) > 0
+
+
+def test_four_requests_fill_four_lanes(page):
+    ask(page, "Tell me a long story about a lighthouse.", tokens=120, button="#send-four")
+    page.wait_for_function(
+        "document.querySelectorAll('.lane[data-state=generating]').length === 4", timeout=60_000
+    )
+    streams = page.eval_on_selector_all(".lane", "lanes => lanes.map(lane => lane.dataset.stream)")
+    assert len(set(streams)) == 4
+    page.wait_for_timeout(2500)
+    if os.environ.get("STRETTO_PROVE") or not SCREENSHOT.exists():
+        SCREENSHOT.parent.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=str(SCREENSHOT))
+    page.wait_for_function(
+        "[...document.querySelectorAll('.message.assistant footer')].slice(-4).every(f => f.textContent)",
+        timeout=120_000,
+    )
+    page.wait_for_function("document.querySelectorAll('.lane[data-state=idle]').length === 4", timeout=10_000)
+
+
+def test_stop_ends_the_answer_and_frees_the_slot(page):
+    ask(page, "Write an endless poem.", tokens=600)
+    page.wait_for_function("document.querySelectorAll('.lane[data-state=generating]').length === 1")
+    page.click("#stop")
+    page.wait_for_function("document.querySelectorAll('.lane[data-state=idle]').length === 4", timeout=10_000)
+    assert "stopped" in page.locator(".message.assistant footer").last.inner_text()
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1360, 900)], ids=["phone", "laptop"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone_and_a_laptop_in_light_and_dark(page, width, height, scheme):
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": height})
+    page.wait_for_timeout(200)
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    assert wide <= width, "it scrolls sideways"
+    back, text = page.evaluate("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
+    light = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (back, text)]
+    assert abs(light[0] - light[1]) > 400, "text and background are hard to tell apart"
