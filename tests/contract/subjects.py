@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+
+from stretto.backends.base import Backend
 from stretto.backends.simulated import SimulatedBackend
 from stretto.core.capabilities import Capabilities, Rewind, Share
 from tests.contract.bench import Subject
@@ -12,6 +15,16 @@ def _simulated(name: str, **can) -> Subject:
     return Subject(
         f"simulated {name}", lambda faults: SimulatedBackend(capabilities, faults=faults), injects=True
     )
+
+
+def _torch(kind: str, **more) -> Subject:
+    def make(faults) -> Backend:
+        from tests.unit.backends.torch.rig import make_backend
+
+        assert faults is None
+        return make_backend(kind, **more)
+
+    return Subject(f"torch {kind}, {more or 'defaults'}", make)
 
 
 HYBRID = {"rewind": Rewind.CHECKPOINT, "state_bytes": 50}
@@ -27,3 +40,9 @@ SUBJECTS = (
     _simulated("pages", **PAGES),
     _simulated("pages, one tick ahead", plan_ahead=1, **PAGES),
 )
+if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+    SUBJECTS += (
+        _torch("llama", plan_ahead=0, page_tokens=4),
+        _torch("qwen3", plan_ahead=1),
+        _torch("moe", page_tokens=5),
+    )

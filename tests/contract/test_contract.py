@@ -25,6 +25,7 @@ SIMULATED = {
     "simulated ahead": Capabilities(**COMMON, share=Share.PAGES, pages=256, page_tokens=16, plan_ahead=1),
 }
 LLAMACPP = ("dense", "moe", "swa", "hybrid-qwen3next", "hybrid-granite", "hybrid-lfm2", "recurrent")
+TORCH = ("llama", "qwen2", "qwen3", "moe")
 
 
 def simulated(can: Capabilities) -> Subject:
@@ -53,10 +54,28 @@ def llamacpp(kind: str) -> Subject:
     )
 
 
-@pytest.fixture(params=[*SIMULATED, *(f"llama.cpp {kind}" for kind in LLAMACPP)])
+def torch(kind: str) -> Subject:
+    pytest.importorskip("torch", reason="torch is not installed: pip install 'stretto[torch]'")
+    pytest.importorskip("transformers", reason="transformers is the reference")
+    from tests.unit.backends.torch.rig import TOLERANCE, gap, make_backend
+
+    backend = make_backend(kind, plan_ahead=int(kind != "qwen2"))
+    return Subject(
+        backend, lambda request, output: gap(kind, request.tokens, list(output)) <= TOLERANCE, backend.close
+    )
+
+
+@pytest.fixture(
+    params=[*SIMULATED, *(f"llama.cpp {kind}" for kind in LLAMACPP), *(f"torch {kind}" for kind in TORCH)]
+)
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     name = request.param
-    made = simulated(SIMULATED[name]) if name in SIMULATED else llamacpp(name.removeprefix("llama.cpp "))
+    if name in SIMULATED:
+        made = simulated(SIMULATED[name])
+    elif name.startswith("torch "):
+        made = torch(name.removeprefix("torch "))
+    else:
+        made = llamacpp(name.removeprefix("llama.cpp "))
     yield made
     made.close()
 

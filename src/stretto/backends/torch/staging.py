@@ -54,8 +54,9 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        event: Any = torch.cuda.Event
-        self._begin, self._end = (event(enable_timing=True) if self._cuda else None for _ in range(2))
+        make: Any = torch.cuda.Event
+        self._begin: Any = make(enable_timing=True) if self._cuda else None
+        self._end: Any = make(enable_timing=True) if self._cuda else None
         self._started = self._stopped = 0.0
 
     def start(self) -> None:

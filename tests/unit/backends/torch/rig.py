@@ -1,0 +1,236 @@
+"""Tiny random models of every family as Hugging Face folders, transformers as the reference, and a loop.
+
+The reference computes a whole text at once, in float32, without cache, pages or batches. The recorder keeps
+every row of logits that the backend sampled from, with the request and the position it belongs to.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from array import array
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from stretto.backends.base import complete
+from stretto.backends.torch import TorchBackend, read_config
+from stretto.backends.torch.models import CausalModel, Place, build
+from stretto.backends.torch.weights import SafetensorsSource
+from stretto.core import invariants
+from stretto.core.limits import Limits
+from stretto.core.request import Request, SamplingParams
+from stretto.core.scheduler import Scheduler
+from stretto.core.tick import Idle, Terminal, Tick
+
+torch.set_num_threads(1)
+
+KINDS = ("llama", "qwen2", "qwen3", "moe")
+WINDOW = 256
+VOCAB = 512
+TOLERANCE = 1e-4
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.15,  # so that tokens differ in their logits
+}
+EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [1],
+}
+
+
+def hf_config(kind: str, **more):
+    import transformers
+
+    classes = {
+        "llama": (transformers.LlamaConfig, {}),
+        "qwen2": (transformers.Qwen2Config, {}),
+        "qwen3": (transformers.Qwen3Config, {"head_dim": 32, "tie_word_embeddings": True}),
+        "moe": (transformers.Qwen3MoeConfig, {"head_dim": 16, **EXPERTS}),
+    }
+    config, own = classes[kind]
+    return config(**{**SHAPE, **own, **more})
+
+
+@lru_cache(maxsize=32)
+def hf_model(kind: str):
+    return make_hf_model(hf_config(kind))
+
+
+def make_hf_model(config):
+    """Random everywhere: norms and biases too, which transformers would leave at one and zero."""
+    import transformers
+
+    torch.manual_seed(7)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "norm" in name:
+                value.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                value.normal_(0.0, 0.2)
+    return model
+
+
+@lru_cache(maxsize=32)
+def folder(kind: str) -> Path:
+    return save(hf_model(kind))
+
+
+def save(model, **options) -> Path:
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    target = tempfile.TemporaryDirectory(prefix="stretto-torch-")
+    _kept.append(target)
+    model.save_pretrained(target.name, **options)
+    return Path(target.name)
+
+
+_kept: list[tempfile.TemporaryDirectory[str]] = []
+
+
+class Recorder(CausalModel):
+    """A model that keeps what it answered."""
+
+    rows: list[torch.Tensor]
+
+    def logits(self, *args, **more):
+        made = super().logits(*args, **more)
+        self.rows.append(made.clone())
+        return made
+
+
+def load(path: Path, *, window: int = WINDOW) -> CausalModel:
+    place = Place(torch.device("cpu"), torch.float32)
+    source = SafetensorsSource(path)
+    with torch.inference_mode():
+        model = build(source, read_config(path), place, window=window)
+    source.close()
+    model.__class__ = Recorder
+    model.rows = []
+    return model
+
+
+@lru_cache(maxsize=8)
+def tiny(kind: str) -> CausalModel:
+    return load(folder(kind))
+
+
+def make_backend(kind: str | CausalModel, **more) -> TorchBackend:
+    defaults = {
+        "slots": 4,
+        "window": WINDOW,
+        "pages": 96,
+        "page_tokens": 16,
+        "rows_max": 256,
+        "plan_ahead": 1,
+    }
+    model = tiny(kind) if isinstance(kind, str) else kind
+    return TorchBackend(model, **defaults | more)
+
+
+@torch.no_grad()
+def reference_logits(kind, tokens: Sequence[int]) -> torch.Tensor:
+    """[tokens, vocab] of a text, all at once."""
+    model = hf_model(kind) if isinstance(kind, str) else kind
+    return model(torch.tensor([list(tokens)])).logits[0]
+
+
+def gap(kind, prompt: Sequence[int], output: Sequence[int]) -> float:
+    """How far the logit of each token is below the reference's best one, at most; teacher-forced."""
+    logits = reference_logits(kind, [*prompt, *output])[len(prompt) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(list(output)).unsqueeze(1)).squeeze(1)
+    return float((logits.amax(1) - chosen).max())
+
+
+def ask(name: str, count: int, *, start: int = 0, outputs: int = 8, **params) -> Request:
+    tokens = array("i", [3 + (start * 53 + at * 17 + at * at) % 400 for at in range(count)])
+    chosen = {"max_tokens": outputs, "temperature": 0.0, "ignore_eos": True} | params
+    return Request(name, tokens, SamplingParams(**chosen))
+
+
+class Loop:
+    """A scheduler over the backend, with every sampled row of logits kept by (request, position)."""
+
+    def __init__(self, backend: TorchBackend, **limits) -> None:
+        self.backend = backend
+        defaults = {"n_seq_max": backend.capabilities.sequences_max, "n_batch": 256, "target_itl_s": 10.0}
+        self.scheduler = Scheduler(
+            Limits(**{"cache_min_tokens": 1} | defaults | limits), backend.capabilities
+        )
+        self.texts: dict[str, array[int]] = {}
+        self.extras: dict[str, list[object]] = {}
+        self.ends: dict[str, Terminal] = {}
+        self.logits: dict[tuple[str, int], torch.Tensor] = {}
+        self._bound: dict[int, str] = {}
+        self._flying: list[Tick] = []
+
+    def run(self, requests: Iterable[Request]) -> dict[str, list[int]]:
+        for request in requests:
+            answer = self.scheduler.submit(request, 0.0)
+            assert answer.accepted, answer.error
+            self.texts[request.id] = array("i", request.tokens)
+        while len(self.ends) < len(self.texts):
+            self._turn()
+            invariants.check_books(self.scheduler)
+        return {r: list(t[self.ends[r].prompt_tokens :]) for r, t in self.texts.items()}
+
+    def _turn(self) -> None:
+        planned = self.scheduler.plan(0.0)
+        if isinstance(planned, Tick):
+            self._launch(planned)
+        if self._flying and (
+            isinstance(planned, Idle) or len(self._flying) > self.backend.capabilities.plan_ahead
+        ):
+            tick = self._flying.pop(0)
+            self._take(self.scheduler.commit(complete(self.backend, tick), 0.0))
+        else:
+            self._take(self.scheduler.take_events())
+
+    def _launch(self, tick: Tick) -> None:
+        for slot in tick.unbind:
+            self._bound.pop(slot, None)
+        for binding in tick.bind:
+            self._bound[binding.slot] = binding.request.id
+        self.backend.launch(tick)
+        self._flying.append(tick)
+        rows = self.backend.model.rows
+        if not rows:
+            return
+        made, at = rows.pop(), 0
+        assert not rows
+        for span in tick.spans():
+            for row in range(span.outputs):
+                position = span.start + span.rows - span.outputs + row
+                self.logits[self._bound[span.slot], position] = made[at]
+                at += 1
+
+    def _take(self, events) -> None:
+        at = 0
+        for request, count in zip(events.requests, events.counts, strict=True):
+            self.texts[request].extend(events.tokens[at : at + count])
+            at += count
+        for request, extra in events.extras.items():
+            self.extras.setdefault(request, []).append(extra)
+        for end in events.ends:
+            self.ends[end.request_id] = end
+
+    def worst(self, kind) -> float:
+        """The largest difference of any sampled logit from the reference's."""
+        errors = []
+        truth = {name: reference_logits(kind, text) for name, text in self.texts.items()}
+        for (name, position), row in self.logits.items():
+            errors.append(float((row - truth[name][position]).abs().max()))
+        assert errors
+        return max(errors)
