@@ -97,29 +97,38 @@ def _converse(
     for process, share in zip(processes, shares, strict=True):
         write_frame(cast("BinaryIO", process.stdin), Job(target=target, users=share))
     for _ in processes:
-        _take(inbox, READY_TIMEOUT_S)
+        _await_ready(inbox)
     start_at_s = time.monotonic() + START_DELAY_S
     for process in processes:
         write_frame(cast("BinaryIO", process.stdin), Start(at_s=start_at_s))
+    return _collect(inbox, len(processes), total, progress)
+
+
+def _collect(
+    inbox: queue.Queue[_News], workers: int, total: int, progress: Progress | None
+) -> tuple[list[Record], float, float]:
     records: list[Record] = []
-    ended, cpu_s, left = [0] * len(processes), 0.0, len(processes)
+    ended, cpu_s, left = [0] * workers, 0.0, set(range(workers))
     while left:
-        index, news = _take(inbox, None)
+        index, news = inbox.get()
+        if index not in left:  # a worker that has said everything may go
+            continue
+        if news is None:
+            raise BenchError("a client process died before it was done")
         if news.records is not None:
             records += news.records
             cpu_s += news.cpu_s
-            left -= 1
+            left.remove(index)
         ended[index] = len(news.records) if news.records is not None else news.ended
         if progress is not None:
             progress(sum(ended), total)
     return records, cpu_s, max((record.ended_s for record in records), default=0.0)
 
 
-def _take(inbox: queue.Queue[_News], timeout_s: float | None) -> tuple[int, News]:
+def _await_ready(inbox: queue.Queue[_News]) -> None:
     try:
-        index, news = inbox.get(timeout=timeout_s)
+        _, news = inbox.get(timeout=READY_TIMEOUT_S)
     except queue.Empty:
         raise BenchError("a client process did not start in time") from None
     if news is None:
-        raise BenchError("a client process died before it was done")
-    return index, news
+        raise BenchError("a client process died before it was ready")
