@@ -203,9 +203,6 @@ class StreamRegistry:
     def fail(self, stream: Stream, error: Error, now_s: float) -> None:
         self.finish(stream, self._end(stream, "error", now_s, error), now_s)
 
-    def cancelled(self, stream: Stream, now_s: float) -> None:
-        self.finish(stream, self._end(stream, "cancelled", now_s, None), now_s)
-
     def _end(self, stream: Stream, reason: str, now_s: float, error: Error | None) -> StreamEnd:
         """An end that the runtime did not send: what is known on this side."""
         ttft_s = None if stream.first_token_s is None else stream.first_token_s - stream.started_s
@@ -244,7 +241,8 @@ class StreamRegistry:
         """The reader goes. True: the generation was still running, and must be told."""
         running = stream.end is None
         if running:
-            self.cancelled(stream, now_s)
+            self.finish(stream, self._end(stream, "cancelled", now_s, None), now_s)
+        self._forget(stream)
         return running
 
     def _forget(self, stream: Stream) -> None:

@@ -115,6 +115,10 @@ class Traffic:
         taken, self._cancels = self._cancels, []
         return taken
 
+    @property
+    def has_cancels(self) -> bool:
+        return bool(self._cancels)
+
     # --- from the runtime ------------------------------------------------------------------------
 
     def connected(self, epoch: int, *, batching: bool) -> None:

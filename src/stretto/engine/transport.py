@@ -127,7 +127,13 @@ class Transport:
         timer = loop.call_later(timeout_s or self._call_timeout_s, self._timed_out, call_id)
         self._pending[call_id] = _Pending(method, future, timer)
         self.metrics.calls[method] = self.metrics.calls.get(method, 0) + 1
-        connection.send(Call(call_id, method, params))
+        try:
+            connection.send(Call(call_id, method, params))
+        except Exception:  # it cannot be encoded: nothing was sent
+            del self._pending[call_id]
+            timer.cancel()
+            self.breaker.abandoned()
+            raise
         return future
 
     def _admitted(self, now_s: float) -> Connection:

@@ -1,0 +1,370 @@
+"""Engine: the asyncio shell around `engine.traffic`, and the one that speaks with the runtime.
+
+Implements `EngineApi` over any host: a supervised process, or a connection that was given. What is enqueued
+in one turn of the event loop is sent at its end, in `_pump`; one timer wakes the batcher, another the
+registry. Nothing here decides anything about requests: the machines do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from stretto.engine.api import Health
+from stretto.engine.batch_stats import BatchEvent
+from stretto.engine.batcher import BatchCall
+from stretto.engine.generation import Generation
+from stretto.engine.host import GivenHost, Host, SupervisedHost
+from stretto.engine.process import Command, ProcessLauncher
+from stretto.engine.supervisor import State
+from stretto.engine.traffic import Ticket, Traffic
+from stretto.engine.transport import Transport
+from stretto.engine.watching import Watchers
+from stretto.errors import (
+    CallTimeoutError,
+    FrameError,
+    InvalidRequestError,
+    RuntimeLostError,
+    RuntimeUnavailableError,
+    ShuttingDownError,
+    StrettoError,
+)
+from stretto.rpc import messages as m
+from stretto.rpc.connection import Connection
+from stretto.rpc.envelope import ENGINE_EVENTS, MODEL_PROGRESS, STREAM_BATCH, Notification
+from stretto.settings import Settings
+
+EXPIRE_EVERY_S = 0.25
+IDLE_CHECK_S = 0.02
+
+
+class Engine:
+    def __init__(
+        self,
+        host: Host,
+        settings: Settings | None = None,
+        *,
+        on_dispatched: Callable[[BatchEvent], None] | None = None,
+    ) -> None:
+        settings = settings or Settings()
+        self._settings = settings.engine
+        self._host = host
+        self._traffic = Traffic(settings.engine, settings.generate_batcher, on_dispatched=on_dispatched)
+        self._transport = Transport(
+            calls_max=settings.engine.calls_max, call_timeout_s=settings.engine.call_timeout_s
+        )
+        self._watchers = Watchers(self._ask_for_events)
+        self._info: m.RuntimeInfo | None = None
+        self._progress: dict[str, float] = {}
+        self._pump_soon = False
+        self._batch_timer: asyncio.TimerHandle | None = None
+        self._expire_timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started = self._closed = False
+
+    @classmethod
+    def supervised(cls, command: Command, settings: Settings | None = None) -> Engine:
+        """Over a process of its own, that is watched over and brought back."""
+        return cls(SupervisedHost(ProcessLauncher(command), (settings or Settings()).engine), settings)
+
+    @classmethod
+    def over(cls, connection: Connection, settings: Settings | None = None) -> Engine:
+        """Over a connection, e.g. one end of a pair in memory."""
+        return cls(GivenHost(connection), settings)
+
+    # --- life ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._started = True
+        await self._host.start(self)
+
+    async def close(self) -> None:
+        if self._closed or not self._started:
+            return
+        self._closed = True
+        now_s = self._loop.time()
+        self._traffic.drain(now_s)
+        self._traffic.give_up(m.error_from(ShuttingDownError("the engine was closed")), now_s)
+        if self._transport.connection is not None:
+            with contextlib.suppress(StrettoError, asyncio.CancelledError):
+                await self._transport.send("shutdown", m.Empty(), timeout_s=1.0)
+        self._stop_timers()
+        await self._host.stop()
+        self._transport.detach()
+        self._watchers.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def drain(self) -> None:
+        self._traffic.drain(self._loop.time())
+        self._tell("drain", m.Empty())
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        end_s = self._loop.time() + timeout_s
+        while self._traffic.open:
+            if self._loop.time() >= end_s:
+                return False
+            await asyncio.sleep(IDLE_CHECK_S)
+        return True
+
+    @property
+    def host(self) -> Host:
+        return self._host
+
+    @property
+    def transport(self) -> Transport:
+        return self._transport
+
+    @property
+    def health(self) -> Health:
+        state = self._host.state
+        if self._traffic.draining:
+            return Health(ready=False, reason="draining")
+        if state is not State.UP:
+            return Health(ready=False, reason=_REASONS.get(state, state.value))
+        progress = min(self._progress.values(), default=None)
+        loaded = self._info is not None and any(model.loaded for model in self._info.models)
+        if progress is not None and not loaded:
+            return Health(ready=False, reason="loading", progress=progress)
+        return Health(ready=True, progress=progress)
+
+    # --- generations -----------------------------------------------------------------------------
+
+    def generate(self, params: m.GenerateParams) -> Generation:
+        generation = Generation(params.stream_id, self._traffic.registry, self._cancel)
+        ticket = self._traffic.submit(params, now_s=self._loop.time(), wake=generation.wake)
+        generation.bind(ticket)
+        self._pump_at_end_of_turn()
+        if self._expire_timer is None:
+            self._expire_timer = self._loop.call_later(EXPIRE_EVERY_S, self._expire)
+        return generation
+
+    def _cancel(self, ticket: Ticket) -> None:
+        self._traffic.cancel(ticket, self._loop.time())
+        self._pump_at_end_of_turn()
+
+    def _expire(self) -> None:
+        self._traffic.expire(self._loop.time())
+        self._pump_at_end_of_turn()
+        active, _ = self._traffic.registry.capacity()
+        again = active and not self._closed
+        self._expire_timer = self._loop.call_later(EXPIRE_EVERY_S, self._expire) if again else None
+
+    # --- calls of the batcher --------------------------------------------------------------------
+
+    def _pump_at_end_of_turn(self) -> None:
+        if not self._pump_soon:
+            self._pump_soon = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_soon = False
+        for call in self._traffic.due(self._loop.time()):
+            self._dispatch(call)
+        for stream_id in self._traffic.take_cancels():
+            self._tell("cancel", m.CancelParams(stream_id=stream_id))
+        if self._batch_timer is not None:
+            self._batch_timer.cancel()
+        moment_s = self._traffic.wake_at_s()
+        self._batch_timer = None if moment_s is None else self._loop.call_at(moment_s, self._pump)
+
+    def _dispatch(self, call: BatchCall) -> None:
+        requests = self._traffic.seal(call, self._loop.time())
+        if not requests:
+            return
+        try:
+            if self._traffic.batcher.batching:
+                future = self._send("batch_generate", m.BatchGenerateParams(requests=requests))
+            else:
+                future = self._send("generate", requests[0])
+        except RuntimeUnavailableError as error:
+            self._traffic.failed(call, m.error_from(error), self._loop.time())
+        except (TypeError, ValueError, RecursionError, OverflowError):
+            self._one_by_one(call, requests)  # one of them cannot be encoded
+        else:
+            future.add_done_callback(lambda done: self._answered(call, requests, done))
+
+    def _send(self, method: str, params: m.Message) -> asyncio.Future[Any]:
+        return self._transport.send(method, params, timeout_s=self._settings.load_timeout_s)
+
+    def _answered(self, call: BatchCall, requests: list[m.GenerateParams], done: asyncio.Future[Any]) -> None:
+        now_s = self._loop.time()
+        error = done.exception()
+        if error is None and isinstance(done.result(), m.BatchGenerateResult):
+            self._traffic.answered(call, done.result().results, now_s)
+        elif error is None:
+            self._traffic.answered(call, [m.BatchItem(success=True, result=done.result())], now_s)
+        elif isinstance(error, RuntimeLostError):
+            return  # `runtime_lost` has dealt with everything that was sent
+        elif isinstance(error, InvalidRequestError) and len(requests) > 1:
+            self._one_by_one(call, requests)  # one of them spoils the frame for all
+            return
+        elif isinstance(error, CallTimeoutError) or len(requests) > 1:
+            self._traffic.failed(call, m.error_from(error), now_s)
+        else:
+            self._traffic.answered(call, [m.BatchItem(success=False, error=m.error_from(error))], now_s)
+        self._pump_at_end_of_turn()
+
+    def _one_by_one(self, call: BatchCall, requests: list[m.GenerateParams]) -> None:
+        task = self._loop.create_task(self._send_singly(call, requests))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send_singly(self, call: BatchCall, requests: list[m.GenerateParams]) -> None:
+        items = await asyncio.gather(*(self._item(request) for request in requests), return_exceptions=True)
+        if any(isinstance(item, RuntimeLostError) for item in items):
+            return
+        answers = [
+            item if isinstance(item, m.BatchItem) else m.BatchItem(success=False, error=m.error_from(item))
+            for item in items
+        ]
+        self._traffic.answered(call, answers, self._loop.time())
+        self._pump_at_end_of_turn()
+
+    async def _item(self, request: m.GenerateParams) -> m.BatchItem:
+        try:
+            return m.BatchItem(success=True, result=await self._send("generate", request))
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:
+            raise InvalidRequestError(f"the request cannot be sent: {error}") from None
+
+    def _tell(self, method: str, params: m.Message) -> None:
+        """A call whose answer does not matter."""
+        with contextlib.suppress(RuntimeUnavailableError):
+            self._transport.send(method, params).add_done_callback(_ignore)
+
+    # --- the runtime comes and goes --------------------------------------------------------------
+
+    async def runtime_up(self, connection: Connection, epoch: int) -> None:
+        self._transport.attach(
+            connection,
+            notified=lambda note: self._notified(note, epoch),
+            lost=lambda _error: self._host.connection_lost(),
+        )
+        try:
+            info = await self._transport.send("runtime/info", m.Empty())
+            if info.protocol != m.PROTOCOL_VERSION:
+                raise FrameError(f"the runtime speaks protocol {info.protocol}, not {m.PROTOCOL_VERSION}")
+        except BaseException:
+            self._transport.detach()
+            raise
+        self._note_info(info)
+        self._traffic.connected(epoch, batching="batch_generate" in info.capabilities)
+        if self._watchers.any:
+            self._ask_for_events(True)
+        self._pump_at_end_of_turn()
+
+    def runtime_lost(self) -> None:
+        self._transport.detach()
+        self._info, self._progress = None, {}
+        self._traffic.lost(self._loop.time())
+
+    def runtime_failed(self, error: StrettoError) -> None:
+        self._traffic.give_up(m.error_from(error), self._loop.time())
+
+    def _notified(self, note: Notification, epoch: int) -> None:
+        if note.method == STREAM_BATCH:
+            assert isinstance(note.params, m.StreamBatch)
+            self._traffic.frames(note.params, epoch=epoch, now_s=self._loop.time())
+            if self._traffic.has_cancels:
+                self._pump_at_end_of_turn()
+        elif note.method == ENGINE_EVENTS:
+            assert isinstance(note.params, m.EngineEvents)
+            self._watchers.publish(note.params)
+        elif note.method == MODEL_PROGRESS:
+            assert isinstance(note.params, m.LoadProgress)
+            self._loading(note.params)
+
+    def _loading(self, progress: m.LoadProgress) -> None:
+        self._progress[progress.model_id] = progress.fraction
+        if progress.fraction >= 1.0:
+            del self._progress[progress.model_id]
+            task = self._loop.create_task(self._refresh_info())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _refresh_info(self) -> None:
+        with contextlib.suppress(StrettoError):
+            self._note_info(await self._transport.send("runtime/info", m.Empty()))
+
+    def _note_info(self, info: m.RuntimeInfo) -> None:
+        self._info = info
+        loading = {model.id for model in info.models if model.loading}
+        self._progress = {name: self._progress.get(name, 0.0) for name in loading}
+
+    # --- everything else -------------------------------------------------------------------------
+
+    async def models(self) -> list[m.ModelInfo]:
+        info = await self._transport.call("runtime/info", m.Empty())
+        self._note_info(info)
+        return list(info.models)
+
+    async def load(self, model_id: str) -> m.ModelInfo:
+        result = await self._long_call("model/load", m.LoadParams(model_id=model_id))
+        await self._refresh_info()
+        model: m.ModelInfo = result.model
+        return model
+
+    async def unload(self, model_id: str) -> None:
+        await self._long_call("model/unload", m.LoadParams(model_id=model_id))
+        await self._refresh_info()
+
+    async def tokenize(self, params: m.TokenizeParams) -> list[int]:
+        return list((await self._long_call("tokenize", params)).tokens)
+
+    async def detokenize(self, tokens: list[int], model_id: str = "") -> str:
+        params = m.DetokenizeParams(tokens=tokens, model_id=model_id)
+        return str((await self._long_call("detokenize", params)).text)
+
+    async def embed(self, params: m.EmbedParams) -> m.EmbedResult:
+        result: m.EmbedResult = await self._long_call("embed", params)
+        return result
+
+    async def rerank(self, params: m.RerankParams) -> m.RerankResult:
+        result: m.RerankResult = await self._long_call("rerank", params)
+        return result
+
+    async def stats(self) -> m.Stats:
+        result: m.Stats = await self._transport.call("stats", m.Empty())
+        return result
+
+    async def _long_call(self, method: str, params: m.Message) -> Any:
+        """One that may have to load a model first."""
+        return await self._transport.call(method, params, timeout_s=self._settings.load_timeout_s)
+
+    def batch_stats(self) -> dict[str, Any]:
+        transport = self._transport
+        return {
+            "generate": self._traffic.batcher.stats(),
+            "streams": {**self._traffic.registry.stats(), "replays": self._traffic.replays},
+            "transport": {
+                "calls": dict(transport.metrics.calls),
+                "retries": transport.metrics.retries,
+                "timeouts": transport.metrics.timeouts,
+                "refused": transport.metrics.refused,
+                "stale_replies": transport.metrics.stale_replies,
+                "circuit": transport.breaker.state.value,
+            },
+            "runtime": self._host.stats(),
+        }
+
+    def watch(self) -> AsyncIterator[m.EngineEvents]:
+        return self._watchers.watch()
+
+    def _ask_for_events(self, enabled: bool) -> None:
+        self._tell("watch", m.WatchParams(enabled=enabled))
+
+    def _stop_timers(self) -> None:
+        for timer in (self._batch_timer, self._expire_timer):
+            if timer is not None:
+                timer.cancel()
+        self._batch_timer = self._expire_timer = None
+
+
+_REASONS = {State.STARTING: "restarting", State.ENDING: "restarting", State.DOWN: "not started"}
+
+
+def _ignore(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled():
+        done.exception()

@@ -1,0 +1,91 @@
+"""One generation as its reader holds it: an iterator over deltas that wakes when something came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from stretto.engine.api import Delta
+from stretto.engine.streams import StreamRegistry
+from stretto.engine.traffic import Ticket
+from stretto.rpc.messages import Error, StreamEnd, exception_of
+
+
+class Generation:
+    """Implements `GenerationStream`. Belongs to the engine's event loop, like everything else here."""
+
+    def __init__(self, stream_id: str, registry: StreamRegistry, leave: Callable[[Ticket], None]) -> None:
+        self.stream_id = stream_id
+        self._registry = registry
+        self._leave = leave
+        self._ticket: Ticket | None = None
+        self._came = asyncio.Event()
+        self._end: StreamEnd | None = None
+
+    def bind(self, ticket: Ticket) -> None:
+        self._ticket = ticket
+
+    def wake(self) -> None:
+        self._came.set()
+
+    @property
+    def ticket(self) -> Ticket:
+        assert self._ticket is not None, "a generation is bound before anybody sees it"
+        return self._ticket
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.ticket.prompt_tokens or 0
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while self._end is None:
+            delta = self._registry.read(self.ticket.stream)
+            if delta is None:
+                await self._wait()
+                continue
+            self._end = delta.end
+            if delta.end is not None and delta.end.error is not None:
+                if not _says_something(delta):
+                    break
+                delta.end = None  # what came before the failure is delivered; the failure comes next
+            return delta
+        return self._after_end()
+
+    def _after_end(self) -> Delta:
+        error = self._end.error if self._end is not None else None
+        if error is None:
+            raise StopAsyncIteration
+        assert self._end is not None
+        self._end = StreamEnd(stream_id=self.stream_id, finish_reason="error")  # raised once, then over
+        raise exception_of(error)
+
+    async def accepted(self) -> int:
+        while self.ticket.prompt_tokens is None:
+            end = self.ticket.stream.end
+            if end is not None and end.error is not None:
+                self._refused(end.error)
+            if end is not None:
+                return end.usage.prompt_tokens
+            await self._wait()
+        return self.ticket.prompt_tokens
+
+    def _refused(self, error: Error) -> None:
+        """Whoever is told here does not iterate any more: the stream is closed for it."""
+        delta = self._registry.read(self.ticket.stream)
+        if delta is not None:
+            self._end = delta.end
+        raise exception_of(error)
+
+    async def _wait(self) -> None:
+        self._came.clear()
+        await self._came.wait()
+
+    def cancel(self) -> None:
+        self._leave(self.ticket)
+
+
+def _says_something(delta: Delta) -> bool:
+    return bool(delta.text or delta.reasoning or delta.tool_calls or delta.logprobs or delta.tokens)
