@@ -1,4 +1,4 @@
-"""Every model setting as a flag, made from the fields of `ModelSettings`: no option is written twice.
+"""Every setting as a flag, made from the fields of the settings classes: no option is written twice.
 
 Values stay text here: `settings.load` parses and judges them, so that a flag, a variable and a YAML key
 accept the same spellings. Only what was given is in the mapping, so that lower layers keep their say.
@@ -11,11 +11,13 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Union, get_args, get_origin
 
 from cyclopts import Group, Parameter
+from pydantic import BaseModel
 
-from stretto.settings import ModelSettings
+from stretto.settings import ModelSettings, ServerSettings
 
 SETTINGS = Group("Model settings", sort_key=50)
-LEFT_OUT = ("path",)  # the model is named by -m or as the argument
+SERVER = Group("Server settings", sort_key=40)
+LEFT_OUT = ("path", "api_key")  # the model is the argument or -m; a key in a flag shows in process lists
 
 
 def _parts(annotation: Any) -> list[Any]:
@@ -42,37 +44,47 @@ def _is_list(part: Any) -> bool:
 
 
 def _help(text: str | None, default: Any) -> str:
-    shown = "" if default is None or default == {} else f" [default: {default}]"
+    shown = "" if default is None or default in ({}, []) else f" [default: {default}]"
     return f"{text or ''}{shown}".strip()
 
 
-def _fields() -> dict[str, Any]:
+def _fields(settings: type[BaseModel], group: Group) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, field in ModelSettings.model_fields.items():
+    for name, field in settings.model_fields.items():
         if name in LEFT_OUT:
             continue
         help_text = _help(field.description, field.default)
         if field.annotation is bool:
-            found[name] = Annotated[bool, Parameter(help=help_text, group=SETTINGS)]
+            found[name] = Annotated[bool, Parameter(help=help_text, group=group)]
         else:
             metavar = _metavar(field.annotation)
-            found[name] = Annotated[str, Parameter(help=help_text, metavar=metavar, group=SETTINGS)]
+            found[name] = Annotated[str, Parameter(help=help_text, metavar=metavar, group=group)]
     return found
 
 
 if TYPE_CHECKING:
     Flags = dict[str, str | bool]
+    ServerFlagValues = dict[str, str | bool]
 else:
-    Flags = TypedDict("Flags", _fields(), total=False)
+    Flags = TypedDict("Flags", _fields(ModelSettings, SETTINGS), total=False)
+    ServerFlagValues = TypedDict("ServerFlagValues", _fields(ServerSettings, SERVER), total=False)
 
 ModelFlags = Annotated[Flags | None, Parameter(name="*", group=SETTINGS)]
+ServerFlags = Annotated[ServerFlagValues | None, Parameter(name="*", group=SERVER)]
 
 
-def values(flags: Mapping[str, str | bool] | None) -> dict[str, Any]:
+def server_values(flags: Mapping[str, str | bool] | None) -> dict[str, Any]:
+    """What was given for the server, by its dotted name."""
+    return {f"server.{name}": value for name, value in values(flags, ServerSettings).items()}
+
+
+def values(
+    flags: Mapping[str, str | bool] | None, settings: type[BaseModel] = ModelSettings
+) -> dict[str, Any]:
     """What was given, with `a,b` read as a list where a list is wanted."""
     given: dict[str, Any] = dict(flags or {})
     for name, value in given.items():
-        wants_list = any(map(_is_list, _parts(ModelSettings.model_fields[name].annotation)))
+        wants_list = any(map(_is_list, _parts(settings.model_fields[name].annotation)))
         if wants_list and isinstance(value, str) and not value.lstrip().startswith("["):
             given[name] = f"[{value}]"
     return given

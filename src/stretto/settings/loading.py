@@ -201,7 +201,7 @@ def _flag_layer(flags: Mapping[str, Any]) -> _Layer:
         key = name.split(".") if "." in name or name in Settings.model_fields else ["defaults", name]
         given = parse_value(value) if isinstance(value, str) else value
         _put(values, key, given)
-        names[".".join(key)] = f"flag --{name.replace('_', '-')}"
+        names[".".join(key)] = f"flag --{name.removeprefix('server.').replace('_', '-')}"
     return _Layer(_checked(values, "flags"), names, "flags")
 
 
