@@ -42,19 +42,23 @@ class Boundary:
             "retry_after": self._retry_after,
         }
         header = (b"x-request-id", request_id.encode())
-        started = False
+        started = finished = False
 
         async def sending(message: Message) -> None:
-            nonlocal started
+            nonlocal started, finished
             if message["type"] == "http.response.start":
                 started = True
                 message["headers"] = [*message.get("headers", ()), header]
+            elif not message.get("more_body", False):
+                finished = True
             await send(message)
 
         try:
             await self._app(scope, receive, sending)
         except Exception as error:
             _note(error, request_id)
+            if finished:
+                return  # answered below already
             if started:
                 raise  # the server cuts the connection: half a reply must not look whole
             await error_response(scope, error)(scope, receive, sending)

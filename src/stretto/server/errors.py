@@ -1,7 +1,7 @@
 """Errors as clients see them: each dialect's own shape, and nothing that tells about the machine.
 
-Every reply that is an error comes from here, whoever noticed it: `error_response` for a request, `error_event`
-for a stream that has already begun. Only the text of a `StrettoError` leaves the server.
+Every reply that is an error comes from here, whoever noticed it: `error_response` for a request,
+`error_event` for a stream that has already begun. Only the text of a `StrettoError` leaves the server.
 """
 
 from __future__ import annotations
@@ -51,10 +51,12 @@ def public(error: BaseException) -> StrettoError:
 
 
 def sentence(error: StrettoError) -> str:
-    """Message and hint in one line."""
+    """Field, message and hint in one line."""
     message = error.message
     if not isinstance(error, InvalidRequestError | CapacityError):
         message = _MACHINE.sub("…", message)
+    param = getattr(error, "param", "")
+    message = f"{param}: {message}" if param else message
     return f"{message}; hint: {error.hint}" if error.hint else message
 
 
@@ -70,11 +72,9 @@ def as_anthropic(error: StrettoError, request_id: str) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(error.http_status)
     if kind is None:
         kind = "invalid_request_error" if error.http_status < 500 else "api_error"
-    param = getattr(error, "param", "")
-    message = f"{param}: {sentence(error)}" if param else sentence(error)
     return {
         "type": "error",
-        "error": {"type": kind, "message": message, "code": error.code},
+        "error": {"type": kind, "message": sentence(error), "code": error.code},
         "request_id": request_id,
     }
 

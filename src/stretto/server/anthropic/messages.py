@@ -1,0 +1,87 @@
+"""/v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stretto.rpc.messages import GenerateParams
+from stretto.server.anthropic.events import MessageEvents
+from stretto.server.anthropic.request import Conversation, MessagesRequest
+from stretto.server.anthropic.shapes import MessageReply, TokenCount, blocks_of, message_of
+from stretto.server.bodies import BodyRoute
+from stretto.server.boundary import new_id
+from stretto.server.caller import caller_of
+from stretto.server.documents import ANTHROPIC_ERRORS, streaming
+from stretto.server.generation import Services, collect, start
+from stretto.server.sse import EventStream, JsonReply, Wire
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter(route_class=BodyRoute, tags=["anthropic"])
+
+    @routes.post(
+        "/v1/messages",
+        response_model=None,
+        responses={200: streaming(MessageReply), **ANTHROPIC_ERRORS},
+        summary="Answer a conversation, in Anthropic's words",
+    )
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        model = await services.catalog.find(body.model)
+        message_id = new_id("msg_")
+        params = body.params(stream_id=message_id, model_id=model.id, caller=caller_of(request.scope))
+        work = _Message(services, params)
+        if body.stream:
+            return EventStream(work.stream, ping_interval_s=services.ping_interval_s)
+        return JsonReply(work.whole)
+
+    @routes.post(
+        "/v1/messages/count_tokens",
+        response_model=None,
+        responses={200: {"model": TokenCount, "description": "The count"}, **ANTHROPIC_ERRORS},
+        summary="Count the tokens of a conversation",
+    )
+    async def count_tokens(body: Conversation) -> Response:
+        model = await services.catalog.find(body.model)
+        params = body.tokenize_params(model.id)
+
+        async def work() -> bytes:
+            tokens = await services.engine.tokenize(params)
+            return msgspec.json.encode({"input_tokens": len(tokens)})
+
+        return JsonReply(work)
+
+    return routes
+
+
+class _Message:
+    """One request at work."""
+
+    def __init__(self, services: Services, params: GenerateParams) -> None:
+        self._services = services
+        self._params = params
+
+    async def stream(self, wire: Wire) -> None:
+        events = MessageEvents(self._params.stream_id, self._params.model_id)
+        (stream,) = start(self._services.engine, self._params)
+        try:
+            prompt_tokens = await stream.accepted()
+            async for delta in stream:
+                if data := events.render(delta, prompt_tokens):
+                    await wire.write(data)
+        finally:
+            stream.cancel()
+
+    async def whole(self) -> bytes:
+        (answer,) = await collect(start(self._services.engine, self._params))
+        return msgspec.json.encode(
+            message_of(
+                self._params.stream_id,
+                self._params.model_id,
+                blocks_of(answer),
+                answer,
+                answer.end.usage,
+            )
+        )

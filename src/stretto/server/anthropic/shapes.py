@@ -1,0 +1,91 @@
+"""Anthropic's replies: as plain values, and as models for the OpenAPI document."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from stretto.rpc.messages import StreamEnd, Usage
+from stretto.server.boundary import new_id
+from stretto.server.documents import Reply
+from stretto.server.generation import Answer, finish_reason
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+_REASONS: dict[str, StopReason] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class MessageUsage(Reply):
+    input_tokens: int
+    """Prompt tokens that were computed for this request."""
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    """Prompt tokens that were not, because their prefix was known."""
+    output_tokens: int
+
+
+class MessageReply(Reply):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(Reply):
+    input_tokens: int
+
+
+def usage_of(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def stop_of(end: StreamEnd, *, calls: bool) -> tuple[StopReason, str | None]:
+    if end.stop is not None and end.finish_reason == "stop" and not calls:
+        return "stop_sequence", end.stop
+    return _REASONS[finish_reason(end, calls=calls)], None
+
+
+def message_of(
+    message_id: str, model: str, content: list[dict[str, Any]], end: Answer | None, usage: Usage
+) -> dict[str, Any]:
+    reason, sequence = (None, None) if end is None else stop_of(end.end, calls=bool(end.tool_calls))
+    return {
+        "id": message_id,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content,
+        "stop_reason": reason,
+        "stop_sequence": sequence,
+        "usage": usage_of(usage),
+    }
+
+
+def blocks_of(answer: Answer) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    if answer.reasoning:
+        found.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+    if answer.text or not answer.tool_calls:
+        found.append({"type": "text", "text": answer.text})
+    for call in answer.tool_calls:
+        block = {"type": "tool_use", "id": new_id("toolu_"), "name": call.name}
+        found.append({**block, "input": _object(call.arguments)})
+    return found
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """Arguments that are no JSON object are shown as they came: dropping them would hide what was said."""
+    try:
+        value = msgspec.json.decode(arguments or "{}")
+    except (ValueError, RecursionError):
+        return {"arguments": arguments}
+    return value if isinstance(value, dict) else {"arguments": value}

@@ -1,0 +1,77 @@
+"""The application: every route and every layer around them, put together in one place.
+
+Knows the engine only by its protocol, so that tests and the SDK can bring their own. Whoever runs the server
+starts and closes the engine; here it is only used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stretto import __version__
+from stretto.engine.api import EngineApi
+from stretto.errors import InvalidRequestError, StrettoError, UnknownRouteError, WrongMethodError
+from stretto.server.anthropic import messages as anthropic_messages
+from stretto.server.boundary import Boundary
+from stretto.server.catalog import Catalog
+from stretto.server.documents import honest
+from stretto.server.errors import error_response
+from stretto.server.generation import Services
+from stretto.server.openai import chat, completions, embeddings, models, responses, tokens
+from stretto.server.operations import Operations
+from stretto.settings import ServerSettings
+
+
+class Application:
+    """The whole stack as one ASGI application. `api` is the FastAPI part, with its document."""
+
+    def __init__(self, api: FastAPI, stack: ASGIApp) -> None:
+        self.api = api
+        self._stack = stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._stack(scope, receive, send)
+
+
+def create_app(
+    engine: EngineApi,
+    options: ServerSettings | None = None,
+    *,
+    operations: Operations | None = None,
+) -> Application:
+    """Without `operations` they are made from the options, with no API key: for the loopback address only."""
+    options = options or ServerSettings()
+    operations = operations or Operations(engine, options)
+    engine = operations.engine
+    services = Services(engine, Catalog(engine), ping_interval_s=options.ping_interval_s)
+    api = FastAPI(title="Stretto", version=__version__, docs_url=None, redoc_url=None)
+    for part in (chat, completions, responses, models, embeddings, tokens, anthropic_messages):
+        api.include_router(part.router(services))
+    api.add_exception_handler(StrettoError, _answer)
+    api.add_exception_handler(HTTPException, _answer_http)
+    api.add_exception_handler(Exception, _answer)
+    honest(api)
+    api.router.routes.extend(operations.routes())
+    return Application(api, Boundary(operations.wrap(api), retry_after=operations.retry_after))
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    return error_response(request.scope, error)
+
+
+async def _answer_http(request: Request, error: Exception) -> Response:
+    """What the router itself refuses."""
+    assert isinstance(error, HTTPException)
+    path = request.scope["path"][:128]
+    if error.status_code == 405:
+        refused: Any = WrongMethodError(f"{request.method[:16]} is not for {path}")
+        return error_response(request.scope, refused, headers=dict(error.headers or {}))
+    if error.status_code == 404:
+        return error_response(request.scope, UnknownRouteError(f"there is nothing at {path}"))
+    return error_response(request.scope, InvalidRequestError("the request is not understood"))

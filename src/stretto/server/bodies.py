@@ -1,0 +1,151 @@
+"""Bodies: bytes → JSON → a checked model, or an error that names the field.
+
+JSON is read by msgspec, which refuses what pydantic would let through (NaN, 1e999, lone surrogates); the
+shape is checked by pydantic. `BodyRoute` lets FastAPI describe a route while the body is read here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from stretto.errors import (
+    FieldError,
+    InvalidFieldError,
+    InvalidJsonError,
+    MediaTypeError,
+    MissingFieldError,
+    UnknownFieldError,
+    UnsupportedFieldError,
+)
+
+NESTING_MAX = 64
+_UNION_PARTS = frozenset(("str", "int", "float", "bool", "dict", "list", "none", "model"))
+ModelType = TypeVar("ModelType", bound=BaseModel)
+
+
+class BodyRoute(APIRoute):
+    """A route whose endpoint takes `body` (a pydantic model) and, where it wants it, `request`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        endpoint: Callable[..., Awaitable[Response]] = self.endpoint
+        parameters = inspect.signature(endpoint, eval_str=True).parameters
+        model, wants_request = parameters["body"].annotation, "request" in parameters
+
+        async def handle(request: Request) -> Response:
+            body = await read_body(request, model)
+            return await (endpoint(body=body, request=request) if wants_request else endpoint(body=body))
+
+        return handle
+
+
+async def read_body(request: Request, model: type[ModelType]) -> ModelType:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise MediaTypeError(f"the body is sent as {kind[:80] or 'nothing in particular'}, not as JSON")
+    try:
+        data = await request.body()
+    except ClientDisconnect:
+        raise InvalidJsonError("the client left before the body was complete") from None
+    return validated(parsed(data), model)
+
+
+def parsed(data: bytes, *, nesting_max: int = NESTING_MAX) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(data)
+    except RecursionError:
+        raise InvalidJsonError("the body nests too deep", hint=f"at most {nesting_max} levels") from None
+    except (ValueError, UnicodeError) as error:  # msgspec's own errors are ValueErrors
+        where = str(error) if isinstance(error, msgspec.MsgspecError) else "not UTF-8"
+        raise InvalidJsonError(f"the body is not JSON: {where[:200]}") from None
+    if not isinstance(value, dict):
+        raise InvalidJsonError(f"the body is not an object but {_json_type(value)}")
+    if data.count(b"{") + data.count(b"[") > nesting_max:  # else it cannot be deep
+        _check_depth(value, nesting_max)
+    return value
+
+
+def validated(value: dict[str, Any], model: type[ModelType]) -> ModelType:
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _field_error(error.errors(include_url=False, include_input=False), model) from None
+    except RecursionError:
+        raise InvalidJsonError("the body nests too deep") from None
+
+
+def _check_depth(value: Any, nesting_max: int) -> None:
+    level: list[Any] = [value]
+    for _ in range(nesting_max):
+        level = [
+            item
+            for parent in level
+            for item in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return
+    raise InvalidJsonError("the body nests too deep", hint=f"at most {nesting_max} levels")
+
+
+def _json_type(value: Any) -> str:
+    names = {list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+_RANKS = {"unsupported": 0, "none_required": 0, "extra_forbidden": 1}
+
+
+def _field_error(errors: list[ErrorDetails], model: type[BaseModel]) -> FieldError:
+    """One complaint: what cannot be honoured, else what is unknown, else the one that is deepest.
+
+    A union complains for each of its branches; the deepest is the branch that was meant.
+    """
+    error = min(errors, key=lambda one: (_RANKS.get(one["type"], 2), -len(one["loc"])))
+    param = _param(error["loc"])
+    if error["type"] == "missing":
+        return MissingFieldError("is required", param=param)
+    if error["type"] == "extra_forbidden":
+        return UnknownFieldError("is not a known field", param=param, hint=_nearest(error["loc"], model))
+    if error["type"] == "none_required":
+        return UnsupportedFieldError(_reason(error["loc"], model), param=param, hint="leave it out")
+    if error["type"] == "unsupported":
+        return UnsupportedFieldError(error["msg"], param=param)
+    message = error["msg"].removeprefix("Value error, ")
+    return InvalidFieldError(message[:1].lower() + message[1:400], param=param)
+
+
+def _param(location: tuple[int | str, ...]) -> str:
+    """The path of a field, without what pydantic adds for the branches of a union."""
+    parts = [
+        str(part)
+        for part in location
+        if isinstance(part, int) or not ("[" in part or part in _UNION_PARTS or part[:1].isupper())
+    ]
+    kept = [part[:64] for at, part in enumerate(parts[:12]) if at == 0 or part != parts[at - 1]]
+    return ".".join(kept)  # the branch of a union by its tag repeats the tag's own field
+
+
+def _nearest(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
+    name = str(location[-1])[:64]
+    if len(location) > 1:
+        return "leave it out"
+    known = [field for field, info in model.model_fields.items() if info.annotation is not type(None)]
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else "leave it out; /openapi.json lists the known fields"
+
+
+def _reason(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
+    """Why a field is refused: its own description, where it is one of the body's own."""
+    info = model.model_fields.get(str(location[0])) if len(location) == 1 else None
+    text = (info.description if info is not None else None) or "is not supported"
+    return text[:1].lower() + text[1:].rstrip(".")

@@ -1,0 +1,55 @@
+"""Which models can be asked for. A name that is not served is refused with those that are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from stretto.engine.api import EngineApi
+from stretto.errors import ModelNotFoundError
+from stretto.rpc.messages import ModelInfo
+
+FRESH_S = 2.0
+NAMES_MAX = 8  # that an error lists
+
+
+class Catalog:
+    """The engine's models, looked at again when they are old or a name is not among them."""
+
+    def __init__(self, engine: EngineApi, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._models: list[ModelInfo] = []
+        self._seen_s = float("-inf")
+        self.since = int(time.time())
+
+    async def models(self) -> list[ModelInfo]:
+        self._models = await self._engine.models()
+        self._seen_s = self._clock()
+        return self._models
+
+    async def find(self, name: str | None, *kinds: str) -> ModelInfo:
+        """The model of that name; without a name the first of these kinds, else the first."""
+        if self._clock() - self._seen_s > FRESH_S or self._named(name, kinds) is None:
+            await self.models()
+        found = self._named(name, kinds)
+        if found is None:
+            raise ModelNotFoundError(
+                f"the model {(name or '')[:128]!r} is not served here", hint=self._hint()
+            )
+        return found
+
+    def _named(self, name: str | None, kinds: tuple[str, ...]) -> ModelInfo | None:
+        if name:
+            return next((model for model in self._models if model.id == name), None)
+        special = ("embedding", "reranker")
+        fitting = [m for m in self._models if m.kind in kinds or (not kinds and m.kind not in special)]
+        loaded = [model for model in fitting if model.loaded]
+        return next(iter(loaded or fitting or self._models), None)
+
+    def _hint(self) -> str:
+        names = [model.id for model in self._models]
+        if not names:
+            return "no model is served yet"
+        more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+        return f"served: {', '.join(names[:NAMES_MAX])}{more}"

@@ -1,0 +1,134 @@
+"""Fields that requests of several routes share, with their bounds.
+
+Everything has a limit, `null` means "not given", and a boolean is not a number. What we know but cannot
+honour is declared as null, with the reason: it is refused by name, and the OpenAPI document says so.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from stretto.rpc.messages import PriorityName
+
+N_MAX = 16
+STOPS_MAX = 16
+LOGIT_BIAS_MAX = 1024
+TOP_LOGPROBS_MAX = 20
+TOOLS_MAX = 128
+TOKEN_MAX = (1 << 31) - 1
+_COUNT_MAX = 1 << 24
+_SEED_MASK = (1 << 63) - 1
+
+
+class Body(BaseModel):
+    """The base of everything that clients send."""
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+        json_schema_serialization_defaults_required=False,
+    )
+
+
+def unsupported(message: str) -> PydanticCustomError:
+    """To raise in a validator: the field is known, this value of it cannot be honoured."""
+    return PydanticCustomError("unsupported", "{said}", {"said": message})
+
+
+def only(*allowed: Any) -> Any:
+    """An annotation: these values change nothing, all others cannot be honoured."""
+
+    def check(value: Any) -> Any:
+        if value is None or any(value == one and type(value) is type(one) for one in allowed):
+            return value
+        raise unsupported("this value is not supported")
+
+    return Annotated[Any, BeforeValidator(check), WithJsonSchema({"enum": [None, *allowed]})]
+
+
+Ignored = Annotated[Any, Field(description="Accepted and ignored: it changes nothing that we do.")]
+ModelName = Annotated[str, Field(max_length=512)]
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+TokenId = Annotated[int, Field(ge=0, le=TOKEN_MAX)]
+BiasKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+BiasValue = Annotated[float, Field(ge=-100, le=100)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0, le=_COUNT_MAX)]
+Window = Annotated[int, Field(ge=-1, le=_COUNT_MAX)]
+MaxTokens = Annotated[int, Field(ge=1, le=_COUNT_MAX)]
+Penalty = Annotated[float, Field(ge=-100, le=100)]
+Stops = Annotated[
+    list[StopString],
+    Field(max_length=STOPS_MAX),
+    BeforeValidator(
+        lambda value: [value] if isinstance(value, str) else value,
+        json_schema_input_type=StopString | Annotated[list[StopString], Field(max_length=STOPS_MAX)],
+    ),
+]
+
+
+class Extensions(Body):
+    """What Stretto adds to every dialect: who waits for whom, whose cache, and until when."""
+
+    priority: PriorityName | None = None
+    """Overrides the key's own priority: urgent, default or background."""
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    """Requests with different salts never share a prefix."""
+    deadline_ms: Annotated[float, Field(gt=0, le=86_400_000)] | None = None
+    """Milliseconds after which the request fails, counted from its arrival."""
+
+
+class Sampling(Body):
+    """How tokens are chosen. What is left out gets the model's default."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[int, Field(ge=-1, le=TOKEN_MAX)] | None = None
+    """0 or -1: all tokens."""
+    min_p: Probability | None = None
+    typical_p: Probability | None = None
+    xtc_probability: Probability | None = None
+    xtc_threshold: Probability | None = None
+    dry_multiplier: Annotated[float, Field(ge=0, le=100)] | None = None
+    dry_base: Annotated[float, Field(ge=1, le=100)] | None = None
+    dry_allowed_length: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    dry_penalty_last_n: Window | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    repeat_last_n: Window | None = None
+    """How many of the last tokens count as repetition; -1: all."""
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    logit_bias: Annotated[dict[BiasKey, BiasValue], Field(max_length=LOGIT_BIAS_MAX)] | None = None
+    """Token id → what is added to its logit."""
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    """Go on to max_tokens, whatever the model says."""
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=STOPS_MAX)] | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """The names of `core.request.SamplingParams`. A seed is drawn where none was sent."""
+        plain = ("stop_token_ids", "logit_bias", "repetition_penalty", "top_k", "seed")
+        names = [name for name in Sampling.model_fields if name not in plain]
+        found = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.top_k is not None:
+            found["top_k"] = max(0, self.top_k)
+        if self.repetition_penalty is not None:
+            found["repeat_penalty"] = self.repetition_penalty
+        if self.logit_bias:
+            found["logit_bias"] = {int(key): value for key, value in self.logit_bias.items()}
+        found["seed"] = self.seed if self.seed is not None else secrets.randbits(31)
+        return found
+
+
+def nth_seed(sampling: dict[str, Any], index: int) -> dict[str, Any]:
+    """The same choice of tokens with another seed, for the answers after the first."""
+    return sampling if index == 0 else {**sampling, "seed": (sampling["seed"] + index) & _SEED_MASK}

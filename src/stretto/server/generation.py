@@ -1,0 +1,145 @@
+"""One request, one or several generations: started together, read together, cancelled together.
+
+Knows the engine's streams and nothing of any dialect. The second to n-th answers fork off the first, so that
+the prompt is computed once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from stretto.engine.api import Delta, EngineApi, GenerationStream
+from stretto.errors import ShuttingDownError
+from stretto.rpc.messages import GenerateParams, StreamEnd, TokenLogprob, ToolCallDelta, Usage
+from stretto.server.catalog import Catalog
+from stretto.server.fields import nth_seed
+
+_AHEAD_MAX = 64  # deltas of several streams that wait for one writer
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What every route needs."""
+
+    engine: EngineApi
+    catalog: Catalog
+    ping_interval_s: float = 15.0
+
+
+@dataclass(slots=True)
+class Answer:
+    """A whole generation. `end` says how it ended."""
+
+    end: StreamEnd
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def finish_reason(self) -> str:
+        return finish_reason(self.end, calls=bool(self.tool_calls))
+
+
+def finish_reason(end: StreamEnd, *, calls: bool) -> str:
+    """OpenAI's word for an end. A call that was cut short is an end by length."""
+    if end.finish_reason == "cancelled":
+        raise ShuttingDownError("the generation was cancelled by the server")
+    return "tool_calls" if calls and end.finish_reason == "stop" else end.finish_reason
+
+
+def start(engine: EngineApi, params: GenerateParams, n: int = 1) -> list[GenerationStream]:
+    """n generations of the same prompt that differ in their seed."""
+    streams = [engine.generate(params)]
+    for index in range(1, n):
+        fork = msgspec.structs.replace(
+            params,
+            stream_id=f"{params.stream_id}-{index}",
+            sampling=nth_seed(params.sampling, index),
+            fork_of=params.stream_id,
+        )
+        streams.append(engine.generate(fork))
+    return streams
+
+
+async def collect(streams: Sequence[GenerationStream]) -> list[Answer]:
+    """All of them, whole. If one fails, or nobody waits any more, all are cancelled."""
+    try:
+        if len(streams) == 1:
+            return [await _collect_one(streams[0])]
+        return list(await asyncio.gather(*(_collect_one(stream) for stream in streams)))
+    finally:
+        for stream in streams:
+            stream.cancel()
+
+
+async def _collect_one(stream: GenerationStream) -> Answer:
+    texts: list[str] = []
+    reasoning: list[str] = []
+    answer = Answer(end=StreamEnd(stream_id=stream.stream_id, finish_reason="cancelled"))
+    async for delta in stream:
+        texts.append(delta.text)
+        reasoning.append(delta.reasoning)
+        answer.tool_calls.extend(delta.tool_calls)
+        answer.logprobs.extend(delta.logprobs)
+        if delta.end is not None:
+            answer.end = delta.end
+    answer.text, answer.reasoning = "".join(texts), "".join(reasoning)
+    return answer
+
+
+async def merged(streams: Sequence[GenerationStream]) -> AsyncIterator[tuple[int, Delta]]:
+    """Deltas of all streams as they come, each with the index of its stream. Leaving cancels them all."""
+    try:
+        if len(streams) == 1:
+            async for delta in streams[0]:
+                yield 0, delta
+            return
+        async for pair in _several(streams):
+            yield pair
+    finally:
+        for stream in streams:
+            stream.cancel()
+
+
+async def _several(streams: Sequence[GenerationStream]) -> AsyncIterator[tuple[int, Delta]]:
+    ready: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue(_AHEAD_MAX)
+
+    async def pump(index: int, stream: GenerationStream) -> None:
+        try:
+            async for delta in stream:
+                await ready.put((index, delta))
+            await ready.put((index, None))
+        except Exception as error:
+            await ready.put((index, error))
+
+    pumps = [asyncio.ensure_future(pump(index, stream)) for index, stream in enumerate(streams)]
+    try:
+        running = len(streams)
+        while running:
+            index, delta = await ready.get()
+            if isinstance(delta, Exception):
+                raise delta
+            if delta is None:
+                running -= 1
+            else:
+                yield index, delta
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+def total_usage(usages: Sequence[Usage], n: int) -> Usage:
+    """Of a whole request: every prompt once (each n-th answer begins one), every completion."""
+    prompts = usages[::n]
+    return Usage(
+        prompt_tokens=sum(usage.prompt_tokens for usage in prompts),
+        cached_tokens=sum(usage.cached_tokens for usage in prompts),
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+    )

@@ -1,0 +1,108 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stretto.rpc.messages import GenerateParams, Usage
+from stretto.server.bodies import BodyRoute
+from stretto.server.boundary import new_id
+from stretto.server.caller import caller_of
+from stretto.server.documents import OPENAI_ERRORS, streaming
+from stretto.server.generation import Answer, Services, collect, merged, start, total_usage
+from stretto.server.openai.chat_request import ChatRequest
+from stretto.server.openai.chunks import ChatChunks
+from stretto.server.openai.logprobs import chat_logprobs
+from stretto.server.openai.replies import ChatCompletion
+from stretto.server.openai.shapes import tool_calls_of, usage_of
+from stretto.server.sse import DONE, EventStream, JsonReply, Wire
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter(route_class=BodyRoute, tags=["openai"])
+
+    @routes.post(
+        "/v1/chat/completions",
+        response_model=None,
+        responses={200: streaming(ChatCompletion), **OPENAI_ERRORS},
+        summary="Answer a conversation",
+    )
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        model = await services.catalog.find(body.model)
+        completion_id = new_id("chatcmpl-")
+        params = body.params(stream_id=completion_id, model_id=model.id, caller=caller_of(request.scope))
+        chat = _Chat(services, body, params, completion_id, int(time.time()))
+        if body.stream:
+            return EventStream(chat.stream, ping_interval_s=services.ping_interval_s)
+        return JsonReply(chat.whole)
+
+    return routes
+
+
+class _Chat:
+    """One request at work."""
+
+    def __init__(
+        self, services: Services, body: ChatRequest, params: GenerateParams, completion_id: str, created: int
+    ) -> None:
+        self._services = services
+        self._body = body
+        self._params = params
+        self._id = completion_id
+        self._created = created
+        self._n = body.n or 1
+
+    async def stream(self, wire: Wire) -> None:
+        chunks = ChatChunks(
+            self._id,
+            self._params.model_id,
+            self._created,
+            n=self._n,
+            include_usage=self._body.include_usage,
+            logprobs=bool(self._body.logprobs),
+        )
+        streams = start(self._services.engine, self._params, self._n)
+        usages = [Usage()] * self._n
+        try:
+            async for index, delta in merged(streams):
+                if delta.end is not None:
+                    usages[index] = delta.end.usage
+                if data := chunks.render(index, delta):
+                    await wire.write(data)
+        finally:
+            for stream in streams:
+                stream.cancel()
+        tail = chunks.usage(total_usage(usages, self._n)) if self._body.include_usage else b""
+        await wire.write(tail + DONE)
+
+    async def whole(self) -> bytes:
+        answers = await collect(start(self._services.engine, self._params, self._n))
+        reply = {
+            "id": self._id,
+            "object": "chat.completion",
+            "created": self._created,
+            "model": self._params.model_id,
+            "choices": [self._choice(index, answer) for index, answer in enumerate(answers)],
+            "usage": usage_of(total_usage([answer.end.usage for answer in answers], self._n)),
+        }
+        return msgspec.json.encode(reply)
+
+    def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.tool_calls:
+            message["content"] = answer.text or None
+            message["tool_calls"] = tool_calls_of(answer.tool_calls)
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": chat_logprobs(answer.logprobs) if self._body.logprobs else None,
+            "finish_reason": answer.finish_reason,
+        }

@@ -1,0 +1,123 @@
+"""Streamed chunks of chat and legacy completions, as bytes.
+
+The hot path of the server: one of these for every delta of every stream. What does not change is encoded
+once; a delta of plain text costs one JSON string and one concatenation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from stretto.engine.api import Delta
+from stretto.rpc.messages import Usage
+from stretto.server.generation import finish_reason
+from stretto.server.openai.logprobs import Columns, chat_logprobs
+from stretto.server.openai.shapes import tool_call_of, usage_of
+
+_encode = msgspec.json.encode
+
+
+class _Chunks:
+    """What both kinds share: an envelope that is encoded once, and the usage at the end."""
+
+    kind = ""
+
+    def __init__(self, completion_id: str, model: str, created: int, *, include_usage: bool) -> None:
+        self._envelope = {"id": completion_id, "object": self.kind, "created": created, "model": model}
+        self._head = b"data: " + _encode(self._envelope)[:-1] + b',"choices":[{"index":'
+        self._close = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+
+    def usage(self, usage: Usage) -> bytes:
+        """The chunk after the last one, for those who asked."""
+        return b"data: " + _encode({**self._envelope, "choices": [], "usage": usage_of(usage)}) + b"\n\n"
+
+
+class ChatChunks(_Chunks):
+    kind = "chat.completion.chunk"
+
+    def __init__(
+        self, completion_id: str, model: str, created: int, *, n: int, include_usage: bool, logprobs: bool
+    ) -> None:
+        super().__init__(completion_id, model, created, include_usage=include_usage)
+        self._logprobs = logprobs
+        self._starts = [self._head + b"%d" % index + b',"delta":' for index in range(n)]
+        self._text = [start + b'{"content":' for start in self._starts]
+        self._text_end = b'},"logprobs":null,"finish_reason":null' + self._close
+        self._new = [True] * n
+        self._calls = [0] * n
+
+    def render(self, index: int, delta: Delta) -> bytes:
+        """All chunks that one delta makes; nothing where it holds nothing yet."""
+        if delta.text and not (
+            self._new[index] or delta.reasoning or delta.tool_calls or delta.logprobs or delta.end
+        ):
+            return self._text[index] + _encode(delta.text) + self._text_end
+        return b"".join(self._parts(index, delta))
+
+    def _parts(self, index: int, delta: Delta) -> list[bytes]:
+        parts = []
+        if self._new[index]:
+            self._new[index] = False
+            parts.append(self._chunk(index, {"role": "assistant", "content": ""}))
+        if delta.reasoning:
+            parts.append(self._chunk(index, {"reasoning_content": delta.reasoning}))
+        if delta.text or (delta.logprobs and self._logprobs):
+            logprobs = chat_logprobs(delta.logprobs) if self._logprobs else None
+            parts.append(self._chunk(index, {"content": delta.text}, logprobs))
+        for call in delta.tool_calls:
+            parts.append(
+                self._chunk(index, {"tool_calls": [{"index": self._calls[index], **tool_call_of(call)}]})
+            )
+            self._calls[index] += 1
+        if delta.end is not None:
+            reason = finish_reason(delta.end, calls=self._calls[index] > 0)
+            parts.append(self._chunk(index, {}, None, reason))
+        return parts
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None
+    ) -> bytes:
+        rest = _encode({"logprobs": logprobs, "finish_reason": reason})[1:-1]
+        return self._starts[index] + _encode(delta) + b"," + rest + self._close
+
+
+class TextChunks(_Chunks):
+    kind = "text_completion"
+
+    def __init__(
+        self,
+        completion_id: str,
+        model: str,
+        created: int,
+        *,
+        echoes: Sequence[str],
+        include_usage: bool,
+        logprobs: int | None,
+    ) -> None:
+        super().__init__(completion_id, model, created, include_usage=include_usage)
+        self._starts = [self._head + b"%d" % index + b',"text":' for index in range(len(echoes))]
+        self._text_end = b',"logprobs":null,"finish_reason":null' + self._close
+        self._echoes = list(echoes)
+        self._columns = [Columns() for _ in echoes]
+        self._logprobs = logprobs
+
+    def render(self, index: int, delta: Delta) -> bytes:
+        text = delta.reasoning + delta.text if delta.reasoning else delta.text
+        if self._echoes[index]:
+            text, self._echoes[index] = self._echoes[index] + text, ""
+        if text and not (delta.logprobs or delta.end):
+            return self._starts[index] + _encode(text) + self._text_end
+        if not (text or delta.logprobs or delta.end):
+            return b""
+        return self._chunk(index, text, delta)
+
+    def _chunk(self, index: int, text: str, delta: Delta) -> bytes:
+        logprobs = None
+        if self._logprobs is not None and delta.logprobs:
+            logprobs = self._columns[index].take(delta.logprobs, top=self._logprobs > 0)
+        reason = None if delta.end is None else finish_reason(delta.end, calls=False)
+        rest = _encode({"logprobs": logprobs, "finish_reason": reason})[1:-1]
+        return self._starts[index] + _encode(text) + b"," + rest + self._close

@@ -1,0 +1,98 @@
+"""Chat messages as OpenAI's clients send them, checked and made plain for the runtime's templates."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from stretto.server.fields import Body, Ignored, unsupported
+
+MESSAGES_MAX = 4096
+PARTS_MAX = 1024
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+def _text_only(part: Any) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in ("image_url", "input_audio", "file", "video_url", "refusal"):
+        raise unsupported(f"parts of type {kind} are not supported")
+    return part
+
+
+Part = Annotated[TextPart, BeforeValidator(_text_only)]
+Content = Annotated[str, Field()] | Annotated[list[Part], Field(min_length=1, max_length=PARTS_MAX)]
+
+
+class FunctionCall(Body):
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: str
+
+
+class ToolCall(Body):
+    id: Annotated[str, Field(max_length=256)]
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: Ignored = None
+
+
+class Message(Body):
+    """One message. Which fields belong to which role is checked below, with the field's own name."""
+
+    role: Role
+    content: Content | None = None
+    name: Annotated[str, Field(max_length=256)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    """Calls that the assistant made."""
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    """The call that a tool message answers."""
+    reasoning_content: str | None = None
+    """What the assistant thought, for templates that show it again."""
+    refusal: Ignored = None
+    annotations: Ignored = None
+    audio: None = None
+    """Audio is not supported."""
+    function_call: None = None
+    """Use tool_calls."""
+
+    def plain(self) -> dict[str, Any]:
+        return {"role": self.role, "content": self.content_plain(), **self._extras()}
+
+    def content_plain(self) -> Any:
+        if self.content is None or isinstance(self.content, str):
+            return self.content
+        return [{"type": "text", "text": part.text} for part in self.content]
+
+    def _extras(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(self, name)) is not None:
+                found[name] = value
+        if self.tool_calls:
+            found["tool_calls"] = [
+                call.model_dump(include={"id", "type", "function"}) for call in self.tool_calls
+            ]
+        return found
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MESSAGES_MAX)]
+
+
+def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    from stretto.errors import InvalidFieldError, MissingFieldError
+
+    for index, message in enumerate(messages):
+        if message.role == "tool" and message.tool_call_id is None:
+            raise MissingFieldError("is required for role tool", param=f"messages.{index}.tool_call_id")
+        if message.content is None and not (message.role == "assistant" and message.tool_calls):
+            raise MissingFieldError("is required", param=f"messages.{index}.content")
+        if message.tool_calls and message.role != "assistant":
+            raise InvalidFieldError(
+                "belongs to the role assistant alone", param=f"messages.{index}.tool_calls"
+            )
+    return [message.plain() for message in messages]

@@ -1,0 +1,64 @@
+"""/v1/models: what is served. One shape that the clients of both dialects can read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from stretto.rpc.messages import ModelInfo
+from stretto.server.documents import OPENAI_ERRORS
+from stretto.server.generation import Services
+from stretto.server.openai.replies import Model, ModelList
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter(tags=["openai"])
+
+    @routes.get(
+        "/v1/models",
+        response_model=None,
+        responses={200: {"model": ModelList, "description": "The models"}, **OPENAI_ERRORS},
+        summary="List the models",
+    )
+    async def models() -> Response:
+        found = [_shown(model, services.catalog.since) for model in await services.catalog.models()]
+        ids = [model["id"] for model in found]
+        edges = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+        return _json({"object": "list", "data": found, "has_more": False, **edges})
+
+    @routes.get(
+        "/v1/models/{model_id:path}",
+        response_model=None,
+        responses={200: {"model": Model, "description": "The model"}, **OPENAI_ERRORS},
+        summary="Look at one model",
+    )
+    async def one_model(model_id: str) -> Response:
+        return _json(_shown(await services.catalog.find(model_id), services.catalog.since))
+
+    return routes
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _shown(model: ModelInfo, since: int) -> dict[str, Any]:
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": since,
+        "owned_by": "stretto",
+        "type": "model",
+        "display_name": model.id,
+        "created_at": datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "loaded": model.loaded,
+        "kind": model.kind,
+        "backend": model.backend,
+        "slots": model.slots,
+        "context_window": model.context_window,
+        "max_model_len": model.context_window,
+    }

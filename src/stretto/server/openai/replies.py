@@ -1,0 +1,203 @@
+"""OpenAI's replies, for the OpenAPI document and for tests that hold our replies to it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from stretto.server.documents import Reply
+
+
+class CachedTokens(Reply):
+    cached_tokens: int
+
+
+class ReasoningTokens(Reply):
+    reasoning_tokens: int
+
+
+class CompletionUsage(Reply):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens
+
+
+class FunctionCallReply(Reply):
+    name: str
+    arguments: str
+
+
+class ToolCallReply(Reply):
+    id: str
+    type: Literal["function"]
+    function: FunctionCallReply
+
+
+class TopLogprob(Reply):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprobReply(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Reply):
+    content: list[TokenLogprobReply]
+    refusal: None
+
+
+class AssistantMessage(Reply):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: str = ""
+    tool_calls: list[ToolCallReply] | None = None
+
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class ChatChoice(Reply):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(Reply):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+
+
+class TextLogprobs(Reply):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class TextChoice(Reply):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class Completion(Reply):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: CompletionUsage
+
+
+class Model(Reply):
+    """A model, in OpenAI's words and in Anthropic's."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    loaded: bool
+    kind: str
+    backend: str
+    slots: int
+    context_window: int
+    max_model_len: int
+
+
+class ModelList(Reply):
+    object: Literal["list"]
+    data: list[Model]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class TokenizeReply(Reply):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class DetokenizeReply(Reply):
+    prompt: str
+    content: str
+
+
+class EmbeddingUsage(Reply):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(Reply):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(Reply):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class RerankDocument(Reply):
+    text: str
+
+
+class RerankItem(Reply):
+    index: int
+    relevance_score: float
+    document: RerankDocument | None = None
+
+
+class RerankReply(Reply):
+    id: str
+    object: Literal["list"]
+    model: str
+    results: list[RerankItem]
+    usage: EmbeddingUsage
+
+
+class ResponseReply(Reply):
+    """A response. Items and the fields repeated from the request are as OpenAI documents them."""
+
+    id: str
+    object: Literal["response"]
+    created_at: float
+    completed_at: float | None = None
+    status: Literal["completed", "incomplete", "failed", "in_progress"]
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, Any] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, Any]
+    model: str
+    output: list[dict[str, Any]]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: dict[str, Any]
+    store: bool
+    temperature: float | None
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float | None
+    truncation: Literal["disabled"]
+    usage: dict[str, Any] | None
+    user: str | None
+    background: bool

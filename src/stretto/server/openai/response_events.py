@@ -1,0 +1,141 @@
+"""The events of a streamed response: items open, grow and close, one at a time, in the order they come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from stretto.engine.api import Delta
+from stretto.errors import StrettoError
+from stretto.rpc.messages import ToolCallDelta
+from stretto.server.boundary import new_id
+from stretto.server.errors import sentence
+from stretto.server.openai.logprobs import chat_logprobs
+from stretto.server.openai.response_shapes import (
+    Envelope,
+    call_item,
+    message_item,
+    reasoning_item,
+    text_part,
+)
+
+_encode = msgspec.json.encode
+
+
+class ResponseEvents:
+    def __init__(self, envelope: Envelope) -> None:
+        self._envelope = envelope
+        self._number = 0
+        self._begun = False
+        self._output: list[dict[str, Any]] = []
+        self._open = ""  # the kind of the item that grows: reasoning, text or nothing
+        self._item_id = ""
+        self._texts: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
+        self._events: list[bytes] = []
+        self._text_head = b""
+
+    def render(self, delta: Delta) -> bytes:
+        """All events that one delta makes."""
+        self._events = []
+        if not self._begun:
+            self._begun = True
+            for name in ("created", "in_progress"):
+                self._event(f"response.{name}", {"response": self._envelope.begun()})
+        if delta.reasoning:
+            self._grow_reasoning(delta.reasoning)
+        if delta.text or (delta.logprobs and self._envelope.logprobs):
+            self._grow_text(delta)
+        for call in delta.tool_calls:
+            self._call(call)
+        if delta.end is not None:
+            self._end(delta)
+        return b"".join(self._events)
+
+    def failed(self, error: StrettoError) -> bytes:
+        """The last event of a response that broke after it had begun."""
+        self._events = []
+        self._event("response.failed", {"response": self._envelope.failed(error.code, sentence(error))})
+        return b"".join(self._events)
+
+    # --- items ------------------------------------------------------------------------------------
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item_id, "output_index": len(self._output)}
+
+    def _grow_reasoning(self, text: str) -> None:
+        if self._open != "reasoning":
+            self._close()
+            self._begin("reasoning", "rs_", reasoning_item)
+        self._texts.append(text)
+        self._event("response.reasoning_text.delta", {**self._place, "content_index": 0, "delta": text})
+
+    def _grow_text(self, delta: Delta) -> None:
+        if self._open != "text":
+            self._close()
+            self._begin("text", "msg_", lambda item_id, status, _: message_item(item_id, status, []))
+            part = {**self._place, "content_index": 0, "part": text_part("", [])}
+            self._event("response.content_part.added", part)
+            self._text_head = _encode({**self._place, "content_index": 0})[1:-1]
+        entries = chat_logprobs(delta.logprobs)["content"] if self._envelope.logprobs else []
+        self._texts.append(delta.text)
+        self._logprobs.extend(entries)
+        rest = _encode({"delta": delta.text, "logprobs": entries})[1:]
+        name = b"response.output_text.delta"
+        self._events.append(
+            b'event: %b\ndata: {"type":"%b","sequence_number":%d,%b,%b\n\n'
+            % (name, name, self._number, self._text_head, rest)
+        )
+        self._number += 1
+
+    def _begin(self, kind: str, prefix: str, make: Any) -> None:
+        self._open, self._item_id = kind, new_id(prefix)
+        item = make(self._item_id, "in_progress", None)
+        self._event("response.output_item.added", {"output_index": len(self._output), "item": item})
+
+    def _close(self, status: str = "completed") -> None:
+        """The item that grew is whole."""
+        if not self._open:
+            return
+        text, place = "".join(self._texts), {**self._place, "content_index": 0}
+        if self._open == "reasoning":
+            self._event("response.reasoning_text.done", {**place, "text": text})
+            item = reasoning_item(self._item_id, status, text)
+        else:
+            part = text_part(text, self._logprobs)
+            self._event("response.output_text.done", {**place, "text": text, "logprobs": self._logprobs})
+            self._event("response.content_part.done", {**place, "part": part})
+            item = message_item(self._item_id, status, [part])
+        self._done(item)
+        self._open, self._texts, self._logprobs = "", [], []
+
+    def _call(self, call: ToolCallDelta) -> None:
+        self._close()
+        self._item_id, call_id = new_id("fc_"), new_id("call_")
+        blank = call_item(self._item_id, call, call_id, "in_progress") | {"arguments": ""}
+        self._event("response.output_item.added", {"output_index": len(self._output), "item": blank})
+        self._event("response.function_call_arguments.delta", {**self._place, "delta": call.arguments})
+        self._event(
+            "response.function_call_arguments.done",
+            {**self._place, "name": call.name, "arguments": call.arguments},
+        )
+        self._done(call_item(self._item_id, call, call_id, "completed"))
+
+    def _done(self, item: dict[str, Any]) -> None:
+        self._event("response.output_item.done", {"output_index": len(self._output), "item": item})
+        self._output.append(item)
+
+    def _end(self, delta: Delta) -> None:
+        assert delta.end is not None
+        if not self._open and not any(item["type"] in ("message", "function_call") for item in self._output):
+            self._grow_text(Delta())  # a response without any words still has its message
+        self._close("incomplete" if delta.end.finish_reason == "length" else "completed")
+        response = self._envelope.ended(self._output, delta.end)
+        self._event(f"response.{response['status']}", {"response": response})
+
+    def _event(self, name: str, fields: dict[str, Any]) -> None:
+        body = _encode({"type": name, "sequence_number": self._number, **fields})
+        self._events.append(b"event: " + name.encode() + b"\ndata: " + body + b"\n\n")
+        self._number += 1

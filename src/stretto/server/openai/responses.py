@@ -1,0 +1,73 @@
+"""/v1/responses: one generation as a response with items, whole or as events."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stretto.errors import StrettoError
+from stretto.rpc.messages import GenerateParams
+from stretto.server.bodies import BodyRoute
+from stretto.server.boundary import new_id
+from stretto.server.caller import caller_of
+from stretto.server.documents import OPENAI_ERRORS, streaming
+from stretto.server.errors import public
+from stretto.server.generation import Services, collect, merged, start
+from stretto.server.openai.replies import ResponseReply
+from stretto.server.openai.response_events import ResponseEvents
+from stretto.server.openai.response_shapes import Envelope, items_of
+from stretto.server.openai.responses_request import ResponseRequest
+from stretto.server.sse import EventStream, JsonReply, Wire
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter(route_class=BodyRoute, tags=["openai"])
+
+    @routes.post(
+        "/v1/responses",
+        response_model=None,
+        responses={200: streaming(ResponseReply), **OPENAI_ERRORS},
+        summary="Answer a conversation with items",
+    )
+    async def create_response(body: ResponseRequest, request: Request) -> Response:
+        model = await services.catalog.find(body.model)
+        response_id = new_id("resp_")
+        params = body.params(stream_id=response_id, model_id=model.id, caller=caller_of(request.scope))
+        work = _Response(services, params, Envelope(body, response_id, model.id, int(time.time())))
+        if body.stream:
+            return EventStream(work.stream, ping_interval_s=services.ping_interval_s)
+        return JsonReply(work.whole)
+
+    return routes
+
+
+class _Response:
+    """One request at work."""
+
+    def __init__(self, services: Services, params: GenerateParams, envelope: Envelope) -> None:
+        self._services = services
+        self._params = params
+        self._envelope = envelope
+
+    async def stream(self, wire: Wire) -> None:
+        events = ResponseEvents(self._envelope)
+        streams = start(self._services.engine, self._params)
+        try:
+            async for _, delta in merged(streams):
+                if data := events.render(delta):
+                    await wire.write(data)
+        except StrettoError as error:
+            if not wire.started:
+                raise
+            await wire.write(events.failed(public(error)))
+        finally:
+            streams[0].cancel()
+
+    async def whole(self) -> bytes:
+        (answer,) = await collect(start(self._services.engine, self._params))
+        output = items_of(answer, logprobs=self._envelope.logprobs)
+        return msgspec.json.encode(self._envelope.ended(output, answer.end))

@@ -1,0 +1,31 @@
+"""Parts of OpenAI's replies that several routes share, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stretto.rpc.messages import ToolCallDelta, Usage
+from stretto.server.boundary import new_id
+
+
+def usage_of(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def tool_call_of(call: ToolCallDelta) -> dict[str, Any]:
+    return {
+        "id": new_id("call_"),
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def tool_calls_of(calls: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
+    return [tool_call_of(call) for call in calls]

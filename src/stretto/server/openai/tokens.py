@@ -1,0 +1,95 @@
+"""/tokenize and /detokenize: a model's own tokens, for those who count or cut."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from stretto.errors import InvalidFieldError, MissingFieldError
+from stretto.rpc.messages import TokenizeParams
+from stretto.server.bodies import BodyRoute
+from stretto.server.documents import OPENAI_ERRORS
+from stretto.server.fields import Body, ModelName
+from stretto.server.generation import Services
+from stretto.server.openai.messages import Messages, plain_messages
+from stretto.server.openai.prompts import TokenIds
+from stretto.server.openai.replies import DetokenizeReply, TokenizeReply
+from stretto.server.openai.tools import Tools
+from stretto.server.sse import JsonReply
+
+
+class TokenizeRequest(Body):
+    """Exactly one of prompt, content and messages."""
+
+    model: ModelName | None = None
+    prompt: str | None = None
+    content: str | None = None
+    """The same as prompt, by llama-server's name."""
+    messages: Messages | None = None
+    """Rendered with the model's chat template."""
+    tools: Tools | None = None
+    special: bool | None = None
+    """Read control tokens in the text as such."""
+
+    def params(self, model_id: str) -> TokenizeParams:
+        given = [name for name in ("prompt", "content", "messages") if getattr(self, name) is not None]
+        if not given:
+            raise MissingFieldError("or content or messages is required", param="prompt")
+        if len(given) > 1:
+            raise InvalidFieldError(f"excludes {given[0]}", param=given[1])
+        if self.tools is not None and self.messages is None:
+            raise InvalidFieldError("needs messages", param="tools")
+        if self.special is not None and self.messages is not None:
+            raise InvalidFieldError("is for plain text", param="special")
+        return TokenizeParams(
+            model_id=model_id,
+            text=self.prompt if self.prompt is not None else self.content,
+            messages=None if self.messages is None else plain_messages(self.messages),
+            tools=None if self.tools is None else [tool.plain() for tool in self.tools],
+            special=bool(self.special),
+        )
+
+
+class DetokenizeRequest(Body):
+    model: ModelName | None = None
+    tokens: TokenIds
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter(route_class=BodyRoute, tags=["tokens"])
+
+    @routes.post(
+        "/tokenize",
+        response_model=None,
+        responses={200: {"model": TokenizeReply, "description": "The tokens"}, **OPENAI_ERRORS},
+        summary="Text or messages to tokens",
+    )
+    async def tokenize(body: TokenizeRequest) -> Response:
+        model = await services.catalog.find(body.model)
+        params = body.params(model.id)
+
+        async def work() -> bytes:
+            tokens = await services.engine.tokenize(params)
+            return msgspec.json.encode(
+                {"tokens": tokens, "count": len(tokens), "max_model_len": model.context_window}
+            )
+
+        return JsonReply(work)
+
+    @routes.post(
+        "/detokenize",
+        response_model=None,
+        responses={200: {"model": DetokenizeReply, "description": "The text"}, **OPENAI_ERRORS},
+        summary="Tokens to text",
+    )
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        model = await services.catalog.find(body.model)
+
+        async def work() -> bytes:
+            text = await services.engine.detokenize(body.tokens, model.id)
+            return msgspec.json.encode({"prompt": text, "content": text})
+
+        return JsonReply(work)
+
+    return routes
