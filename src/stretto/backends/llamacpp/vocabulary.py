@@ -7,6 +7,7 @@ loading, every call has buffers of its own. Holds its model, so that the vocabul
 from __future__ import annotations
 
 import ctypes
+import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +16,7 @@ from stretto.errors import InvalidRequestError, InvariantError
 
 TEXT_BYTES_MAX = 1 << 28
 _PIECE_BYTES = 64
+_WORD_PIECE = 3  # LLAMA_VOCAB_TYPE_WPM
 
 
 class Vocabulary:
@@ -30,6 +32,7 @@ class Vocabulary:
         self._control = frozenset(token for token in range(size) if lib.llama_vocab_is_control(vocab, token))
         self.suppressed = self._read_suppressed()
         self.adds_bos = bool(lib.llama_vocab_get_add_bos(self._vocab))
+        self._strips_accents = int(lib.llama_vocab_type(vocab)) == _WORD_PIECE and _says_strip(lib, weights)
 
     @property
     def _vocab(self) -> Any:
@@ -49,6 +52,8 @@ class Vocabulary:
 
     def encode(self, text: str, special: bool) -> list[int]:
         """Tokens of a text, nothing added. Without `special` the names of control tokens are plain text."""
+        if self._strips_accents and not text.isascii():
+            text = _without_accents(text)
         raw = text.encode("utf-8", "replace")
         if len(raw) > TEXT_BYTES_MAX:
             raise InvalidRequestError(f"a text of {len(raw)} bytes is too long to tokenize")
@@ -88,3 +93,22 @@ class Vocabulary:
 
     def is_control(self, token: int) -> bool:
         return token in self._control
+
+
+def _says_strip(lib: Any, weights: Weights) -> bool:
+    """A cased vocabulary keeps its accents, unless the file says otherwise."""
+    said = [
+        _flag(lib, weights, f"tokenizer.ggml.normalizer.{name}") for name in ("strip_accents", "lowercase")
+    ]
+    return next((value for value in said if value is not None), True)
+
+
+def _flag(lib: Any, weights: Weights, key: str) -> bool | None:
+    buffer = ctypes.create_string_buffer(8)
+    found = int(lib.llama_model_meta_val_str(weights.handle, key.encode(), buffer, len(buffer)))
+    return buffer.value == b"true" if found > 0 else None
+
+
+def _without_accents(text: str) -> str:
+    """What a lower-casing WordPiece vocabulary wants. llama.cpp's own decomposition drops Korean vowels."""
+    return "".join(part for part in unicodedata.normalize("NFD", text) if unicodedata.category(part) != "Mn")
