@@ -1,0 +1,200 @@
+"""From a folder, a GGUF file or a bare shape to a backend that runs: device, type, weights, pool, tokenizer.
+
+Notes how long each part took: a start-up that is slow should say where. `load_format: dummy` makes random
+weights of the shape in `config.json`, for benchmarks without a download.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from stretto.backends.torch.backend import TorchBackend
+from stretto.backends.torch.config import ModelShape, read_config
+from stretto.backends.torch.gguf_source import GgufSource
+from stretto.backends.torch.gguf_tokenizer import gguf_tokenizer
+from stretto.backends.torch.models import Place, build
+from stretto.backends.torch.pool import PAGE_TOKENS, pages_that_fit
+from stretto.backends.torch.tokenizer import HfTokenizer, read_template, read_tokenizer
+from stretto.backends.torch.weights import DummySource, SafetensorsSource, WeightSource
+from stretto.errors import InvalidRequestError, ModelNotFoundError
+
+if TYPE_CHECKING:
+    from stretto.text.grammar import GrammarFactory
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+WINDOW_AUTO = 8192
+LOAD_FORMATS = ("auto", "dummy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchOptions:
+    """What can be chosen. Zero and `auto` mean: by the model and the machine."""
+
+    slots: int = 4
+    window: int = 0
+    rows_max: int = 2048
+    page_tokens: int = PAGE_TOKENS
+    pages: int = 0
+    device: str = "auto"
+    dtype: str = "auto"
+    load_format: str = "auto"
+    plan_ahead: int = 1
+    graphs: bool | None = None
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        if self.load_format not in LOAD_FORMATS:
+            raise InvalidRequestError(f"load_format is one of {', '.join(LOAD_FORMATS)}")
+        if self.dtype != "auto" and self.dtype not in DTYPES:
+            raise InvalidRequestError(f"dtype is auto or one of {', '.join(DTYPES)}")
+
+
+@dataclass(slots=True)
+class Opened:
+    """A backend, and what the text layer needs to talk to it."""
+
+    backend: TorchBackend
+    shape: ModelShape
+    tokenizer: HfTokenizer | None
+    template: str | None
+    seconds: dict[str, float] = field(default_factory=dict)
+    grammars: Callable[[], GrammarFactory] | None = None
+
+
+def open_model(
+    source: Path | ModelShape, options: TorchOptions, progress: Callable[[float], None] | None = None
+) -> Opened:
+    """A folder, a GGUF file, or a shape alone (then with random weights)."""
+    seconds: dict[str, float] = {}
+    clock = _Clock(seconds)
+    device = choose_device(options.device)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    with clock("device"):
+        torch.empty(1, device=device)
+    shape, weights, place = _weights(source, device, options)
+    window = options.window or min(shape.context_max, WINDOW_AUTO)
+    with clock("tokenizer"):
+        tokenizer, template = _text(source, weights, shape)
+    with clock("weights"), torch.inference_mode():
+        model = build(weights, shape, place, window=window, progress=progress)
+        weights.close()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    grammars = Grammars(tokenizer) if tokenizer is not None else None
+    with clock("pool"):
+        pages = options.pages or pages_that_fit(
+            shape,
+            place,
+            slots=options.slots,
+            window=window,
+            rows_max=options.rows_max,
+            page_tokens=options.page_tokens,
+        )
+        backend = TorchBackend(
+            model,
+            slots=options.slots,
+            window=window,
+            pages=pages,
+            page_tokens=options.page_tokens,
+            rows_max=options.rows_max,
+            plan_ahead=options.plan_ahead,
+            graphs=options.graphs,
+            eos=tokenizer.eos if tokenizer is not None else shape.eos,
+            make_grammars=grammars,
+        )
+    return Opened(backend, shape, tokenizer, template, seconds, grammars)
+
+
+def choose_device(name: str) -> torch.device:
+    if name != "auto":
+        return torch.device(name)
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _weights(
+    source: Path | ModelShape, device: torch.device, options: TorchOptions
+) -> tuple[ModelShape, WeightSource, Place]:
+    """Half-precision arithmetic is slow and coarse on CPUs: there the default is float32."""
+    gguf = GgufSource(source) if isinstance(source, Path) and source.suffix == ".gguf" else None
+    if isinstance(source, ModelShape):
+        shape = source
+    elif gguf is not None:
+        shape = gguf.shape
+    elif source.is_dir():
+        shape = read_config(source)
+    else:
+        raise ModelNotFoundError(f"{source} is neither a folder nor a GGUF file")
+    dtype = DTYPES.get(options.dtype if options.dtype != "auto" else shape.dtype, torch.bfloat16)
+    if options.dtype == "auto" and device.type == "cpu":
+        dtype = torch.float32
+    place = Place(device, dtype)
+    if options.load_format == "dummy" or isinstance(source, ModelShape):
+        return shape, DummySource(device, dtype), place
+    return shape, gguf if gguf is not None else SafetensorsSource(source), place
+
+
+def _text(
+    source: Path | ModelShape, weights: WeightSource, shape: ModelShape
+) -> tuple[HfTokenizer | None, str | None]:
+    if isinstance(source, ModelShape):
+        return None, None
+    if source.suffix == ".gguf":
+        file = weights.file if isinstance(weights, GgufSource) else GgufSource(source).file
+        return gguf_tokenizer(file, vocab=shape.vocab), file.template
+    tokenizer = read_tokenizer(source, vocab=shape.vocab, bos=shape.bos, eos=shape.eos)
+    return tokenizer, read_template(source)
+
+
+class Grammars:
+    """llguidance's view of the vocabulary, built when the first grammar comes. Called from any thread."""
+
+    def __init__(self, tokenizer: HfTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._factory: GrammarFactory | None = None
+
+    def __call__(self) -> GrammarFactory:
+        with self._lock:
+            if self._factory is None:
+                self._factory = self._build()
+            return self._factory
+
+    def _build(self) -> GrammarFactory:
+        from stretto.text.grammar import GrammarFactory, build_ll_tokenizer
+
+        words = self._tokenizer
+        tokens = range(words.vocab_size)
+        made = build_ll_tokenizer(
+            [words.token_bytes(token) for token in tokens],
+            sorted(words.eos),
+            control=[token for token in tokens if words.is_control(token)],
+            encode=lambda text: words.encode(text, False),
+        )
+        return GrammarFactory(made, eos=words.eos)
+
+
+class _Clock:
+    """`with clock("weights"):` adds to a table of seconds."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+        self._name = ""
+        self._started = 0.0
+
+    def __call__(self, name: str) -> _Clock:
+        self._name = name
+        return self
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._seconds[self._name] = time.perf_counter() - self._started
