@@ -63,10 +63,12 @@ class Texts:
         words = drawn.choices(WORDS, k=max(1, tokens))
         if self._count is None:
             return " ".join(words)
-        for _ in range(3):
+        for _ in range(4):
             counted = self._count(" ".join(words))
             if counted == tokens:
                 break
-            wanted = max(1, len(words) + tokens - counted)
+            wanted = max(1, round(len(words) * tokens / max(1, counted)))
+            if wanted == len(words):  # off by less than a word's share: one more or less may hit
+                wanted = max(1, len(words) + (1 if counted < tokens else -1))
             words = words[:wanted] + drawn.choices(WORDS, k=max(0, wanted - len(words)))
         return " ".join(words)

@@ -23,6 +23,9 @@ class Script:
     pauses: dict[int, float] = field(default_factory=dict)  # before the token of this index
 
 
+PLAIN = Script()
+
+
 @dataclass
 class Seen:
     """What the server was asked."""
@@ -149,7 +152,7 @@ def _event(writer: asyncio.StreamWriter, value: object) -> None:
 
 @contextmanager
 def scripted(
-    script: Script | Callable[[dict], Script] = Script(), *, tokenizes: bool = True
+    script: Script | Callable[[dict], Script] = PLAIN, *, tokenizes: bool = True
 ) -> Iterator[ScriptedServer]:
     """A running server; gone afterwards, with whatever it was still doing."""
     choose = script if callable(script) else lambda _body: script

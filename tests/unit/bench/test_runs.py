@@ -18,10 +18,10 @@ from stretto.bench.session import capacity_per_s, measure, prepare
 from stretto.bench.shapes import Shape
 from stretto.bench.target import find_target
 from stretto.errors import BenchError
-from tests.unit.bench.scripted import Script, scripted
+from tests.unit.bench.scripted import PLAIN, Script, scripted
 
 
-def run(workload: str, shape: Shape, script=Script(), *, run_id: str = "t", workers: int = 0):
+def run(workload: str, shape: Shape, script=PLAIN, *, run_id: str = "t", workers: int = 0):
     with scripted(script) as server:
         target = find_target(server.url, timeout_s=20)
         return measure(workload, shape, target, run_id=run_id, workers=workers), server
@@ -105,7 +105,7 @@ def test_stall_sends_the_long_prompt_among_running_streams_and_sees_them_freeze(
             return Script(first_s=1.0, gap_s=0.01)
         return Script(gap_s=0.02, pauses={40: 0.8})  # all streams freeze at about the same time
 
-    done, server = run("stall", Shape(users=3, shared_tokens=500), choose)
+    done, _ = run("stall", Shape(users=3, shared_tokens=500), choose)
     found = summary(done, Slo())
     groups = {record.group for record in done.records}
     assert groups == {"stream", "long"}
