@@ -125,9 +125,10 @@ class LLM:
         return min(2 * limits.in_flight_max, limits.in_flight_max + limits.max_queue)
 
     def _parse(self, options: Mapping[str, Any]) -> Options:
-        settings = self._loaded.settings
-        drafts = settings.speculation_tokens if settings.speculation == "ngram" else 0
-        return parse(options, eos=self._runtime.tokenizer.eos, seed=settings.seed, drafts=drafts)
+        loaded = self._loaded
+        return parse(
+            options, eos=self._runtime.tokenizer.eos, seed=loaded.settings.seed, drafts=loaded.drafts
+        )
 
     def _chat_prompt(self, messages: str | Messages, tools: Messages | None) -> Prompt:
         if isinstance(messages, str):

@@ -20,11 +20,38 @@ from stretto.text.tokenizer import Tokenizer
 Progress = Callable[[str, float], None]
 
 
+Beat = Callable[[int, bool], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
+    """A model at work, with the settings it got and what was chosen for it."""
+
     runtime: ModelRuntime
     settings: settings_.ModelSettings
     description: Mapping[str, Any]
+    after_close: Callable[[], None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self.runtime.stats.busy or self.runtime.stats.queued > 0
+
+    @property
+    def alive(self) -> bool:
+        return self.runtime.alive
+
+    @property
+    def drafts(self) -> int:
+        """Tokens to guess for a request that says nothing about it."""
+        return self.settings.speculation_tokens if self.settings.speculation == "ngram" else 0
+
+    def drain(self) -> None:
+        self.runtime.drain()
+
+    def close(self) -> None:
+        self.runtime.close()
+        if self.after_close is not None:
+            self.after_close()
 
 
 def load(
@@ -34,6 +61,7 @@ def load(
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
     config: str | Path | None = None,
+    beat: Beat | None = None,
 ) -> Loaded:
     """Raises a StrettoError that says in one line what is wrong and what to do."""
     loaded = settings_.load(config, flags=settings)
@@ -41,14 +69,15 @@ def load(
     chosen = loaded.settings.model(name) if name in loaded.settings.models else loaded.settings.defaults
     home = Path(cache_dir) if cache_dir is not None else cache_home()
     if chosen.backend == "simulated":
-        return _simulated(chosen)
+        return _simulated(chosen, beat)
     if chosen.backend == "torch":
         raise InvalidRequestError("the torch backend is not built yet", hint="leave out backend: torch")
-    path = _find(chosen.path or name, home, progress)
-    return _llamacpp(path, chosen, loaded, home, progress)
+    path = find(chosen.path or name, home, progress)
+    return _llamacpp(path, chosen, loaded, home, progress, beat)
 
 
-def _find(name: str, home: Path, progress: Progress | None) -> Path:
+def find(name: str, home: Path, progress: Progress | None = None) -> Path:
+    """The file behind a name; without one, the default model."""
     from stretto.models.store import Store
 
     store = Store(home)
@@ -68,6 +97,7 @@ def _llamacpp(
     loaded: settings_.Loaded,
     home: Path,
     progress: Progress | None,
+    beat: Beat | None,
 ) -> Loaded:
     from stretto.backends.llamacpp import ContextOptions, LlamaCppBackend, ModelOptions
 
@@ -103,12 +133,22 @@ def _llamacpp(
         progress=None if progress is None else lambda done: progress("loading", done),
         cache_ram_bytes=chosen.cache_ram_bytes,
     )
+
+    def compile_grammar(grammar: str) -> None:
+        backend.samplers.grammars.compile(grammar)  # built when the first grammar comes, not before
+
     try:
         source = _template_source(chosen) or backend.model.template
         vocabulary = backend.model.vocabulary
         template = _template(source, vocabulary) if source else None
         runtime = ModelRuntime(
-            backend, vocabulary, chosen.limits(), template=template, add_bos=vocabulary.adds_bos
+            backend,
+            vocabulary,
+            chosen.limits(),
+            template=template,
+            add_bos=vocabulary.adds_bos,
+            compile_grammar=compile_grammar,
+            beat=beat,
         )
     except BaseException:
         backend.close()
@@ -157,16 +197,17 @@ def _template_source(chosen: settings_.ModelSettings) -> str | None:
         ) from None
 
 
-def _simulated(chosen: settings_.ModelSettings) -> Loaded:
+def _simulated(chosen: settings_.ModelSettings, beat: Beat | None) -> Loaded:
     """No model at all: for trying out the machinery, and for measuring everything around it."""
-    from stretto.backends.simulated import SimulatedBackend, SimulatedModel
+    from stretto.backends.simulated import SimulatedModel
+    from stretto.backends.simulated.paced import PacedBackend
     from stretto.backends.simulated.text import SpellingTokenizer
     from stretto.core.capabilities import Capabilities
 
     window = 8192 if chosen.context_window == "auto" else chosen.context_window
     can = Capabilities(sequences_max=chosen.n_seq_max, window=window, vocab=512, rows_max=chosen.n_batch)
-    backend = SimulatedBackend(can, model=SimulatedModel(vocab=512))
-    runtime = ModelRuntime(backend, SpellingTokenizer(), chosen.limits())
+    backend = PacedBackend(can, model=SimulatedModel(vocab=512), tick_s=chosen.simulated_tick_ms / 1000)
+    runtime = ModelRuntime(backend, SpellingTokenizer(), chosen.limits(), beat=beat)
     description = {
         "model": "simulated",
         "backend": "simulated",

@@ -104,9 +104,10 @@ class EngineLoop:
     def look(self) -> Future[looks.Look]:
         """The scheduler as it is between two ticks. A loop that hangs does not answer: wait with a limit."""
         answer: Future[looks.Look] = Future()
-        self._post(lambda _: answer.set_result(looks.look(self._scheduler.state)))
-        if self._closed.is_set() and not answer.done():
-            answer.cancel()
+        if self._closed.is_set():
+            answer.set_exception(ShuttingDownError("the model is closed"))
+        else:
+            self._post(lambda _: answer.set_result(looks.look(self._scheduler.state)))
         return answer
 
     def watch(self, on_tick: Callable[[looks.TickLook], None] | None) -> None:

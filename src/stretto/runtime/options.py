@@ -39,11 +39,10 @@ RANGES: Mapping[str, tuple[float, float]] = {
 DEFAULTS = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 """What a call gets that says nothing: llama.cpp's habits, not the model's bare distribution."""
 
-_SAMPLING = frozenset(field.name for field in fields(SamplingParams)) - {
-    "stop_token_ids",
-    "max_tokens",
-    "grammar",
-}
+SEED_MAX = (1 << 64) - 1
+BIAS_MAX = 100.0
+_DEFAULT_TYPES = {field.name: type(getattr(SamplingParams(), field.name)) for field in fields(SamplingParams)}
+SAMPLING_NAMES = frozenset(_DEFAULT_TYPES) - {"stop_token_ids", "max_tokens", "grammar"}
 _OTHERS = (
     "max_tokens",
     "stop",
@@ -75,7 +74,7 @@ class Options:
 
 def parse(options: Mapping[str, Any], *, eos: frozenset[int], seed: int | None, drafts: int) -> Options:
     """Unknown names and values out of range are refused, with what to write instead."""
-    known = sorted(_SAMPLING | set(_OTHERS))
+    known = sorted(SAMPLING_NAMES | set(_OTHERS))
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
@@ -84,7 +83,7 @@ def parse(options: Mapping[str, Any], *, eos: frozenset[int], seed: int | None, 
     sampling = {
         name: _checked(name, value)
         for name, value in options.items()
-        if name in _SAMPLING and value is not None
+        if name in SAMPLING_NAMES and value is not None
     }
     sampling.setdefault("seed", seed if seed is not None else secrets.randbits(31))
     sampling.setdefault("draft_tokens", drafts)
@@ -108,13 +107,36 @@ def parse(options: Mapping[str, Any], *, eos: frozenset[int], seed: int | None, 
 
 
 def _checked(name: str, value: Any) -> Any:
-    low, high = RANGES.get(name, (-math.inf, math.inf))
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value) or not low <= value <= high:
-            raise InvalidRequestError(f"{name} must be from {low:g} to {high:g}, not {value!r}", hint="")
-    elif name in RANGES:
-        raise InvalidRequestError(f"{name} must be a number, not {type(value).__name__}", hint="")
+    """A sampling value of the right kind and within its range."""
+    wanted = _DEFAULT_TYPES[name]
+    if name == "logit_bias":
+        return _biases(value)
+    if wanted is bool:
+        if not isinstance(value, bool):
+            raise InvalidRequestError(f"{name} must be true or false, not {value!r}", hint="")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int if wanted is int else int | float):
+        kind = "a whole number" if wanted is int else "a number"
+        raise InvalidRequestError(f"{name} must be {kind}, not {type(value).__name__}", hint="")
+    low, high = (-SEED_MAX, SEED_MAX) if name == "seed" else RANGES[name]
+    if not math.isfinite(value) or not low <= value <= high:
+        raise InvalidRequestError(f"{name} must be from {low:g} to {high:g}, not {value!r}", hint="")
     return value
+
+
+def _biases(value: Any) -> dict[int, float]:
+    """Token id → bias. On the wire ids are strings, as JSON wants its keys."""
+    hint = f"send logit_bias as {{token id: number from {-BIAS_MAX:g} to {BIAS_MAX:g}}}"
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError("logit_bias is not a mapping", hint=hint)
+    found: dict[int, float] = {}
+    for key, bias in value.items():
+        if not (isinstance(key, int) or (isinstance(key, str) and key.isascii() and key.isdigit())):
+            raise InvalidRequestError(f"logit_bias: {str(key)[:40]!r} is not a token id", hint=hint)
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= BIAS_MAX:
+            raise InvalidRequestError(f"logit_bias of {key} is out of range", hint=hint)
+        found[int(key)] = float(bias)
+    return found
 
 
 def _count(options: Mapping[str, Any], name: str, default: int | None, low: int, high: int) -> int | None:

@@ -144,8 +144,14 @@ class ModelSettings(BaseModel):
     """ngram: guess tokens from the prompt; greedy text stays the same."""
     speculation_tokens: Annotated[Count, Field(ge=1, le=64)] = 4
     """Most tokens guessed in one tick."""
+    embed_inputs_max: Annotated[Count, Field(ge=1, le=1 << 20)] = 2048
+    """Most inputs of one embedding request, and documents of one ranking."""
+    embed_batch_tokens: Annotated[Count, Field(ge=1, le=1 << 20)] | Literal["auto"] = "auto"
+    """Tokens that one pass of an embedding model packs together; auto: 128 on a CPU, n_ubatch on a GPU."""
     seed: Annotated[Count, Field(ge=0)] | None = None
     """Seed of requests that send none; default: a new one for each."""
+    simulated_tick_ms: Milliseconds = 0.0
+    """How long a tick of the simulated backend takes; 0: as fast as it can."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,45 @@
+"""Log-probabilities as backends hand them out, made into what is sent: with each token's text and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from stretto.rpc.messages import TokenLogprob
+from stretto.text.tokenizer import Tokenizer
+
+
+class Measured(Protocol):
+    """One output token's measurement; every backend that can measure gives these three."""
+
+    logprob: float
+    top_tokens: Sequence[int]
+    top_logprobs: Sequence[float]
+
+
+def token_logprobs(tokenizer: Tokenizer, tokens: Sequence[int], extras: object) -> list[TokenLogprob]:
+    """`extras`: one measurement for each token (None where it was not measured)."""
+    measured = cast("Sequence[Measured | None]", extras)
+    return [
+        _one(tokenizer, token, found)
+        for token, found in zip(tokens, measured, strict=False)
+        if found is not None
+    ]
+
+
+def _one(tokenizer: Tokenizer, token: int, found: Measured) -> TokenLogprob:
+    text, raw = _spelled(tokenizer, token)
+    top = [
+        (*_named(tokenizer, other), logprob, tokenizer.token_bytes(other))
+        for other, logprob in zip(found.top_tokens, found.top_logprobs, strict=True)
+    ]
+    return TokenLogprob(token=text, token_id=token, logprob=found.logprob, raw=raw, top=top)
+
+
+def _spelled(tokenizer: Tokenizer, token: int) -> tuple[str, bytes]:
+    raw = tokenizer.token_bytes(token)
+    return raw.decode("utf-8", "replace"), raw
+
+
+def _named(tokenizer: Tokenizer, token: int) -> tuple[str, int]:
+    return _spelled(tokenizer, token)[0], token

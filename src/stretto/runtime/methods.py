@@ -1,0 +1,332 @@
+"""The methods of the runtime: what each call does.
+
+Everything here runs on the RPC loop and waits for nothing but futures; what takes long is done on threads.
+Embedding and reranking belong to a resident that has them (`Embeds`); other models refuse by a typed error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Protocol, TypeVar, cast, runtime_checkable
+
+from stretto import __version__
+from stretto.errors import (
+    DeadlineError,
+    DuplicateRequestError,
+    InvalidRequestError,
+    ShuttingDownError,
+    UnsupportedError,
+)
+from stretto.rpc import messages as m
+from stretto.runtime.loading import Loaded
+from stretto.runtime.model import Call, Prompt
+from stretto.runtime.outbox import Outbox, StreamSink
+from stretto.runtime.pool import Entry, ModelPool, Resident
+from stretto.runtime.requests import prepare, text_of, tokens_of
+from stretto.runtime.session import Session, StreamRecord
+from stretto.runtime.telemetry import TickFeed, memory_bytes, model_stats
+
+BATCH_MAX = 1024
+T = TypeVar("T")
+
+
+@runtime_checkable
+class Embeds(Protocol):
+    """A resident that makes vectors or scores. Both are called on the RPC loop and must not block it."""
+
+    async def embed(self, params: m.EmbedParams) -> m.EmbedResult: ...
+    async def rerank(self, params: m.RerankParams) -> m.RerankResult: ...
+
+
+class Methods:
+    """`on_shutdown` is called once the caller has its answer."""
+
+    def __init__(
+        self, pool: ModelPool, feed: TickFeed, *, prepare_threads: int, on_shutdown: Callable[[], None]
+    ) -> None:
+        self._pool = pool
+        self._feed = feed
+        self._on_shutdown = on_shutdown
+        self._threads = ThreadPoolExecutor(prepare_threads, "stretto-prepare")
+        self._outboxes: dict[int, Outbox] = {}
+        self._started_s = time.monotonic()
+        self.sessions: dict[Session, None] = {}
+        self.draining = False
+        table: dict[str, Callable[[Session, m.Message], Awaitable[m.Message] | m.Message]] = {
+            "runtime/authenticate": lambda _session, _params: m.Empty(),  # whoever gets here is trusted
+            "runtime/info": lambda _session, _params: self.info(),
+            "model/load": self._load,
+            "model/unload": self._unload,
+            "generate": self._generate,
+            "batch_generate": self._batch_generate,
+            "cancel": self._cancel,
+            "tokenize": self._tokenize,
+            "detokenize": self._detokenize,
+            "embed": self._embed,
+            "rerank": self._rerank,
+            "stats": lambda _session, _params: self.stats(),
+            "watch": self._watch,
+            "drain": self._drain,
+            "shutdown": self._shutdown,
+        }
+        self._table = table
+
+    # --- what sessions need ----------------------------------------------------------------------
+
+    def handler(self, session: Session, method: str, params: m.Message) -> Awaitable[m.Message] | m.Message:
+        return self._table[method](session, params)
+
+    def stream_over(self, record: StreamRecord) -> None:
+        if record.entry is not None:
+            self._pool.release(record.entry)
+            record.entry = None
+
+    def session_over(self, session: Session) -> None:
+        if session.watching:
+            session.watching = False
+            self._feed.unwatch()
+        self.sessions.pop(session, None)
+
+    def model_loaded(self, model_id: str, resident: Resident) -> None:
+        """A model came in: its output gets a way out, and watchers see its ticks."""
+        if isinstance(resident, Loaded):
+            outbox = Outbox(asyncio.get_running_loop())
+            resident.runtime.after_tick(outbox.flush)
+            self._outboxes[id(resident.runtime)] = outbox
+            self._feed.add(model_id, resident.runtime)
+
+    def model_unloaded(self, model_id: str, resident: Resident) -> None:
+        if isinstance(resident, Loaded):
+            self._outboxes.pop(id(resident.runtime), None)
+            self._feed.remove(model_id)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # --- about the runtime -----------------------------------------------------------------------
+
+    def info(self) -> m.RuntimeInfo:
+        return m.RuntimeInfo(
+            version=__version__,
+            protocol=m.PROTOCOL_VERSION,
+            pid=os.getpid(),
+            capabilities=list(m.CAPABILITIES),
+            models=self._pool.infos(),
+        )
+
+    async def stats(self) -> m.Stats:
+        models = [
+            model_stats(model_id, resident.runtime, busy=resident.busy)
+            for model_id, resident in self._pool.loaded()
+            if isinstance(resident, Loaded)
+        ]
+        return m.Stats(
+            uptime_s=time.monotonic() - self._started_s,
+            memory_bytes=memory_bytes(),
+            streams=sum(len(session.streams) for session in self.sessions),
+            models=list(await asyncio.gather(*models)),
+        )
+
+    def _watch(self, session: Session, params: m.Message) -> m.Message:
+        wanted = cast(m.WatchParams, params).enabled
+        if wanted != session.watching:
+            session.watching = wanted
+            self._feed.watch() if wanted else self._feed.unwatch()
+        return m.Empty()
+
+    def _drain(self, session: Session, params: m.Message) -> m.Message:
+        self.draining = True
+        self._pool.drain()
+        return m.Empty()
+
+    def _shutdown(self, session: Session, params: m.Message) -> m.Message:
+        self.draining = True
+        asyncio.get_running_loop().call_soon(self._on_shutdown)
+        return m.Empty()
+
+    # --- models ----------------------------------------------------------------------------------
+
+    async def _load(self, session: Session, params: m.Message) -> m.Message:
+        entry = await self._pool.acquire(cast(m.LoadParams, params).model_id)
+        self._pool.release(entry)
+        return m.ModelResult(model=self._pool.info(entry.id))
+
+    async def _unload(self, session: Session, params: m.Message) -> m.Message:
+        await self._pool.unload(cast(m.LoadParams, params).model_id)
+        return m.Empty()
+
+    async def _tokenize(self, session: Session, params: m.Message) -> m.Message:
+        asked = cast(m.TokenizeParams, params)
+        entry = await self._pool.acquire(asked.model_id)
+        try:
+            return m.TokenizeResult(tokens=await self._on_thread(tokens_of, generating(entry).runtime, asked))
+        finally:
+            self._pool.release(entry)
+
+    async def _detokenize(self, session: Session, params: m.Message) -> m.Message:
+        asked = cast(m.DetokenizeParams, params)
+        entry = await self._pool.acquire(asked.model_id)
+        try:
+            return m.DetokenizeResult(
+                text=await self._on_thread(text_of, generating(entry).runtime, asked.tokens)
+            )
+        finally:
+            self._pool.release(entry)
+
+    async def _embed(self, session: Session, params: m.Message) -> m.Message:
+        asked = cast(m.EmbedParams, params)
+        entry = await self._pool.acquire(asked.model_id)
+        try:
+            return await _embedding(entry).embed(asked)
+        finally:
+            self._pool.release(entry)
+
+    async def _rerank(self, session: Session, params: m.Message) -> m.Message:
+        asked = cast(m.RerankParams, params)
+        entry = await self._pool.acquire(asked.model_id)
+        try:
+            return await _embedding(entry).rerank(asked)
+        finally:
+            self._pool.release(entry)
+
+    # --- generating ------------------------------------------------------------------------------
+
+    def _generate(self, session: Session, params: m.Message) -> Awaitable[m.Message]:
+        asked = cast(m.GenerateParams, params)
+        return self._begin(session, session.register(asked.stream_id), asked, time.monotonic())
+
+    def _batch_generate(self, session: Session, params: m.Message) -> Awaitable[m.Message]:
+        """Ids are taken here, in order and at once: of two equal ones the first is served."""
+        asked = cast(m.BatchGenerateParams, params).requests
+        if len(asked) > BATCH_MAX:
+            raise InvalidRequestError(f"{len(asked)} requests in one batch", hint=f"send at most {BATCH_MAX}")
+        arrived_s = time.monotonic()
+        seen: set[str] = set()
+        items = (self._item(session, one, arrived_s, seen) for one in asked)
+        return _results(asyncio.gather(*items)) if asked else _results(None)
+
+    def _item(
+        self, session: Session, params: m.GenerateParams, arrived_s: float, seen: set[str]
+    ) -> Awaitable[m.BatchItem]:
+        try:
+            if params.stream_id in seen:
+                raise DuplicateRequestError(f"stream id {params.stream_id[:80]!r} is twice in this batch")
+            seen.add(params.stream_id)
+            record = session.register(params.stream_id)
+        except Exception as error:
+            return _refused(error)
+        return _isolated(self._begin(session, record, params, arrived_s))
+
+    async def _begin(
+        self, session: Session, record: StreamRecord, params: m.GenerateParams, arrived_s: float
+    ) -> m.GenerateResult:
+        """Load, prepare, submit. Whatever goes wrong before it was submitted refuses the call."""
+        try:
+            if self.draining:
+                raise ShuttingDownError("the runtime is shutting down")
+            deadline_s = None if params.deadline_ms is None else arrived_s + params.deadline_ms / 1000
+            record.entry = await _within(deadline_s, self._pool.acquire(params.model_id))
+            loaded = generating(record.entry)
+            parent = await self._parent_prompt(session, params)
+            call = await self._on_thread(prepare, loaded, params, parent)
+            self._submit(session, record, params, call, arrived_s, deadline_s)
+        except BaseException:
+            session.forget(record.id) if session.has(record) else self.stream_over(record)
+            raise
+        return m.GenerateResult(stream_id=record.id, prompt_tokens=len(call.prompt.tokens.tokens))
+
+    def _submit(
+        self,
+        session: Session,
+        record: StreamRecord,
+        params: m.GenerateParams,
+        call: Call,
+        arrived_s: float,
+        deadline_s: float | None,
+    ) -> None:
+        assert record.entry is not None
+        model, now = generating(record.entry).runtime, time.monotonic()
+        sink = StreamSink(
+            self._outboxes[id(model)],
+            session.mailbox,
+            model.tokenizer,
+            stream_id=record.id,
+            echo_tokens=params.echo_tokens,
+            waited_s=now - arrived_s,
+        )
+        if not session.has(record):
+            raise ShuttingDownError("the connection is gone")
+        if record.cancelled:  # before it began: it was taken in, and ends at once
+            asyncio.get_running_loop().call_soon(_end_early, session, record.id)
+            return
+        timeout_s = None if deadline_s is None else max(deadline_s - now, 1e-3)
+        fork_of = session.request_id(params.fork_of) if params.fork_of else ""
+        model.start(replace(call, request_id=record.request_id, timeout_s=timeout_s, fork_of=fork_of), sink)
+        record.model = model
+        record.prompt.set_result(call.prompt)
+
+    async def _parent_prompt(self, session: Session, params: m.GenerateParams) -> Prompt | None:
+        """A fork waits until its parent was submitted and takes over its prompt."""
+        parent = session.streams.get(params.fork_of) if params.fork_of else None
+        if parent is None or parent.id == params.stream_id:
+            return None
+        try:
+            return await asyncio.shield(parent.prompt)
+        except asyncio.CancelledError:
+            if parent.prompt.cancelled():  # the parent was refused
+                return None
+            raise
+
+    def _cancel(self, session: Session, params: m.Message) -> m.Message:
+        session.cancel(cast(m.CancelParams, params).stream_id)
+        return m.Empty()
+
+    async def _on_thread(self, work: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments))
+
+
+def generating(entry: Entry) -> Loaded:
+    if not isinstance(entry.resident, Loaded):
+        raise UnsupportedError(f"{entry.id} does not generate text")
+    return entry.resident
+
+
+def _embedding(entry: Entry) -> Embeds:
+    if not isinstance(entry.resident, Embeds):
+        raise UnsupportedError(f"{entry.id} does not make embeddings or scores")
+    return entry.resident
+
+
+async def _within(deadline_s: float | None, work: Awaitable[T]) -> T:
+    if deadline_s is None:
+        return await work
+    try:
+        return await asyncio.wait_for(work, max(deadline_s - time.monotonic(), 0.0))
+    except TimeoutError:
+        raise DeadlineError("the deadline passed while the model was loading") from None
+
+
+async def _isolated(work: Awaitable[m.GenerateResult]) -> m.BatchItem:
+    try:
+        return m.BatchItem(success=True, result=await work)
+    except Exception as error:
+        return m.BatchItem(success=False, error=m.error_from(error))
+
+
+async def _refused(error: Exception) -> m.BatchItem:
+    return m.BatchItem(success=False, error=m.error_from(error))
+
+
+async def _results(items: asyncio.Future[list[m.BatchItem]] | None) -> m.BatchGenerateResult:
+    return m.BatchGenerateResult(results=[] if items is None else list(await items))
+
+
+def _end_early(session: Session, stream_id: str) -> None:
+    session.mailbox.put(m.StreamBatch(ends=[m.StreamEnd(stream_id=stream_id, finish_reason="cancelled")]))
+    session.mailbox.drain()

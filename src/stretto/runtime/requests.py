@@ -1,0 +1,133 @@
+"""From a `generate` call to a request: everything that is checked, rendered, tokenized or compiled.
+
+Runs on a thread of its own (`prepare`), because a long prompt takes milliseconds and a first grammar most of
+a second. Refusals are typed errors; nothing here has touched the scheduler yet.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from stretto.errors import EmptyPromptError, InvalidRequestError, InvalidTokenError
+from stretto.rpc.messages import GenerateParams, TokenizeParams, ToolUse
+from stretto.runtime.loading import Loaded
+from stretto.runtime.model import Call, ModelRuntime, Prompt
+from stretto.runtime.options import SAMPLING_NAMES, Options, parse
+from stretto.runtime.text_stream import ToolReading
+from stretto.text.templates import CHATML
+from stretto.text.tokenizer import PromptTokens
+from stretto.text.tool_schema import schema_for_tools, tool_names
+from stretto.text.tools import Dialect, dialect_for
+
+_TEMPLATE_OPTIONS_TAKEN = ("messages", "tools", "self")
+
+
+def prepare(loaded: Loaded, params: GenerateParams, parent: Prompt | None = None) -> Call:
+    """The request behind a call. `parent`: the prompt of the generation that this one is a fork of."""
+    if params.draft_model:
+        raise InvalidRequestError(
+            f"draft_model {params.draft_model[:80]!r} cannot be used", hint="set speculation: ngram instead"
+        )
+    model = loaded.runtime
+    tools, schema = _tools(params.tool_use, model)
+    options = _options(loaded, params, schema)
+    prompt = parent if parent is not None else prompt_of(model, params)
+    if not prompt.tokens.tokens:
+        raise EmptyPromptError("the prompt is empty")
+    model.check_length(prompt)
+    if options.params.grammar:
+        model.compile_grammar(options.params.grammar)
+        prompt = replace(prompt, tags=None, opened=False)  # the grammar leaves no room for reasoning
+    room = model.capabilities.pool_tokens
+    return Call(
+        prompt=prompt,
+        params=replace(options.params, max_tokens=options.max_tokens or room),
+        stops=options.stops,
+        tools=tools,
+        priority=options.priority,
+        tenant=options.tenant,
+        cache_salt=options.cache_salt,
+    )
+
+
+def prompt_of(model: ModelRuntime, params: GenerateParams) -> Prompt:
+    given = [name for name in ("messages", "prompt", "tokens") if getattr(params, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequestError(
+            f"{' and '.join(given) or 'no prompt'} given", hint="send one of messages, prompt and tokens"
+        )
+    if params.tokens is not None:
+        return Prompt(PromptTokens(_tokens(model, params.tokens)))
+    if params.prompt is not None:
+        return model.text_prompt(params.prompt)
+    taken = [name for name in params.template_options if name in _TEMPLATE_OPTIONS_TAKEN]
+    if taken:
+        raise InvalidRequestError(f"template option {taken[0]} is not yours to set", hint="leave it out")
+    use = params.tool_use
+    offered = use.tools if use is not None and use.choice != "none" else None
+    return model.chat_prompt(params.messages or [], offered or None, **params.template_options)
+
+
+def tokens_of(model: ModelRuntime, params: TokenizeParams) -> list[int]:
+    """What a text or a conversation becomes."""
+    if (params.text is None) == (params.messages is None):
+        raise InvalidRequestError("text or messages must be given", hint="send one of the two")
+    if params.text is not None:
+        return model.tokenizer.encode(params.text, params.special)
+    return list(model.chat_prompt(params.messages or [], params.tools or None).tokens.tokens)
+
+
+def text_of(model: ModelRuntime, tokens: list[int]) -> str:
+    return b"".join(map(model.tokenizer.token_bytes, _tokens(model, tokens))).decode("utf-8", "replace")
+
+
+def _tokens(model: ModelRuntime, tokens: list[int]) -> array[int]:
+    size = model.capabilities.vocab or model.tokenizer.vocab_size
+    if tokens and not (min(tokens) >= 0 and max(tokens) < size):
+        raise InvalidTokenError(f"a token id is outside the vocabulary of {size}")
+    return array("i", tokens)
+
+
+def _options(loaded: Loaded, params: GenerateParams, schema: Mapping[str, Any] | None) -> Options:
+    foreign = [name for name in params.sampling if name not in SAMPLING_NAMES]
+    options: dict[str, Any] = {
+        **params.sampling,
+        "max_tokens": params.max_tokens,
+        "stop": params.stops,
+        "stop_token_ids": list(_tokens(loaded.runtime, params.stop_token_ids)),
+        "priority": params.priority,
+        "tenant": params.tenant,
+        "cache_salt": params.cache_salt,
+    }
+    if foreign:
+        raise InvalidRequestError(
+            f"{foreign[0][:80]!r} is not a sampling parameter", hint=", ".join(sorted(SAMPLING_NAMES))
+        )
+    if params.guidance is not None:
+        if schema is not None:
+            raise InvalidRequestError("a forced tool call excludes guidance", hint="send one of the two")
+        mode = params.guidance.mode
+        options[mode] = True if mode == "json_object" else params.guidance.value
+        if not options[mode]:
+            raise InvalidRequestError(f"guidance {mode} has no value", hint="send a schema or a pattern")
+    elif schema is not None:
+        options["json_schema"] = schema
+    eos = loaded.runtime.tokenizer.eos
+    return parse(options, eos=eos, seed=loaded.settings.seed, drafts=loaded.drafts)
+
+
+def _tools(use: ToolUse | None, model: ModelRuntime) -> tuple[ToolReading | None, dict[str, Any] | None]:
+    """How calls are read, and the schema that a forced call must follow."""
+    if use is None:
+        return None, None
+    names = frozenset(tool_names(use.tools))
+    schema = schema_for_tools(use.tools, use.choice, parallel=use.parallel)
+    if use.choice == "none" or not names:
+        return None, None
+    if schema is not None:  # a forced call is bare JSON, whatever the model's own dialect
+        return ToolReading(Dialect.JSON, names, use.parallel), schema
+    source = model.template.source if model.template is not None else CHATML
+    return ToolReading(dialect_for(source), names, use.parallel), None
