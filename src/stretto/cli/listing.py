@@ -28,7 +28,7 @@ def ls(
     json
         As JSON.
     """
-    rows = [*_default_rows(context.cache_dir), *_pulled_rows(context)]
+    rows = [*_default_rows(context.cache_dir), *_embedding_rows(context.cache_dir), *_pulled_rows(context)]
     if json:
         print_json(rows)
         return
@@ -78,13 +78,21 @@ def _default_rows(cache_dir: Path) -> list[dict[str, Any]]:
     return [_row("demo", path, path.stat().st_size, path.stat().st_mtime) for path in files]
 
 
+def _embedding_rows(cache_dir: Path) -> list[dict[str, Any]]:
+    """The bundled embedding model, once it has been written."""
+    from stretto.models import minilm
+
+    path = minilm.target(cache_dir)
+    return [_row(minilm.NAME, path, path.stat().st_size, path.stat().st_mtime)] if path.is_file() else []
+
+
 def rm(
     name: Annotated[str, Parameter(name="MODEL")],
     /,
     *,
     context: Annotated[Context, Parameter(parse=False)],
 ) -> None:
-    """Remove a pulled model, or the converted copy of the default one.
+    """Remove a pulled model, or the converted copy of a bundled one.
 
     Parameters
     ----------
@@ -92,8 +100,14 @@ def rm(
         A name from `stretto ls`.
     """
     from stretto.errors import ModelNotFoundError
+    from stretto.models import minilm
     from stretto.models.store import DEFAULT_NAMES
 
+    if name in minilm.NAMES and minilm.target(context.cache_dir).is_file():
+        freed = minilm.target(context.cache_dir).stat().st_size
+        minilm.target(context.cache_dir).unlink()
+        say(f"removed the converted copy of {minilm.NAME}: {size(freed)}")
+        return
     if name not in DEFAULT_NAMES:
         say(f"removed {name}: {size(context.store().rm(name))}")
         return

