@@ -22,18 +22,41 @@ class Readiness:
     reason: str = ""
 
 
-def judge(health: Health, *, draining: bool, stats: Stats | None, hang_after_s: float) -> Readiness:
-    """`stats` None: the runtime did not answer in time."""
+def judge(
+    health: Health, *, draining: bool, stats: Stats | None, loaded: bool, hang_after_s: float
+) -> Readiness:
+    """`stats` None: the runtime did not answer in time. `loaded`: this runtime has had a model."""
     if draining:
         return Readiness(False, "draining")
     if not health.ready:
         return Readiness(False, health.reason or "not ready")
     if stats is None:
         return Readiness(False, "the runtime does not answer")
+    if not loaded:
+        return Readiness(False, "no model is loaded")
     for model in stats.models:
         if model.busy and model.last_tick_age_s > hang_after_s:
             return Readiness(False, "hung")
     return Readiness(True)
+
+
+class Loads:
+    """Whether the runtime that runs now has had a model.
+
+    One that was unloaded because nobody asked for it comes back by itself when somebody does, so that counts
+    as ready; a new runtime begins with none.
+    """
+
+    def __init__(self) -> None:
+        self._uptime_s = 0.0
+        self._loaded = False
+
+    def look(self, stats: Stats | None) -> bool:
+        if stats is not None:
+            same = stats.uptime_s >= self._uptime_s
+            self._uptime_s = stats.uptime_s
+            self._loaded = (self._loaded and same) or bool(stats.models)
+        return self._loaded
 
 
 async def stats_of(engine: EngineApi) -> Stats | None:

@@ -19,10 +19,11 @@ from starlette.types import ASGIApp
 
 from stretto import __version__
 from stretto.engine.api import EngineApi
+from stretto.rpc.messages import Stats
 from stretto.server.access_log import AccessLog
 from stretto.server.auth import Auth
 from stretto.server.drain import Drain, Gate
-from stretto.server.health import Readiness, judge, stats_of
+from stretto.server.health import Loads, Readiness, judge, stats_of
 from stretto.server.hosts import Hosts
 from stretto.server.keys import KeyRing
 from stretto.server.limits import BodyLimits, HeaderLimits
@@ -48,6 +49,7 @@ class Operations:
         self.engine = ObservedEngine(engine, tracer=tracer)
         self.drain = Drain(self.engine, timeout_s=settings.drain_timeout_s)
         self._started_s = time.monotonic()
+        self._loads = Loads()
 
     # --- for the app -----------------------------------------------------------------------------
 
@@ -160,11 +162,12 @@ class Operations:
             return self._judged(None)  # no need to ask the runtime
         return self._judged(await stats_of(self.engine))
 
-    def _judged(self, stats: Any) -> Readiness:
+    def _judged(self, stats: Stats | None) -> Readiness:
         return judge(
             self.engine.health,
             draining=self.engine.draining,
             stats=stats,
+            loaded=self._loads.look(stats),
             hang_after_s=self.settings.hang_after_s,
         )
 
@@ -182,6 +185,6 @@ def _fields(message: msgspec.Struct) -> dict[str, Any]:
     return {name: getattr(message, name) for name in message.__struct_fields__}
 
 
-def _without_slots(stats: Any) -> dict[str, Any]:
+def _without_slots(stats: Stats) -> dict[str, Any]:
     models = [{k: v for k, v in _fields(model).items() if k != "slot_table"} for model in stats.models]
     return {**_fields(stats), "models": models}

@@ -31,6 +31,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **options)
         self._head_bytes = 0  # of a head that is not complete yet
         self._in_head = True
+        self._heads = 0  # complete ones
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -44,9 +45,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._in_head and self._patience is None:
             self._wait_for_head()
+        before = self._heads, self._in_head
         super().data_received(data)
-        if not self._in_head:
-            return
+        if before != (self._heads, True):
+            return  # a head came to its end, or these were a body's last bytes
         self._head_bytes += len(data)
         if self._head_bytes > self.head_bytes_max and not self.transport.is_closing():
             self.transport.write(_TOO_LONG % (len(_BODY), _BODY))
@@ -59,6 +61,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._heads += 1
         self._stop_waiting()
         super().on_headers_complete()
 
