@@ -77,7 +77,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     tokens, kv_heads, _ = keys.shape
     wide = torch.promote_types(q.dtype, torch.float32)
     grouped = q.transpose(0, 1).reshape(kv_heads, heads // kv_heads, rows, -1)
-    scores = (grouped @ keys.permute(1, 2, 0).unsqueeze(1)).to(wide) * scale
+    scores = grouped.to(wide) @ keys.to(wide).permute(1, 2, 0).unsqueeze(1) * scale
     places = torch.arange(tokens, device=q.device)
     hidden = places > (places[tokens - rows :]).unsqueeze(1)
     weights = scores.masked_fill(hidden, -torch.inf).softmax(-1).to(q.dtype)

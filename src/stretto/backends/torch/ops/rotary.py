@@ -31,25 +31,12 @@ def rotary_write(
     page_tokens, kv_heads, dim]; slot_mapping [rows] = page · page_tokens + offset, -1 for a row of padding,
     whose position must be valid all the same. With weights, heads are RMS-normalized first.
     """
+    where = (q, k, v, positions, cos_sin, k_pages, v_pages, slot_mapping)
     if q.is_cuda:
         from stretto.backends.torch.kernels import rotary as kernel
 
-        write = kernel.rotary_write
-    else:
-        write = rotary_write_reference
-    return write(
-        q,
-        k,
-        v,
-        positions,
-        cos_sin,
-        k_pages,
-        v_pages,
-        slot_mapping,
-        q_weight=q_weight,
-        k_weight=k_weight,
-        eps=eps,
-    )
+        return kernel.rotary_write(*where, q_weight=q_weight, k_weight=k_weight, eps=eps)
+    return rotary_write_reference(*where, q_weight=q_weight, k_weight=k_weight, eps=eps)
 
 
 def rotary_write_reference(

@@ -63,14 +63,23 @@ def count_tokens(table: SamplingTable, slots: Tensor, ids: Tensor, lengths: Tens
 
     No slot may come twice. A row whose id or length is below 0 is left out.
     """
+    if ids.is_cuda:
+        from stretto.backends.torch.kernels import sampling as kernel
+
+        kernel.count_tokens(table, slots, ids, lengths)
+    else:
+        count_tokens_reference(table, slots, ids, lengths)
+
+
+def count_tokens_reference(table: SamplingTable, slots: Tensor, ids: Tensor, lengths: Tensor) -> None:
     real = (ids >= 0) & (lengths >= 0)
-    tokens, places = ids.clamp(min=0).long(), lengths.clamp(min=0).long()
-    table.history[slots, places] = torch.where(real, tokens.int(), table.history[slots, places])
-    table.counts.index_put_((slots, tokens), real.int(), accumulate=True)
+    slots, ids, lengths = slots[real], ids[real], lengths[real]
+    table.history[slots, lengths] = ids.int()
+    table.counts[slots, ids] += 1
     last_n = table.column("repeat_last_n")[slots]
-    leaving = real & (last_n > 0) & (places >= last_n)
-    old = table.history[slots, (places - last_n).clamp(min=0)].clamp(min=0).long()
-    table.counts.index_put_((slots, old), -leaving.int(), accumulate=True)
+    leaving = (last_n > 0) & (lengths >= last_n)
+    slots, places = slots[leaving], (lengths - last_n)[leaving]
+    table.counts[slots, table.history[slots, places].long()] -= 1
 
 
 def _without_penalties(mode: SamplingMode) -> SamplingMode:

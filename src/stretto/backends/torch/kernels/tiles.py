@@ -1,0 +1,58 @@
+"""What both attention kernels share: where a tile of keys lies, and what it adds to a row.
+
+Scores are kept in base 2: `scale` is the softmax scale times log2(e).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_pages(table, tile, limit, BLOCK_N: tl.constexpr, PAGE: tl.constexpr):
+    """The pages of a tile: one number, or one for each token. Tokens from `limit` on are on page 0.
+
+    Kernels ask one tile ahead: were the tile's own loads to wait for it, the compiler would spend half of its
+    pipeline on page numbers.
+    """
+    if PAGE % BLOCK_N == 0:
+        tokens = tile * BLOCK_N
+    else:
+        tokens = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    return tl.load(table + tokens // PAGE, mask=tokens < limit, other=0)
+
+
+@triton.jit
+def tile_offsets(pages, tile, page_stride, token_stride, dims, BLOCK_N: tl.constexpr, PAGE: tl.constexpr):
+    """Offsets [BLOCK_N, DIM_PAD] of the tile's elements. The part that never changes is kept in 32 bits."""
+    inner = tl.arange(0, BLOCK_N)
+    if PAGE % BLOCK_N == 0:
+        origin = pages.to(tl.int64) * page_stride + (tile * BLOCK_N % PAGE) * token_stride
+        return origin + (inner[:, None] * token_stride + dims[None, :])
+    if BLOCK_N % PAGE == 0:
+        place = inner % PAGE
+    else:
+        place = (tile * BLOCK_N + inner) % PAGE
+    return (pages.to(tl.int64) * page_stride + place * token_stride)[:, None] + dims[None, :]
+
+
+@triton.jit
+def load_tile(base, offsets, dims, valid, DIM: tl.constexpr, DIM_PAD: tl.constexpr, MASKED: tl.constexpr):
+    """[BLOCK_N, DIM_PAD]; zeros where masked, so that stale memory, NaN perhaps, cannot spread."""
+    if MASKED:
+        return tl.load(base + offsets, mask=valid[:, None] & (dims < DIM)[None, :], other=0.0)
+    if DIM == DIM_PAD:
+        return tl.load(base + offsets)
+    return tl.load(base + offsets, mask=(dims < DIM)[None, :], other=0.0)
+
+
+@triton.jit
+def absorb(scores, values, peak, total, mixed, PRECISION: tl.constexpr):
+    """Online softmax: the running maximum, sum and weighted values after one more tile."""
+    higher = tl.maximum(peak, tl.max(scores, axis=1))
+    fade = tl.exp2(peak - higher)
+    weights = tl.exp2(scores - higher[:, None])
+    total = total * fade + tl.sum(weights, axis=1)
+    mixed = tl.dot(weights.to(values.dtype), values, mixed * fade[:, None], input_precision=PRECISION)
+    return higher, total, mixed
