@@ -46,7 +46,7 @@ def run(
         Say on stderr how long it took.
     """
     sampling = sampling or Sampling()
-    text = _prompt(prompt, _piped())
+    text = _prompt(prompt, piped())
     if text is None:
         from stretto.cli.chat import chat
 
@@ -76,7 +76,7 @@ def _prompt(given: str | None, piped: str | None) -> str | None:
     return "\n\n".join(part for part in parts if part) if parts else None
 
 
-def _piped() -> str | None:
+def piped() -> str | None:
     """All of stdin, unless somebody sits at it."""
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         return None

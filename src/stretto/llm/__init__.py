@@ -13,7 +13,8 @@ call has an async twin (`achat`, `agenerate`, `astream`). Closing a stream cance
 from __future__ import annotations
 
 from stretto.llm.client import LLM
+from stretto.llm.embedding import Embeddings, Ranked
 from stretto.llm.results import Completion, Timing, Usage
 from stretto.llm.streams import AsyncStream, Stream
 
-__all__ = ["LLM", "AsyncStream", "Completion", "Stream", "Timing", "Usage"]
+__all__ = ["LLM", "AsyncStream", "Completion", "Embeddings", "Ranked", "Stream", "Timing", "Usage"]

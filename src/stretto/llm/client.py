@@ -12,16 +12,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from stretto.errors import InvalidRequestError
+from stretto.errors import InvalidRequestError, UnsupportedByModelError
+from stretto.llm.embedding import (
+    Embeddings,
+    Inputs,
+    Ranked,
+    Truncate,
+    embed_params,
+    embeddings_of,
+    ranking_of,
+    rerank_params,
+)
 from stretto.llm.progress import Progress
 from stretto.llm.results import Completion, assemble
 from stretto.llm.streams import AsyncStream, Stream
-from stretto.runtime.loading import Loaded, load
+from stretto.runtime.contexts import PoolStats
+from stretto.runtime.embedding import EmbeddingRuntime
+from stretto.runtime.embedding_loading import load_any
+from stretto.runtime.loading import Loaded
 from stretto.runtime.loop import LoopStats
 from stretto.runtime.model import Call, ModelRuntime, Prompt
 from stretto.runtime.options import Options, parse
 from stretto.runtime.output import Delta
-from stretto.text.tokenizer import PromptTokens
+from stretto.text.tokenizer import PromptTokens, Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 TextOrTokens = str | Sequence[int]
@@ -43,8 +56,7 @@ class LLM:
         config: str | Path | None = None,
         **settings: Any,
     ) -> None:
-        self._loaded: Loaded = load(model, settings, cache_dir=cache_dir, progress=progress, config=config)
-        self._runtime: ModelRuntime = self._loaded.runtime
+        self._opened = load_any(model, settings, cache_dir=cache_dir, progress=progress, config=config)
 
     # --- asking ----------------------------------------------------------------------------------
 
@@ -85,28 +97,95 @@ class LLM:
     def astream(self, prompt: str | Messages, **options: Any) -> AsyncStream:
         return AsyncStream(self._runtime, self._call(self._any_prompt(prompt), self._parse(options)))
 
+    # --- vectors and rankings --------------------------------------------------------------------
+
+    def embed(
+        self,
+        inputs: Inputs,
+        *,
+        dimensions: int | None = None,
+        truncate: Truncate = "",
+        normalize: bool = True,
+        timeout_s: float | None = None,
+    ) -> Embeddings:
+        """Vectors of texts (or of token ids): one row each. `truncate` cuts over-long inputs at that end."""
+        params = embed_params(
+            inputs, dimensions=dimensions, truncate=truncate, normalize=normalize, timeout_s=timeout_s
+        )
+        return embeddings_of(self._vectors("makes no embeddings").embed(params))
+
+    async def aembed(
+        self,
+        inputs: Inputs,
+        *,
+        dimensions: int | None = None,
+        truncate: Truncate = "",
+        normalize: bool = True,
+        timeout_s: float | None = None,
+    ) -> Embeddings:
+        params = embed_params(
+            inputs, dimensions=dimensions, truncate=truncate, normalize=normalize, timeout_s=timeout_s
+        )
+        return embeddings_of(await self._vectors("makes no embeddings").aembed(params))
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        truncate: Truncate = "",
+        raw_scores: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Ranked]:
+        """Documents by how well they answer the query, best first; scores are probabilities, unless raw."""
+        params = rerank_params(
+            query, documents, truncate=truncate, raw_scores=raw_scores, timeout_s=timeout_s
+        )
+        return ranking_of(self._vectors("does not score documents").rerank(params), documents, top_n)
+
+    async def arerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        truncate: Truncate = "",
+        raw_scores: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Ranked]:
+        params = rerank_params(
+            query, documents, truncate=truncate, raw_scores=raw_scores, timeout_s=timeout_s
+        )
+        result = await self._vectors("does not score documents").arerank(params)
+        return ranking_of(result, documents, top_n)
+
     # --- looking ---------------------------------------------------------------------------------
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        return self._runtime.tokenizer.encode(text, special)
+        return self._tokenizer.encode(text, special)
 
     def chat_prompt_tokens(self, messages: str | Messages, tools: Messages | None = None) -> list[int]:
         """The tokens that a conversation becomes, template included."""
         return list(self._chat_prompt(messages, tools).tokens.tokens)
 
     def detokenize(self, tokens: Iterable[int]) -> str:
-        return b"".join(map(self._runtime.tokenizer.token_bytes, tokens)).decode("utf-8", "replace")
+        return b"".join(map(self._tokenizer.token_bytes, tokens)).decode("utf-8", "replace")
 
     def stats(self) -> LoopStats:
         return self._runtime.stats
 
+    def pool_stats(self) -> PoolStats:
+        """What the contexts of an embedding model or a reranker did so far."""
+        return self._vectors("has no pool of contexts").stats
+
     @property
     def description(self) -> Mapping[str, Any]:
         """What was loaded, and where each choice came from."""
-        return self._loaded.description
+        return self._opened.description
 
     def close(self) -> None:
-        self._runtime.close()
+        self._opened.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -117,6 +196,34 @@ class LLM:
         self.close()
 
     # --- inside ----------------------------------------------------------------------------------
+
+    @property
+    def _loaded(self) -> Loaded:
+        if isinstance(self._opened, EmbeddingRuntime):
+            making = self._opened.making
+            kind = "a reranker" if making.ranks else "an embedding model"
+            raise UnsupportedByModelError(
+                f"{making.name} is {kind}: it does not generate text", hint="name a language model"
+            )
+        return self._opened
+
+    @property
+    def _runtime(self) -> ModelRuntime:
+        return self._loaded.runtime
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        opened = self._opened
+        return opened.tokenizer if isinstance(opened, EmbeddingRuntime) else opened.runtime.tokenizer
+
+    def _vectors(self, failing: str) -> EmbeddingRuntime:
+        if isinstance(self._opened, EmbeddingRuntime):
+            return self._opened
+        name, kind = (self._opened.description.get(key, "") for key in ("model", "kind"))
+        raise UnsupportedByModelError(
+            f"{name or 'this'} is a {kind or 'text'} language model, its file names no pooling: it {failing}",
+            hint="name an embedding model, e.g. all-MiniLM-L6-v2, or a reranker",
+        )
 
     @property
     def _window(self) -> int:

@@ -7,7 +7,7 @@ is as large as `n_ubatch`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +15,37 @@ from stretto import settings as settings_
 from stretto.runtime.contexts import ContextPool
 from stretto.runtime.embed_inputs import Frame, InputReader
 from stretto.runtime.embedding import EmbeddingRuntime, Making
+from stretto.runtime.loading import Loaded, Progress, find, load, model_options
 from stretto.runtime.packing import Packer
+from stretto.settings.places import cache_home
 
 if TYPE_CHECKING:
-    from stretto.backends.llamacpp.model import Model, ModelOptions
+    from stretto.backends.llamacpp.model import Model
 
-Progress = Callable[[str, float], None]
 BATCH_TOKENS_CPU = 128
 RERANK_TEMPLATE = "tokenizer.chat_template.rerank"
 _SOFTMAX_ARCHITECTURES = ("qwen3", "qwen3vl")  # llama.cpp ends their ranking graphs in one
+
+
+def load_any(
+    model: str | Path | None,
+    settings: Mapping[str, Any],
+    *,
+    cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
+    config: str | Path | None = None,
+) -> Loaded | EmbeddingRuntime:
+    """A model of whichever kind the file is, for callers that do not know."""
+    given = settings_.load(config, flags=settings).settings
+    name = str(model) if model is not None else ""
+    chosen = given.model(name) if name in given.models else given.defaults
+    home = Path(cache_dir) if cache_dir is not None else cache_home()
+    wanted = chosen.path or name
+    if wanted and chosen.backend in ("auto", "llamacpp") and not Path(wanted).is_dir():
+        path = find(wanted, home, progress)
+        if path.is_file() and makes_vectors(path):
+            return load_embedding(path, chosen, home=home, progress=progress)
+    return load(model, settings, cache_dir=cache_dir, progress=progress, config=config)
 
 
 def makes_vectors(path: Path) -> bool:
@@ -39,14 +61,13 @@ def load_embedding(
     chosen: settings_.ModelSettings,
     *,
     home: Path,
-    model_options: ModelOptions | None = None,
     progress: Progress | None = None,
 ) -> EmbeddingRuntime:
     """Raises a StrettoError that says in one line what is wrong and what to do."""
-    from stretto.backends.llamacpp.model import load
+    from stretto.backends.llamacpp.model import load as load_weights
 
     report = None if progress is None else lambda done: progress("loading", done)
-    model = load(path, model_options, cache_dir=home, progress=report)
+    model = load_weights(path, model_options(chosen), cache_dir=home, progress=report)
     try:
         return _at_work(model, chosen)
     except BaseException:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stretto import settings as settings_
 from stretto.errors import InvalidRequestError
@@ -17,8 +17,10 @@ from stretto.settings.places import cache_home
 from stretto.text.templates import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 
-Progress = Callable[[str, float], None]
+if TYPE_CHECKING:
+    from stretto.backends.llamacpp.model import ModelOptions
 
+Progress = Callable[[str, float], None]
 
 Beat = Callable[[int, bool], None]
 
@@ -99,20 +101,12 @@ def _llamacpp(
     progress: Progress | None,
     beat: Beat | None,
 ) -> Loaded:
-    from stretto.backends.llamacpp import ContextOptions, LlamaCppBackend, ModelOptions
+    from stretto.backends.llamacpp import ContextOptions, LlamaCppBackend
 
     backend = LlamaCppBackend.open(
         path,
         cache_dir=home,
-        model_options=ModelOptions(
-            n_gpu_layers=-1 if chosen.n_gpu_layers == "all" else chosen.n_gpu_layers,
-            split_mode=chosen.split_mode,
-            main_gpu=chosen.main_gpu,
-            tensor_split=tuple(chosen.tensor_split or ()),
-            use_mmap=chosen.use_mmap,
-            use_mlock=chosen.use_mlock,
-            use_direct_io=chosen.use_direct_io,
-        ),
+        model_options=model_options(chosen),
         context_options=ContextOptions(
             n_seq_max=chosen.n_seq_max,
             context_window=0 if chosen.context_window == "auto" else chosen.context_window,
@@ -168,6 +162,20 @@ def _llamacpp(
         "origins": dict(loaded.origin),
     }
     return Loaded(runtime, chosen, description)
+
+
+def model_options(chosen: settings_.ModelSettings) -> ModelOptions:
+    from stretto.backends.llamacpp.model import ModelOptions
+
+    return ModelOptions(
+        n_gpu_layers=-1 if chosen.n_gpu_layers == "all" else chosen.n_gpu_layers,
+        split_mode=chosen.split_mode,
+        main_gpu=chosen.main_gpu,
+        tensor_split=tuple(chosen.tensor_split or ()),
+        use_mmap=chosen.use_mmap,
+        use_mlock=chosen.use_mlock,
+        use_direct_io=chosen.use_direct_io,
+    )
 
 
 def _template(source: str, vocabulary: Tokenizer) -> ChatTemplate:
