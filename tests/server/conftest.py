@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import anthropic
+import httpx2
 import openai
 import pytest
 
 from stretto.server.app import create_app
+from stretto.settings import ServerSettings
 from tests.server.running import serving
 from tests.server.scripted import ScriptedEngine, usual
 
@@ -18,20 +20,13 @@ class Rig:
 
     url: str
     engine: ScriptedEngine
+    openai: openai.OpenAI
+    anthropic: anthropic.Anthropic
+    http: httpx2.Client
 
-    @property
-    def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
-
-    @property
     def async_openai(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
-    @property
-    def anthropic(self) -> anthropic.Anthropic:
-        return anthropic.Anthropic(base_url=self.url, api_key="none", max_retries=0)
-
-    @property
     def async_anthropic(self) -> anthropic.AsyncAnthropic:
         return anthropic.AsyncAnthropic(base_url=self.url, api_key="none", max_retries=0)
 
@@ -39,8 +34,14 @@ class Rig:
 @pytest.fixture(scope="module")
 def _served() -> Iterator[Rig]:
     engine = ScriptedEngine()
-    with serving(create_app(engine)) as url:
-        yield Rig(url, engine)
+    options = ServerSettings(ping_interval_s=0.2, log_level="error")
+    with (
+        serving(create_app(engine, options)) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as openai_client,
+        anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as anthropic_client,
+        httpx2.Client(base_url=url, timeout=30) as http,
+    ):
+        yield Rig(url, engine, openai_client, anthropic_client, http)
 
 
 @pytest.fixture

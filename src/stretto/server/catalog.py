@@ -30,13 +30,15 @@ class Catalog:
 
     async def find(self, name: str | None, *kinds: str) -> ModelInfo:
         """The model of that name; without a name the first of these kinds, else the first."""
-        if self._clock() - self._seen_s > FRESH_S or self._named(name, kinds) is None:
-            await self.models()
         found = self._named(name, kinds)
+        if found is None or self._clock() - self._seen_s > FRESH_S:
+            await self.models()
+            found = self._named(name, kinds)
+        if found is None and not name and self._models:
+            found = self._models[0]  # it will say itself what it cannot do
         if found is None:
-            raise ModelNotFoundError(
-                f"the model {(name or '')[:128]!r} is not served here", hint=self._hint()
-            )
+            asked = f"the model {name[:128]!r}" if name else "a model"
+            raise ModelNotFoundError(f"{asked} is not served here", hint=self._hint())
         return found
 
     def _named(self, name: str | None, kinds: tuple[str, ...]) -> ModelInfo | None:
@@ -45,7 +47,7 @@ class Catalog:
         special = ("embedding", "reranker")
         fitting = [m for m in self._models if m.kind in kinds or (not kinds and m.kind not in special)]
         loaded = [model for model in fitting if model.loaded]
-        return next(iter(loaded or fitting or self._models), None)
+        return next(iter(loaded or fitting), None)
 
     def _hint(self) -> str:
         names = [model.id for model in self._models]
