@@ -73,7 +73,6 @@ StrettoError
 │   ├── CallTimeoutError        the runtime did not answer a call in time
 │   ├── StreamTimeoutError      no token for too long, or a generation longer than allowed
 │   └── SlowConsumerError       the reader did not take what was generated for it
-├── UnsupportedError            this model, or this build, does not do that
 ├── BenchError                  a benchmark cannot run: no server there, or a trace that is none
 ├── BrokenTemplateError         the model file's chat template does not work: the operator's to fix
 └── SettingsError               a setting that cannot be used, with what to write instead
@@ -498,12 +497,6 @@ class SlowConsumerError(RpcError):
     code = "slow_consumer"
     http_status = 408
     hint = "read faster, or raise engine.stream_buffer_bytes or engine.slow_consumer_timeout_s"
-
-
-class UnsupportedError(StrettoError):
-    code = "unsupported"
-    http_status = 501
-    hint = "use a model made for this; runtime/info lists what this runtime can do"
 
 
 class BenchError(StrettoError):

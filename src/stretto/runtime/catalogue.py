@@ -15,6 +15,8 @@ from typing import Any
 from stretto import settings as settings_
 from stretto.errors import ModelNotFoundError
 from stretto.rpc.heartbeat import HeartbeatWriter
+from stretto.runtime.embedding import EmbeddingRuntime
+from stretto.runtime.embedding_loading import load_embedding, makes_vectors
 from stretto.runtime.loading import Beat, Loaded, Progress, find, load
 from stretto.settings.places import cache_home
 
@@ -71,7 +73,15 @@ class Catalogue:
         path = find(chosen.path or self._names.get(model_id, model_id), self._home)
         return _directory_bytes(path) if path.is_dir() else _gguf_bytes(path, chosen)
 
-    def load(self, model_id: str, progress: Progress) -> Loaded:
+    def load(self, model_id: str, progress: Progress) -> Loaded | EmbeddingRuntime:
+        chosen = self._chosen(model_id)
+        if chosen.backend in ("auto", "llamacpp"):
+            path = find(chosen.path or self._names.get(model_id, model_id), self._home, progress)
+            if path.is_file() and makes_vectors(path):
+                return load_embedding(path, chosen, home=self._home, progress=progress)
+        return self._load_generating(model_id, progress)
+
+    def _load_generating(self, model_id: str, progress: Progress) -> Loaded:
         index = self._heartbeat.take() if self._heartbeat is not None else None
         try:
             loaded = load(

@@ -21,11 +21,12 @@ from stretto.errors import (
     DuplicateRequestError,
     InvalidRequestError,
     ShuttingDownError,
-    UnsupportedError,
+    UnsupportedByModelError,
 )
 from stretto.rpc import messages as m
+from stretto.runtime.embedding import EmbeddingRuntime
 from stretto.runtime.loading import Loaded
-from stretto.runtime.model import Call, Prompt
+from stretto.runtime.model import Call, ModelRuntime, Prompt
 from stretto.runtime.outbox import Outbox, StreamSink
 from stretto.runtime.pool import Entry, ModelPool, Resident
 from stretto.runtime.requests import prepare, text_of, tokens_of
@@ -38,10 +39,10 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Embeds(Protocol):
-    """A resident that makes vectors or scores. Both are called on the RPC loop and must not block it."""
+    """A resident that makes vectors or scores (`runtime.embedding`). Called on the RPC loop."""
 
-    async def embed(self, params: m.EmbedParams) -> m.EmbedResult: ...
-    async def rerank(self, params: m.RerankParams) -> m.RerankResult: ...
+    async def aembed(self, params: m.EmbedParams) -> m.EmbedResult: ...
+    async def arerank(self, params: m.RerankParams) -> m.RerankResult: ...
 
 
 class Methods:
@@ -165,7 +166,7 @@ class Methods:
         asked = cast(m.TokenizeParams, params)
         entry = await self._pool.acquire(asked.model_id)
         try:
-            return m.TokenizeResult(tokens=await self._on_thread(tokens_of, generating(entry).runtime, asked))
+            return m.TokenizeResult(tokens=await self._on_thread(tokens_of, reading(entry), asked))
         finally:
             self._pool.release(entry)
 
@@ -173,9 +174,7 @@ class Methods:
         asked = cast(m.DetokenizeParams, params)
         entry = await self._pool.acquire(asked.model_id)
         try:
-            return m.DetokenizeResult(
-                text=await self._on_thread(text_of, generating(entry).runtime, asked.tokens)
-            )
+            return m.DetokenizeResult(text=await self._on_thread(text_of, reading(entry), asked.tokens))
         finally:
             self._pool.release(entry)
 
@@ -183,7 +182,7 @@ class Methods:
         asked = cast(m.EmbedParams, params)
         entry = await self._pool.acquire(asked.model_id)
         try:
-            return await _embedding(entry).embed(asked)
+            return await _embedding(entry).aembed(asked)
         finally:
             self._pool.release(entry)
 
@@ -191,7 +190,7 @@ class Methods:
         asked = cast(m.RerankParams, params)
         entry = await self._pool.acquire(asked.model_id)
         try:
-            return await _embedding(entry).rerank(asked)
+            return await _embedding(entry).arerank(asked)
         finally:
             self._pool.release(entry)
 
@@ -293,13 +292,19 @@ class Methods:
 
 def generating(entry: Entry) -> Loaded:
     if not isinstance(entry.resident, Loaded):
-        raise UnsupportedError(f"{entry.id} does not generate text")
+        raise UnsupportedByModelError(f"{entry.id} does not generate text")
     return entry.resident
+
+
+def reading(entry: Entry) -> ModelRuntime | EmbeddingRuntime:
+    """Whatever has a tokenizer."""
+    resident = entry.resident
+    return resident if isinstance(resident, EmbeddingRuntime) else generating(entry).runtime
 
 
 def _embedding(entry: Entry) -> Embeds:
     if not isinstance(entry.resident, Embeds):
-        raise UnsupportedError(f"{entry.id} does not make embeddings or scores")
+        raise UnsupportedByModelError(f"{entry.id} does not make embeddings or scores")
     return entry.resident
 
 

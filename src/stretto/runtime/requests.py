@@ -11,8 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from stretto.errors import EmptyPromptError, InvalidRequestError, InvalidTokenError
+from stretto.errors import (
+    EmptyPromptError,
+    InvalidRequestError,
+    InvalidTokenError,
+    UnsupportedByModelError,
+)
 from stretto.rpc.messages import GenerateParams, TokenizeParams, ToolUse
+from stretto.runtime.embedding import EmbeddingRuntime
 from stretto.runtime.loading import Loaded
 from stretto.runtime.model import Call, ModelRuntime, Prompt
 from stretto.runtime.options import SAMPLING_NAMES, Options, parse
@@ -71,21 +77,23 @@ def prompt_of(model: ModelRuntime, params: GenerateParams) -> Prompt:
     return model.chat_prompt(params.messages or [], offered or None, **params.template_options)
 
 
-def tokens_of(model: ModelRuntime, params: TokenizeParams) -> list[int]:
+def tokens_of(model: ModelRuntime | EmbeddingRuntime, params: TokenizeParams) -> list[int]:
     """What a text or a conversation becomes."""
     if (params.text is None) == (params.messages is None):
         raise InvalidRequestError("text or messages must be given", hint="send one of the two")
     if params.text is not None:
         return model.tokenizer.encode(params.text, params.special)
+    if not isinstance(model, ModelRuntime):
+        raise UnsupportedByModelError("this model takes no messages")
     return list(model.chat_prompt(params.messages or [], params.tools or None).tokens.tokens)
 
 
-def text_of(model: ModelRuntime, tokens: list[int]) -> str:
+def text_of(model: ModelRuntime | EmbeddingRuntime, tokens: list[int]) -> str:
     return b"".join(map(model.tokenizer.token_bytes, _tokens(model, tokens))).decode("utf-8", "replace")
 
 
-def _tokens(model: ModelRuntime, tokens: list[int]) -> array[int]:
-    size = model.capabilities.vocab or model.tokenizer.vocab_size
+def _tokens(model: ModelRuntime | EmbeddingRuntime, tokens: list[int]) -> array[int]:
+    size = model.tokenizer.vocab_size
     if tokens and not (min(tokens) >= 0 and max(tokens) < size):
         raise InvalidTokenError(f"a token id is outside the vocabulary of {size}")
     return array("i", tokens)
