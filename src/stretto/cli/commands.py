@@ -4,8 +4,11 @@ from __future__ import annotations
 
 # name: (where it is, what it does)
 COMMANDS = {
+    "serve": ("serve:serve", "Serve a model over HTTP: OpenAI's and Anthropic's APIs."),
+    "ps": ("ps:ps", "Show what a running server is doing, and what would help."),
     "run": ("run:run", "Ask a model once and stream its answer."),
     "chat": ("chat:chat", "Talk with a model."),
+    "embed": ("embed:embed", "Print the embeddings of texts."),
     "ls": ("listing:ls", "List the models that are here."),
     "show": ("showing:show", "Show a model's kind, numbers, tensor types, metadata and template."),
     "pull": ("pull:pull", "Download a model: user/repo[:quant], or demo."),

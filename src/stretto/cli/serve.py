@@ -1,0 +1,177 @@
+"""`stretto serve`: a model over HTTP. Flags, variables and the file have the same names.
+
+The model is found (or pulled) here, with its progress on the terminal; it is loaded by the runtime, a process
+of its own. Messages go to stderr: the URL once the model answers, and before it how far it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from stretto.cli.context import Context
+from stretto.cli.flags import ModelFlags, ServerFlags, server_values, values
+from stretto.cli.output import note, progress, say
+from stretto.cli.text import size
+
+if TYPE_CHECKING:
+    from stretto.engine.api import EngineApi
+    from stretto.engine.engine import Engine
+    from stretto.rpc.messages import ModelInfo
+    from stretto.server.run import Listening
+    from stretto.settings import Loaded
+
+QUEUE_WAIT_S = 60.0  # a caller over HTTP has a proxy that gives up sooner or later
+LOOK_EVERY_S = 0.1
+
+
+def serve(
+    model: Annotated[str | None, Parameter(name="MODEL")] = None,
+    /,
+    *,
+    server: ServerFlags = None,
+    flags: ModelFlags = None,
+    context: Annotated[Context, Parameter(parse=False)],
+) -> None:
+    """Serve a model over HTTP. SIGTERM or Ctrl-C lets running requests finish first; a second one cuts them.
+
+    Parameters
+    ----------
+    model
+        A .gguf file, a name from `stretto ls` or from the settings file, or user/repo[:quant], which is
+        pulled first. [default: the only model of the settings file, else SmolLM2-135M-Instruct]
+    """
+    from stretto.server import run
+
+    given = values(flags)
+    loaded = context.settings(given | server_values(server))
+    chosen = loaded.settings.server
+    run.check(chosen)  # before anything heavy
+    _set_up_logs(chosen.log_format, chosen.log_level)
+    name = _prepared(context, loaded, model)
+    with _launch_file(context, loaded, name, given) as path:
+        run.serve(_engine(loaded, path), chosen, started=_announce)
+
+
+def _set_up_logs(log_format: str, level: str) -> None:
+    from stretto.telemetry import logs
+
+    json_lines = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
+    logs.set_up(json_lines=json_lines, level=level)
+
+
+# --- the model -----------------------------------------------------------------------------------
+
+
+def _prepared(context: Context, loaded: Loaded, model: str | None) -> str | None:
+    """The name that the runtime will know the model by; pulled or converted first where that is needed."""
+    from stretto.errors import ModelNotFoundError
+    from stretto.models.store import DEFAULT_NAMES
+
+    settings = loaded.settings
+    if settings.model(model or "").backend == "simulated" or model in settings.models:
+        return model
+    if model is None and settings.models:
+        return None  # all that the file lists, the first by default
+    if model is None or model in DEFAULT_NAMES:
+        from stretto.cli.resolving import default_file
+
+        default_file(context)
+        return None
+    try:
+        context.store().resolve(model)
+    except ModelNotFoundError:
+        if "/" not in model or model.endswith(".gguf") or model.startswith((".", "/", "~")):
+            raise
+        _pull(context, model)
+    return model
+
+
+def _pull(context: Context, model: str) -> None:
+    from stretto.cli.pull import HUB
+
+    with progress(f"pulling {model}", is_bytes=True) as shown:
+        path = context.store().pull(model.removeprefix("hf://"), endpoint=HUB, token=None, progress=shown)
+    say(f"pulled {model}: {size(path.stat().st_size)}")
+
+
+# --- the engine ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _launch_file(
+    context: Context, loaded: Loaded, model: str | None, flags: dict[str, Any]
+) -> Iterator[Path]:
+    """What the runtime is told, in a file that only we can read, for as long as the server lives."""
+    launch = {
+        "models": [] if model is None else [model],
+        "flags": _with_server_defaults(loaded, flags),
+        "config": None if loaded.path is None else str(loaded.path),
+        "cache_dir": str(context.cache_dir),
+    }
+    with tempfile.TemporaryDirectory(prefix="stretto-serve-") as directory:
+        path = Path(directory) / "launch.json"
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(launch), encoding="utf-8")
+        yield path
+
+
+def _with_server_defaults(loaded: Loaded, flags: dict[str, Any]) -> dict[str, Any]:
+    """A server gives up on a caller that waits too long, where nobody has said how long that is."""
+    said = any(key.endswith(".max_queue_wait_s") for key in loaded.origin)
+    return flags if said else {"max_queue_wait_s": QUEUE_WAIT_S, **flags}
+
+
+def _engine(loaded: Loaded, launch: Path) -> Engine:
+    from stretto.engine.engine import Engine
+    from stretto.engine.process import runtime_command
+
+    command = runtime_command("--settings", str(launch), "--preload", "")
+    return Engine.supervised(command, loaded.settings)
+
+
+# --- what the operator reads ---------------------------------------------------------------------
+
+
+async def _announce(listening: Listening) -> None:
+    """A bar while the model loads, then one paragraph. A model that cannot be loaded ends the server."""
+    say(f"listening on {listening.url}; the model is loading")
+    found = await _loaded(listening.engine)
+    for warning in found.description.get("warnings", ()):
+        note(str(warning))
+    stats = await listening.engine.stats()
+    say(banner(listening.url, found, stats.memory_bytes))
+
+
+async def _loaded(engine: EngineApi) -> ModelInfo:
+    loading = asyncio.ensure_future(engine.load(""))
+    with progress("loading the model") as shown:
+        while not (await asyncio.wait({loading}, timeout=LOOK_EVERY_S))[0]:
+            done = engine.health.progress
+            if done is not None:
+                shown(int(1000 * done), 1000)
+    return loading.result()
+
+
+def banner(url: str, model: ModelInfo, memory_bytes: int) -> str:
+    """What is served, and how to reach it."""
+    body = f'{{"model": "{model.id}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    return "\n".join(
+        [
+            f"serving {model.id} ({model.backend or 'unknown backend'})",
+            f"  slots    {model.slots}, each with a window of {model.context_window:,} tokens",
+            f"  memory   {size(memory_bytes)} in use by the runtime",
+            f"  try      curl {url}/v1/chat/completions -H 'content-type: application/json' \\",
+            f"             -d '{body}'",
+            f"  clients  OPENAI_BASE_URL={url}/v1",
+            f"ready: {url}",
+        ]
+    )
