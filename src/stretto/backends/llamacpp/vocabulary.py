@@ -7,16 +7,18 @@ loading, every call has buffers of its own. Holds its model, so that the vocabul
 from __future__ import annotations
 
 import ctypes
-import unicodedata
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 from stretto.backends.llamacpp.library import Weights
 from stretto.errors import InvalidRequestError, InvariantError
+from stretto.text.wordpiece import WordPiece
 
 TEXT_BYTES_MAX = 1 << 28
 _PIECE_BYTES = 64
 _WORD_PIECE = 3  # LLAMA_VOCAB_TYPE_WPM
+_UNKNOWN_DEFAULT = 100  # llama.cpp's own for such vocabularies
 
 
 class Vocabulary:
@@ -32,7 +34,7 @@ class Vocabulary:
         self._control = frozenset(token for token in range(size) if lib.llama_vocab_is_control(vocab, token))
         self.suppressed = self._read_suppressed()
         self.adds_bos = bool(lib.llama_vocab_get_add_bos(self._vocab))
-        self._strips_accents = int(lib.llama_vocab_type(vocab)) == _WORD_PIECE and _says_strip(lib, weights)
+        self._is_word_piece = int(lib.llama_vocab_type(vocab)) == _WORD_PIECE
 
     @property
     def _vocab(self) -> Any:
@@ -52,8 +54,8 @@ class Vocabulary:
 
     def encode(self, text: str, special: bool) -> list[int]:
         """Tokens of a text, nothing added. Without `special` the names of control tokens are plain text."""
-        if self._strips_accents and not text.isascii():
-            text = _without_accents(text)
+        if self._is_word_piece and not special:
+            return self._word_piece.encode(text)
         raw = text.encode("utf-8", "replace")
         if len(raw) > TEXT_BYTES_MAX:
             raise InvalidRequestError(f"a text of {len(raw)} bytes is too long to tokenize")
@@ -67,6 +69,33 @@ class Vocabulary:
                 return list(buffer[:count])
             room = -count
         raise InvalidRequestError("llama.cpp could not tokenize the text")
+
+    @cached_property
+    def _word_piece(self) -> WordPiece:
+        """BERT's tokenizing in place of llama.cpp's, which loses letters of some scripts."""
+        lib, vocab = self._lib, self._vocab
+        plain = [token for token in range(self.vocab_size) if token not in self._control]
+        pieces = {lib.llama_vocab_get_text(vocab, token).decode("utf-8", "replace"): token for token in plain}
+        lowercase = self._flag("lowercase", default=True)
+        return WordPiece(
+            pieces,
+            unknown=self._unknown(),
+            lowercase=lowercase,
+            strip_accents=self._flag("strip_accents", default=lowercase),
+        )
+
+    def _unknown(self) -> int:
+        buffer = ctypes.create_string_buffer(16)
+        key = b"tokenizer.ggml.unknown_token_id"
+        found = self._lib.llama_model_meta_val_str(self._weights.handle, key, buffer, len(buffer))
+        return int(buffer.value) if int(found) > 0 else _UNKNOWN_DEFAULT
+
+    def _flag(self, name: str, *, default: bool) -> bool:
+        """What the file says of its vocabulary; a cased one keeps its accents unless it says otherwise."""
+        buffer = ctypes.create_string_buffer(8)
+        key = f"tokenizer.ggml.normalizer.{name}".encode()
+        found = self._lib.llama_model_meta_val_str(self._weights.handle, key, buffer, len(buffer))
+        return buffer.value == b"true" if int(found) > 0 else default
 
     def token_bytes(self, token: int) -> bytes:
         piece = self._pieces.get(token)
@@ -93,22 +122,3 @@ class Vocabulary:
 
     def is_control(self, token: int) -> bool:
         return token in self._control
-
-
-def _says_strip(lib: Any, weights: Weights) -> bool:
-    """A cased vocabulary keeps its accents, unless the file says otherwise."""
-    said = [
-        _flag(lib, weights, f"tokenizer.ggml.normalizer.{name}") for name in ("strip_accents", "lowercase")
-    ]
-    return next((value for value in said if value is not None), True)
-
-
-def _flag(lib: Any, weights: Weights, key: str) -> bool | None:
-    buffer = ctypes.create_string_buffer(8)
-    found = int(lib.llama_model_meta_val_str(weights.handle, key.encode(), buffer, len(buffer)))
-    return buffer.value == b"true" if found > 0 else None
-
-
-def _without_accents(text: str) -> str:
-    """What a lower-casing WordPiece vocabulary wants. llama.cpp's own decomposition drops Korean vowels."""
-    return "".join(part for part in unicodedata.normalize("NFD", text) if unicodedata.category(part) != "Mn")
