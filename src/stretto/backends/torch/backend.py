@@ -90,6 +90,7 @@ class TorchBackend:
         )
         self._flights: deque[Flight] = deque()
         self._broken = False
+        self.last_error: Exception | None = None  # why a pass failed, for whoever logs it
         self.capabilities = Capabilities(
             share=Share.PAGES,
             snapshots=False,
@@ -186,16 +187,16 @@ class TorchBackend:
             watch.stop()
         except InvariantError:
             raise
-        except torch.OutOfMemoryError:
-            self._fail(flight, PassFailure.NO_ROOM)
-        except Exception:
-            self._fail(flight, PassFailure.FAILED)
+        except torch.OutOfMemoryError as error:
+            self._fail(flight, PassFailure.NO_ROOM, error)
+        except Exception as error:
+            self._fail(flight, PassFailure.FAILED, error)
         else:
             flight.watch = watch
             flight.outcome.ran = True
 
-    def _fail(self, flight: Flight, failure: PassFailure) -> None:
-        self._broken = True
+    def _fail(self, flight: Flight, failure: PassFailure, error: Exception) -> None:
+        self._broken, self.last_error = True, error
         flight.outcome.failure = failure
 
     def _pass(self, flight: Flight, batch: Ragged) -> None:

@@ -63,8 +63,8 @@ class Seats:
     ) -> None:
         self._table = table
         self._vocab = vocab
-        self._eos = eos
-        self._suppressed = suppressed
+        self._eos = frozenset(token for token in eos if 0 <= token < vocab)
+        self._suppressed = frozenset(token for token in suppressed if 0 <= token < vocab)
         self._make_grammars = make_grammars
         self._seats: dict[int, Seat] = {}
         self._special: dict[int, Seat] = {}  # errors, grammars and host samplers: the others need no look
