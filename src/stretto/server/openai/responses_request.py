@@ -33,6 +33,7 @@ from stretto.server.openai.tools import (
     TextFormat,
     ToolName,
     check_size,
+    function_choice,
     guidance_of,
     plain_tool,
     tool_use,
@@ -150,6 +151,10 @@ class FunctionChoice(Body):
     name: ToolName
 
 
+_AnyChoice = Literal["none", "auto", "required"] | FunctionChoice
+Choice = Annotated[_AnyChoice, BeforeValidator(function_choice, json_schema_input_type=_AnyChoice)]
+
+
 class SchemaFormat(Body):
     type: Literal["json_schema"]
     name: ToolName
@@ -182,7 +187,7 @@ class ResponseRequest(Guided, Sampling, Extensions):
         Annotated[list[Annotated[FunctionTool, BeforeValidator(_function_only)]], Field(max_length=TOOLS_MAX)]
         | None
     ) = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None

@@ -63,7 +63,16 @@ class NamedChoice(Body):
     function: NamedFunction
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedChoice
+def function_choice(choice: Any) -> Any:
+    """Hosted tools and lists of allowed ones cannot be chosen."""
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if isinstance(kind, str) and kind != "function":
+        raise unsupported(f"choices of type {kind[:40]} are not supported")
+    return choice
+
+
+_AnyChoice = Literal["none", "auto", "required"] | NamedChoice
+ToolChoice = Annotated[_AnyChoice, BeforeValidator(function_choice, json_schema_input_type=_AnyChoice)]
 
 
 def tool_use(
