@@ -112,6 +112,8 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "embedding": Family("bert", {**_BERT, "pooling_type": 1}, ("cls",)),
+    "embedding-cls": Family("bert", {**_BERT, "pooling_type": 2}, ("cls",)),
+    "embedding-last": Family("llama", {**_BASE, "pooling_type": 3}),  # a language model made for embeddings
     "reranker": Family("bert", {**_BERT, "pooling_type": 4, "classifier.output_labels": ("score",)}),
 }
 KINDS = tuple(FAMILIES)
