@@ -59,7 +59,10 @@ def bench(
     if reports.json is not None:
         _write_json(
             reports.json,
-            {"model": target.model, "runs": [_with_rows(*p) for p in zip(found, runs, strict=True)]},
+            {
+                "model": Path(target.model).name,
+                "runs": [_with_rows(*p) for p in zip(found, runs, strict=True)],
+            },
         )
     if reports.plot is not None:
         _write_plots(reports.plot, workload, runs, found, loads, axis)
@@ -127,7 +130,7 @@ def _slo(reports: Reports) -> Slo:
 def _print(found: dict[str, Any], title: str, target: Target) -> None:
     from stretto.bench import tables
 
-    heading(f"{title} ({target.model} at {target.url})")
+    heading(f"{title} ({Path(target.model).name} at {target.url})")
     print_table(("", ""), tables.overview(found))
     line()
     print_table(tables.LATENCY_COLUMNS, tables.latencies(found), right=range(1, 6))
@@ -152,8 +155,11 @@ def _with_rows(found: dict[str, Any], run: Run) -> dict[str, Any]:
     return {**found, "requests": rows}
 
 
-def _write_json(path: Path, data: Any) -> None:
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+def _write_json(path: Path, data: dict[str, Any]) -> None:
+    from stretto.bench.conditions import conditions
+
+    text = json.dumps({"conditions": conditions(), **data}, indent=1)
+    path.write_text(f"{text}\n", encoding="utf-8")
     say(f"wrote {path}")
 
 

