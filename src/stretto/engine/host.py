@@ -146,6 +146,7 @@ class SupervisedHost:
             "state": self.state.value,
             "pid": self.pid,
             "restarts": deaths.restarts,
+            "deaths_in_a_row": deaths.in_a_row,
             "hangs": deaths.hangs,
             "last_reason": deaths.last_reason,
             "hang": self._supervisor.hang,

@@ -156,7 +156,7 @@ class Traffic:
             ticket = self._tickets.get(entry.params.stream_id)
             if ticket is not None and ticket.call is call:
                 self._fail(ticket, error, now_s)
-            self._withdrawn.pop(entry.params.stream_id, None)
+            self._repeat_cancel(entry.params.stream_id, call)
 
     def frames(self, batch: StreamBatch, *, epoch: int, now_s: float) -> None:
         self.registry.route(batch, epoch=epoch, now_s=now_s)

@@ -1,0 +1,116 @@
+"""`python -m stretto.testing.engine_simulate`: the engine under faults, for many seeds.
+
+Prints requests by outcome, faults by kind and every *sometimes* law with its count. A broken law ends the run
+with status 1 and prints the one command that replays it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+import traceback
+
+import structlog
+
+from stretto.testing.engine_simulation import EngineReport, EngineSimulation
+
+SOMETIMES = (
+    "a hold",
+    "a batch of several",
+    "background rode along",
+    "a replay",
+    "a slow reader dropped",
+    "a blocked stream",
+    "a stale frame",
+    "a stale reply",
+    "a call timed out",
+    "a hang",
+    "gave up",
+    "never came up",
+    "a fallback",
+    "refused: too many streams",
+)
+
+
+class Violation(Exception):
+    """A law was broken; the message is the whole story, ready to print."""
+
+
+def run_seed(seed: int) -> EngineReport:
+    simulation = EngineSimulation(seed)
+    try:
+        report = simulation.run()
+    except Exception as error:
+        command = f"python -m stretto.testing.engine_simulate --seed {seed} --seeds 1"
+        trail = "".join(traceback.format_exception(error)[-8:])
+        raise Violation(f"seed {seed}: {type(error).__name__}: {error}\n{trail}\nreplay: {command}") from None
+    report.digest = hashlib.sha256("\n".join(simulation.trace).encode()).hexdigest()
+    return report
+
+
+def quiet() -> None:
+    """The engine logs every death it sees, and here it sees thousands."""
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+
+
+def run_seeds(first: int, count: int) -> EngineReport:
+    total = EngineReport()
+    for seed in range(first, first + count):
+        total.add(run_seed(seed))
+    return total
+
+
+def show(report: EngineReport, seconds: float) -> None:
+    print(
+        f"{report.seeds:,} seeds, {report.requests:,} requests, {report.virtual_s / 3600:.1f} hours of "
+        f"virtual time in {seconds:.0f} s, no violation"
+    )
+    for title, counts in (("faults", report.faults), ("requests by outcome", report.outcomes)):
+        print(f"\n{title}:")
+        for name in sorted(counts):
+            print(f"  {counts[name]:>10,}  {name}")
+    print("\nsometimes:")
+    for law in SOMETIMES:
+        print(f"  {report.sometimes[law]:>10,}  {law}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="stretto.testing.engine_simulate", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many seeds")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--json", help="write the report to this file")
+    options = parser.parse_args(arguments)
+    quiet()
+    started = time.monotonic()
+    try:
+        total = run_seeds(options.seed, options.seeds)
+    except Violation as violation:
+        print(f"\nVIOLATION {violation}")
+        return 1
+    seconds = time.monotonic() - started
+    show(total, seconds)
+    if options.json:
+        _write_json(options.json, total, seconds)
+    return 0
+
+
+def _write_json(path: str, report: EngineReport, seconds: float) -> None:
+    value = {
+        "seeds": report.seeds,
+        "requests": report.requests,
+        "virtual_hours": round(report.virtual_s / 3600, 2),
+        "seconds": round(seconds, 1),
+        "faults": dict(sorted(report.faults.items())),
+        "outcomes": dict(sorted(report.outcomes.items())),
+        "sometimes": {law: report.sometimes[law] for law in SOMETIMES},
+    }
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1)
+        file.write("\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
