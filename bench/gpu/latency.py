@@ -3,8 +3,8 @@
     PYTHONPATH=src python bench/gpu/latency.py --model qwen3-8b [--json FILE] [--check] [--profile]
 
 For each batch size: that many prompts of 1,024 tokens, then 256 tokens each, greedy by default; tokens a
-second count from the moment when all have their first token. Bars on an H200: batch 1 of Qwen3-8B 210 tok/s, of
-Qwen3-0.6B 1,300; total of 8B at 8 and 16 sequences 6.7 and 11.7 times that of one.
+second count from the moment when all have their first token. Bars on an H200: batch 1 of Qwen3-8B 210 tok/s,
+of Qwen3-0.6B 1,300; total of 8B at 8 and 16 sequences 6.7 and 11.7 times that of one.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ QWEN = {
     "norm_eps": 1e-6,
     "qk_norm": True,
 }
-QWEN |= {"rope": Rope(theta=1e6), "context_max": 40_960, "eos": frozenset({151_645})}
+QWEN |= {"rope": Rope(theta=1e6), "context_max": 40_960}
 
 
 def _qwen(hidden: int, layers: int, heads: int, inner: int, *, tied: bool, **more: Any) -> ModelShape:

@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python bench/gpu/startup.py --model qwen3-8b [--json FILE] [--check]
 
-Random weights, a prompt of 512 tokens, then eight tokens of decode (so that a CUDA graph is captured too). The
-cache is a temporary directory, so nothing of earlier runs helps. Bar on an H200: under 20 s when warm.
+Random weights, a prompt of 512 tokens, then eight tokens of decode (so that a CUDA graph is captured).
+The cache is a temporary directory, so nothing of earlier runs helps. Bar on an H200: under 20 s when warm.
 """
 
 from __future__ import annotations

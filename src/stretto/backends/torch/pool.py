@@ -40,6 +40,7 @@ def pages_that_fit(
     window_pages = -(-window // page_tokens)
     if place.device.type != "cuda":
         return max(window_pages, min(slots * window_pages, CPU_POOL_BYTES // page_bytes))
+    torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(place.device)
     free -= SLACK_BYTES + pass_bytes(shape, place, slots=slots, rows_max=rows_max)
     pages = int(free * MEMORY_SHARE) // page_bytes

@@ -14,6 +14,7 @@ import torch
 
 from stretto.backends.torch import ops
 from stretto.backends.torch.graphs import Graphs, buckets_up_to
+from stretto.backends.torch.inputs import decode_inputs, keep_last
 from stretto.backends.torch.models import CausalModel, Step
 from stretto.backends.torch.ops import SampledTokens, SamplingMode, SamplingTable
 from stretto.backends.torch.pool import KvPool
@@ -93,22 +94,18 @@ class Runner:
         self._graphs.capture((bucket, mode), lambda: self._decode(bucket, mode))
 
     def _decode(self, bucket: int, mode: SamplingMode) -> SampledTokens:
-        tables = self._tables
-        slots, positions, tokens = self._inputs[: 3 * bucket].view(3, bucket).unbind(0)
-        rows = slots.long()
-        known = torch.where(tokens >= 0, tokens, tables.last_tokens[rows])
-        own = tables.block_tables.index_select(0, rows)
+        found = decode_inputs(self._inputs[: 3 * bucket].view(3, bucket), self._tables)
         step = Step(
-            positions=positions.clamp(min=0),
-            slot_mapping=tables.mapping(rows, positions),
-            block_tables=own,
+            positions=found.positions,
+            slot_mapping=found.slot_mapping,
+            block_tables=found.block_tables,
             query_starts=self._steps[: bucket + 1],
-            context_lens=positions + 1,
+            context_lens=found.context_lens,
             max_query=1,
             decode_only=True,
         )
-        logits = self.model.logits(known, step, self._pool.layers)
-        return self._sample(logits, rows, positions, mode)
+        logits = self.model.logits(found.tokens, step, self._pool.layers)
+        return self._sample(logits, found.slots, found.output_index, found.context_lens, mode)
 
     # --- ragged ----------------------------------------------------------------------------------
 
@@ -139,17 +136,22 @@ class Runner:
         if not len(outputs):
             return None, None
         rows = row_slots.index_select(0, output_at).long()
-        return self._sample(logits, rows, places.index_select(0, output_at), mode), logits
+        lengths = places.index_select(0, output_at) + 1
+        return self._sample(logits, rows, lengths - tables.prompt_lens[rows], lengths, mode), logits
 
     def _sample(
-        self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, mode: SamplingMode
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        index: torch.Tensor,
+        ends: torch.Tensor,
+        mode: SamplingMode,
     ) -> SampledTokens:
-        index = positions + 1 - self._tables.prompt_lens[rows]
+        """`ends` are the tokens that each row's context holds, and 0 for padding."""
         sampled = ops.sample(logits, self._sampling, index, slots=rows, mode=mode)
-        self._tables.last_tokens[rows] = sampled.ids.clamp(min=0).int()
+        keep_last(self._tables, rows, sampled.ids)
         if mode.penalties:
-            lengths = torch.where(positions >= 0, positions + 1, -1)
-            ops.count_tokens(self._sampling, rows, sampled.ids, lengths)
+            ops.count_tokens(self._sampling, rows, sampled.ids, torch.where(ends > 0, ends, -1))
         return sampled
 
     def set_last(self, slot: int, token: int) -> None:

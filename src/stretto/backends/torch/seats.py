@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,8 +82,13 @@ class Seats:
         """What the sampler must be able to do for those who are seated now."""
         if self._mode is None:
             params = [seat.params for seat in self._seats.values() if not seat.error and seat.sampler is None]
-            self._mode = SamplingMode.of(params, biased=bool(self._suppressed))
+            mode = SamplingMode.of(params)
+            self._mode = replace(mode, biases=bool(self._suppressed) or any(map(self._is_biased, params)))
         return self._mode
+
+    def _is_biased(self, params: SamplingParams) -> bool:
+        held = self._eos if params.ignore_eos or params.min_tokens else frozenset()
+        return bool(params.logit_bias or held or (params.min_tokens and params.stop_token_ids))
 
     @property
     def special(self) -> dict[int, Seat]:

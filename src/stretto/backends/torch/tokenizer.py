@@ -61,7 +61,7 @@ class HfTokenizer:
             raise IndexError(f"token {token} is outside the vocabulary of {self.vocab_size}")
         if token in self._added:
             return self._added[token].encode()
-        text = self._special.id_to_token(token)
+        text: str | None = self._special.id_to_token(token)
         return b"" if text is None else self._bytes(text)  # logits are wider than the vocabulary
 
     def is_control(self, token: int) -> bool:

@@ -1,0 +1,67 @@
+"""From a decode batch's three columns (slot, position, token) to everything its pass reads, on the device.
+
+Many tiny operations: one Triton kernel on CUDA, where each would cost as much as a small layer. A position of
+-1 is a row of padding. Called inside CUDA graphs: nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from stretto.backends.torch.tables import Tables
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeInputs:
+    """One row for each span. `output_index` counts the tokens that the request has said so far."""
+
+    slots: torch.Tensor  # int64
+    tokens: torch.Tensor  # int32, with those that were pending filled in
+    positions: torch.Tensor  # int32, 0 for padding
+    slot_mapping: torch.Tensor  # int64, -1 for padding
+    context_lens: torch.Tensor  # int32, 0 for padding
+    output_index: torch.Tensor  # int32
+    block_tables: torch.Tensor  # int32 [rows, pages_max]; what lies behind the context may be anything
+
+
+def decode_inputs(columns: torch.Tensor, tables: Tables) -> DecodeInputs:
+    """`columns` is int32 [3, rows]."""
+    if columns.is_cuda:
+        from stretto.backends.torch.kernels import inputs as kernel
+
+        return DecodeInputs(
+            *kernel.decode_inputs(
+                columns,
+                tables.last_tokens,
+                tables.prompt_lens,
+                tables.block_tables,
+                page_tokens=tables.page_tokens,
+            )
+        )
+    return decode_inputs_reference(columns, tables)
+
+
+def decode_inputs_reference(columns: torch.Tensor, tables: Tables) -> DecodeInputs:
+    slots, positions, tokens = columns.unbind(0)
+    rows = slots.long()
+    return DecodeInputs(
+        slots=rows,
+        tokens=torch.where(tokens >= 0, tokens, tables.last_tokens[rows]),
+        positions=positions.clamp(min=0),
+        slot_mapping=tables.mapping(rows, positions),
+        context_lens=positions + 1,
+        output_index=positions + 1 - tables.prompt_lens[rows],
+        block_tables=tables.block_tables.index_select(0, rows),
+    )
+
+
+def keep_last(tables: Tables, slots: torch.Tensor, ids: torch.Tensor) -> None:
+    """What was sampled for each slot, for rows that are planned before the host knows it."""
+    if ids.is_cuda:
+        from stretto.backends.torch.kernels import inputs as kernel
+
+        kernel.keep_last(tables.last_tokens, slots, ids)
+    else:
+        tables.last_tokens[slots] = ids.clamp(min=0).int()
