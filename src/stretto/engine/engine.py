@@ -17,7 +17,7 @@ from stretto.engine.batch_stats import BatchEvent
 from stretto.engine.batcher import BatchCall
 from stretto.engine.generation import Generation
 from stretto.engine.host import GivenHost, Host, SupervisedHost
-from stretto.engine.process import Command, ProcessLauncher
+from stretto.engine.process import ProcessLauncher, RuntimeStart
 from stretto.engine.supervisor import State
 from stretto.engine.traffic import Ticket, Traffic
 from stretto.engine.transport import Transport
@@ -65,9 +65,9 @@ class Engine:
         self._started = self._closed = False
 
     @classmethod
-    def supervised(cls, command: Command, settings: Settings | None = None) -> Engine:
+    def supervised(cls, start: RuntimeStart, settings: Settings | None = None) -> Engine:
         """Over a process of its own, that is watched over and brought back."""
-        return cls(SupervisedHost(ProcessLauncher(command), (settings or Settings()).engine), settings)
+        return cls(SupervisedHost(ProcessLauncher(start), (settings or Settings()).engine), settings)
 
     @classmethod
     def over(cls, connection: Connection, settings: Settings | None = None) -> Engine:

@@ -11,16 +11,18 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from stretto.rpc.connection import Connection
 from stretto.rpc.heartbeat import Heartbeat, HeartbeatReader
 from stretto.rpc.sockets import connect_unix
 
 CONNECT_EVERY_S = 0.01
-STDERR = 2  # stdout is for data, and a runtime has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,30 @@ class Places:
     heartbeat: Path
 
 
-Command = Callable[[Places], Sequence[str]]
+@dataclass(frozen=True, slots=True)
+class RuntimeStart:
+    """How `python -m stretto.runtime` is started. `flags` are settings by their dotted names."""
+
+    models: tuple[str, ...] = ()
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    config: str | None = None
+    cache_dir: str | None = None
+    preload: tuple[str, ...] = ()
+
+    def command(self, places: Places) -> list[str]:
+        chosen = ["--socket", os.fspath(places.socket), "--heartbeat", os.fspath(places.heartbeat)]
+        preloads = [part for model_id in self.preload for part in ("--preload", model_id)]
+        return [sys.executable, "-m", "stretto.runtime", "--settings", "-", *chosen, *preloads]
+
+    def line(self) -> bytes:
+        """Its first line of input. What follows is silence, until we are gone."""
+        given = {
+            "models": self.models,
+            "flags": self.flags,
+            "config": self.config,
+            "cache_dir": self.cache_dir,
+        }
+        return msgspec.json.encode({name: value for name, value in given.items() if value}) + b"\n"
 
 
 class ProcessChild:
@@ -62,14 +87,16 @@ class ProcessChild:
         return self._heartbeat.read()
 
     def clean_up(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         self._heartbeat.close()
         self._places.socket.unlink(missing_ok=True)
         self._places.heartbeat.unlink(missing_ok=True)
 
 
 class ProcessLauncher:
-    def __init__(self, command: Command) -> None:
-        self._command = command
+    def __init__(self, start: RuntimeStart) -> None:
+        self._start = start
         self.directory: Path | None = None
 
     async def launch(self, epoch: int) -> ProcessChild:
@@ -77,29 +104,13 @@ class ProcessLauncher:
             self.directory = Path(tempfile.mkdtemp(prefix="stretto-"))  # mode 0700
         places = Places(self.directory / f"{epoch}.sock", self.directory / f"{epoch}.beat")
         process = await asyncio.create_subprocess_exec(
-            *self._command(places), stdin=asyncio.subprocess.DEVNULL, stdout=STDERR
+            *self._start.command(places), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL
         )
+        assert process.stdin is not None
+        process.stdin.write(self._start.line())
         return ProcessChild(process, places)
 
     def close(self) -> None:
         if self.directory is not None:
             shutil.rmtree(self.directory, ignore_errors=True)
             self.directory = None
-
-
-def runtime_command(*arguments: str) -> Command:
-    """The usual one: this Python, this package."""
-
-    def command(places: Places) -> list[str]:
-        return [
-            sys.executable,
-            "-m",
-            "stretto.runtime",
-            "--socket",
-            os.fspath(places.socket),
-            "--heartbeat",
-            os.fspath(places.heartbeat),
-            *arguments,
-        ]
-
-    return command
