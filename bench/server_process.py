@@ -29,6 +29,7 @@ class ServerProcess:
         self._reader.start()
         if not self._ready.wait(start_timeout_s) or not self.url:
             self.process.kill()
+            self.stop()
             raise RuntimeError("the server did not start:\n" + "".join(self.lines[-20:]))
 
     def _read(self) -> None:
@@ -59,14 +60,15 @@ class ServerProcess:
             self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout_s)
         self._reader.join(5)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
         return code
 
     def __enter__(self) -> ServerProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.stop()
+        self.stop()
 
 
 def cpu_s(pid: int) -> float:

@@ -2,9 +2,9 @@
 
     python bench/soak.py [--minutes 30] [--json FILE] [--check]
 
-Requests arrive at 120 % of what the slots can finish, so that some are refused (429), and three in ten clients
-leave at a random moment. Memory and descriptors of the server process are read every few seconds; growth is
-the slope of a straight line through them, the first fifth left out.
+Requests arrive at 120 % of what the slots can finish, so that some are refused (429), and three in ten
+clients leave at a random moment. Memory and descriptors of the server process are read every few seconds;
+growth is the slope of a straight line through them, the first fifth left out.
 
 `--check` exits 1 when memory grows by 1 MB a minute or more, when descriptors do not come back to where they
 were, when anything but 200 and 429 was answered, or when slots are busy after the last client has gone.

@@ -29,7 +29,7 @@ class Running:
     clients: list[httpx.Client] = field(default_factory=list)
 
     def client(self, **options: Any) -> httpx.Client:
-        client = httpx.Client(base_url=self.url, timeout=30, trust_env=False, **options)
+        client = httpx.Client(base_url=self.url, timeout=30, trust_env=False, verify=False, **options)
         self.clients.append(client)
         return client
 

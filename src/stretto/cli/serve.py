@@ -7,12 +7,7 @@ of its own. Messages go to stderr: the URL once the model answers, and before it
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -57,8 +52,7 @@ def serve(
     run.check(chosen)  # before anything heavy
     _set_up_logs(chosen.log_format, chosen.log_level)
     name = _prepared(context, loaded, model)
-    with _launch_file(context, loaded, name, given) as path:
-        run.serve(_engine(loaded, path), chosen, started=_announce)
+    run.serve(_engine(context, loaded, name, given), chosen, started=_announce)
 
 
 def _set_up_logs(log_format: str, level: str) -> None:
@@ -106,36 +100,24 @@ def _pull(context: Context, model: str) -> None:
 # --- the engine ----------------------------------------------------------------------------------
 
 
-@contextmanager
-def _launch_file(
-    context: Context, loaded: Loaded, model: str | None, flags: dict[str, Any]
-) -> Iterator[Path]:
-    """What the runtime is told, in a file that only we can read, for as long as the server lives."""
-    launch = {
-        "models": [] if model is None else [model],
-        "flags": _with_server_defaults(loaded, flags),
-        "config": None if loaded.path is None else str(loaded.path),
-        "cache_dir": str(context.cache_dir),
-    }
-    with tempfile.TemporaryDirectory(prefix="stretto-serve-") as directory:
-        path = Path(directory) / "launch.json"
-        path.touch(mode=0o600)
-        path.write_text(json.dumps(launch), encoding="utf-8")
-        yield path
+def _engine(context: Context, loaded: Loaded, model: str | None, flags: dict[str, Any]) -> Engine:
+    from stretto.engine.engine import Engine
+    from stretto.engine.process import RuntimeStart
+
+    start = RuntimeStart(
+        models=() if model is None else (model,),
+        flags=_with_server_defaults(loaded, flags),
+        config=None if loaded.path is None else str(loaded.path),
+        cache_dir=str(context.cache_dir),
+        preload=("",),
+    )
+    return Engine.supervised(start, loaded.settings)
 
 
 def _with_server_defaults(loaded: Loaded, flags: dict[str, Any]) -> dict[str, Any]:
     """A server gives up on a caller that waits too long, where nobody has said how long that is."""
     said = any(key.endswith(".max_queue_wait_s") for key in loaded.origin)
     return flags if said else {"max_queue_wait_s": QUEUE_WAIT_S, **flags}
-
-
-def _engine(loaded: Loaded, launch: Path) -> Engine:
-    from stretto.engine.engine import Engine
-    from stretto.engine.process import runtime_command
-
-    command = runtime_command("--settings", str(launch), "--preload", "")
-    return Engine.supervised(command, loaded.settings)
 
 
 # --- what the operator reads ---------------------------------------------------------------------

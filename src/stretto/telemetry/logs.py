@@ -26,7 +26,7 @@ def set_up(*, json_lines: bool, level: str = "info", stream: TextIO | None = Non
         processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.stdlib.LoggerFactory(),
-        cache_logger_on_first_use=True,
+        cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(out)
     handler.setFormatter(
@@ -43,6 +43,13 @@ def set_up(*, json_lines: bool, level: str = "info", stream: TextIO | None = Non
     root.setLevel(level.upper())
     for noisy in ("uvicorn", "uvicorn.error", "uvicorn.access", "httpx"):
         logging.getLogger(noisy).setLevel("WARNING")
+
+
+def reset() -> None:
+    """As if `set_up` had not been called: for tests, which share a process."""
+    structlog.reset_defaults()
+    logging.getLogger().handlers[:] = []
+    logging.getLogger().setLevel(logging.WARNING)
 
 
 def _renderer(*, json_lines: bool, colors: bool) -> list[Any]:
