@@ -1,0 +1,66 @@
+"""schemathesis over the whole OpenAPI document: good, bad and borderline requests in every phase.
+
+Whole: python -m tests.server.fuzz --examples 1000. The engine is scripted; what is tried is the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from stretto.server.app import create_app
+from stretto.settings import ServerSettings
+from stretto.telemetry import logs
+from tests.server.running import serving
+from tests.server.scripted import ScriptedEngine
+
+CHECKS = (
+    "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"
+    "response_schema_conformance,negative_data_rejection,unsupported_method,allow_header_conformance"
+)
+ROOT = Path(__file__).parents[2]
+
+
+PHASES = "examples,coverage,fuzzing"
+
+
+def fuzz(examples: int, *, seed: int = 1, phases: str = PHASES, paths: str = "") -> tuple[int, str]:
+    """The exit status of schemathesis, and what it said. `paths` is a pattern; nothing means all."""
+    engine = ScriptedEngine(vectors=True)
+    options = ServerSettings(log_level="error")
+    with serving(create_app(engine, options)) as url, tempfile.TemporaryDirectory() as place:
+        command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"]
+        command += ["--checks", CHECKS, "--phases", phases, "--mode", "all", "--seed", str(seed)]
+        command += ["--max-examples", str(examples), "--warnings", "off", "--no-color"]
+        command += ["--generation-allow-x00", "true", "--exclude-path-regex", "^/(metrics|slots|version|$)"]
+        command += ["--generation-database", "none", "--suppress-health-check", "all"]
+        command += ["--include-path-regex", paths] if paths else []
+        environment = {**os.environ, "SCHEMATHESIS_HOOKS": "tests.server.schemathesis_hooks"}
+        environment["PYTHONPATH"] = str(ROOT)
+        done = subprocess.run(
+            command, cwd=place, env=environment, capture_output=True, text=True, check=False
+        )
+    return done.returncode, done.stdout + done.stderr
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--examples", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--phases", default=PHASES)
+    parser.add_argument("--paths", default="", help="a pattern; nothing means all")
+    arguments = parser.parse_args()
+    logs.set_up(json_lines=True, level="error")
+    status, said = fuzz(
+        arguments.examples, seed=arguments.seed, phases=arguments.phases, paths=arguments.paths
+    )
+    print(said)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
