@@ -72,15 +72,20 @@ def load(
     home = Path(cache_dir) if cache_dir is not None else cache_home()
     if chosen.backend == "simulated":
         return _simulated(chosen, beat)
-    if chosen.backend == "torch":
-        raise InvalidRequestError("the torch backend is not built yet", hint="leave out backend: torch")
     path = find(chosen.path or name, home, progress)
+    if chosen.backend == "torch" or (chosen.backend == "auto" and path.is_dir()):
+        from stretto.runtime.torch_loading import load_torch
+
+        return load_torch(path, chosen, loaded, progress=progress, beat=beat)
     return _llamacpp(path, chosen, loaded, home, progress, beat)
 
 
 def find(name: str, home: Path, progress: Progress | None = None) -> Path:
-    """The file behind a name; without one, the default model."""
+    """The file behind a name, or the folder; without one, the default model."""
     from stretto.models.store import Store
+
+    if name and (folder := Path(name).expanduser()).is_dir():
+        return folder
 
     store = Store(home)
     if not name:
@@ -132,9 +137,9 @@ def _llamacpp(
         backend.samplers.grammars.compile(grammar)  # built when the first grammar comes, not before
 
     try:
-        source = _template_source(chosen) or backend.model.template
+        source = template_source(chosen) or backend.model.template
         vocabulary = backend.model.vocabulary
-        template = _template(source, vocabulary) if source else None
+        template = template_of(source, vocabulary) if source else None
         runtime = ModelRuntime(
             backend,
             vocabulary,
@@ -178,7 +183,7 @@ def model_options(chosen: settings_.ModelSettings) -> ModelOptions:
     )
 
 
-def _template(source: str, vocabulary: Tokenizer) -> ChatTemplate:
+def template_of(source: str, vocabulary: Tokenizer) -> ChatTemplate:
     """The model's own template. Its end-of-text is the smallest token that ends a generation."""
     named = [vocabulary.bos, min(vocabulary.eos, default=None)]
     bos, eos = ("" if t is None else vocabulary.token_bytes(t).decode("utf-8", "replace") for t in named)
@@ -193,7 +198,7 @@ def _rope(chosen: settings_.ModelSettings) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _template_source(chosen: settings_.ModelSettings) -> str | None:
+def template_source(chosen: settings_.ModelSettings) -> str | None:
     if chosen.chat_template is None:
         return None
     try:

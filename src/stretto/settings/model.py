@@ -70,6 +70,13 @@ class ModelSettings(BaseModel):
     target_itl_ms: Annotated[Milliseconds, Field(gt=0)] | Literal["auto"] = "auto"
     """Milliseconds between two tokens of a stream that a tick tries to keep."""
 
+    load_format: Literal["auto", "dummy"] = "auto"
+    """torch: dummy makes random weights of the model's shape, for benchmarks."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """torch: type of weights and KV cache; auto: the model's on a GPU, float32 on a CPU."""
+    page_tokens: Annotated[Count, Field(ge=1, le=256)] = 32
+    """torch: tokens in a page of the KV pool."""
+
     cache_type_k: CacheType = "f16"
     """Type of the K cache."""
     cache_type_v: CacheType = "f16"

@@ -30,7 +30,7 @@ class HfTokenizer:
         self._plain = _parse(source)
         self._plain.encode_special_tokens = True  # the names of control tokens are text to this one
         added = self._special.get_added_tokens_decoder()
-        self._added = {token: entry.content for token, entry in added.items()}
+        self._added: dict[int, str] = {token: entry.content for token, entry in added.items()}
         self._control = frozenset(token for token, entry in added.items() if entry.special)
         self._bytes = _piece_reader(json.loads(source))
         self._pieces: dict[int, bytes] = {}
