@@ -5,6 +5,7 @@ WORKERS ?= 2
 TICKS   ?= 1000000
 SOAK_TICKS ?= 20000000
 SEED    ?=
+MINUTES ?= 30
 ARGS    ?=
 
 # llama.cpp 0.3.36 built for AMX crashes (SIGILL) in its tile kernels where this was tried: leave AMX out.
@@ -16,10 +17,10 @@ BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check format simulate prove bench soak ci-setup clean
+.PHONY: help setup serve test check format simulate prove bench soak soak-server ci-setup clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  Variables: PYTHON=$(PYTHON) WORKERS=$(WORKERS) TICKS=$(TICKS) SEED=(drawn by default) ARGS=(passed on)"
 
@@ -36,12 +37,8 @@ $(READY): pyproject.toml
 
 setup: $(READY) ## Create .venv with everything in it (the other targets do this themselves)
 
-serve: $(READY) ## Start the server (not written yet: says what works today)
-	@echo "The HTTP server does not exist yet. What works today:"
-	@echo "  .venv/bin/stretto run 'Why is the sky blue?'   a real model in this terminal (SmolLM2)"
-	@echo "  .venv/bin/stretto chat                         a conversation with it"
-	@echo "  make simulate TICKS=20000   the scheduler under random traffic and faults, every law checked"
-	@echo "  make test                   the tests"
+serve: $(READY) ## Start the server on port 8000 (ARGS='MODEL --port 9000' is passed on)
+	$(BIN)/stretto serve $(ARGS)
 
 test: $(READY) ## Run the tests (ARGS='-k name' is passed to pytest)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
@@ -62,6 +59,9 @@ simulate: $(READY) ## Simulate TICKS ticks of traffic and faults (SEED=n replays
 
 soak: ## Simulate SOAK_TICKS ticks, from a seed that changes every day
 	@$(MAKE) --no-print-directory simulate TICKS=$(SOAK_TICKS) SEED=$(or $(SEED),$(shell date +%Y%m%d))
+
+soak-server: $(READY) ## Load a server with 120 % for MINUTES: memory and descriptors must not grow
+	$(BIN)/python bench/soak.py --minutes $(MINUTES) --check $(ARGS)
 
 prove: $(READY) ## Show every claim at full size and write docs/proofs/*.json
 	$(BIN)/python tools/prove.py $(ARGS)
