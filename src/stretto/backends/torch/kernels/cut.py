@@ -211,3 +211,9 @@ def cut_rows(logits: Tensor, table: SamplingTable, slots: Tensor) -> tuple[Tenso
         num_warps=16,
     )
     return bounds, cuts
+
+
+def ordered_key_reference(x: Tensor) -> Tensor:
+    """`ordered_key` in plain torch."""
+    bits = torch.where(x == 0, 0.0, x).contiguous().view(torch.int32)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)

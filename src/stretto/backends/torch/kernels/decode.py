@@ -32,13 +32,13 @@ class DecodeShape:
 
 
 @triton.jit
-def _runs(length, SPLITS: tl.constexpr, TILES_MIN: tl.constexpr, BLOCK_N: tl.constexpr):
+def _runs(length, splits, tiles_min, BLOCK_N: tl.constexpr):
     """(tiles, tiles in a run) of a context."""
     tiles = tl.cdiv(length, BLOCK_N)
-    return tiles, tl.maximum(tl.cdiv(tiles, SPLITS), TILES_MIN)
+    return tiles, tl.maximum(tl.cdiv(tiles, splits), tiles_min)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "tiles_min"])
 def _decode(
     q,
     k_pages,
@@ -57,6 +57,8 @@ def _decode(
     token_stride,
     head_stride,
     heads,
+    splits,
+    tiles_min,
     MIXED: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -64,8 +66,6 @@ def _decode(
     DIM_PAD: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
-    TILES_MIN: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -78,7 +78,7 @@ def _decode(
         row = tl.load(query_starts + span)
         if tl.load(query_starts + span + 1) - row != 1:
             return
-    tiles, per_run = _runs(length, SPLITS, TILES_MIN, BLOCK_N)
+    tiles, per_run = _runs(length, splits, tiles_min, BLOCK_N)
     first = split * per_run
     if first >= tiles:
         return
@@ -124,26 +124,26 @@ def _decode(
         target = out + (row.to(tl.int64) * heads + head[:, None]) * DIM + dims[None, :]
         tl.store(target, answer.to(out.dtype.element_ty), mask=real)
     else:
-        part = (span.to(tl.int64) * heads + head) * SPLITS + split
+        part = (span.to(tl.int64) * heads + head) * splits + split
         tl.store(parts + part[:, None] * DIM + dims[None, :], answer, mask=real)
         tl.store(levels + part, peak + tl.log2(total), mask=member < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "tiles_min"])
 def _join(
     parts,
     levels,
     query_starts,
     context_lens,
     out,
+    splits,
+    tiles_min,
     MIXED: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
     SPLITS_PAD: tl.constexpr,
     SPLITS_BLOCK: tl.constexpr,
-    TILES_MIN: tl.constexpr,
 ):
     head = tl.program_id(0)
     heads = tl.num_programs(0)
@@ -154,11 +154,11 @@ def _join(
         row = tl.load(query_starts + span)
         if tl.load(query_starts + span + 1) - row != 1:
             return
-    tiles, per_run = _runs(length, SPLITS, TILES_MIN, BLOCK_N)
+    tiles, per_run = _runs(length, splits, tiles_min, BLOCK_N)
     if per_run >= tiles:
         return
     used = tl.cdiv(tiles, per_run)
-    base = (span.to(tl.int64) * heads + head) * SPLITS
+    base = (span.to(tl.int64) * heads + head) * splits
     every = tl.arange(0, SPLITS_PAD)
     peak = tl.max(tl.load(levels + base + every, mask=every < used, other=float("-inf")), axis=0)
     dims = tl.arange(0, DIM_PAD)
@@ -215,6 +215,8 @@ def decode(
         k_pages.stride(1),
         k_pages.stride(2),
         heads,
+        splits,
+        shape.tiles_min,
         MIXED=mixed,
         GROUP=group,
         ROWS=max(16, triton.next_power_of_2(group)),
@@ -222,8 +224,6 @@ def decode(
         DIM_PAD=triton.next_power_of_2(dim),
         PAGE=page_tokens,
         BLOCK_N=shape.block_n,
-        SPLITS=splits,
-        TILES_MIN=shape.tiles_min,
         STAGES=shape.stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=shape.warps,
@@ -235,13 +235,13 @@ def decode(
             query_starts,
             context_lens,
             out,
+            splits,
+            shape.tiles_min,
             MIXED=mixed,
             DIM=dim,
             DIM_PAD=triton.next_power_of_2(dim),
             BLOCK_N=shape.block_n,
-            SPLITS=splits,
             SPLITS_PAD=triton.next_power_of_2(splits),
             SPLITS_BLOCK=min(16, triton.next_power_of_2(splits)),
-            TILES_MIN=shape.tiles_min,
             num_warps=4,
         )

@@ -40,7 +40,7 @@ def _span_of(query_starts, spans, tile, BLOCK_Q: tl.constexpr):
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["spans"])
 def _prefill(
     q,
     k_pages,

@@ -166,7 +166,7 @@ def sample_ids(
     slots: Tensor,
     mode: SamplingMode,
     *,
-    block: int = 8192,
+    block: int = 4096,
     warps: int = 8,
 ) -> Tensor:
     rows, vocab = logits.shape
