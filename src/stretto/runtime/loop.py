@@ -8,6 +8,7 @@ nothing hangs.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -25,6 +26,8 @@ from stretto.core.tick import End, Events, Idle, Terminal, Tick
 from stretto.errors import ShuttingDownError, StrettoError
 from stretto.runtime import looks
 
+log = logging.getLogger("stretto.runtime")
+REST_S_MAX = 3600.0  # a far deadline is more than a wait can take
 SWITCH_INTERVAL_S = 1e-4  # beside one busy Python thread a 3.1 ms pass takes 8.1 ms at the default of 5 ms
 
 
@@ -107,8 +110,12 @@ class EngineLoop:
         if self._closed.is_set():
             answer.set_exception(ShuttingDownError("the model is closed"))
         else:
-            self._post(lambda _: answer.set_result(looks.look(self._scheduler.state)))
+            self._post(lambda _: self._answer_look(answer))
         return answer
+
+    def _answer_look(self, answer: Future[looks.Look]) -> None:
+        if answer.set_running_or_notify_cancel():  # whoever asked may be gone by now
+            answer.set_result(looks.look(self._scheduler.state))
 
     def watch(self, on_tick: Callable[[looks.TickLook], None] | None) -> None:
         """Every tick is shown to `on_tick`, on this loop's thread; None ends it and its cost."""
@@ -134,6 +141,7 @@ class EngineLoop:
                 pass
         except BaseException as error:
             self.failure = error
+            log.error("the loop broke", exc_info=error)
             self._answer_all(error)
         finally:
             self._backend.close()
@@ -196,7 +204,7 @@ class EngineLoop:
         self.stats = self._look(None)
         if self._beat is not None:
             self._beat(self.stats.ticks, False)
-        timeout_s = None if idle.until_s is None else max(0.0, idle.until_s - now)
+        timeout_s = None if idle.until_s is None else min(max(0.0, idle.until_s - now), REST_S_MAX)
         self._wake.wait(timeout_s)
 
     def _hand_over(self, events: Events) -> None:

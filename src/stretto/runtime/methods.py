@@ -7,6 +7,7 @@ Embedding and reranking belong to a resident that has them (`Embeds`); other mod
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -30,10 +31,11 @@ from stretto.runtime.model import Call, ModelRuntime, Prompt
 from stretto.runtime.outbox import Outbox, StreamSink
 from stretto.runtime.pool import Entry, ModelPool, Resident
 from stretto.runtime.requests import prepare, text_of, tokens_of
-from stretto.runtime.session import Session, StreamRecord
+from stretto.runtime.session import Session, StreamRecord, logged
 from stretto.runtime.telemetry import TickFeed, memory_bytes, model_stats
 
 BATCH_MAX = 1024
+DEADLINE_MS_MAX = 1e9  # eleven days
 T = TypeVar("T")
 
 
@@ -198,7 +200,8 @@ class Methods:
 
     def _generate(self, session: Session, params: m.Message) -> Awaitable[m.Message]:
         asked = cast(m.GenerateParams, params)
-        return self._begin(session, session.register(asked.stream_id), asked, time.monotonic())
+        record = session.register(asked.stream_id, forks=bool(asked.fork_of))
+        return self._begin(session, record, asked, time.monotonic())
 
     def _batch_generate(self, session: Session, params: m.Message) -> Awaitable[m.Message]:
         """Ids are taken here, in order and at once: of two equal ones the first is served."""
@@ -217,7 +220,7 @@ class Methods:
             if params.stream_id in seen:
                 raise DuplicateRequestError(f"stream id {params.stream_id[:80]!r} is twice in this batch")
             seen.add(params.stream_id)
-            record = session.register(params.stream_id)
+            record = session.register(params.stream_id, forks=bool(params.fork_of))
         except Exception as error:
             return _refused(error)
         return _isolated(self._begin(session, record, params, arrived_s))
@@ -229,7 +232,7 @@ class Methods:
         try:
             if self.draining:
                 raise ShuttingDownError("the runtime is shutting down")
-            deadline_s = None if params.deadline_ms is None else arrived_s + params.deadline_ms / 1000
+            deadline_s = _deadline(params.deadline_ms, arrived_s)
             record.entry = await _within(deadline_s, self._pool.acquire(params.model_id))
             loaded = generating(record.entry)
             parent = await self._parent_prompt(session, params)
@@ -249,7 +252,8 @@ class Methods:
         arrived_s: float,
         deadline_s: float | None,
     ) -> None:
-        assert record.entry is not None
+        if record.entry is None or not session.has(record):
+            raise ShuttingDownError("the connection is gone")
         model, now = generating(record.entry).runtime, time.monotonic()
         sink = StreamSink(
             self._outboxes[id(model)],
@@ -259,8 +263,6 @@ class Methods:
             echo_tokens=params.echo_tokens,
             waited_s=now - arrived_s,
         )
-        if not session.has(record):
-            raise ShuttingDownError("the connection is gone")
         if record.cancelled:  # before it began: it was taken in, and ends at once
             asyncio.get_running_loop().call_soon(_end_early, session, record.id)
             return
@@ -271,9 +273,12 @@ class Methods:
         record.prompt.set_result(call.prompt)
 
     async def _parent_prompt(self, session: Session, params: m.GenerateParams) -> Prompt | None:
-        """A fork waits until its parent was submitted and takes over its prompt."""
+        """A fork waits until its parent was submitted and takes over its prompt.
+
+        The fork of a fork makes its own: so nobody waits in a circle.
+        """
         parent = session.streams.get(params.fork_of) if params.fork_of else None
-        if parent is None or parent.id == params.stream_id:
+        if parent is None or parent.forks:
             return None
         try:
             return await asyncio.shield(parent.prompt)
@@ -308,6 +313,16 @@ def _embedding(entry: Entry) -> Embeds:
     return entry.resident
 
 
+def _deadline(deadline_ms: float | None, arrived_s: float) -> float | None:
+    if deadline_ms is None:
+        return None
+    if math.isnan(deadline_ms):
+        raise InvalidRequestError("deadline_ms is not a number", hint="send milliseconds")
+    if deadline_ms <= 0:
+        raise DeadlineError("the deadline had passed when the request came")
+    return arrived_s + min(deadline_ms, DEADLINE_MS_MAX) / 1000
+
+
 async def _within(deadline_s: float | None, work: Awaitable[T]) -> T:
     if deadline_s is None:
         return await work
@@ -321,11 +336,11 @@ async def _isolated(work: Awaitable[m.GenerateResult]) -> m.BatchItem:
     try:
         return m.BatchItem(success=True, result=await work)
     except Exception as error:
-        return m.BatchItem(success=False, error=m.error_from(error))
+        return m.BatchItem(success=False, error=logged(error, "batch_generate"))
 
 
 async def _refused(error: Exception) -> m.BatchItem:
-    return m.BatchItem(success=False, error=m.error_from(error))
+    return m.BatchItem(success=False, error=logged(error, "batch_generate"))
 
 
 async def _results(items: asyncio.Future[list[m.BatchItem]] | None) -> m.BatchGenerateResult:

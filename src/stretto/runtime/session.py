@@ -22,7 +22,7 @@ from stretto.errors import (
 )
 from stretto.rpc.connection import Connection
 from stretto.rpc.envelope import Call, Malformed, Received, Reply
-from stretto.rpc.messages import AuthParams, Empty, Message, error_from
+from stretto.rpc.messages import AuthParams, Empty, Error, Message, error_from
 from stretto.rpc.sockets import token_matches
 from stretto.runtime.model import ModelRuntime, Prompt
 from stretto.runtime.outbox import Mailbox
@@ -35,12 +35,21 @@ log = logging.getLogger("stretto.runtime")
 _numbers = itertools.count(1)
 
 
+def logged(error: BaseException, method: str) -> Error:
+    """An error as it is answered. One that is not the caller's doing is written down, with its trace."""
+    message = error_from(error)
+    if message.code == "internal_error":
+        log.error("%s failed", method, exc_info=error)
+    return message
+
+
 @dataclass(slots=True, eq=False)
 class StreamRecord:
     """One generation of this connection, from its call to its end."""
 
     id: str
     request_id: str
+    forks: bool = False  # it takes its prompt from another stream
     entry: Entry | None = None
     model: ModelRuntime | None = None  # once it was submitted
     cancelled: bool = False
@@ -84,7 +93,7 @@ class Session:
 
     # --- streams ---------------------------------------------------------------------------------
 
-    def register(self, stream_id: str) -> StreamRecord:
+    def register(self, stream_id: str, *, forks: bool = False) -> StreamRecord:
         """A new stream of this connection; an id that is in use is refused."""
         if not 1 <= len(stream_id) <= STREAM_ID_CHARS_MAX:
             raise InvalidRequestError(
@@ -92,7 +101,7 @@ class Session:
             )
         if stream_id in self.streams:
             raise DuplicateRequestError(f"stream id {stream_id!r} is in use")
-        record = StreamRecord(stream_id, self.request_id(stream_id))
+        record = StreamRecord(stream_id, self.request_id(stream_id), forks)
         self.streams[stream_id] = record
         return record
 
@@ -157,10 +166,7 @@ class Session:
             self.connection.send(Reply(call.id, result=done.result()))
 
     def _refuse(self, call: Call, error: BaseException) -> None:
-        message = error_from(error)
-        if message.code == "internal_error":
-            log.error("%s failed", call.method, exc_info=error)
-        self.connection.send(Reply(call.id, error=message))
+        self.connection.send(Reply(call.id, error=logged(error, call.method)))
 
     def _authenticate(self, call: Call, token: str) -> None:
         given = call.params.token if isinstance(call.params, AuthParams) else ""

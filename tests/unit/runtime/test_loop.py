@@ -7,6 +7,7 @@ import resource
 import threading
 import time
 from array import array
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ from stretto.core.capabilities import Capabilities, Share
 from stretto.core.limits import Limits
 from stretto.core.request import Priority, Request, SamplingParams
 from stretto.core.tick import End, Events
-from stretto.errors import InvariantError
+from stretto.errors import InvariantError, ShuttingDownError
 from stretto.runtime.loop import EngineLoop
 
 FAST = LatencyModel(a_s=0, b_s=0, c_s=0, beta_s=0, gamma_s=0)
@@ -153,6 +154,24 @@ def test_drain_lets_what_runs_finish():
     loop.close()
     assert ends["r1"].end is End.FINISHED
     assert ends["r2"].reason == ends["r3"].reason == "shutting_down"
+
+
+def test_a_look_shows_the_slots_and_one_that_nobody_waits_for_harms_nothing():
+    loop, collector = run_loop(SlowBackend(STREAMS, 0.01))
+    endless = SamplingParams(max_tokens=400, ignore_eos=True)
+    for number in range(6):
+        loop.submit(replace(request(number), params=endless))
+    time.sleep(0.2)
+    found = loop.look().result(10)
+    assert [slot.state for slot in found.slots] == ["generating"] * 4
+    assert found.queued == {"urgent": 0, "default": 2, "background": 0}
+    for _ in range(20):
+        loop.look().cancel()
+    assert loop.look().result(10).slots
+    loop.close()
+    collector.wait(6)
+    assert loop.failure is None
+    assert isinstance(loop.look().exception(10), ShuttingDownError)
 
 
 def test_a_broken_law_answers_everybody_and_ends_the_loop():

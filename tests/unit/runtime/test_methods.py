@@ -259,6 +259,30 @@ def test_forks_share_their_parents_prompt():
     asyncio.run(run())
 
 
+def test_forks_in_a_circle_wait_for_nobody():
+    async def run():
+        async with runtime() as (_, client):
+            circle = [
+                m.GenerateParams(stream_id=name, prompt="x", fork_of=other, max_tokens=2)
+                for name, other in (("a", "b"), ("b", "a"), ("c", "c"))
+            ]
+            answer = await client.call("batch_generate", m.BatchGenerateParams(requests=circle))
+            assert [item.success for item in answer.results] == [True] * 3
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("deadline_ms", [0.0, -5.0, float("-inf")])
+def test_a_deadline_that_has_passed_is_refused_at_once(deadline_ms):
+    async def run():
+        async with runtime() as (_, client):
+            with pytest.raises(DeadlineError):
+                await client.generate("a", prompt="x", deadline_ms=deadline_ms)
+            assert (await client.generate("b", prompt="x", max_tokens=2, deadline_ms=1e308)).error is None
+
+    asyncio.run(run())
+
+
 def test_a_stop_string_is_named_in_the_end():
     async def run():
         async with runtime() as (_, client):
