@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 
 from stretto.bench import compare, known_peers, plots
+from stretto.bench.bars import Bar
 from stretto.bench.conditions import conditions
 from stretto.bench.figures import Slo, summary
 from stretto.bench.known_peers import Serving
@@ -41,31 +42,11 @@ from stretto.settings.places import cache_home
 ROOT = Path(__file__).resolve().parent.parent
 LLAMA_SERVER = ROOT / "build" / "peers" / "llama-server"
 LOGS = ROOT / "build" / "bench-logs"
-OURS, THEIRS = "stretto", "llama-server"
+OURS, THEIRS, SERIAL = "stretto", "llama-server", "llama-cpp-python"
 WARM = Shape(users=2, requests=2, input_tokens=16, output_tokens=8)
 ITL_CURVE_MS = (25, 50, 100, 200, 400)
 VLLM_CPU_TTFT_S = {"burst": 1.65, "turns": 0.90}  # float32, tuned, measured before on a machine of this kind
 Summary = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One claim, what was found, and whether it holds. `value` None: not measured."""
-
-    name: str
-    value: float | None
-    relation: str  # "≥" or "≤"
-    bound: float
-
-    @property
-    def held(self) -> bool:
-        if self.value is None:
-            return False
-        return self.value >= self.bound if self.relation == "≥" else self.value <= self.bound
-
-    def line(self) -> str:
-        shown = "not measured" if self.value is None else f"{self.value:.3f}"
-        return f"  {'ok  ' if self.held else 'MISS'} {self.name}: {shown} ({self.relation} {self.bound:g})"
 
 
 @dataclass(slots=True)
@@ -81,12 +62,15 @@ class Lab:
     trace: Path | None
     plots: Path | None
     llama_server: Path
+    serial_python: Path | None  # of an environment with llama-cpp-python's server, as a third peer
     run_id: str = field(default_factory=new_run_id)
 
     def peer(self, name: str, slots: int, flags: Sequence[str] = ()) -> Peer:
         given = Serving(model=self.model, slots=slots, threads=self.threads)
         if name == OURS:
             return known_peers.stretto(given, [*self.flags, *flags])
+        if name == SERIAL and self.serial_python is not None:
+            return known_peers.llama_cpp_python(self.serial_python, given)
         return known_peers.llama_server(self.llama_server, given)
 
     def once(
@@ -107,7 +91,7 @@ class Lab:
             return measure(workload, shape, target, run_id=run_id)
 
     def both(self, workload: str, shape: Shape, *, slots: int) -> dict[str, list[Summary]]:
-        """The workload on both servers, interleaved; the last run of ours is drawn."""
+        """The workload on both servers, and on the serial one where it is given, interleaved."""
 
         def run(peer: str, run_id: str) -> Run:
             done = self.once(peer, workload, shape, slots=slots, run_id=run_id)
@@ -115,7 +99,7 @@ class Lab:
             return done
 
         return compare.interleave(
-            [OURS, THEIRS],
+            [OURS, THEIRS, *([SERIAL] if self.serial_python is not None else [])],
             run,
             rounds=self.rounds,
             run_id=f"{self.run_id}/{workload}{slots}",
@@ -283,7 +267,7 @@ def tenants(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
         path = Path(folder) / "keys.yaml"
         path.touch(mode=0o600)
         entries = [{"key": key, "name": name, "tenant": name} for name, key in keys.items()]
-        path.write_text(json.dumps({"keys": entries}), encoding="utf-8")  # JSON is YAML
+        path.write_text(f"keys: {json.dumps(entries)}\n", encoding="utf-8")  # JSON is YAML
         run = lab.once(
             OURS,
             "tenants",
@@ -381,6 +365,7 @@ def main() -> int:
     parser.add_argument("--trace", type=Path, help="Azure's conversation trace, a CSV")
     parser.add_argument("--target-itl-ms", type=float, help="give it to our server (default: its own, 50)")
     parser.add_argument("--llama-server", type=Path, default=LLAMA_SERVER)
+    parser.add_argument("--serial", type=Path, metavar="PYTHON", help="also measure its llama_cpp.server")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
     chosen = parser.parse_args()
     needs_peer = {"steady", "stall", "burst", "turns"} & set(chosen.only)
@@ -396,6 +381,7 @@ def main() -> int:
         trace=chosen.trace,
         plots=chosen.plots,
         llama_server=chosen.llama_server,
+        serial_python=chosen.serial,
     )
     bars = run_claims(lab, chosen.only, chosen.json)
     missed = [bar for bar in bars if not bar.held]

@@ -136,7 +136,8 @@ def summary(run: Run, slo: Slo) -> dict[str, Any]:
             for group in groups
             if len(groups) > 1
         },
-        "fairness": fairness(records),
+        # Whoever is urgent is served first by right: shares are compared among the others.
+        "fairness": fairness([record for record in records if record.priority != "urgent"]),
         "special": special(run),
         "client": {
             "workers": run.workers,

@@ -55,6 +55,7 @@ def llama_cpp_python(python: Path, serving: Serving) -> Peer:
             *(str(python), "-m", "llama_cpp.server", "--model", str(serving.model)),
             *("--host", "127.0.0.1", "--port", str(port), "--n_ctx", str(serving.window)),
             *("--n_threads", str(serving.threads), "--n_threads_batch", str(serving.threads)),
+            *("--interrupt_requests", "False"),  # else a new request cuts off the one that is streaming
         ]
 
     return Peer(name="llama-cpp-python", command=command)

@@ -104,29 +104,30 @@ def _turns(shape: Shape, texts: Texts) -> tuple[list[User], list[str]]:
 
 
 def _mixed(shape: Shape, texts: Texts) -> tuple[list[User], list[str]]:
-    """Urgent requests alone, then background users in a closed loop with urgent arrivals among them."""
+    """Urgent requests alone, then background tenants in a closed loop with urgent arrivals among them."""
 
     def urgent(name: str, group: str) -> Shot:
         return _plain(texts, name, shape, group=group, tenant="urgent", priority="urgent")
 
+    def background(index: int) -> Shot:
+        tenant = f"tenant{index % (shape.tenants or 1)}"
+        return _plain(texts, f"b{index}", shape, group="background", tenant=tenant, priority="background")
+
     alone = User(shots=[urgent(f"alone{index}", "urgent_alone") for index in range(PROBES)])
     begin = Gate(group="urgent_alone", requests=PROBES)
-    users, requests = shape.users or 1, shape.requests or 1
-    load = [
-        _plain(texts, f"b{index}", shape, group="background", tenant="background", priority="background")
-        for index in range(requests)
-    ]
-    busy = [User(shots=load[index::users], begin=begin) for index in range(min(users, requests))]
-    rate = shape.rate or 0.5
-    loaded = Gate(group="background", requests=min(users, requests) // 2 or 1, tokens=1)
-    drawn = texts.dice("urgent")
+    requests = shape.requests or 1
+    crowd = min(shape.users or 1, requests)
+    load = [background(index) for index in range(requests)]
+    busy = [User(shots=load[index::crowd], begin=begin) for index in range(crowd)]
     among = [urgent(f"urgent{index}", "urgent") for index in range(max(PROBES, requests // 4))]
-    # An open loop in a gated plan: each urgent shot has its own gate, the same but for its delay.
-    at_s, arriving = 0.0, []
-    for shot in among:
-        gate = Gate(group=loaded.group, requests=loaded.requests, tokens=1, then_s=at_s)
-        arriving.append(User(shots=[shot], begin=gate))
-        at_s += drawn.expovariate(rate)
+    # Arrivals among users who wait for each other: gates that differ only in their delay.
+    arriving = [
+        User(
+            shots=user.shots,
+            begin=Gate(group="background", requests=crowd // 2 or 1, tokens=1, then_s=user.start_s),
+        )
+        for user in arrivals(among, shape.rate or 0.5, texts)
+    ]
     return [alone, *busy, *arriving], []
 
 
