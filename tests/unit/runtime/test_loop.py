@@ -163,7 +163,8 @@ def test_a_look_shows_the_slots_and_one_that_nobody_waits_for_harms_nothing():
         loop.submit(replace(request(number), params=endless))
     time.sleep(0.2)
     found = loop.look().result(10)
-    assert [slot.state for slot in found.slots] == ["generating"] * 4
+    assert {slot.state for slot in found.slots} <= {"prefilling", "generating"}
+    assert len({slot.request_id for slot in found.slots}) == 4
     assert found.queued == {"urgent": 0, "default": 2, "background": 0}
     for _ in range(20):
         loop.look().cancel()
