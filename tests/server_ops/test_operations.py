@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -233,3 +235,19 @@ def test_the_log_has_figures_and_no_prompt(capfd: pytest.CaptureFixture[str]) ->
     assert found[0]["completion_tokens"] == 4
     assert found[0]["request_id"]
     assert "the-secret" not in "\n".join(lines)
+
+
+# ── the dashboard ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_name_in_the_grafana_dashboard_is_exported(running: Running) -> None:
+    path = Path(__file__).parents[2] / "docs" / "grafana.json"
+    board = json.loads(path.read_text(encoding="utf-8"))
+    expressions = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    used = {name for text in expressions for name in re.findall(r"\b(?:stretto|process)_\w+", text)}
+    assert len(used) > 20
+    ask(running)
+    text = running.client().get("/metrics").text
+    exported = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+    announced = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    assert used <= exported | announced

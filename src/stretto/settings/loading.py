@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
 from stretto.errors import SettingsError
 from stretto.settings.engine import EngineSettings
@@ -43,6 +43,13 @@ PLAIN_CLASSES: dict[str, type[BaseModel]] = {
     "runtime": RuntimeSettings,
     "server": ServerSettings,
 }
+_ALL_CLASSES: list[type[BaseModel]] = [ModelSettings, *PLAIN_CLASSES.values()]
+TEXT_KEYS = frozenset(
+    name
+    for settings in _ALL_CLASSES
+    for name, field in settings.model_fields.items()
+    if field.annotation in (str, str | None, SecretStr | None)
+)
 # Sections that stand once, beside the models: each by its name, with its keys.
 PLAIN_SECTIONS = {
     "generate_batcher": BATCHER_KEYS,
@@ -156,8 +163,7 @@ def _env_layer(env: Mapping[str, str], models: Mapping[str, Any]) -> _Layer:
         if key is None:
             section = PLAIN_SECTIONS.get(parts[0].lower(), (*MODEL_KEYS, *SERVER_KEYS))
             raise SettingsError(f"unknown variable {variable[:80]}", hint=hint_for(parts[-1], section))
-        # A key is text even where it looks like a number.
-        _put(values, key, env[variable] if key[-1] == "api_key" else parse_value(env[variable]))
+        _put(values, key, _value(key, env[variable]))
         names[".".join(key)] = f"env {variable}"
     _switch_off_batching(env.get(BATCHING_OFF, ""), values, names)
     return _Layer(values, names, "env")
@@ -199,10 +205,15 @@ def _flag_layer(flags: Mapping[str, Any]) -> _Layer:
         if value is None:
             continue
         key = name.split(".") if "." in name or name in Settings.model_fields else ["defaults", name]
-        given = parse_value(value) if isinstance(value, str) else value
+        given = _value(key, value) if isinstance(value, str) else value
         _put(values, key, given)
         names[".".join(key)] = f"flag --{name.removeprefix('server.').replace('_', '-')}"
     return _Layer(_checked(values, "flags"), names, "flags")
+
+
+def _value(key: list[str], text: str) -> Any:
+    """What a variable or a flag says. A key, a host and a path are text, whatever YAML would make of them."""
+    return text if key[-1] in TEXT_KEYS else parse_value(text)
 
 
 def _put(values: dict[str, Any], key: list[str], value: Any) -> None:
