@@ -20,6 +20,7 @@ from stretto.errors import InvalidRequestError, StrettoError, UnknownRouteError,
 from stretto.server.anthropic import messages as anthropic_messages
 from stretto.server.boundary import Boundary
 from stretto.server.catalog import Catalog
+from stretto.server.dashboard import router as dashboard
 from stretto.server.documents import honest
 from stretto.server.errors import error_response
 from stretto.server.generation import Services
@@ -58,6 +59,7 @@ def create_app(
     api.add_exception_handler(Exception, _answer)
     honest(api)
     api.router.routes.extend(operations.routes())
+    api.include_router(dashboard(engine))
     return Application(api, Boundary(operations.wrap(api), retry_after=operations.retry_after))
 
 

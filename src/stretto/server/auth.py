@@ -15,11 +15,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stretto.errors import ConcurrencyLimitError, InvalidKeyError
 from stretto.server.caller import LOCAL
+from stretto.server.dashboard.assets import ASSET_NAMES
 from stretto.server.errors import error_response
 from stretto.server.keys import Key, KeyRing
 
 # These answer anybody, without detail. All else is closed, also what is added tomorrow.
-PUBLIC = frozenset({"/livez", "/readyz", "/health"})
+# The page's own files are the same for everybody; what it shows comes from routes that want the key.
+PAGE = frozenset({"/", *(f"/dashboard/{name}" for name in ASSET_NAMES)})
+PUBLIC = frozenset({"/livez", "/readyz", "/health"}) | PAGE
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 

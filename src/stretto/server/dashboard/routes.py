@@ -7,7 +7,6 @@ page's policy says so to the browser.
 from __future__ import annotations
 
 import asyncio
-from importlib.resources import files
 
 import msgspec
 from fastapi import APIRouter
@@ -15,20 +14,11 @@ from starlette.responses import Response
 
 from stretto.engine.api import EngineApi, Health
 from stretto.rpc.messages import EngineEvents, ModelInfo
+from stretto.server.dashboard.assets import asset
 from stretto.server.sse import EventStream, Wire
 
 HEALTH_INTERVAL_S = 1.0
 PING_INTERVAL_S = 15.0
-_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_HEADERS = {
-    "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
-_ASSETS = files(__package__).joinpath("static")
-ASSET_NAMES = frozenset(entry.name for entry in _ASSETS.iterdir())
 _encode = msgspec.json.Encoder().encode
 
 
@@ -37,22 +27,17 @@ def router(engine: EngineApi) -> APIRouter:
 
     @routes.get("/")
     async def page() -> Response:
-        return _asset("index.html")
+        return asset("index.html")
 
     @routes.get("/dashboard/{name}")
-    async def asset(name: str) -> Response:
-        return _asset(name) if name in ASSET_NAMES else Response("no such file\n", 404)
+    async def file(name: str) -> Response:
+        return asset(name)
 
     @routes.get("/events")
     async def events() -> Response:
         return EventStream(lambda wire: _Feed(engine, wire).run(), ping_interval_s=PING_INTERVAL_S)
 
     return routes
-
-
-def _asset(name: str) -> Response:
-    kind = _TYPES[name.rsplit(".", 1)[-1]]
-    return Response(_ASSETS.joinpath(name).read_bytes(), media_type=kind, headers=_HEADERS)
 
 
 class _Feed:
