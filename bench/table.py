@@ -1,0 +1,80 @@
+"""The benchmark table of the README, as Markdown, from a result file of `bench/compare.py`.
+
+python bench/table.py bench/results/compare.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+# workload: what it is, the metric that it is about, and how it is written
+ROWS = {
+    ("steady", "8"): ("steady: 8 users, 48 in / 48 out", "output tok/s", "tok/s"),
+    ("steady", "16"): ("steady: 16 users on 16 slots", "output tok/s", "tok/s"),
+    ("stall", "gap"): (
+        "stall: longest gap of 7 streams, a 3,000-token prompt arrives",
+        "streams' longest gap",
+        "s",
+    ),
+    ("stall", "ttft"): ("stall: TTFT of that prompt", "long prompt's TTFT", "s"),
+    ("burst", ""): ("burst: 8 share a warm 1,000-token system prompt, mean TTFT", "TTFT mean", "s"),
+    ("turns", ""): ("turns: 12 conversations on 8 slots, later TTFT mean", "later turns, TTFT mean", "s"),
+}
+
+
+def row(report: dict[str, Any], key: tuple[str, str], peers: list[str]) -> str | None:
+    """One line of the table, or None where the file does not have it."""
+    claim = report["claims"].get(key[0], {})
+    claim = claim.get(key[1], claim)
+    name, metric, unit = ROWS[key]
+    found = next((item for item in claim.get("compared", ()) if item["metric"] == metric), None)
+    if found is None:
+        return None
+    cells = [_cell(found["peers"].get(peer), unit) for peer in peers]
+    ratio = found["ratios"].get(peers[1])
+    shown = f"{ratio['median']:.2f} [{ratio['low']:.2f}–{ratio['high']:.2f}]" if ratio else "–"
+    return f"| {name} | {' | '.join(cells)} | {shown} |"
+
+
+def _cell(item: dict[str, float] | None, unit: str) -> str:
+    if item is None:
+        return "–"
+    return f"{item['median']:.0f} {unit}" if unit == "tok/s" else f"{item['median']:.2f} {unit}"
+
+
+def table(report: dict[str, Any]) -> str:
+    rounds = next(claim["rounds"] for claim in _claims(report) if "rounds" in claim)
+    peers = list(rounds)
+    made = report["conditions"]
+    if made["quick"]:
+        raise SystemExit("made with --quick: its figures mean nothing")
+    lines = [
+        f"| workload | {' | '.join(peers)} | {peers[0]} ÷ {peers[1]} |",
+        f"|---|{'---|' * len(peers)}---|",
+        *(line for key in ROWS if (line := row(report, key, peers)) is not None),
+        "",
+        f"{made['cpu']}, {made['cores']} cores, {made['threads']} threads; {made['model']}; "
+        f"stretto {made['stretto']} ({made['commit']}), llama.cpp of llama-cpp-python "
+        f"{made['llama_cpp_python']}; {made['date']}; medians of {made['rounds']} rounds, ratios with range.",
+    ]
+    return "\n".join(lines)
+
+
+def _claims(report: dict[str, Any]) -> list[dict[str, Any]]:
+    found = list(report["claims"].values())
+    return found + [inner for claim in found for inner in claim.values() if isinstance(inner, dict)]
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    print(table(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
