@@ -29,8 +29,8 @@ class BatchEvent:
     key: PartitionKey
     size: int
     waits_ms: tuple[float, ...]
+    priorities: tuple[str, ...]  # of the same requests
     duration_ms: float
-    priority_mix: dict[str, int]
     target_size: int
     active_streams: int
     failed: bool
@@ -38,9 +38,13 @@ class BatchEvent:
     @classmethod
     def of(cls, call: BatchCall, now_s: float, active: int, target: int, *, failed: bool) -> BatchEvent:
         waits = tuple((call.sent_s - entry.enqueued_s) * 1000 for entry in call.entries)
-        mix: dict[str, int] = dict(Counter[str](entry.priority for entry in call.entries))
+        priorities = tuple(entry.priority for entry in call.entries)
         duration_ms = (now_s - call.sent_s) * 1000
-        return cls(call.key, len(call.entries), waits, duration_ms, mix, target, active, failed)
+        return cls(call.key, len(waits), waits, priorities, duration_ms, target, active, failed)
+
+    @property
+    def priority_mix(self) -> dict[str, int]:
+        return dict(Counter(self.priorities))
 
 
 @dataclass(slots=True)

@@ -70,7 +70,8 @@ class _Partition:
 
     @property
     def size(self) -> int:
-        return sum(len(queue) for queue in self.queues.values())
+        queues = self.queues
+        return len(queues["urgent"]) + len(queues["default"]) + len(queues["background"])
 
 
 def partition_key(params: GenerateParams) -> PartitionKey:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -47,8 +48,10 @@ class Engine:
         settings: Settings | None = None,
         *,
         on_dispatched: Callable[[BatchEvent], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,  # a loop's own may count in whole milliseconds
     ) -> None:
         settings = settings or Settings()
+        self._clock = clock
         self._settings = settings.engine
         self._host = host
         self._traffic = Traffic(settings.engine, settings.generate_batcher, on_dispatched=on_dispatched)
@@ -85,7 +88,7 @@ class Engine:
         if self._closed or not self._started:
             return
         self._closed = True
-        now_s = self._loop.time()
+        now_s = self._clock()
         self._traffic.drain(now_s)
         self._traffic.give_up(m.error_from(ShuttingDownError("the engine was closed")), now_s)
         if self._transport.connection is not None:
@@ -98,13 +101,13 @@ class Engine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def drain(self) -> None:
-        self._traffic.drain(self._loop.time())
+        self._traffic.drain(self._clock())
         self._tell("drain", m.Empty())
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        end_s = self._loop.time() + timeout_s
+        end_s = self._clock() + timeout_s
         while self._traffic.open:
-            if self._loop.time() >= end_s:
+            if self._clock() >= end_s:
                 return False
             await asyncio.sleep(IDLE_CHECK_S)
         return True
@@ -134,7 +137,7 @@ class Engine:
 
     def generate(self, params: m.GenerateParams) -> Generation:
         generation = Generation(params.stream_id, self._traffic.registry, self._cancel)
-        ticket = self._traffic.submit(params, now_s=self._loop.time(), wake=generation.wake)
+        ticket = self._traffic.submit(params, now_s=self._clock(), wake=generation.wake)
         generation.bind(ticket)
         self._pump_at_end_of_turn()
         if self._expire_timer is None:
@@ -142,11 +145,11 @@ class Engine:
         return generation
 
     def _cancel(self, ticket: Ticket) -> None:
-        self._traffic.cancel(ticket, self._loop.time())
+        self._traffic.cancel(ticket, self._clock())
         self._pump_at_end_of_turn()
 
     def _expire(self) -> None:
-        self._traffic.expire(self._loop.time())
+        self._traffic.expire(self._clock())
         self._pump_at_end_of_turn()
         active, _ = self._traffic.registry.capacity()
         again = active and not self._closed
@@ -161,17 +164,19 @@ class Engine:
 
     def _pump(self) -> None:
         self._pump_soon = False
-        for call in self._traffic.due(self._loop.time()):
+        for call in self._traffic.due(self._clock()):
             self._dispatch(call)
         for stream_id in self._traffic.take_cancels():
             self._tell("cancel", m.CancelParams(stream_id=stream_id))
         if self._batch_timer is not None:
             self._batch_timer.cancel()
+            self._batch_timer = None
         moment_s = self._traffic.wake_at_s()
-        self._batch_timer = None if moment_s is None else self._loop.call_at(moment_s, self._pump)
+        if moment_s is not None:
+            self._batch_timer = self._loop.call_later(max(0.0, moment_s - self._clock()), self._pump)
 
     def _dispatch(self, call: BatchCall) -> None:
-        requests = self._traffic.seal(call, self._loop.time())
+        requests = self._traffic.seal(call, self._clock())
         if not requests:
             return
         try:
@@ -180,7 +185,7 @@ class Engine:
             else:
                 future = self._send("generate", requests[0])
         except RuntimeUnavailableError as error:
-            self._traffic.failed(call, m.error_from(error), self._loop.time())
+            self._traffic.failed(call, m.error_from(error), self._clock())
         except (TypeError, ValueError, RecursionError, OverflowError):
             self._one_by_one(call, requests)  # one of them cannot be encoded
         else:
@@ -190,7 +195,7 @@ class Engine:
         return self._transport.send(method, params, timeout_s=self._settings.load_timeout_s)
 
     def _answered(self, call: BatchCall, requests: list[m.GenerateParams], done: asyncio.Future[Any]) -> None:
-        now_s = self._loop.time()
+        now_s = self._clock()
         error = done.exception()
         if error is None and isinstance(done.result(), m.BatchGenerateResult):
             self._traffic.answered(call, done.result().results, now_s)
@@ -220,7 +225,7 @@ class Engine:
             item if isinstance(item, m.BatchItem) else m.BatchItem(success=False, error=m.error_from(item))
             for item in items
         ]
-        self._traffic.answered(call, answers, self._loop.time())
+        self._traffic.answered(call, answers, self._clock())
         self._pump_at_end_of_turn()
 
     async def _item(self, request: m.GenerateParams) -> m.BatchItem:
@@ -258,15 +263,15 @@ class Engine:
     def runtime_lost(self) -> None:
         self._transport.detach()
         self._info, self._progress = None, {}
-        self._traffic.lost(self._loop.time())
+        self._traffic.lost(self._clock())
 
     def runtime_failed(self, error: StrettoError) -> None:
-        self._traffic.give_up(m.error_from(error), self._loop.time())
+        self._traffic.give_up(m.error_from(error), self._clock())
 
     def _notified(self, note: Notification, epoch: int) -> None:
         if note.method == STREAM_BATCH:
             assert isinstance(note.params, m.StreamBatch)
-            self._traffic.frames(note.params, epoch=epoch, now_s=self._loop.time())
+            self._traffic.frames(note.params, epoch=epoch, now_s=self._clock())
             if self._traffic.has_cancels:
                 self._pump_at_end_of_turn()
         elif note.method == ENGINE_EVENTS:

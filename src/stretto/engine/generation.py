@@ -19,14 +19,17 @@ class Generation:
         self._registry = registry
         self._leave = leave
         self._ticket: Ticket | None = None
-        self._came = asyncio.Event()
+        self._waiters: list[asyncio.Future[None]] = []
         self._end: StreamEnd | None = None
 
     def bind(self, ticket: Ticket) -> None:
         self._ticket = ticket
 
     def wake(self) -> None:
-        self._came.set()
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     @property
     def ticket(self) -> Ticket:
@@ -63,6 +66,7 @@ class Generation:
         raise exception_of(error)
 
     async def accepted(self) -> int:
+        self.ticket.awaited = True
         while self.ticket.prompt_tokens is None:
             end = self.ticket.stream.end
             if end is not None and end.error is not None:
@@ -80,8 +84,9 @@ class Generation:
         raise exception_of(error)
 
     async def _wait(self) -> None:
-        self._came.clear()
-        await self._came.wait()
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
 
     def cancel(self) -> None:
         self._leave(self.ticket)

@@ -95,6 +95,8 @@ class ProcessChild:
 
 
 class ProcessLauncher:
+    child: type[ProcessChild] = ProcessChild
+
     def __init__(self, start: RuntimeStart) -> None:
         self._start = start
         self.directory: Path | None = None
@@ -108,7 +110,7 @@ class ProcessLauncher:
         )
         assert process.stdin is not None
         process.stdin.write(self._start.line())
-        return ProcessChild(process, places)
+        return self.child(process, places)
 
     def close(self) -> None:
         if self.directory is not None:

@@ -33,6 +33,7 @@ class Ticket:
     call: BatchCall | None = None  # the one that took it along; None while it is queued
     replayed: bool = False
     prompt_tokens: int | None = None  # known once the runtime has taken it in
+    awaited: bool = False  # somebody waits for just that
 
 
 class Traffic:
@@ -142,7 +143,8 @@ class Traffic:
                 self.registry.fail(ticket.stream, item.error or _no_answer(), now_s)
             else:
                 ticket.prompt_tokens = item.result.prompt_tokens
-                ticket.stream.wake()
+                if ticket.awaited:
+                    ticket.stream.wake()
 
     def _repeat_cancel(self, stream_id: str, call: BatchCall) -> None:
         """Withdrawn before the runtime knew it, perhaps: say it again, now that it does."""

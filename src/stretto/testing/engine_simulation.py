@@ -132,7 +132,7 @@ class EngineSimulation:
     async def _run(self, loop: VirtualLoop) -> None:
         started_s = loop.time()
         host = SupervisedHost(self.launcher, self.settings.engine, jitter=self.rng.random)
-        self.engine = _WatchedEngine(host, self.settings, on_dispatched=self._dispatched)
+        self.engine = _WatchedEngine(host, self.settings, on_dispatched=self._dispatched, clock=loop.time)
         self.engine.losses_s = self.lost_s
         try:
             await self.engine.start()

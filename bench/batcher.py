@@ -1,0 +1,302 @@
+"""What the generate batcher saves and what it costs, counted on a real socket against a real runtime process.
+
+    python bench/batcher.py [--json FILE] [--check] [--quick]
+
+The runtime is `python -m stretto.runtime` with the simulated backend, whose ticks take as long as a small
+model's; everything between is what ships. Calls are frames that the engine's end of the socket has sent.
+`--check` exits 1 when a bar of the list at the end of this file is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvloop
+
+from stretto.engine.batch_stats import BatchEvent, percentile
+from stretto.engine.engine import Engine
+from stretto.engine.host import SupervisedHost
+from stretto.engine.process import ProcessLauncher, RuntimeStart
+from stretto.rpc.messages import GenerateParams
+from stretto.settings import EngineSettings, GenerateBatcherSettings, Settings
+from stretto.testing.engine_capability import OldLauncher
+
+SPREAD_S = 0.002
+FLAGS = {"backend": "simulated", "seed": 7, "context_window": 2048, "max_queue": 4096, "queue_depth": 64}
+
+
+@dataclass(slots=True)
+class Bench:
+    """One engine over one runtime process, and what its batcher did."""
+
+    engine: Engine
+    events: list[BatchEvent] = field(default_factory=list)
+    lags_ms: list[float] = field(default_factory=list)  # how late the loop woke up: the machine's share
+    number: int = 0
+
+    def params(self, *, max_tokens: int, priority: str = "default", prompt: str = "") -> GenerateParams:
+        self.number += 1
+        return GenerateParams(
+            stream_id=f"b{self.number}",
+            prompt=prompt or f"request {self.number % 97}",
+            max_tokens=max_tokens,
+            priority=priority,  # type: ignore[arg-type]
+            sampling={"ignore_eos": True, "temperature": 0.0},
+        )
+
+    async def read(self, **options: Any) -> tuple[float, str]:
+        """One generation to its end: seconds to its first token, and its text."""
+        started_s = time.perf_counter()
+        first_s, text = 0.0, ""
+        async for delta in self.engine.generate(self.params(**options)):
+            if delta.token_count and not first_s:
+                first_s = time.perf_counter() - started_s
+            text += delta.text
+        return first_s, text
+
+    @property
+    def frames_sent(self) -> int:
+        connection = self.engine.transport.connection
+        assert connection is not None
+        return connection.counters.frames_sent
+
+    def waits_ms(self, priority: str = "") -> list[float]:
+        return [
+            wait
+            for event in self.events
+            for wait, name in zip(event.waits_ms, event.priorities, strict=True)
+            if priority in ("", name)
+        ]
+
+
+@asynccontextmanager
+async def bench(
+    *, batching: bool = True, old: bool = False, slots: int = 16, tick_ms: float = 5.0
+) -> AsyncIterator[Bench]:
+    engine_settings = EngineSettings(streams_max=100_000, calls_max=100_000)
+    settings = Settings(engine=engine_settings, generate_batcher=GenerateBatcherSettings(enabled=batching))
+    start = RuntimeStart(flags={**FLAGS, "n_seq_max": slots, "simulated_tick_ms": tick_ms})
+    launcher = (OldLauncher if old else ProcessLauncher)(start)
+    events: list[BatchEvent] = []
+    engine = Engine(SupervisedHost(launcher, engine_settings), settings, on_dispatched=events.append)
+    await engine.start()
+    made = Bench(engine, events)
+    for _ in range(40):  # load the model, and let the batcher's target settle
+        await made.read(max_tokens=1)
+    events.clear()
+    try:
+        yield made
+    finally:
+        await engine.close()
+
+
+# --- calls saved ---------------------------------------------------------------------------------
+
+
+async def saved(made: Bench, count: int, spread_s: float, rounds: int) -> float:
+    """Share of calls saved when `count` requests come in one turn, or evenly over `spread_s`."""
+    before, readers = made.frames_sent, []
+    for _ in range(rounds):
+        started_s = time.perf_counter()
+        for index in range(count):
+            while time.perf_counter() - started_s < spread_s * index / count:
+                await asyncio.sleep(0)
+            readers.append(asyncio.create_task(made.read(max_tokens=2)))
+        await asyncio.gather(*readers)
+        readers.clear()
+        await asyncio.sleep(0.01)
+    return 1.0 - (made.frames_sent - before) / (count * rounds)
+
+
+async def measure_saved(rounds: int) -> dict[str, Any]:
+    async with bench() as made:
+        turn = {count: await saved(made, count, 0.0, rounds) for count in (8, 16, 64)}
+        spread = {count: await saved(made, count, SPREAD_S, rounds) for count in (8, 16, 64)}
+        return {"saved_one_turn": turn, "saved_spread_2ms": spread}
+
+
+# --- what it costs -------------------------------------------------------------------------------
+
+
+async def measure_ttft(rounds: int) -> dict[str, Any]:
+    """Interleaved pairs of bursts, with and without the batcher: TTFT p50 of all requests."""
+    async with bench() as with_batcher, bench(batching=False) as without:
+        times: dict[bool, list[float]] = {True: [], False: []}
+        for index in range(2 * rounds):
+            on = (index % 2 == 0) == (index % 4 < 2)  # A B B A
+            made = with_batcher if on else without
+            found = await asyncio.gather(*(made.read(max_tokens=4) for _ in range(16)))
+            times[on] += [first_s for first_s, _ in found]
+        on_ms, off_ms = (statistics.median(times[on]) * 1000 for on in (True, False))
+        return {"ttft_p50_ms": {"batcher": on_ms, "single": off_ms}, "ttft_ratio": on_ms / off_ms}
+
+
+async def measure_fallback() -> dict[str, Any]:
+    prompts = [f"the same question {index}" for index in range(32)]
+    answers = []
+    async with bench() as new:
+        answers.append(await asyncio.gather(*(new.read(max_tokens=8, prompt=p) for p in prompts)))
+    async with bench(old=True) as old:
+        before = old.engine.batch_stats()["generate"]["fallback_count"]
+        answers.append(await asyncio.gather(*(old.read(max_tokens=8, prompt=p) for p in prompts)))
+        fallbacks = old.engine.batch_stats()["generate"]["fallback_count"] - before
+    same = [text for _, text in answers[0]] == [text for _, text in answers[1]]
+    return {"fallback": {"requests": len(prompts), "fallback_count": fallbacks, "same_answers": same}}
+
+
+async def measure_lone(count: int) -> dict[str, Any]:
+    async with bench() as made:
+        for _ in range(count):
+            await made.read(max_tokens=2)
+        return {"lone_wait_p95_ms": percentile(made.waits_ms(), 0.95)}
+
+
+async def open_loop(made: Bench, rate: int, seconds: float, priority: Callable[[int], str]) -> int:
+    """Requests at fixed moments, whether or not earlier ones are done."""
+    readers: set[asyncio.Task[Any]] = set()
+    made.lags_ms.clear()
+    started_s, sent = time.perf_counter(), 0
+    while (elapsed_s := time.perf_counter() - started_s) < seconds:
+        while sent < elapsed_s * rate:
+            reader = asyncio.create_task(made.read(max_tokens=1, priority=priority(sent)))
+            readers.add(reader)
+            reader.add_done_callback(readers.discard)
+            sent += 1
+        slept_s = time.perf_counter()
+        await asyncio.sleep(0.001)
+        made.lags_ms.append((time.perf_counter() - slept_s - 0.001) * 1000)
+    await asyncio.gather(*readers, return_exceptions=True)
+    return sent
+
+
+async def measure_open_loop(seconds: float) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for rate in (1000, 4000):
+        async with bench(slots=64, tick_ms=1.0) as made:
+            before = made.frames_sent
+            sent = await open_loop(made, rate, seconds, lambda _: "default")
+            waits = made.waits_ms()
+            found[str(rate)] = {
+                "sent_per_s": sent / seconds,
+                "wait_p50_ms": percentile(waits, 0.5),
+                "wait_p95_ms": percentile(waits, 0.95),
+                "loop_lag_p95_ms": percentile(made.lags_ms, 0.95),
+                "saved": 1.0 - (made.frames_sent - before) / sent,
+            }
+    return {"open_loop": found}
+
+
+async def measure_urgent(seconds: float) -> dict[str, Any]:
+    async with bench(slots=64, tick_ms=2.0) as made:
+        await open_loop(made, 500, seconds, lambda number: "urgent" if number % 10 == 0 else "default")
+        stats = made.engine.batch_stats()["generate"]
+        waits = made.waits_ms("urgent")
+        return {
+            "urgent": {
+                "requests": len(waits),
+                "wait_p95_ms": percentile(waits, 0.95),
+                "flushes": stats["urgent_flushes"],
+            }
+        }
+
+
+async def measure_frames(tokens: int) -> dict[str, Any]:
+    async with bench(slots=16) as made:
+        before = made.engine.batch_stats()["streams"]
+        await asyncio.gather(*(made.read(max_tokens=tokens) for _ in range(16)))
+        after = made.engine.batch_stats()["streams"]
+        frames = after["frames"] - before["frames"]
+        generated = after["tokens"] - before["tokens"]
+        return {"frames": {"frames": frames, "tokens": generated, "tokens_per_frame": generated / frames}}
+
+
+# --- all of it -----------------------------------------------------------------------------------
+
+
+async def measure(*, quick: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for part in (
+        measure_saved(5 if quick else 40),
+        measure_ttft(6 if quick else 60),
+        measure_fallback(),
+        measure_lone(50 if quick else 300),
+        measure_open_loop(1.5 if quick else 6.0),
+        measure_urgent(1.5 if quick else 6.0),
+        measure_frames(40 if quick else 200),
+    ):
+        found |= await part
+    return found
+
+
+def bars(found: dict[str, Any]) -> list[tuple[str, float, str, float]]:
+    """(what, measured, relation, bar) of Must-show 1."""
+    rows = [
+        (f"calls saved, {count} in one turn", found["saved_one_turn"][count], ">=", bar)
+        for count, bar in ((8, 0.87), (16, 0.93), (64, 0.93))
+    ]
+    rows += [
+        (f"calls saved, {count} over 2 ms", found["saved_spread_2ms"][count], ">=", bar)
+        for count, bar in ((8, 0.70), (16, 0.84), (64, 0.91))
+    ]
+    rows.append(("TTFT p50 against no batcher", found["ttft_ratio"], "<=", 1.02))
+    fallback = found["fallback"]
+    rows.append(("fallbacks per request", fallback["fallback_count"] / fallback["requests"], "==", 1.0))
+    rows.append(("same answers without batching", float(fallback["same_answers"]), "==", 1.0))
+    rows += [
+        (f"added wait p95 at {rate}/s, ms", found["open_loop"][rate]["wait_p95_ms"], "<=", 4.0)
+        for rate in ("1000", "4000")
+    ]
+    rows.append(("added wait p95 of a lone request, ms", found["lone_wait_p95_ms"], "<=", 1.0))
+    rows.append(("added wait p95 of an urgent request, ms", found["urgent"]["wait_p95_ms"], "<=", 1.0))
+    rows.append(("frames per token at 16 streams", 1 / found["frames"]["tokens_per_frame"], "<=", 1 / 12))
+    return rows
+
+
+def holds(measured: float, relation: str, bar: float) -> bool:
+    return {">=": measured >= bar, "<=": measured <= bar, "==": measured == bar}[relation]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rounds")
+    options = parser.parse_args()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the server does
+        found = runner.run(measure(quick=options.quick))
+    rows = bars(found)
+    for what, measured, relation, bar in rows:
+        verdict = "ok" if holds(measured, relation, bar) else "MISSED"
+        print(f"{verdict:>6}  {what:<42} {measured:8.3f}  {relation} {bar:.3f}")
+    for rate, row in found["open_loop"].items():
+        print(
+            f"        at {rate}/s: {row['sent_per_s']:.0f}/s sent, {row['saved']:.1%} of calls saved, "
+            f"the loop itself woke up {row['loop_lag_p95_ms']:.1f} ms late (p95)"
+        )
+    if options.json:
+        machine = {
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+        }
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"conditions": machine, **found}, file, indent=1)
+            file.write("\n")
+    return int(options.check and not all(holds(*row[1:]) for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
