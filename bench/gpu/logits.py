@@ -42,6 +42,9 @@ class StateSource:
         both = self._state[f"{prefix}.gate_up_proj"]
         return both[:, :rows] if projection == "gate_proj" else both[:, rows:]
 
+    def unread(self) -> list[str]:
+        return []
+
     def close(self) -> None:
         self._state = {}
 

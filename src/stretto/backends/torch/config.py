@@ -65,6 +65,7 @@ class ModelShape:
     tied: bool = False  # the embedding is the output matrix too
     qkv_bias: bool = False
     output_bias: bool = False
+    mlp_bias: bool = False
     qk_norm: bool = False
     experts: Experts | None = None
     dtype: str = "bfloat16"
@@ -143,8 +144,6 @@ def _refuse_unknown(config: Mapping[str, Any]) -> None:
         raise UnsupportedModelError(f"the activation {config['hidden_act']!r} is not known")
     if config.get("use_sliding_window"):
         raise UnsupportedModelError("sliding windows are not built into the torch backend")
-    if config.get("mlp_bias"):
-        raise UnsupportedModelError("biases in the MLP are not built into the torch backend")
     if config.get("quantization_config"):
         raise UnsupportedModelError(
             "quantized safetensors are not read",
@@ -171,6 +170,7 @@ def _shape(family: str, config: Mapping[str, Any]) -> ModelShape:
         tied=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=bias,
         output_bias=bias and family != "qwen2",
+        mlp_bias=bool(config.get("mlp_bias", False)),
         qk_norm=family in ("qwen3", "qwen3moe"),
         experts=_experts(config) if family == "qwen3moe" else None,
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch."),

@@ -50,6 +50,7 @@ class GgufSource:
         if self.file.shards > 1:
             raise UnsupportedModelError("a GGUF in several files is not read by the torch backend")
         self._data = np.memmap(path, dtype=np.uint8, mode="r")
+        self._read: set[str] = set()
         self.shape = _shape(self)
 
     def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -72,6 +73,7 @@ class GgufSource:
         tensor = self.file.tensors.get(name)
         if tensor is None:
             raise ModelFileError(f"{self.file.path} has no tensor {name}")
+        self._read.add(name)
         start = self.file.data_start + tensor.offset
         raw = self._data[start : start + tensor.size]
         shape = tuple(reversed(tensor.dims))
@@ -92,6 +94,9 @@ class GgufSource:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ModelFileError(f"{self.file.path} does not say {self.file.architecture}.{key}")
         return float(value)
+
+    def unread(self) -> list[str]:
+        return sorted(set(self.file.tensors) - self._read)
 
     def close(self) -> None:
         del self._data
@@ -140,6 +145,8 @@ def _shape(source: GgufSource) -> ModelShape:
         context_max=int(source.number("context_length", 4096)),
         tied="output.weight" not in file.tensors,
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
+        output_bias="blk.0.attn_output.bias" in file.tensors,
+        mlp_bias="blk.0.ffn_up.bias" in file.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
         experts=_experts(source) if family == "qwen3moe" else None,
         bos=_token(source, "bos"),

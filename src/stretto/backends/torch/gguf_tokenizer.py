@@ -22,7 +22,7 @@ ENDING_NAMES = (
     "<|endoftext|>",
     "<|end|>",
     "</s>",
-    "<file_sep>",
+    "<reponame>",
     "<|file_sep|>",
     "<|repo_name|>",
 )  # control tokens that llama.cpp takes for an end as well

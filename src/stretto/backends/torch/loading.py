@@ -23,7 +23,7 @@ from stretto.backends.torch.models import Place, build
 from stretto.backends.torch.pool import PAGE_TOKENS, pages_that_fit
 from stretto.backends.torch.tokenizer import HfTokenizer, read_template, read_tokenizer
 from stretto.backends.torch.weights import DummySource, SafetensorsSource, WeightSource
-from stretto.errors import InvalidRequestError, ModelNotFoundError
+from stretto.errors import InvalidRequestError, ModelNotFoundError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from stretto.text.grammar import GrammarFactory
@@ -85,6 +85,7 @@ def open_model(
         tokenizer, template = _text(source, weights, shape)
     with clock("weights"), torch.inference_mode():
         model = build(weights, shape, place, window=window, progress=progress)
+        _check_all_read(weights)
         weights.close()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -111,6 +112,14 @@ def open_model(
             make_grammars=grammars,
         )
     return Opened(backend, shape, tokenizer, template, seconds, grammars)
+
+
+def _check_all_read(weights: WeightSource) -> None:
+    if left := weights.unread():
+        raise UnsupportedModelError(
+            f"{len(left)} tensors of the file have no place in the model, among them {left[0]}",
+            hint="the torch backend does not know this variant; a GGUF runs with backend: llamacpp",
+        )
 
 
 def choose_device(name: str) -> torch.device:

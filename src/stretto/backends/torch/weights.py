@@ -23,10 +23,14 @@ DUMMY_STD = 0.02
 
 
 class WeightSource(Protocol):
-    """Tensors by name. `experts` answers all experts of a layer in one: [experts, rows, columns]."""
+    """Tensors by name. `experts` answers all experts of a layer in one: [experts, rows, columns].
+
+    `unread` names the tensors that nobody asked for: a model that ignores some of its weights is wrong.
+    """
 
     def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor: ...
     def experts(self, prefix: str, projection: str, shape: tuple[int, int, int]) -> torch.Tensor: ...
+    def unread(self) -> list[str]: ...
     def close(self) -> None: ...
 
 
@@ -37,6 +41,7 @@ class SafetensorsSource:
         self._folder = folder
         self._stack = contextlib.ExitStack()
         self._open: dict[str, Any] = {}
+        self._read: set[str] = set()
         self._places = self._index()
 
     def _index(self) -> dict[str, str]:
@@ -76,6 +81,7 @@ class SafetensorsSource:
         file = self._places.get(name)
         if file is None:
             raise ModelFileError(f"{self._folder} has no tensor {name}")
+        self._read.add(name)
         tensor: torch.Tensor = self._shard(file).get_tensor(name)
         return checked(tensor, name, shape)
 
@@ -89,6 +95,13 @@ class SafetensorsSource:
             return self.read(f"{prefix}.down_proj", shape)
         both = self.read(f"{prefix}.gate_up_proj", (count, 2 * rows, columns))
         return both[:, :rows] if projection == "gate_proj" else both[:, rows:]
+
+    def unread(self) -> list[str]:
+        """A tied output matrix may be stored twice, and old files carry their rotary frequencies."""
+        left = sorted(set(self._places) - self._read)
+        return [
+            name for name in left if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq")
+        ]
 
     def close(self) -> None:
         self._open.clear()
@@ -113,6 +126,9 @@ class DummySource:
 
     def experts(self, prefix: str, projection: str, shape: tuple[int, int, int]) -> torch.Tensor:
         return self.read(f"{prefix}.{projection}", shape)
+
+    def unread(self) -> list[str]:
+        return []
 
     def close(self) -> None:
         """Nothing is held."""

@@ -203,9 +203,10 @@ class Loop:
             self._bound.pop(slot, None)
         for binding in tick.bind:
             self._bound[binding.slot] = binding.request.id
+        rows = self.backend.model.rows
+        rows.clear()
         self.backend.launch(tick)
         self._flying.append(tick)
-        rows = self.backend.model.rows
         if not rows:
             return
         made, at = rows.pop(), 0

@@ -115,8 +115,9 @@ class Mlp:
     def __init__(self, source: WeightSource, prefix: str, shape: ModelShape, place: Place) -> None:
         inner = shape.inner
         names = {f"{prefix}.gate_proj": inner, f"{prefix}.up_proj": inner}
-        self._gate_up = Linear(source, names, shape.hidden, place)
-        self._down = Linear(source, {f"{prefix}.down_proj": shape.hidden}, inner, place)
+        self._gate_up = Linear(source, names, shape.hidden, place, bias=shape.mlp_bias)
+        down = {f"{prefix}.down_proj": shape.hidden}
+        self._down = Linear(source, down, inner, place, bias=shape.mlp_bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._down(ops.silu_mul(self._gate_up(x)))
