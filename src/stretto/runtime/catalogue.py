@@ -152,7 +152,7 @@ def _gguf_bytes(path: Path, chosen: settings_.ModelSettings) -> int:
         flash_attention=chosen.flash_attention != "off",
         swa_full=chosen.swa_full,
         unified=chosen.kv_layout == "unified",
-        snapshot_bytes=chosen.cache_ram_bytes if chosen.cache != "none" else 0,
+        snapshot_bytes=chosen.cache_ram_bytes if chosen.cache != "none" and shape.generates else 0,
     )
     return found.total
 

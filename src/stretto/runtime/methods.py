@@ -309,7 +309,10 @@ def reading(entry: Entry) -> ModelRuntime | EmbeddingRuntime:
 
 def _embedding(entry: Entry) -> Embeds:
     if not isinstance(entry.resident, Embeds):
-        raise UnsupportedByModelError(f"{entry.id} does not make embeddings or scores")
+        kind = entry.resident.description.get("kind", "text") if entry.resident is not None else "text"
+        raise UnsupportedByModelError(
+            f"{entry.id} is a {kind} language model, its file names no pooling: it makes no vectors or scores"
+        )
     return entry.resident
 
 
