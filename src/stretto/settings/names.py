@@ -43,7 +43,7 @@ _SAME = {
     "split_mode": "sm tensor_parallel_size",
     "devices": "device dev",
     "preemption": "preemption_mode",
-    "backend": "engine load_format",
+    "backend": "engine",
 }
 FOREIGN = {foreign: ours for ours, names in _SAME.items() for foreign in names.split()}
 # Habits that have no counterpart here.
