@@ -26,6 +26,12 @@ ROOT = Path(__file__).parents[2]
 
 
 PHASES = "examples,coverage,fuzzing"
+# A list one item longer than allowed may also be more bytes than allowed: that is a refusal, too.
+CONFIG = """
+[checks.negative_data_rejection]
+expected-statuses = ["400", "404", "405", "413", "415"]
+"""
+LINE_CHARS_MAX = 400  # a body that failed can be megabytes
 
 
 def fuzz(examples: int, *, seed: int = 1, phases: str = PHASES, paths: str = "") -> tuple[int, str]:
@@ -39,12 +45,14 @@ def fuzz(examples: int, *, seed: int = 1, phases: str = PHASES, paths: str = "")
         command += ["--generation-allow-x00", "true", "--exclude-path-regex", "^/(metrics|slots|version|$)"]
         command += ["--generation-database", "none", "--suppress-health-check", "all"]
         command += ["--include-path-regex", paths] if paths else []
+        (Path(place) / "schemathesis.toml").write_text(CONFIG)
         environment = {**os.environ, "SCHEMATHESIS_HOOKS": "tests.server.schemathesis_hooks"}
         environment["PYTHONPATH"] = str(ROOT)
         done = subprocess.run(
             command, cwd=place, env=environment, capture_output=True, text=True, check=False
         )
-    return done.returncode, done.stdout + done.stderr
+    said = (done.stdout + done.stderr).splitlines()
+    return done.returncode, "\n".join(line[:LINE_CHARS_MAX] for line in said)
 
 
 def main() -> int:

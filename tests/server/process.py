@@ -17,7 +17,9 @@ READY = re.compile(r"^ready: (http://\S+)", re.MULTILINE)
 
 
 @contextmanager
-def served(*arguments: str, timeout_s: float = 120.0, environment: Sequence[tuple[str, str]] = ()) -> Iterator[str]:
+def served(
+    *arguments: str, timeout_s: float = 120.0, environment: Sequence[tuple[str, str]] = ()
+) -> Iterator[str]:
     """The server's address while the block runs; it must end in order, and with 0."""
     with tempfile.TemporaryDirectory() as place:
         log = Path(place) / "log"

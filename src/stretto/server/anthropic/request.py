@@ -27,9 +27,9 @@ from stretto.server.openai.tools import (
     Guided,
     JsonObject,
     ToolName,
-    check_size,
     guidance_of,
     plain_tool,
+    schema_guidance,
     tool_use,
 )
 
@@ -216,8 +216,7 @@ class MessagesRequest(Conversation, Guided, Sampling, Extensions):
         asked = self.output_config.format if self.output_config is not None else None
         if asked is None:
             return None
-        check_size(asked.schema_, "output_config.format.schema")
-        return Guidance(mode="json_schema", value=asked.schema_)
+        return schema_guidance(asked.schema_, "output_config.format.schema")
 
     def _template_options(self) -> dict[str, Any]:
         found: dict[str, Any] = {}

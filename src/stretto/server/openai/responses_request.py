@@ -32,10 +32,10 @@ from stretto.server.openai.tools import (
     JsonObjectFormat,
     TextFormat,
     ToolName,
-    check_size,
     function_choice,
     guidance_of,
     plain_tool,
+    schema_guidance,
     tool_use,
 )
 
@@ -259,8 +259,7 @@ class ResponseRequest(Guided, Sampling, Extensions):
         if isinstance(asked, JsonObjectFormat):
             return Guidance(mode="json_object")
         if isinstance(asked, SchemaFormat):
-            check_size(asked.schema_, "text.format.schema")
-            return Guidance(mode="json_schema", value=asked.schema_)
+            return schema_guidance(asked.schema_, "text.format.schema")
         return None
 
     def _messages(self) -> list[dict[str, Any]]:

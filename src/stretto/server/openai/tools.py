@@ -162,7 +162,11 @@ def guidance_of_format(response_format: Any) -> Guidance | None:
     if isinstance(response_format, JsonObjectFormat):
         return Guidance(mode="json_object")
     if isinstance(response_format, JsonSchemaFormat):
-        schema = response_format.json_schema.schema_
-        check_size(schema, "response_format.json_schema.schema")
-        return Guidance(mode="json_schema", value=schema)
+        return schema_guidance(response_format.json_schema.schema_, "response_format.json_schema.schema")
     return None
+
+
+def schema_guidance(schema: JsonObject, param: str) -> Guidance:
+    """An empty schema allows any JSON: as a boolean it is not taken for a schema that is missing."""
+    check_size(schema, param)
+    return Guidance(mode="json_schema", value=schema or True)

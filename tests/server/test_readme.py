@@ -1,0 +1,52 @@
+"""The README's curl examples work as printed: against `stretto serve` with the default model."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.server.process import served
+
+README = Path(__file__).parents[2] / "README.md"
+BLOCK = re.compile(r"^```(?:console|bash|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ADDRESS = re.compile(r"http://(?:localhost|127\.0\.0\.1):8000")
+
+
+def curl_examples(text: str) -> list[str]:
+    """Commands that start with curl: one line, or several joined by a backslash or an open quote."""
+    found: list[str] = []
+    for block in BLOCK.findall(text):
+        command = ""
+        for line in block.splitlines():
+            bare = line.removeprefix("$ ").removeprefix("> ") if not command else line
+            if not command and not bare.startswith("curl "):
+                continue
+            command = f"{command}\n{bare}" if command else bare
+            if not bare.endswith("\\") and command.count("'") % 2 == 0:
+                found.append(command)
+                command = ""
+    return found
+
+
+def test_examples_are_found_in_every_form() -> None:
+    console = "```console\n$ curl http://localhost:8000/v1/models\n{}\n```\n"
+    text = f"x\n{console}```bash\ncurl -N x \\\n  -d '{{\n}}'\nls\n```\n"
+    assert curl_examples(text) == ["curl http://localhost:8000/v1/models", "curl -N x \\\n  -d '{\n}'"]
+
+
+@pytest.mark.slow
+def test_curl_examples_of_the_readme() -> None:
+    examples = curl_examples(README.read_text(encoding="utf-8"))
+    assert examples, "the README shows no curl example"
+    with served("--n-threads", "1") as url:
+        for example in examples:
+            command = ADDRESS.sub(url, example).replace("curl ", "curl --fail-with-body -sS -m 120 ", 1)
+            done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{example}\n{done.stdout}\n{done.stderr}"
+            assert done.stdout.strip(), example
+            if done.stdout.lstrip().startswith("{"):
+                assert "error" not in json.loads(done.stdout), example
