@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+import signal
 import statistics
 import subprocess
 import sys
@@ -368,6 +369,7 @@ def main() -> int:
     parser.add_argument("--serial", type=Path, metavar="PYTHON", help="also measure its llama_cpp.server")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are ended too
     needs_peer = {"steady", "stall", "burst", "turns"} & set(chosen.only)
     if needs_peer and not chosen.llama_server.exists():
         parser.error("llama-server is not built: run bench/peers/build_llama_server.sh")

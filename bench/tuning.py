@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -101,6 +102,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="a GGUF file (default: SmolLM2-135M-Instruct as Q4_0)")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are ended too
     model = chosen.model or bundled.ensure_default(cache_home())
     curves = Curves(model, threads=chosen.threads, quick=chosen.quick)
     report: dict[str, Any] = {"conditions": {**conditions(), "model": model.name, "threads": chosen.threads}}
