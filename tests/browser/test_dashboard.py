@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,6 +63,18 @@ def ask(page, text: str, *, tokens: int, button: str = "#send") -> None:
     page.click(button)
 
 
+def until(page, condition: str, timeout_s: float = 60.0) -> None:
+    """Polled from outside: the page's policy forbids the way in which a browser would wait by itself."""
+    ends_s = time.monotonic() + timeout_s
+    while not page.evaluate(condition):
+        assert time.monotonic() < ends_s, f"waited in vain for {condition}"
+        page.wait_for_timeout(50)
+
+
+def lanes(state: str) -> str:
+    return f"document.querySelectorAll('.lane[data-state={state}]').length"
+
+
 def test_a_chat_streams(page):
     ask(page, "Count from one to five.", tokens=48)
     answer = page.locator(".message.assistant").last
@@ -74,31 +87,28 @@ def test_a_chat_streams(page):
     assert len(seen) >= 4, f"the text came in {len(seen)} pieces"
     assert re.search(r"(stop|length) · first token .* tokens", answer.locator("footer").inner_text())
     assert float(page.locator("#figure-gap").inner_text().split()[0]) > 0
+    until(page, "document.getElementById('figure-ttft').textContent !== '–'", 10.0)
 
 
 def test_four_requests_fill_four_lanes(page):
     ask(page, "Tell me a long story about a lighthouse.", tokens=120, button="#send-four")
-    page.wait_for_function(
-        "document.querySelectorAll('.lane[data-state=generating]').length === 4", timeout=60_000
-    )
+    until(page, f"{lanes('generating')} === 4")
     streams = page.eval_on_selector_all(".lane", "lanes => lanes.map(lane => lane.dataset.stream)")
     assert len(set(streams)) == 4
     page.wait_for_timeout(2500)
     if os.environ.get("STRETTO_PROVE") or not SCREENSHOT.exists():
         SCREENSHOT.parent.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=str(SCREENSHOT))
-    page.wait_for_function(
-        "[...document.querySelectorAll('.message.assistant footer')].slice(-4).every(f => f.textContent)",
-        timeout=120_000,
-    )
-    page.wait_for_function("document.querySelectorAll('.lane[data-state=idle]').length === 4", timeout=10_000)
+    feet = "[...document.querySelectorAll('.message.assistant footer')]"
+    until(page, f"{feet}.slice(-4).every(foot => foot.textContent)", 120.0)
+    until(page, f"{lanes('idle')} === 4", 10.0)
 
 
 def test_stop_ends_the_answer_and_frees_the_slot(page):
     ask(page, "Write an endless poem.", tokens=600)
-    page.wait_for_function("document.querySelectorAll('.lane[data-state=generating]').length === 1")
+    until(page, f"{lanes('generating')} === 1")
     page.click("#stop")
-    page.wait_for_function("document.querySelectorAll('.lane[data-state=idle]').length === 4", timeout=10_000)
+    until(page, f"{lanes('idle')} === 4", 10.0)
     assert "stopped" in page.locator(".message.assistant footer").last.inner_text()
 
 

@@ -49,6 +49,7 @@ class TickLook:
     kv_used: float
     notes: list[Note] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
+    ttfts: dict[str, float] = field(default_factory=dict)
 
 
 def look(state: State) -> Look:

@@ -197,6 +197,7 @@ class EngineLoop:
                 kv_used=looks.kv_used(state),
                 notes=events.notes,
                 ends=[terminal.request_id for terminal in events.ends],
+                ttfts={end.request_id: end.ttft_s for end in events.ends if end.ttft_s is not None},
             )
         )
 

@@ -146,4 +146,5 @@ def _tick_event(model_id: str, look: TickLook) -> TickEvent:
         kv_used=look.kv_used,
         notes=[(note.name, stream_of(note.request_id), note.slot, note.value) for note in look.notes],
         ends=[stream_of(request_id) for request_id in look.ends],
+        ttfts={stream_of(request_id): ttft_s for request_id, ttft_s in look.ttfts.items()},
     )

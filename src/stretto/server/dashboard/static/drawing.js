@@ -95,19 +95,26 @@ export function drawBatches(canvas, timeline) {
   const paint = theme();
   const bar = 7;
   const shown = timeline.ticks.slice(-Math.floor(width / bar));
-  const rowsOf = (tick) => tick.spans.reduce((sum, span) => sum + span.rows, 0);
-  const most = Math.max(8, ...shown.map(rowsOf));
-  const scale = (rows) => (height - 18) * Math.sqrt(rows / most);  // a root: one decode row stays visible beside 512
+  const rowsOf = (tick, decode) => tick.spans.reduce((sum, span) => sum + (span.decode === decode ? span.rows : 0), 0);
+  // Decode rows all have one height. Prompt rows get a root scale above them: 16 stay visible beside 512.
+  const decodeMost = Math.max(1, ...shown.map((tick) => rowsOf(tick, true)));
+  const unit = Math.min(7, (height * 0.4) / decodeMost);
+  const promptMost = Math.max(64, ...shown.map((tick) => rowsOf(tick, false)));
+  const scale = (rows) => (height * 0.85 - decodeMost * unit) * Math.sqrt(rows / promptMost);
   shown.forEach((tick, index) => {
     const left = width - (shown.length - index) * bar;
-    const ordered = [...tick.spans].sort((a, b) => Number(b.decode) - Number(a.decode));
+    let top = height;
+    for (const span of tick.spans.filter((one) => one.decode)) {
+      pen.fillStyle = paint.colour(span.stream_id, 0.95);
+      pen.fillRect(left, top - span.rows * unit, bar - 1.5, Math.max(0.8, span.rows * unit - 0.6));
+      top -= span.rows * unit;
+    }
     let below = 0;
-    for (const span of ordered) {
-      const from = scale(below);
+    for (const span of tick.spans.filter((one) => !one.decode)) {
+      pen.fillStyle = paint.colour(span.stream_id, 0.6);
+      const [from, to] = [scale(below), scale(below + span.rows)];
+      pen.fillRect(left, top - to, bar - 1.5, Math.max(1, to - from - 0.6));
       below += span.rows;
-      const to = scale(below);
-      pen.fillStyle = paint.colour(span.stream_id, span.decode ? 0.95 : 0.6);
-      pen.fillRect(left, height - to, bar - 1.5, Math.max(1, to - from - 0.5));
     }
   });
   pen.fillStyle = paint.quiet;
@@ -115,9 +122,8 @@ export function drawBatches(canvas, timeline) {
   pen.textBaseline = "top";
   const last = shown.at(-1);
   if (last) {
-    const decode = last.spans.filter((span) => span.decode).reduce((sum, span) => sum + span.rows, 0);
-    const all = rowsOf(last);
-    pen.fillText(`last tick: ${decode} decode + ${all - decode} prompt rows, ${(last.seconds * 1000).toFixed(1)} ms`, 6, 4);
+    const rows = `${rowsOf(last, true)} decode + ${rowsOf(last, false)} prompt rows`;
+    pen.fillText(`last tick: ${rows}, ${(last.seconds * 1000).toFixed(1)} ms`, 6, 4);
   } else {
     pen.fillText("no ticks yet: send a message", 6, 4);
   }
