@@ -40,7 +40,7 @@ COLUMNS: dict[str, Callable[[dict[str, float]], str]] = {
 
 
 async def _all(server: ServerProcess, streams: int, tokens: int) -> dict[str, float]:
-    bodies = [chat("simulated", max_tokens=tokens, seed=index) for index in range(streams)]
+    bodies = [chat("simulated", max_tokens=tokens, words=4, seed=index) for index in range(streams)]
     await asyncio.gather(*(stream(server.address, {**body, "max_tokens": WARM_UP_TOKENS}) for body in bodies))
     before_s, started_s = cpu_s(server.pid), time.monotonic()
     replies = await asyncio.gather(*(stream(server.address, body) for body in bodies))
@@ -61,7 +61,8 @@ async def _all(server: ServerProcess, streams: int, tokens: int) -> dict[str, fl
 
 def measure(streams: int, tokens: int) -> dict[str, float]:
     flags = ["--backend", "simulated", "--n-seq-max", str(streams), "--simulated-tick-ms", str(TICK_MS)]
-    with ServerProcess(*flags, "--context-window", "4096") as server:
+    # No cache: what the runtime keeps between requests is not what is measured here.
+    with ServerProcess(*flags, "--context-window", "4096", "--cache", "none") as server:
         return asyncio.run(_all(server, streams, tokens))
 
 

@@ -11,12 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
+from stretto.server.auth import PAGE
 from stretto.server.caller import Caller
 from stretto.server.keys import Key, KeyRing, _digest
 from tests.server_ops.serving import CHAT, Running, served
 
 GOOD, OTHER = "sk-good-key-1", "sk-other-key-2"
-PUBLIC = {"/livez", "/readyz", "/health"}
+PUBLIC = {"/livez", "/readyz", "/health"} | PAGE  # the page's files hold nothing: what they show needs a key
 
 
 def ring() -> KeyRing:
@@ -118,7 +119,7 @@ def test_what_is_no_key(keyed: Running, value: str) -> None:
 
 
 def test_a_browser_is_asked_for_a_password(keyed: Running) -> None:
-    reply = keyed.client().get("/", headers={"accept": "text/html,*/*"})
+    reply = keyed.client().get("/slots", headers={"accept": "text/html,*/*"})
     assert (reply.status_code, reply.headers["www-authenticate"]) == (401, 'Basic realm="stretto"')
 
 

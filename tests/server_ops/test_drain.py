@@ -134,6 +134,20 @@ def test_a_second_signal_cuts_now() -> None:
         assert running.stop(30) == 0
 
 
+def test_somebody_who_watches_does_not_keep_the_server() -> None:
+    with (
+        server() as running,
+        httpx.Client(trust_env=False, verify=False, timeout=30) as client,
+        client.stream("GET", f"{running.url}/events") as feed,
+    ):
+        assert feed.status_code == 200
+        lines = feed.iter_lines()
+        next(lines)
+        started = time.monotonic()
+        assert running.stop(30) == 0
+        assert time.monotonic() - started < 20
+
+
 def test_clients_that_leave_at_random_moments_leave_nothing_behind() -> None:
     clients = 200 if PROVE else 40
 

@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
 from stretto.engine.api import Health
+from stretto.telemetry.traces import OtelTracer
 from tests.server_ops.scripted import ScriptedEngine
 from tests.server_ops.serving import CHAT, Running, served
 
@@ -213,6 +217,28 @@ def test_names_for_dashboards_made_for_vllm() -> None:
     with served() as running:
         ask(running)
         assert "vllm:" not in running.client().get("/metrics").text
+
+
+# ── traces ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_request_leaves_its_spans() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    with served(tracer=OtelTracer(provider)) as running:
+        running.client().post("/v1/chat/completions", json=CHAT, headers={"traceparent": parent})
+        until(exporter.get_finished_spans)
+        spans = {span.name: span for span in exporter.get_finished_spans()}
+    request = spans.pop("POST /v1/chat/completions")
+    assert set(spans) == {"prepare-request", "queue-wait", "prefill", "token-generation"}
+    assert request.context is not None
+    assert format(request.context.trace_id, "032x") == "0af7651916cd43dd8448eb211c80319c"
+    assert dict(request.attributes or {})["gen_ai.usage.output_tokens"] == 4
+    assert abs((request.start_time or 0) / 1e9 - time.time()) < 60
+    assert "hello" not in str(dict(request.attributes or {}))
+    provider.shutdown()
 
 
 # ── logs ─────────────────────────────────────────────────────────────────────────────────────────
