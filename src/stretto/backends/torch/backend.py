@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from stretto.backends.torch.graphs import Graphs, Recorded
 from stretto.backends.torch.models import CausalModel
 from stretto.backends.torch.ops import SampledTokens, SamplingTable
 from stretto.backends.torch.pool import KvPool
@@ -57,7 +58,7 @@ class TorchBackend:
         page_tokens: int,
         rows_max: int = 2048,
         plan_ahead: int = 1,
-        graphs: bool | None = None,
+        graphs: bool | Recorded | None = None,
         eos: frozenset[int] = frozenset(),
         suppressed: frozenset[int] = frozenset(),
         make_grammars: MakeGrammars | None = None,
@@ -82,9 +83,9 @@ class TorchBackend:
             table = SamplingTable.allocate(
                 slots + 1, vocab=shape.vocab, context_max=window + 1, device=device
             )
-            self.runner = Runner(
-                model, self.pool, self._tables, table, staging, graphs=on_cuda if graphs is None else graphs
-            )
+            if graphs is None or isinstance(graphs, bool):
+                graphs = Graphs(device) if on_cuda and graphs is not False else None
+            self.runner = Runner(model, self.pool, self._tables, table, staging, graphs=graphs)
         self._seats = Seats(
             table, vocab=shape.vocab, eos=eos, suppressed=suppressed, make_grammars=make_grammars
         )
@@ -110,6 +111,8 @@ class TorchBackend:
 
     @torch.inference_mode()
     def launch(self, tick: Tick) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # what is current belongs to the thread
         for slot in tick.unbind:
             self._seats.unbind(slot)
         for binding in tick.bind:

@@ -7,7 +7,7 @@ executes nothing, so start-up pays for none of the sizes that nobody uses.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -26,6 +26,14 @@ def buckets_up_to(rows: int) -> tuple[int, ...]:
     return (*[b for b in buckets if b < rows], rows)
 
 
+class Recorded(Protocol):
+    """Passes that are recorded once and replayed. `run` is called at least once when it is recorded."""
+
+    def __contains__(self, key: Key) -> bool: ...
+    def capture(self, key: Key, run: Callable[[], SampledTokens]) -> None: ...
+    def replay(self, key: Key) -> SampledTokens: ...
+
+
 class Graphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -34,9 +42,6 @@ class Graphs:
 
     def __contains__(self, key: Key) -> bool:
         return key in self._graphs
-
-    def __len__(self) -> int:
-        return len(self._graphs)
 
     def capture(self, key: Key, run: Callable[[], SampledTokens]) -> None:
         """`run` is called twice: once to compile and to settle allocations, once to be recorded."""
@@ -53,6 +58,3 @@ class Graphs:
         graph, sampled = self._graphs[key]
         graph.replay()
         return sampled
-
-    def clear(self) -> None:
-        self._graphs.clear()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from stretto.backends.torch import ops
-from stretto.backends.torch.graphs import Graphs, buckets_up_to
+from stretto.backends.torch.graphs import Recorded, buckets_up_to
 from stretto.backends.torch.inputs import decode_inputs, keep_last
 from stretto.backends.torch.models import CausalModel, Step
 from stretto.backends.torch.ops import SampledTokens, SamplingMode, SamplingTable
@@ -46,7 +46,7 @@ class Runner:
         sampling: SamplingTable,
         staging: Staging,
         *,
-        graphs: bool,
+        graphs: Recorded | None,
     ) -> None:
         self.model = model
         self._pool = pool
@@ -58,7 +58,7 @@ class Runner:
         most = self._buckets[-1]
         self._inputs = torch.zeros(3 * most, dtype=torch.int32, device=self._device)
         self._steps = torch.arange(most + 1, dtype=torch.int32, device=self._device)
-        self._graphs = Graphs(self._device) if graphs else None
+        self._graphs = graphs
 
     # --- decode ----------------------------------------------------------------------------------
 

@@ -209,8 +209,7 @@ class Loop:
         self._flying.append(tick)
         if not rows:
             return
-        made, at = rows.pop(), 0
-        assert not rows
+        made, at = rows[-1], 0  # what comes before it was run to be recorded
         for span in tick.spans():
             for row in range(span.outputs):
                 position = span.start + span.rows - span.outputs + row

@@ -57,6 +57,8 @@ class CausalModel:
         for layer, own in zip(self._layers, pages, strict=True):
             x, residual = layer(x, residual, step, own, self._cos_sin)
         assert residual is not None
+        if output_rows is not None and not output_rows.numel():
+            return x.new_empty(0, self.shape.vocab)
         if output_rows is not None:
             x, residual = x.index_select(0, output_rows), residual.index_select(0, output_rows)
         x, _ = ops.add_rms_norm(x, residual, self._norm, self.shape.norm_eps)
