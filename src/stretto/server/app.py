@@ -21,7 +21,7 @@ from stretto.server.anthropic import messages as anthropic_messages
 from stretto.server.boundary import Boundary
 from stretto.server.catalog import Catalog
 from stretto.server.dashboard import router as dashboard
-from stretto.server.documents import honest
+from stretto.server.documents import honest, serve_document
 from stretto.server.errors import error_response
 from stretto.server.generation import Services
 from stretto.server.openai import chat, completions, embeddings, models, responses, tokens
@@ -51,13 +51,14 @@ def create_app(
     operations = operations or Operations(engine, options)
     engine = operations.engine
     services = Services(engine, Catalog(engine), ping_interval_s=options.ping_interval_s)
-    api = FastAPI(title="Stretto", version=__version__, docs_url=None, redoc_url=None)
+    api = FastAPI(title="Stretto", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     for part in (chat, completions, responses, models, embeddings, tokens, anthropic_messages):
         api.include_router(part.router(services))
     api.add_exception_handler(StrettoError, _answer)
     api.add_exception_handler(HTTPException, _answer_http)
     api.add_exception_handler(Exception, _answer)
     honest(api)
+    serve_document(api)
     api.router.routes.extend(operations.routes())
     api.include_router(dashboard(engine))
     return Application(api, Boundary(operations.wrap(api), retry_after=operations.retry_after))

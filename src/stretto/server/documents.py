@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Literal
 
+import msgspec
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+from starlette.responses import Response
 
 EVENTS = {"schema": {"type": "string", "description": "Server-sent events."}}
 
@@ -85,3 +89,15 @@ def honest(app: FastAPI) -> None:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def serve_document(app: FastAPI) -> None:
+    """/openapi.json, made at its first request and on a thread: it takes long enough to hold up streams."""
+    made: list[bytes] = []
+
+    async def document(_: Request) -> Response:
+        if not made:
+            made.append(msgspec.json.encode(await asyncio.to_thread(app.openapi)))
+        return Response(made[0], media_type="application/json")
+
+    app.add_route("/openapi.json", document, include_in_schema=False)
