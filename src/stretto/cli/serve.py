@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -68,6 +69,7 @@ def _set_up_logs(log_format: str, level: str) -> None:
 def _prepared(context: Context, loaded: Loaded, model: str | None) -> str | None:
     """The name that the runtime will know the model by; pulled or converted first where that is needed."""
     from stretto.errors import ModelNotFoundError
+    from stretto.models import bundled
     from stretto.models.store import DEFAULT_NAMES
 
     settings = loaded.settings
@@ -79,7 +81,9 @@ def _prepared(context: Context, loaded: Loaded, model: str | None) -> str | None
         from stretto.cli.resolving import default_file
 
         default_file(context)
-        return None
+        return None if model is None else bundled.NAME
+    if Path(model).expanduser().is_dir():
+        return model  # safetensors
     try:
         context.store().resolve(model)
     except ModelNotFoundError:
@@ -143,15 +147,25 @@ async def _loaded(engine: EngineApi) -> ModelInfo:
     return loading.result()
 
 
+def _example(model: ModelInfo) -> tuple[str, str]:
+    """A request that this kind of model answers."""
+    if model.kind == "embedding":
+        return "embeddings", f'{{"model": "{model.id}", "input": "Hello"}}'
+    if model.kind == "reranker":
+        return "rerank", f'{{"model": "{model.id}", "query": "Hello", "documents": ["Hi", "No"]}}'
+    content = '[{"role": "user", "content": "Hello"}]'
+    return "chat/completions", f'{{"model": "{model.id}", "messages": {content}}}'
+
+
 def banner(url: str, model: ModelInfo, memory_bytes: int) -> str:
     """What is served, and how to reach it."""
-    body = f'{{"model": "{model.id}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    route, body = _example(model)
     return "\n".join(
         [
             f"serving {model.id} ({model.backend or 'unknown backend'})",
             f"  slots    {model.slots}, each with a window of {model.context_window:,} tokens",
             f"  memory   {size(memory_bytes)} in use by the runtime",
-            f"  try      curl {url}/v1/chat/completions -H 'content-type: application/json' \\",
+            f"  try      curl {url}/v1/{route} -H 'content-type: application/json' \\",
             f"             -d '{body}'",
             f"  clients  OPENAI_BASE_URL={url}/v1",
             f"ready: {url}",
