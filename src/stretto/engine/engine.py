@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+
+import msgspec
 
 from stretto.engine.api import Health
 from stretto.engine.batch_stats import BatchEvent
@@ -65,6 +68,8 @@ class Engine:
         self._batch_timer: asyncio.TimerHandle | None = None
         self._expire_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._call_numbers = itertools.count(1)
+        self._calls: set[str] = set()  # embeddings and rankings under way
         self._started = self._closed = False
 
     @classmethod
@@ -106,7 +111,7 @@ class Engine:
 
     async def wait_idle(self, timeout_s: float) -> bool:
         end_s = self._clock() + timeout_s
-        while self._traffic.open:
+        while self._traffic.open or self._calls:
             if self._clock() >= end_s:
                 return False
             await asyncio.sleep(IDLE_CHECK_S)
@@ -323,11 +328,11 @@ class Engine:
         return str((await self._long_call("detokenize", params)).text)
 
     async def embed(self, params: m.EmbedParams) -> m.EmbedResult:
-        result: m.EmbedResult = await self._long_call("embed", params)
+        result: m.EmbedResult = await self._named_call("embed", params)
         return result
 
     async def rerank(self, params: m.RerankParams) -> m.RerankResult:
-        result: m.RerankResult = await self._long_call("rerank", params)
+        result: m.RerankResult = await self._named_call("rerank", params)
         return result
 
     async def stats(self) -> m.Stats:
@@ -337,6 +342,18 @@ class Engine:
     async def _long_call(self, method: str, params: m.Message) -> Any:
         """One that may have to load a model first."""
         return await self._transport.call(method, params, timeout_s=self._settings.load_timeout_s)
+
+    async def _named_call(self, method: str, params: m.EmbedParams | m.RerankParams) -> Any:
+        """One that takes long: whoever stops waiting for it also stops the work."""
+        name = f"call-{next(self._call_numbers)}"
+        self._calls.add(name)
+        try:
+            return await self._long_call(method, msgspec.structs.replace(params, call_id=name))
+        except asyncio.CancelledError:
+            self._tell("cancel", m.CancelParams(stream_id=name))
+            raise
+        finally:
+            self._calls.discard(name)
 
     def batch_stats(self) -> dict[str, Any]:
         transport = self._transport

@@ -200,10 +200,9 @@ class LLM:
     @property
     def _loaded(self) -> Loaded:
         if isinstance(self._opened, EmbeddingRuntime):
-            making = self._opened.making
-            kind = "a reranker" if making.ranks else "an embedding model"
             raise UnsupportedByModelError(
-                f"{making.name} is {kind}: it does not generate text", hint="name a language model"
+                f"{self._opened.making.name} is {self._opened.what}: it does not generate text",
+                hint="name a language model",
             )
         return self._opened
 

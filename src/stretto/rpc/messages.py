@@ -100,7 +100,7 @@ class BatchGenerateResult(Message):
 
 
 class CancelParams(Message):
-    stream_id: str
+    stream_id: str  # or the call_id of an embed or rerank
 
 
 class ToolCallDelta(Message):
@@ -193,6 +193,7 @@ class EmbedParams(Message):
     normalize: bool = True
     tenant: str = ""
     deadline_ms: float | None = None
+    call_id: str = ""  # by which `cancel` ends it
 
 
 class EmbedResult(Message):
@@ -211,6 +212,7 @@ class RerankParams(Message):
     truncate: Literal["", "left", "right"] = ""
     tenant: str = ""
     deadline_ms: float | None = None
+    call_id: str = ""  # by which `cancel` ends it
 
 
 class RerankResult(Message):

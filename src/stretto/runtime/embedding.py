@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from stretto.errors import DeadlineError, InvalidRequestError, UnsupportedByModelError
-from stretto.rpc.messages import EmbedParams, EmbedResult, RerankParams, RerankResult
+from stretto.rpc.messages import EmbedParams, EmbedResult, ModelStats, RerankParams, RerankResult
 from stretto.runtime.contexts import ContextPool, PoolStats, Vectors
 from stretto.runtime.embed_inputs import InputReader
 from stretto.text.tokenizer import Tokenizer
@@ -85,6 +85,24 @@ class EmbeddingRuntime:
     @property
     def stats(self) -> PoolStats:
         return self._pool.stats
+
+    @property
+    def what(self) -> str:
+        return "a reranker" if self.making.ranks else "an embedding model"
+
+    def model_stats(self, model_id: str) -> ModelStats:
+        """The same figures as of a model that generates: a batch is a tick, a context a slot."""
+        stats = self._pool.stats
+        return ModelStats(
+            model_id=model_id,
+            ticks=stats.batches,
+            prompt_tokens=stats.tokens,
+            active_slots=stats.busy,
+            slots=self._pool.size,
+            queued={"default": stats.requests},
+            pass_s=stats.batch_s,
+            busy=stats.requests > 0,
+        )
 
     @property
     def busy(self) -> bool:

@@ -129,11 +129,16 @@ class Methods:
             for model_id, resident in self._pool.loaded()
             if isinstance(resident, Loaded)
         ]
+        embedding = [
+            resident.model_stats(model_id)
+            for model_id, resident in self._pool.loaded()
+            if isinstance(resident, EmbeddingRuntime)
+        ]
         return m.Stats(
             uptime_s=time.monotonic() - self._started_s,
             memory_bytes=memory_bytes(),
             streams=sum(len(session.streams) for session in self.sessions),
-            models=list(await asyncio.gather(*models)),
+            models=[*await asyncio.gather(*models), *embedding],
         )
 
     def _watch(self, session: Session, params: m.Message) -> m.Message:
@@ -297,7 +302,8 @@ class Methods:
 
 def generating(entry: Entry) -> Loaded:
     if not isinstance(entry.resident, Loaded):
-        raise UnsupportedByModelError(f"{entry.id} does not generate text")
+        what = entry.resident.what if isinstance(entry.resident, EmbeddingRuntime) else "another model"
+        raise UnsupportedByModelError(f"{entry.id} is {what}: it does not generate text")
     return entry.resident
 
 

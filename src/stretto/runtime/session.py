@@ -83,6 +83,7 @@ class Session:
         self._token = token  # until it has been given
         self._number = next(_numbers)
         self._tasks: set[asyncio.Future[Message]] = set()
+        self._named: dict[str, asyncio.Future[Message]] = {}  # calls that their caller may cancel
         connection.open(self._receive, self._closed)
         if token is not None:
             asyncio.get_running_loop().call_later(AUTH_TIMEOUT_S, self._check_authenticated)
@@ -122,6 +123,8 @@ class Session:
         """Unknown ids are ignored: the stream may just have ended."""
         record = self.streams.get(stream_id)
         if record is None:
+            if (named := self._named.get(stream_id)) is not None:
+                named.cancel()
             return
         record.cancelled = True
         if record.model is not None:
@@ -153,12 +156,16 @@ class Session:
             return
         task = asyncio.ensure_future(answer)
         self._tasks.add(task)
+        if name := getattr(call.params, "call_id", ""):
+            self._named[name] = task
+            task.add_done_callback(lambda _: self._named.pop(name, None))
         task.add_done_callback(lambda done: self._answer(call, done))
 
     def _answer(self, call: Call, done: asyncio.Future[Message]) -> None:
         self._tasks.discard(done)
-        if done.cancelled():
-            return  # the connection is gone
+        if done.cancelled():  # by its caller, or because the connection is gone, which then sends nothing
+            self.connection.send(Reply(call.id, error=Error(code="cancelled", message="it was cancelled")))
+            return
         error = done.exception()
         if error is not None:
             self._refuse(call, error)

@@ -1,0 +1,102 @@
+"""Embedding through engine and runtime, over a pair in memory: answers, refusals, and callers that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import numpy as np
+import pytest
+
+from stretto.engine.engine import Engine
+from stretto.errors import DeadlineError, InvalidTokenError, UnsupportedByModelError
+from stretto.rpc.connection import memory_pair
+from stretto.rpc.messages import EmbedParams, RerankParams, TokenizeParams
+from stretto.runtime.catalogue import Catalogue, Launch
+from stretto.runtime.server import RuntimeServer
+from stretto.testing import tiny_models
+
+WAIT_S = 60.0
+
+
+@contextlib.asynccontextmanager
+async def engine_over(kind: str):
+    launch = Launch(models=(str(tiny_models.make(kind)),), flags={"n_threads": 1, "n_seq_max": 1})
+    catalogue = Catalogue(launch)
+    server = RuntimeServer(catalogue, catalogue.settings.runtime)
+    server.start()
+    here, there = memory_pair()
+    server.accept(there)
+    engine = Engine.over(here)
+    await engine.start()
+    try:
+        yield engine, server
+    finally:
+        await engine.close()
+        await server.close()
+
+
+async def until(condition) -> None:
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, "it never became true"
+        await asyncio.sleep(0.005)
+
+
+def test_vectors_and_their_refusals():
+    async def run():
+        async with engine_over("embedding") as (engine, _):
+            result = await engine.embed(EmbedParams(inputs=["the cat", "it was on this"]))
+            vectors = np.frombuffer(result.vectors, dtype="<f4").reshape(-1, result.width)
+            assert vectors.shape == (2, 64)
+            assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-4)
+            tokens = await engine.tokenize(TokenizeParams(text="the cat"))
+            again = await engine.embed(EmbedParams(inputs=[[2, *tokens, 3]]))
+            assert np.allclose(np.frombuffer(again.vectors, dtype="<f4"), vectors[0], atol=1e-3)
+            with pytest.raises(UnsupportedByModelError, match="embedding model"):
+                await engine.rerank(RerankParams(query="a", documents=["b"]))
+            with pytest.raises(InvalidTokenError):
+                await engine.embed(EmbedParams(inputs=[[10**7]]))
+            with pytest.raises(DeadlineError):
+                await engine.embed(EmbedParams(inputs=["it was on this " * 60] * 400, deadline_ms=5))
+            assert [model.kind for model in await engine.models()] == ["embedding"]
+            (stats,) = (await engine.stats()).models
+            assert stats.ticks >= 2
+            assert stats.prompt_tokens >= result.prompt_tokens
+
+    asyncio.run(run())
+
+
+def test_scores_and_a_text_model_that_has_none():
+    async def run():
+        async with engine_over("reranker") as (engine, _):
+            result = await engine.rerank(RerankParams(query="the", documents=["of it", "in"]))
+            assert len(result.scores) == 2
+            assert all(0 < score < 1 for score in result.scores)
+        async with engine_over("dense") as (engine, _):
+            with pytest.raises(UnsupportedByModelError, match=r"dense language model.*pooling"):
+                await engine.embed(EmbedParams(inputs=["x"]))
+
+    asyncio.run(run())
+
+
+def test_a_caller_who_leaves_frees_the_contexts():
+    async def run():
+        async with engine_over("embedding") as (engine, server):
+            await engine.embed(EmbedParams(inputs=["x"]))
+            (_, resident), *_ = server.pool.loaded()
+            leaving = asyncio.create_task(engine.embed(EmbedParams(inputs=["it was on this " * 60] * 2000)))
+            await until(lambda: resident.stats.busy)
+            assert not await engine.wait_idle(0.01)
+            leaving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+            await until(lambda: resident.stats.requests == 0 and not resident.stats.busy)
+            assert resident.stats.inputs < 1500
+            await until(lambda: not engine.transport._pending)
+            assert await engine.wait_idle(1)
+            await engine.embed(EmbedParams(inputs=["x"]))
+            await engine.unload("")
+
+    asyncio.run(run())
