@@ -71,6 +71,31 @@ ALL = (
         "core imports the standard library and stretto.errors only, and nothing that touches the world",
         (PYTHON, "tools/check_layers.py"),
     ),
+    pytest_proof(
+        "server-access",
+        "every route × {no key, wrong key, right key}, 40 hosts and origins, every limit",
+        "tests/server_ops/test_access.py",
+        "tests/server_ops/test_parts.py",
+        "tests/server_ops/test_cli.py",
+    ),
+    pytest_proof(
+        "server-drain",
+        "10 SIGTERM drains lose no running request; 200 clients that leave leave nothing behind",
+        "tests/server_ops/test_drain.py",
+        STRETTO_PROVE="1",
+    ),
+    Proof(
+        "server-gateway",
+        "at most 60 µs of the server's CPU per token at 64 streams, and no more at 256",
+        (PYTHON, "bench/gateway.py", "--check"),
+        "--json",
+    ),
+    Proof(
+        "server-soak",
+        "half an hour at 120 % load, 30 % of clients leaving: memory and descriptors do not grow",
+        (PYTHON, "bench/soak.py", "--check"),
+        "--json",
+    ),
 )
 
 

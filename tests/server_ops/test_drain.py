@@ -17,7 +17,7 @@ import pytest
 from bench.server_process import ServerProcess, descriptors
 from bench.sse_client import Reply, chat, stream
 
-PROVE = bool(os.environ.get("STRETTO_PROVE"))
+PROVE = os.environ.get("STRETTO_PROVE") == "1"
 TICK_MS = "10"
 
 
