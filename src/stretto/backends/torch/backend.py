@@ -157,8 +157,18 @@ class TorchBackend:
 
     def close(self) -> None:
         self._flights.clear()
+        if not hasattr(self, "runner"):
+            return
+        del (
+            self.runner,
+            self.pool,
+            self.model,
+            self._tables,
+            self._seats,
+        )  # whoever still holds us holds no GPU
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
         if self._on_close is not None:
             self._on_close()
 

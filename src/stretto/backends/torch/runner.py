@@ -59,13 +59,15 @@ class Runner:
         self._inputs = torch.zeros(3 * most, dtype=torch.int32, device=self._device)
         self._steps = torch.arange(most + 1, dtype=torch.int32, device=self._device)
         self._graphs = graphs
+        # Eager or replayed, a GPU sees the same shapes: cuBLAS picks its kernels, and so its sums, by them.
+        self._padded = graphs is not None or self._device.type == "cuda"
 
     # --- decode ----------------------------------------------------------------------------------
 
     def decode(self, batch: Ragged, mode: SamplingMode) -> SampledTokens:
         """One row for each span. The result lies in static memory: copy it before the next pass."""
         count = len(batch.slots)
-        bucket = count if self._graphs is None else next(b for b in self._buckets if b >= count)
+        bucket = next(b for b in self._buckets if b >= count) if self._padded else count
         inputs = self._inputs[: 3 * bucket]
         if self._graphs is not None and (bucket, mode) not in self._graphs:
             self._capture(bucket, mode)

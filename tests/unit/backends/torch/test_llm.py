@@ -1,0 +1,47 @@
+"""A Hugging Face folder through the SDK: found by its path, run by torch, with its own tokenizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from stretto import LLM
+from stretto.errors import ModelFileError
+from tests.unit.backends.torch.rig import folder
+from tests.unit.backends.torch.test_files import byte_level_json
+
+TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}<|end|>{% endfor %}[assistant]"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    target = tmp_path_factory.mktemp("folder") / "tiny-qwen3"
+    shutil.copytree(folder("qwen3"), target)
+    (target / "tokenizer.json").write_text(byte_level_json())
+    (target / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    (target / "chat_template.jinja").write_text(TEMPLATE)
+    return target
+
+
+def test_chat_and_complete(path):
+    messages = [{"role": "user", "content": "hello <|end|> there"}]
+    with LLM(path, n_threads=1, context_window=128) as llm:
+        assert llm.description["backend"] == "torch"
+        prompt = list(llm.chat_prompt_tokens(messages))
+        assert prompt.count(258) == 1  # the template's <|end|>, not the user's
+        first = llm.chat(messages, max_tokens=8, temperature=0, ignore_eos=True)
+        again = llm.chat_many([messages] * 3, max_tokens=8, temperature=0, ignore_eos=True)
+        assert len(first.tokens) == 8
+        assert all(answer.tokens == first.tokens for answer in again)
+
+
+def test_random_weights_need_no_tokenizer():
+    with LLM(folder("llama"), backend="torch", load_format="dummy", n_threads=1, context_window=128) as llm:
+        assert len(llm.chat([{"role": "user", "content": "hi"}], max_tokens=4, ignore_eos=True).tokens) == 4
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json"):
+        LLM(folder("llama"), n_threads=1)
