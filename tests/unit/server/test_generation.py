@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stretto.engine.api import Delta
+from stretto.errors import PassFailedError, ShuttingDownError
+from stretto.rpc.messages import GenerateParams, StreamEnd, Usage
+from stretto.server.generation import collect, finish_reason, merged, start, total_usage
+from tests.server.scripted import HANG, ScriptedEngine, end, said
+
+PARAMS = GenerateParams(stream_id="s", prompt="x", sampling={"seed": (1 << 63) - 1})
+
+
+def test_forks_share_the_prompt_and_differ_in_their_seed() -> None:
+    async def run() -> ScriptedEngine:
+        engine = ScriptedEngine()
+        start(engine, PARAMS, 3)
+        return engine
+
+    calls = asyncio.run(run()).calls
+    assert [call.stream_id for call in calls] == ["s", "s-1", "s-2"]
+    assert [call.fork_of for call in calls] == ["", "s", "s"]
+    seeds = [call.sampling["seed"] for call in calls]
+    assert len(set(seeds)) == 3
+    assert all(0 <= seed < 1 << 63 for seed in seeds)
+
+
+def test_deltas_of_all_streams_keep_their_order() -> None:
+    async def run() -> dict[int, str]:
+        engine = ScriptedEngine(said(*"abcdefgh"))
+        texts = {0: "", 1: "", 2: ""}
+        async for index, delta in merged(start(engine, PARAMS, 3)):
+            texts[index] += delta.text
+        assert engine.cancelled == []
+        return texts
+
+    assert asyncio.run(run()) == dict.fromkeys(range(3), "abcdefgh")
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_one_failure_ends_all(n: int) -> None:
+    async def run() -> list[str]:
+        steps = [Delta(text="a"), PassFailedError("broke")]
+        engine = ScriptedEngine(lambda params: [HANG] if params.fork_of else steps)
+        with pytest.raises(PassFailedError):
+            await collect(start(engine, PARAMS, n))
+        with pytest.raises(PassFailedError):
+            async for _ in merged(start(engine, PARAMS, n)):
+                pass
+        return engine.cancelled
+
+    assert len(asyncio.run(run())) == 2 * (n - 1)
+
+
+def test_an_end_that_the_server_chose_is_an_error() -> None:
+    with pytest.raises(ShuttingDownError):
+        finish_reason(StreamEnd(stream_id="s", finish_reason="cancelled"), calls=False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "calls", "shown"),
+    [
+        ("stop", False, "stop"),
+        ("stop", True, "tool_calls"),
+        ("tool_calls", True, "tool_calls"),
+        ("length", True, "length"),
+    ],
+)
+def test_finish_reasons(reason: str, calls: bool, shown: str) -> None:
+    assert finish_reason(StreamEnd(stream_id="s", finish_reason=reason), calls=calls) == shown
+
+
+def test_every_prompt_counts_once_and_every_answer() -> None:
+    one = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=3, reasoning_tokens=1)
+    total = total_usage([one] * 6, 3)
+    assert (total.prompt_tokens, total.cached_tokens) == (20, 8)
+    assert (total.completion_tokens, total.reasoning_tokens) == (18, 6)
+
+
+def test_whole_answers_are_joined() -> None:
+    async def run() -> tuple[str, str]:
+        steps = [Delta(reasoning="a"), Delta(text="b", reasoning="c"), Delta(text="d"), end()]
+        (answer,) = await collect(start(ScriptedEngine(lambda params: steps), PARAMS))
+        return answer.text, answer.reasoning
+
+    assert asyncio.run(run()) == ("bd", "ac")
