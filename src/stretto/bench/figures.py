@@ -173,16 +173,22 @@ def _stall(run: Run) -> dict[str, float]:
 
 def _mixed(run: Run) -> dict[str, float]:
     """How much later urgent requests begin under overload than alone."""
+    load = [record for record in run.records if record.group == "background"]
 
-    def p95(group: str) -> float | None:
-        found = spread([record.ttft_s for record in run.records if record.group == group and record.ok])
-        return found.p95 if found is not None else None
+    def busy(at_s: float) -> int:
+        return sum(record.due_s <= at_s < record.ended_s for record in load)
 
-    alone, loaded = p95("urgent_alone"), p95("urgent")
+    most = max((busy(record.due_s) for record in load), default=0)
+    groups: dict[str, list[float | None]] = {"urgent_alone": [], "urgent": []}
+    for record in run.records:
+        # One that came when the load was running out says nothing about load.
+        if record.ok and (record.group == "urgent_alone" or busy(record.due_s) * 2 > most):
+            groups.setdefault(record.group, []).append(record.ttft_s)
+    alone, loaded = spread(groups["urgent_alone"]), spread(groups["urgent"])
     if alone is None or loaded is None:
         return {}
     return {
-        "urgent_ttft_p95_alone_s": alone,
-        "urgent_ttft_p95_loaded_s": loaded,
-        "urgent_delay_s": loaded - alone,
+        "urgent_ttft_p95_alone_s": alone.p95,
+        "urgent_ttft_p95_loaded_s": loaded.p95,
+        "urgent_delay_s": loaded.p95 - alone.p95,
     }

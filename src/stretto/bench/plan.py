@@ -40,8 +40,13 @@ class User(Struct, frozen=True, kw_only=True):
     shots: list[Shot]
     start_s: float = 0.0
     begin: Gate | None = None
-    stop: Gate | None = None  # when it opens, whatever is running is given up
+    until: Gate | None = None  # when it opens, nothing more is sent
+    stop: Gate | None = None  # when it opens, whatever is running is given up too
     converses: bool = False  # each shot carries all before it, answers included
+
+    @property
+    def gates(self) -> list[Gate]:
+        return [gate for gate in (self.begin, self.until, self.stop) if gate is not None]
 
 
 class Target(Struct, frozen=True, kw_only=True):
@@ -81,4 +86,4 @@ class Plan(Struct, frozen=True, kw_only=True):
     @property
     def gated(self) -> bool:
         """Whether users wait for each other; they must then live in one process."""
-        return any(user.begin is not None or user.stop is not None for user in self.users)
+        return any(user.gates for user in self.users)

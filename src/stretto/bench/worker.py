@@ -68,7 +68,7 @@ class Board:
     def __init__(self, users: list[User]) -> None:
         self._events: dict[Gate, asyncio.Event] = {}
         self._counts: dict[Gate, int] = {}
-        for gate in [gate for user in users for gate in (user.begin, user.stop) if gate is not None]:
+        for gate in [gate for user in users for gate in user.gates]:
             self._events.setdefault(gate, asyncio.Event())
             self._counts.setdefault(gate, 0)
         self._watched = {gate.group for gate in self._events}
@@ -123,21 +123,22 @@ class Worker:
 
     async def _drive(self, user: User, start_at_s: float) -> None:
         due_s = start_at_s + user.start_s
-        if user.begin is not None:
-            await self._board.event(user.begin).wait()
-            due_s = max(due_s, time.monotonic())
         stop = self._board.event(user.stop) if user.stop is not None else None
+        ends = [self._board.event(gate) for gate in (user.until, user.stop) if gate is not None]
+        if user.begin is not None:
+            await _first_of([self._board.event(user.begin), *ends])
+            due_s = max(due_s, time.monotonic())
         history: list[dict[str, str]] = []
         for shot in user.shots:
             due_s += shot.think_s
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            if any(event.is_set() for event in ends):
+                return
             history = [*history, *shot.messages] if user.converses else shot.messages
             record, text = await self._send(shot, history, due_s, stop, keeps_text=user.converses)
             history = [*history, {"role": "assistant", "content": text}]
             self._keep(record, start_at_s)
             due_s = time.monotonic()
-            if stop is not None and stop.is_set():
-                return
 
     async def _send(
         self,
@@ -178,6 +179,13 @@ class Worker:
         record.chunks_s = [at_s - start_at_s for at_s in record.chunks_s]
         self._tokens += record.tokens
         self.records.append(record)
+
+
+async def _first_of(events: list[asyncio.Event]) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
 
 
 async def _work(job: Job, start: Start, out: BinaryIO) -> None:

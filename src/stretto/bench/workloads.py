@@ -119,14 +119,16 @@ def _mixed(shape: Shape, texts: Texts) -> tuple[list[User], list[str]]:
     crowd = min(shape.users or 1, requests)
     load = [background(index) for index in range(requests)]
     busy = [User(shots=load[index::crowd], begin=begin) for index in range(crowd)]
-    among = [urgent(f"urgent{index}", "urgent") for index in range(max(PROBES, requests // 4))]
+    among = [urgent(f"urgent{index}", "urgent") for index in range(max(PROBES, requests))]
+    over = Gate(group="background", requests=requests)
     # Arrivals among users who wait for each other: gates that differ only in their delay.
     arriving = [
         User(
             shots=user.shots,
             begin=Gate(group="background", requests=crowd // 2 or 1, tokens=1, then_s=user.start_s),
+            until=over,
         )
-        for user in arrivals(among, shape.rate or 0.5, texts)
+        for user in arrivals(among, shape.rate or 1.0, texts)
     ]
     return [alone, *busy, *arriving], []
 
@@ -140,14 +142,16 @@ def _tenants(shape: Shape, texts: Texts) -> tuple[list[User], list[str]]:
     rounds = max(1, (shape.requests or 1) // (users * tenants))
     over = Gate(group="tenant1", requests=users * rounds)
     found = []
-    for tenant in range(tenants):
-        name = f"tenant{tenant}"
-        for user in range(users * (heavy if tenant == 0 else 1)):
+    for user in range(users * heavy):  # one of each tenant in turn: nobody is first in line by accident
+        for tenant in range(tenants):
+            if tenant and user >= users:
+                continue
+            name = f"tenant{tenant}"
             shots = [
                 _plain(texts, f"{name}u{user}r{index}", shape, group=name, tenant=name)
                 for index in range(rounds)
             ]
-            found.append(User(shots=shots, stop=over if tenant == 0 else None))
+            found.append(User(shots=shots, stop=None if tenant else over))
     return found, []
 
 

@@ -80,6 +80,17 @@ def test_stall_counts_gaps_after_the_long_prompt_was_sent():
     assert found["long_ttft_s"] == pytest.approx(3.8)
 
 
+def test_urgent_requests_count_as_loaded_only_under_load():
+    load = [record(1.0, [9.0], group="background", ended_s=10.0) for _ in range(4)]
+    alone = [record(0.0, [0.1], group="urgent_alone")]
+    during = [record(5.0, [5.4], group="urgent")]
+    after = [record(11.0, [11.1], group="urgent")]
+    found = special(run_of("mixed", [*load, *alone, *during, *after]))
+    assert found["urgent_ttft_p95_loaded_s"] == pytest.approx(0.4)
+    assert found["urgent_delay_s"] == pytest.approx(0.3)
+    assert special(run_of("mixed", [*load, *alone, *after])) == {}, "nothing was measured under load"
+
+
 def test_groups_are_told_apart_and_quiet_ones_left_out():
     records = [
         record(0.0, [9.0], group="warm"),

@@ -117,6 +117,16 @@ def test_tenants_of_a_trace_are_dealt_out_by_load(tmp_path):
     assert {name: tenants.count(name) for name in set(tenants)} == {"tenant0": 20, "tenant1": 2, "tenant2": 2}
 
 
+def test_the_heavy_tenant_sends_ten_times_the_others_load():
+    plan = make_plan("tenants", Shape(users=2, requests=12), run_id="r", texts=Texts("r"))
+    loads: dict[str, int] = {}
+    for user in plan.users:
+        for shot in user.shots:
+            loads[shot.tenant] = loads.get(shot.tenant, 0) + 1
+    assert loads == {"tenant0": 40, "tenant1": 4, "tenant2": 4}
+    assert [user.shots[0].tenant for user in plan.users][:4] == ["tenant0", "tenant1", "tenant2", "tenant0"]
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

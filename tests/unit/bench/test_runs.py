@@ -146,12 +146,14 @@ def test_mixed_measures_urgent_work_alone_and_under_load():
         urgent = body["priority"] == "urgent"
         return Script(first_s=0.02 if urgent else 0.2, gap_s=0.01)
 
-    shape = Shape(users=4, requests=16, output_tokens=8, rate=20.0)
+    shape = Shape(users=4, requests=32, output_tokens=8, rate=4.0)
     done, server = run("mixed", shape, choose)
     order = [seen.body["priority"] for seen in server.seen]
     assert order[:8] == ["urgent"] * 8, "alone first"
-    assert order.count("background") == 16
+    assert order.count("background") == 32
     assert "urgent" in order[9:-1], "then among the others"
+    assert len(done.records) < 8 + 32 + 32, "when the load is over, nothing more is sent"
+    assert done.records[-1].ended_s == pytest.approx(done.duration_s, abs=1.0)
     special = summary(done, Slo())["special"]
     assert special["urgent_ttft_p95_alone_s"] < 0.5
     assert special["urgent_delay_s"] < 0.5
