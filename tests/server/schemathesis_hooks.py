@@ -1,14 +1,28 @@
-"""Asks for a model that is served, where any name at all would do: else every good request ended with 404."""
+"""Asks for a model that is served, where any name at all would do: else every good request ended with 404.
+
+And for few tokens, so that what is tried is the server and not the model.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import schemathesis
 
+MODEL = os.environ["STRETTO_FUZZ_MODEL"]
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+TOKENS_MAX = 4
+
 
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
-    if isinstance(body, dict) and isinstance(body.get("model"), str) and len(body["model"]) <= 512:
-        body["model"] = "tiny"
+    if not isinstance(body, dict):
+        return body
+    if isinstance(body.get("model"), str) and len(body["model"]) <= 512:
+        body["model"] = MODEL
+    for name in LIMITS:
+        value = body.get(name)
+        if type(value) is int and TOKENS_MAX < value < 1 << 24:
+            body[name] = TOKENS_MAX
     return body
