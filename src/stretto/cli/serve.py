@@ -139,12 +139,16 @@ async def _announce(listening: Listening) -> None:
 
 async def _loaded(engine: EngineApi) -> ModelInfo:
     loading = asyncio.ensure_future(engine.load(""))
-    with progress("loading the model") as shown:
-        while not (await asyncio.wait({loading}, timeout=LOOK_EVERY_S))[0]:
-            done = engine.health.progress
-            if done is not None:
-                shown(int(1000 * done), 1000)
-    return loading.result()
+    try:
+        with progress("loading the model") as shown:
+            while not (await asyncio.wait({loading}, timeout=LOOK_EVERY_S))[0]:
+                done = engine.health.progress
+                if done is not None:
+                    shown(int(1000 * done), 1000)
+        return loading.result()
+    finally:  # a signal while it loads
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
 
 
 def _example(model: ModelInfo) -> tuple[str, str]:
