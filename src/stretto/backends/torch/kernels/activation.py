@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stretto.backends.torch.kernels.norm import rounded
+
 
 @triton.jit
 def _silu_mul(x, out, x_stride, inner, BLOCK: tl.constexpr):
@@ -15,7 +17,7 @@ def _silu_mul(x, out, x_stride, inner, BLOCK: tl.constexpr):
     inside = columns < inner
     gate = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + row * x_stride + inner + columns, mask=inside, other=0.0).to(tl.float32)
-    value = gate / (1.0 + tl.exp(-gate)) * up
+    value = rounded(gate / (1.0 + tl.exp(-gate)), x.dtype.element_ty) * up
     tl.store(out + row * inner + columns, value.to(out.dtype.element_ty), mask=inside)
 
 

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stretto.backends.torch.kernels.norm import rounded
+
 
 class _Plan(NamedTuple):
     """order: pairs by expert. Each expert's first place in `order`, number of pairs, and first tile's row."""
@@ -75,7 +77,7 @@ def _gate_up(
         up = tl.dot(a, tl.trans(u), up, input_precision=PRECISION)
     kind = out.dtype.element_ty
     gate = gate.to(kind).to(tl.float32)  # rounded where the plain product would be
-    value = gate / (1.0 + tl.exp(-gate)) * up.to(kind).to(tl.float32)
+    value = rounded(gate / (1.0 + tl.exp(-gate)), kind) * up.to(kind).to(tl.float32)
     target = out + pairs[:, None] * inner + columns[None, :]
     tl.store(target, value.to(kind), mask=live[:, None] & wanted[None, :])
 

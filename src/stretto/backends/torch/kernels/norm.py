@@ -9,6 +9,12 @@ from torch import Tensor
 
 
 @triton.jit
+def rounded(value, kind: tl.constexpr):
+    """A float32 value as it is after a visit to a narrower type."""
+    return value.to(kind).to(tl.float32)
+
+
+@triton.jit
 def _rms_norm(
     x,
     residual,
@@ -33,7 +39,8 @@ def _rms_norm(
         value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, axis=0) / width + eps)
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + columns, (value * scale * gain).to(out.dtype.element_ty), mask=inside)
+    normed = rounded(value * scale, x.dtype.element_ty) * gain
+    tl.store(out + row * width + columns, normed.to(out.dtype.element_ty), mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, warps: int | None = None) -> Tensor:

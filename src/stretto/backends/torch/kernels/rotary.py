@@ -11,15 +11,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stretto.backends.torch.kernels.norm import rounded
+
 
 @triton.jit
-def _normed(first, second, weight, half, inside, eps, HALF: tl.constexpr):
+def _normed(first, second, weight, half, inside, eps, HALF: tl.constexpr, kind: tl.constexpr):
     """Both halves of some heads [heads, HALF], RMS-normalized together."""
     squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
     scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
     gain_first = tl.load(weight + half, mask=inside, other=0.0).to(tl.float32)[None, :]
     gain_second = tl.load(weight + HALF + half, mask=inside, other=0.0).to(tl.float32)[None, :]
-    return first * scale * gain_first, second * scale * gain_second
+    first = rounded(rounded(first * scale, kind) * gain_first, kind)
+    second = rounded(rounded(second * scale, kind) * gain_second, kind)
+    return first, second
+
+
+@triton.jit
+def _turned(first, second, cos, sin, kind: tl.constexpr):
+    """Both halves rotated, every product and sum rounded."""
+    left = rounded(first * cos, kind) - rounded(second * sin, kind)
+    right = rounded(second * cos, kind) + rounded(first * sin, kind)
+    return left.to(kind), right.to(kind)
 
 
 @triton.jit
@@ -60,8 +72,10 @@ def _rotary_write(
     half = tl.arange(0, HALF_PAD)
     inside = half < HALF
     position = tl.load(positions + row).to(tl.int64)
-    cos = tl.load(cos_sin + position * 2 * HALF + half, mask=inside, other=0.0).to(tl.float32)[None, :]
-    sin = tl.load(cos_sin + position * 2 * HALF + HALF + half, mask=inside, other=0.0).to(tl.float32)[None, :]
+    kind: tl.constexpr = q.dtype.element_ty
+    angle = cos_sin + position * 2 * HALF + half
+    cos = rounded(tl.load(angle, mask=inside, other=0.0), kind)[None, :]
+    sin = rounded(tl.load(angle + HALF, mask=inside, other=0.0), kind)[None, :]
     if block < query_blocks:
         head = (block * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK))[:, None]
         mask = (head < heads) & inside[None, :]
@@ -69,10 +83,11 @@ def _rotary_write(
         first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
         second = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
         if Q_NORM:
-            first, second = _normed(first, second, q_weight, half, inside, eps, HALF)
+            first, second = _normed(first, second, q_weight, half, inside, eps, HALF, kind)
         target = out + (row * heads + head) * (2 * HALF) + half[None, :]
-        tl.store(target, (first * cos - second * sin).to(out.dtype.element_ty), mask=mask)
-        tl.store(target + HALF, (second * cos + first * sin).to(out.dtype.element_ty), mask=mask)
+        left, right = _turned(first, second, cos, sin, kind)
+        tl.store(target, left, mask=mask)
+        tl.store(target + HALF, right, mask=mask)
     else:
         slot = tl.load(slot_mapping + row).to(tl.int64)
         if slot >= 0:
@@ -85,14 +100,14 @@ def _rotary_write(
             value_first = tl.load(values, mask=mask, other=0.0)
             value_second = tl.load(values + HALF, mask=mask, other=0.0)
             if K_NORM:
-                first, second = _normed(first, second, k_weight, half, inside, eps, HALF)
+                first, second = _normed(first, second, k_weight, half, inside, eps, HALF, kind)
             place = slot // page_tokens * page_stride + slot % page_tokens * token_stride
             target = place + head * head_stride + half[None, :]
-            kind = k_pages.dtype.element_ty
-            tl.store(k_pages + target, (first * cos - second * sin).to(kind), mask=mask)
-            tl.store(k_pages + target + HALF, (second * cos + first * sin).to(kind), mask=mask)
-            tl.store(v_pages + target, value_first.to(kind), mask=mask)
-            tl.store(v_pages + target + HALF, value_second.to(kind), mask=mask)
+            left, right = _turned(first, second, cos, sin, kind)
+            tl.store(k_pages + target, left.to(k_pages.dtype.element_ty), mask=mask)
+            tl.store(k_pages + target + HALF, right.to(k_pages.dtype.element_ty), mask=mask)
+            tl.store(v_pages + target, value_first.to(v_pages.dtype.element_ty), mask=mask)
+            tl.store(v_pages + target + HALF, value_second.to(v_pages.dtype.element_ty), mask=mask)
 
 
 def rotary_write(

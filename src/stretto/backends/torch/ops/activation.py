@@ -1,4 +1,4 @@
-"""The gated activation of the feed-forward: SiLU(gate) · up."""
+"""The gated activation of the feed-forward: SiLU(gate) · up, the former rounded before it is multiplied."""
 
 from __future__ import annotations
 
@@ -16,5 +16,6 @@ def silu_mul(x: Tensor) -> Tensor:
 
 
 def silu_mul_reference(x: Tensor) -> Tensor:
-    gate, up = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
-    return (torch.nn.functional.silu(gate) * up).to(x.dtype)
+    gate, up = x.chunk(2, dim=-1)
+    wide = gate.to(torch.promote_types(x.dtype, torch.float32))
+    return torch.nn.functional.silu(wide).to(x.dtype) * up

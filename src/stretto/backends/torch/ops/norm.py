@@ -1,6 +1,7 @@
 """RMS normalization, alone and with the residual addition that precedes it.
 
-Arithmetic is float32 whatever the inputs are; results are rounded once, to the dtype of `x`.
+Arithmetic is float32 whatever the inputs are. The normalized value is rounded to the dtype of `x` before it
+is multiplied by the weight, and so is the product: the points at which transformers' models round.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale * weight.to(wide.dtype)).to(x.dtype)
+    return (wide * scale).to(x.dtype) * weight.to(x.dtype)
 
 
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """From a fused query-key-value product to the cache: norm of each head, rotary positions, the write to pages.
 
 The rotation pairs element i with i + dim/2. `cos_sin` is [positions, dim] in float32: the cosines of the
-dim/2 angles of a position, then their sines.
+dim/2 angles of a position, then their sines. They are rounded to the dtype of the heads, and so is every product
+and every sum: the points at which transformers' models round.
 """
 
 from __future__ import annotations
@@ -66,7 +67,6 @@ def rotary_write_reference(
 
 
 def _rotate(x: Tensor, angles: Tensor) -> Tensor:
-    wide = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = angles.to(wide).unsqueeze(1).chunk(2, dim=-1)
-    first, second = x.to(wide).chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+    cos, sin = angles.to(x.dtype).unsqueeze(1).chunk(2, dim=-1)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
