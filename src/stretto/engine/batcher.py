@@ -5,8 +5,9 @@ It knows queues, holds and measurements; `now_s` is an argument, and the caller 
 
 A request alone leaves in the turn in which it came. A hold begins only behind a call that is in flight (or
 was sent less than `min_hold_ms` ago: an answer that quick says nothing about who is coming). It ends when
-nobody came for `min_hold_ms`, when the batch is full or as large as the target, and at the latest after
-`max_hold_ms`. Then everything queued leaves, in as many calls as it takes. Urgent requests never hold.
+nobody came for `min_hold_ms` (whoever is still alone waits on, while the call is in flight), when the batch
+is full or as large as the target, and at the latest after `max_hold_ms`. Then everything queued leaves, in as
+many calls as it takes. Urgent requests never hold.
 """
 
 from __future__ import annotations
@@ -283,10 +284,11 @@ class GenerateBatcher:
         free_s = self._free_at_s(entry)
         if not entry.held:
             return free_s
-        quiet_s = partition.last_arrival_s + self._min_hold_s
-        if entry.priority == "background":
-            quiet_s = entry.enqueued_s + hold_max_s  # it waits for a batch to ride along with
-        return max(free_s, min(quiet_s, entry.enqueued_s + hold_max_s))
+        latest_s = entry.enqueued_s + hold_max_s
+        alone = partition.size < self._settings.min_batch_size and bool(partition.calls)
+        if alone or entry.priority == "background":
+            return max(free_s, latest_s)  # background waits for a batch to ride along with
+        return max(free_s, min(partition.last_arrival_s + self._min_hold_s, latest_s))
 
     def _full(self, partition: _Partition) -> bool:
         """As many as the target: company enough. Background alone does not count, it can wait."""

@@ -54,10 +54,10 @@ DEFECTS = (
         "        self._refusal = error\n",
     ),
     Defect(
-        "background waits for company for ever",
+        "whoever is alone waits for company for ever",
         "engine/batcher.py",
-        "            quiet_s = entry.enqueued_s + hold_max_s  # it waits for a batch to ride along with\n        return max(free_s, min(quiet_s, entry.enqueued_s + hold_max_s))",
-        "            return free_s + 1.0\n        return max(free_s, min(quiet_s, entry.enqueued_s + hold_max_s))",
+        "            return max(free_s, latest_s)  # background",
+        "            return max(free_s, latest_s + 1.0)  # background",
     ),
     Defect(
         "batches mix models",
