@@ -190,7 +190,13 @@ class ScriptedEngine:
         while not self.answers:
             await asyncio.sleep(0.05)
         table = [
-            SlotInfo(index=index, state="generating", stream_id=stream.stream_id, generated=stream.generated)
+            SlotInfo(
+                index=index,
+                state="generating",
+                stream_id=stream.stream_id,
+                generated=stream.generated,
+                tenant=stream.params.tenant,
+            )
             for index, stream in enumerate(self.running)
         ]
         table += [SlotInfo(index=index, state="idle") for index in range(len(self.running), self.slots)]

@@ -153,6 +153,10 @@ def test_a_keys_share_of_concurrent_work(keyed: Running) -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "concurrency_limit")
         assert int(refused.headers["retry-after"]) >= 1
         assert client.get("/version", headers=headers).status_code == 200
+        own, foreign = (client.get("/slots", headers=bearer(key)).json()[0] for key in (OTHER, GOOD))
+        assert own["tenant"] == "other"
+        assert own["stream_id"]
+        assert (foreign["state"], foreign["tenant"], foreign["stream_id"]) == ("generating", "", "")
         assert client.post("/v1/chat/completions", json=CHAT, headers=bearer(GOOD)).status_code == 200
     wait_until(lambda: not keyed.engine.running)
     assert client.post("/v1/chat/completions", json=CHAT, headers=headers).status_code == 200

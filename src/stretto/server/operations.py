@@ -132,17 +132,19 @@ class Operations:
     async def _version(self, _request: Request) -> Response:
         return _json({"version": __version__})
 
-    async def _slots(self, _request: Request) -> Response:
+    async def _slots(self, request: Request) -> Response:
+        """Every slot's state; whose request it is, only to that tenant (without keys: to everybody)."""
         stats = await stats_of(self.engine)
         if stats is None:
             return _json([], status=503)
-        return _json(
-            [
-                {"model": model.model_id, **_fields(slot)}
-                for model in stats.models
-                for slot in model.slot_table
-            ]
-        )
+        tenant = request.state.caller.tenant if self.keys else None
+        rows = [
+            {"model": model.model_id, **_fields(slot)} for model in stats.models for slot in model.slot_table
+        ]
+        for row in rows:
+            if tenant is not None and row["tenant"] != tenant:
+                row |= {"stream_id": "", "tenant": ""}
+        return _json(rows)
 
     async def _metrics(self, _request: Request) -> Response:
         stats = await stats_of(self.engine)
