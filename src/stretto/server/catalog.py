@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from stretto.engine.api import EngineApi
-from stretto.errors import ModelNotFoundError
+from stretto.errors import ModelNotFoundError, StrettoError
 from stretto.rpc.messages import ModelInfo
 
 FRESH_S = 2.0
@@ -14,7 +14,7 @@ NAMES_MAX = 8  # that an error lists
 
 
 class Catalog:
-    """The engine's models, looked at again when they are old or a name is not among them."""
+    """The engine's models. A name seen once costs no look: the engine refuses what has gone since."""
 
     def __init__(self, engine: EngineApi, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -31,15 +31,24 @@ class Catalog:
     async def find(self, name: str | None, *kinds: str) -> ModelInfo:
         """The model of that name; without a name the first of these kinds, else the first."""
         found = self._named(name, kinds)
-        if found is None or self._clock() - self._seen_s > FRESH_S:
-            await self.models()
-            found = self._named(name, kinds)
+        stale = not name and self._clock() - self._seen_s > FRESH_S
+        if found is None or stale:
+            found = await self._looked_up(name, kinds)
         if found is None and not name and self._models:
             found = self._models[0]  # it will say itself what it cannot do
         if found is None:
             asked = f"the model {name[:128]!r}" if name else "a model"
             raise ModelNotFoundError(f"{asked} is not served here", hint=self._hint())
         return found
+
+    async def _looked_up(self, name: str | None, kinds: tuple[str, ...]) -> ModelInfo | None:
+        """While a runtime is being brought back, what it served counts: the engine knows what to do."""
+        try:
+            await self.models()
+        except StrettoError:
+            if self._named(name, kinds) is None:
+                raise
+        return self._named(name, kinds)
 
     def _named(self, name: str | None, kinds: tuple[str, ...]) -> ModelInfo | None:
         if name:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from stretto.errors import ModelNotFoundError
+from stretto.errors import ModelNotFoundError, ShuttingDownError
 from stretto.rpc.messages import ModelInfo
 from stretto.server.catalog import Catalog
 from stretto.testing.clock import FakeClock
@@ -16,9 +16,12 @@ class Counting(ScriptedEngine):
         super().__init__()
         self.names = list(names)
         self.looks = 0
+        self.lost = False
 
     async def models(self) -> list[ModelInfo]:
         self.looks += 1
+        if self.lost:
+            raise ShuttingDownError("the runtime is away")
         return [ModelInfo(id=name, kind="dense", loaded=name == "loaded") for name in self.names]
 
 
@@ -28,11 +31,38 @@ def test_a_known_name_costs_no_look() -> None:
         catalog = Catalog(engine, clock=lambda: clock.now)
         for _ in range(100):
             await catalog.find("b")
-        clock.advance(5.0)
-        await catalog.find("a")
+            clock.advance(5.0)
         return engine.looks
 
-    assert asyncio.run(run()) == 2
+    assert asyncio.run(run()) == 1
+
+
+def test_the_default_is_chosen_afresh() -> None:
+    async def run() -> list[str]:
+        engine, clock = Counting("a"), FakeClock()
+        catalog = Catalog(engine, clock=lambda: clock.now)
+        first = await catalog.find(None)
+        engine.names = ["loaded"]
+        second = await catalog.find(None)
+        clock.advance(5.0)
+        third = await catalog.find(None)
+        return [model.id for model in (first, second, third)]
+
+    assert asyncio.run(run()) == ["a", "a", "loaded"]
+
+
+def test_what_was_served_counts_while_the_runtime_is_away() -> None:
+    async def run() -> str:
+        engine, clock = Counting("a"), FakeClock()
+        catalog = Catalog(engine, clock=lambda: clock.now)
+        await catalog.find(None)
+        clock.advance(5.0)
+        engine.lost = True
+        with pytest.raises(ShuttingDownError):
+            await catalog.find("other")
+        return (await catalog.find(None)).id
+
+    assert asyncio.run(run()) == "a"
 
 
 def test_a_new_model_is_found_at_once() -> None:
