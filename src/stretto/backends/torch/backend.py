@@ -30,6 +30,7 @@ from stretto.core.tick import Outcome, PassFailure, Tick
 from stretto.errors import BadOutputError, InvariantError, TorchError
 
 ROW_QUANTUM_CUDA = 64  # a prompt's rows come in tiles
+ROW_QUANTUM_CPU = 16  # so few rows cost as much as one: the weights are read once
 OUTPUTS_PER_SLOT = 8
 STAGING_INTS = 1 << 18
 
@@ -102,7 +103,7 @@ class TorchBackend:
             bytes_per_token=self.pool.bytes_per_token,
             rows_max=rows_max,
             outputs_max=min(rows_max, OUTPUTS_PER_SLOT * slots),
-            row_quantum=ROW_QUANTUM_CUDA if on_cuda else 1,
+            row_quantum=ROW_QUANTUM_CUDA if on_cuda else ROW_QUANTUM_CPU,
             plan_ahead=plan_ahead,
             vocab=shape.vocab,
         )
