@@ -37,6 +37,7 @@ from stretto.bench.session import capacity_per_s, measure, new_run_id
 from stretto.bench.shapes import Shape
 from stretto.bench.svg import COLOURS, Chart
 from stretto.bench.target import find_target
+from stretto.errors import StrettoError
 from stretto.models import bundled
 from stretto.settings.places import cache_home
 
@@ -339,13 +340,14 @@ def run_claims(lab: Lab, names: Sequence[str], path: Path | None) -> list[Bar]:
     report: dict[str, Any] = {"conditions": circumstances(lab), "claims": {}}
     bars: list[Bar] = []
     for name in names:
-        print(f"{name}: {(CLAIMS[name].__doc__ or '').strip()}", flush=True)
+        print(f"{name}: {CLAIMS[name].__doc__}", flush=True)
         figures, found = CLAIMS[name](lab)
         bars += found
         for bar in found:
             print(bar.line(), flush=True)
         report["claims"][name] = {**figures, "bars": [{**asdict(bar), "held": bar.held} for bar in found]}
         if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
     return bars
 
@@ -392,4 +394,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except StrettoError as error:
+        sys.exit(f"error: {error.message}\nhint: {error.hint}")

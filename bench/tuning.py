@@ -26,6 +26,7 @@ from stretto.bench.records import Run
 from stretto.bench.session import capacity_per_s, measure, new_run_id
 from stretto.bench.shapes import Shape
 from stretto.bench.target import find_target
+from stretto.errors import StrettoError
 from stretto.models import bundled
 from stretto.settings.places import cache_home
 
@@ -138,4 +139,7 @@ def _draw(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except StrettoError as error:
+        sys.exit(f"error: {error.message}\nhint: {error.hint}")

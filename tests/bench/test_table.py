@@ -1,0 +1,38 @@
+"""The README's table comes from a result file, and from a real one only."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.table import table
+from stretto.bench import compare
+from stretto.bench.figures import Slo, summary
+from tests.unit.bench.test_figures import record, run_of
+
+CONDITIONS = {
+    "cpu": "A CPU", "cores": 2, "threads": 2, "model": "m.gguf", "stretto": "1.0", "commit": "abc",
+    "llama_cpp_python": "0.3.36", "date": "2026-01-01", "rounds": 3, "quick": False,
+}  # fmt: skip
+
+
+def report(**more) -> dict:
+    def rounds(ttft_s: float) -> list[dict]:
+        return [summary(run_of("burst", [record(0.0, [ttft_s * part])]), Slo()) for part in (0.9, 1.0, 1.2)]
+
+    found = {"stretto": rounds(0.5), "llama-server": rounds(5.0)}
+    claim = {"rounds": found, "compared": compare.plain(compare.compared(found))}
+    return {"conditions": {**CONDITIONS, **more}, "claims": {"burst": claim, "itl": {"points": []}}}
+
+
+def test_rows_have_medians_and_ratios_with_their_range():
+    lines = table(report()).splitlines()
+    assert lines[0] == "| workload | stretto | llama-server | stretto ÷ llama-server |"
+    (burst,) = [line for line in lines if line.startswith("| burst")]
+    assert burst.endswith("| 0.50 s | 5.00 s | 0.10 [0.10–0.10] |")
+    assert "A CPU, 2 cores" in lines[-1]
+    assert not any(line.startswith("| steady") for line in lines), "what was not measured has no row"
+
+
+def test_small_trial_runs_are_refused():
+    with pytest.raises(SystemExit, match="mean nothing"):
+        table(report(quick=True))
