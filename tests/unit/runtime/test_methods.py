@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from stretto.errors import (
+    CapacityError,
     DeadlineError,
     DuplicateRequestError,
     EmptyPromptError,
@@ -439,6 +440,23 @@ def test_models_are_loaded_by_name_within_the_budget_and_unloaded_on_request():
                         await asyncio.sleep(0.01)
             models = {model.id: model for model in (await client.call("runtime/info")).models}
             assert not models["b"].loaded
+
+    asyncio.run(run())
+
+
+def test_calls_beyond_the_bound_of_a_connection_are_refused_and_others_are_not_touched():
+    async def run():
+        bound = {"runtime.calls_pending_max": 3}
+        async with runtime(clients=2, **bound) as (_, greedy, other):
+            await other.call("model/load", m.LoadParams())
+            words = m.TokenizeParams(text="many words " * 5_000)
+            futures = [greedy.start("tokenize", words) for _ in range(40)]
+            assert (await other.call("tokenize", m.TokenizeParams(text="x"))).tokens == [121]
+            answers = await asyncio.gather(*futures, return_exceptions=True)
+            refused = [answer for answer in answers if isinstance(answer, CapacityError)]
+            assert 1 <= len(refused) <= 37
+            assert refused[0].retryable
+            assert all(isinstance(answer, m.TokenizeResult | CapacityError) for answer in answers)
 
     asyncio.run(run())
 
