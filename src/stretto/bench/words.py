@@ -52,6 +52,7 @@ class Texts:
     def __init__(self, run_id: str, count: Count | None = None) -> None:
         self._run_id = run_id
         self._count = count
+        self._made: dict[tuple[str, int], str] = {}  # a trace asks for the same block again and again
 
     def dice(self, name: str) -> random.Random:
         """Randomness of this run, for texts and for arrival times."""
@@ -59,6 +60,12 @@ class Texts:
 
     def make(self, name: str, tokens: int) -> str:
         """A text of so many tokens; exact where the server counts."""
+        key = (name, tokens)
+        if key not in self._made:
+            self._made[key] = self._draw(name, tokens)
+        return self._made[key]
+
+    def _draw(self, name: str, tokens: int) -> str:
         drawn = self.dice(name)
         words = drawn.choices(WORDS, k=max(1, tokens))
         if self._count is None:

@@ -71,19 +71,21 @@ class Board:
         for gate in [gate for user in users for gate in user.gates]:
             self._events.setdefault(gate, asyncio.Event())
             self._counts.setdefault(gate, 0)
-        self._watched = {gate.group for gate in self._events}
+        self._at: dict[tuple[str, int], list[Gate]] = {}  # looked up for every piece of text
+        for gate in self._events:
+            self._at.setdefault((gate.group, gate.tokens), []).append(gate)
 
     def watches(self, group: str) -> bool:
-        return group in self._watched
+        """Whether pieces of text of this group matter; ends are always noted."""
+        return any(gate.group == group and gate.tokens for gate in self._events)
 
     def event(self, gate: Gate) -> asyncio.Event:
         return self._events[gate]
 
     def note(self, group: str, pieces: int) -> None:
-        """A request of the group has so many pieces of text, no more and no less than a moment ago."""
-        for gate in self._events:
-            if gate.group == group and gate.tokens == pieces:
-                self._count(gate)
+        """A request of the group has just got its piece of text of this number, from 1."""
+        for gate in self._at.get((group, pieces), ()):
+            self._count(gate)
 
     def note_ended(self, group: str, pieces: int) -> None:
         """It will get no more: gates that wait for its end, or for more than it got, count it."""
