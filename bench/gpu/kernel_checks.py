@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stretto.backends.torch.kernels import activation, attention, experts, norm, rotary
+from stretto.backends.torch.kernels.decode import Fresh
 from stretto.backends.torch.ops.activation import silu_mul_reference
 from stretto.backends.torch.ops.attention import paged_attention_reference
 from stretto.backends.torch.ops.experts import moe_experts_reference, route
@@ -162,6 +163,55 @@ def attention_case(
     return [(got, plain, exact)]
 
 
+def fused_case(
+    draw: Draw, contexts: list[int], *, page: int, kv_heads: int, group: int, dim: int, normed: bool
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Rotation, write and attention in one launch; one span of padding. The new tokens' places are NaN."""
+    batch = paged(
+        draw, [(1, context) for context in contexts], page=page, kv_heads=kv_heads, group=group, dim=dim
+    )
+    rows, heads = len(contexts), kv_heads * group
+    last = batch.context_lens.long() - 1
+    pages = batch.block_tables.gather(1, (last // page).unsqueeze(1)).squeeze(1).long()
+    slots = pages * page + last % page
+    batch.k_pages.flatten(0, 1)[slots] = torch.nan
+    batch.v_pages.flatten(0, 1)[slots] = torch.nan
+    batch.context_lens[rows // 2], slots[rows // 2] = (0, -1) if rows > 1 else (contexts[0], slots[0])
+    product = draw.normal(rows, heads + 2 * kv_heads, dim)
+    q_weight, k_weight = (draw.uniform(0.5, 1.5, dim) if normed else None for _ in range(2))
+    angles = torch.arange(max(contexts), device=draw.device)[:, None] / 10000 ** (
+        torch.arange(dim // 2, device=draw.device) / (dim // 2)
+    )
+    cos_sin = torch.cat([angles.cos(), angles.sin()], 1).float().contiguous()
+
+    def run(attend, cast):  # type: ignore[no-untyped-def]
+        q, k, v = cast(product).split([heads, kv_heads, kv_heads], dim=1)
+        norms = [None if w is None else cast(w) for w in (q_weight, k_weight)]
+        keys, values = cast(batch.k_pages).clone(), cast(batch.v_pages).clone()
+        positions = last.clamp(min=0)
+        out = attend(q, k, v, positions, cos_sin, keys, values, slots, *norms)
+        real = slots >= 0
+        return out[real], keys.flatten(0, 1)[slots[real]], values.flatten(0, 1)[slots[real]]
+
+    def fused(q, k, v, positions, cos_sin, keys, values, slots, q_weight, k_weight):  # type: ignore[no-untyped-def]
+        fresh = Fresh(k, v, positions, slots, cos_sin, q_weight, k_weight, 1e-6)
+        return attention.rotary_attention(
+            q, keys, values, batch.block_tables, batch.context_lens, batch.scale, fresh
+        )
+
+    def plain(q, k, v, positions, cos_sin, keys, values, slots, q_weight, k_weight):  # type: ignore[no-untyped-def]
+        where = (q, k, v, positions, cos_sin, keys, values, slots)
+        q = rotary_write_reference(*where, q_weight=q_weight, k_weight=k_weight, eps=1e-6)
+        tail = (batch.block_tables, batch.query_starts, batch.context_lens, batch.scale)
+        return paged_attention_reference(q, keys, values, *tail)
+
+    got, again = (run(fused, lambda x: x.to(draw.dtype)) for _ in range(2))
+    assert torch.equal(got[0], again[0]), "the same call gave another answer"
+    theirs = run(plain, lambda x: x.to(draw.dtype))
+    assert torch.equal(got[2], theirs[2]), "values were not copied exactly"
+    return list(zip(got, theirs, run(plain, lambda x: x.double()), strict=True))
+
+
 def attention_cases(
     *, tiny: bool
 ) -> Iterator[tuple[str, Callable[[Draw], list[tuple[Tensor, Tensor, Tensor]]]]]:
@@ -201,7 +251,20 @@ def attention_cases(
             return attention_case(draw, spans, padding=2, **options)
 
         label = f"page {page} kv {wider} group {group} dim {dim} batch {batch}"
+
+        def fused(
+            draw: Draw,
+            batch: int = batch,
+            page: int = page,
+            options: dict[str, int] = options,
+            number: int = number,
+        ):  # type: ignore[no-untyped-def]
+            edge = [far, 1, page - 1, page, page + 1, 64, 65]
+            contexts = [edge[i] if i < len(edge) else draw.integer(1, 700) for i in range(batch)]
+            return fused_case(draw, contexts[::-1], normed=number % 2 == 0, **options)
+
         yield f"decode {label}", decode
+        yield f"rotary decode {label}", fused
         yield f"mixed {label}", mixed
 
 

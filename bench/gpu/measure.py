@@ -1,3 +1,4 @@
+# ruff: noqa: N803 - constants of a kernel
 """How kernels are timed: replays of a CUDA graph of many calls over rotating inputs, by device events.
 
 A graph leaves out the host's launch cost, as decoding does. Inputs rotate among sets that together exceed the

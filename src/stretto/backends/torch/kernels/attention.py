@@ -12,12 +12,14 @@ import torch
 import triton
 from torch import Tensor
 
-from stretto.backends.torch.kernels.decode import DecodeShape, decode
+from stretto.backends.torch.kernels.decode import DecodeShape, Fresh, decode
 from stretto.backends.torch.kernels.prefill import PrefillShape, prefill
 
-PROGRAMS_PER_PROCESSOR = 3  # as many decode programs as a multiprocessor has shared memory for
-RUN_TOKENS_MIN = 512  # for large batches: shorter runs cost more in joining than they balance
+PROGRAMS_PER_PROCESSOR = 2  # few spans: so many decode programs keep a multiprocessor's memory busy
+BALANCE_SPLITS_MAX = 8
+SPLIT_COST = 0.03  # of a run's work, what one more run costs in joining
 SPLITS_MAX = 128
+RUN_TOKENS_MIN = 128
 
 
 def paged_attention(
@@ -58,19 +60,70 @@ def paged_attention(
     return out
 
 
+def rotary_attention(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    fresh: Fresh,
+    *,
+    max_context: int | None = None,
+    decode_shape: DecodeShape | None = None,
+) -> Tensor:
+    """Decode rows straight from their product: rotation, write and attention in one launch."""
+    assert k_pages.stride() == v_pages.stride()
+    assert q.stride(2) == k_pages.stride(3) == block_tables.stride(1) == fresh.k.stride(2) == 1
+    assert fresh.cos_sin.is_contiguous()
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if not q.shape[0]:
+        return out
+    shape = decode_shape or choose_decode(
+        context_lens.shape[0],
+        k_pages.shape[2],
+        min(max_context or 2**31, block_tables.shape[1] * k_pages.shape[1]),
+        dim=q.shape[2],
+        itemsize=q.element_size(),
+        processors=_processors(q.device),
+    )
+    decode(
+        q,
+        k_pages,
+        v_pages,
+        block_tables,
+        context_lens,
+        context_lens,
+        scale,
+        out,
+        mixed=False,
+        shape=shape,
+        fresh=fresh,
+    )
+    return out
+
+
 def choose_decode(
     spans: int, kv_heads: int, context: int, *, dim: int, itemsize: int, processors: int
 ) -> DecodeShape:
-    """Few spans: as many runs as fill the machine once. Many: only long contexts are cut, for balance."""
+    """Few spans: as many runs as fill the machine. Many: one run each, unless that leaves it unbalanced."""
     block_n = 64 if dim * itemsize <= 256 else 32
-    room = processors * PROGRAMS_PER_PROCESSOR // max(spans * kv_heads, 1)
+    pairs = max(spans * kv_heads, 1)
     tiles = triton.cdiv(context, block_n)
+    tiles_min = max(RUN_TOKENS_MIN // block_n, 1)
+    most = max(triton.cdiv(tiles, tiles_min), 1)
+    room = processors * PROGRAMS_PER_PROCESSOR // pairs
     if room >= 2:
-        return DecodeShape(block_n=block_n, splits=max(min(room, tiles, SPLITS_MAX), 1), tiles_min=1)
-    tiles_min = RUN_TOKENS_MIN // block_n
-    return DecodeShape(
-        block_n=block_n, splits=max(min(8, triton.cdiv(tiles, tiles_min)), 1), tiles_min=tiles_min
-    )
+        splits = min(room, most, SPLITS_MAX)
+    else:
+        most = min(most, BALANCE_SPLITS_MAX)
+        splits = min(range(1, most + 1), key=lambda count: _rounds(pairs, count, processors))
+    return DecodeShape(block_n=block_n, splits=splits, tiles_min=tiles_min)
+
+
+def _rounds(pairs: int, splits: int, processors: int) -> float:
+    """What the busiest multiprocessor has to do, in contexts."""
+    return -(-pairs * splits // processors) / splits * (1 + SPLIT_COST * (splits - 1))
 
 
 def choose_prefill(q: Tensor) -> PrefillShape:

@@ -3,18 +3,26 @@
 A program takes one span, one key-value head and one run of tiles. The heads of a group are the rows of one
 tensor-core tile, so that keys and values are read once. How many runs there may be is the host's choice, how
 many tiles each takes is computed here from the context's length; a run without tiles ends at once. Where one
-run is enough it writes the answer, else a second kernel joins the runs, in their order: the same every time.
+run is enough it writes the answer; else whichever program of a group of runs ends last joins them, in their
+order, so that the answer is the same every time. Who is last is counted in memory that is left at zero.
+
+`FUSED`: queries, keys and values come straight from the product. The program normalizes and rotates its own
+queries; the first run also does so with the new key, writes it and the value to their page, and starts from
+their score instead of reading them back.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from stretto.backends.torch.kernels.norm import rounded
+from stretto.backends.torch.kernels.overlap import OVERLAP, launch_options, start_next, wait_previous
 from stretto.backends.torch.kernels.tiles import absorb, load_pages, load_tile, tile_offsets
 
 LOG2_E = 1.4426950408889634
@@ -31,11 +39,95 @@ class DecodeShape:
     stages: int = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """What a fused call adds: new keys and values [spans, kv_heads, dim], and how heads become rotated."""
+
+    k: Tensor
+    v: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    cos_sin: Tensor
+    q_weight: Tensor | None
+    k_weight: Tensor | None
+    eps: float
+
+
 @triton.jit
 def _runs(length, splits, tiles_min, BLOCK_N: tl.constexpr):
     """(tiles, tiles in a run) of a context."""
     tiles = tl.cdiv(length, BLOCK_N)
     return tiles, tl.maximum(tl.cdiv(tiles, splits), tiles_min)
+
+
+@triton.jit
+def _heads(base, mask, dims, angles, weight, eps, NORM: tl.constexpr, DIM: tl.constexpr):
+    """Heads at `base` [heads, 1], normalized if NORM, then rotated: [heads, DIM_PAD], rounded as they go.
+
+    Every element needs its pair, half a head away, which is read rather than moved between threads.
+    """
+    kind: tl.constexpr = base.dtype.element_ty
+    half: tl.constexpr = DIM // 2
+    pair = tl.where(dims < half, dims + half, dims - half)
+    own = tl.load(base + dims[None, :], mask=mask, other=0.0).to(tl.float32)
+    other = tl.load(base + pair[None, :], mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(own * own, axis=1) / DIM + eps)[:, None]
+        gain = tl.load(weight + dims, mask=dims < DIM, other=0.0).to(tl.float32)[None, :]
+        gain_pair = tl.load(weight + pair, mask=dims < DIM, other=0.0).to(tl.float32)[None, :]
+        own = rounded(rounded(own * scale, kind) * gain, kind)
+        other = rounded(rounded(other * scale, kind) * gain_pair, kind)
+    cos = rounded(tl.load(angles + dims % half, mask=dims < DIM, other=0.0), kind)[None, :]
+    sin = rounded(tl.load(angles + half + dims % half, mask=dims < DIM, other=0.0), kind)[None, :]
+    turn = tl.where(dims < half, -1.0, 1.0)[None, :]
+    return (rounded(own * cos, kind) + turn * rounded(other * sin, kind)).to(kind)
+
+
+@triton.jit
+def _join(
+    parts,
+    levels,
+    out,
+    base,
+    target,
+    used,
+    GROUP: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    SPLITS_PAD: tl.constexpr,
+    SPLITS_BLOCK: tl.constexpr,
+):
+    """Weighs the runs from `base` on by their levels. Other programs wrote them: read past the L1 cache."""
+    member = tl.arange(0, GROUP_PAD)
+    real = member < GROUP
+    every = tl.arange(0, SPLITS_PAD)
+    all_levels = tl.load(
+        levels + (base + every)[:, None] * GROUP + member[None, :],
+        mask=(every < used)[:, None] & real[None, :],
+        other=float("-inf"),
+        cache_modifier=".cg",
+    )
+    peak = tl.max(all_levels, axis=0)
+    peak = tl.where(real, peak, 0.0)
+    dims = tl.arange(0, DIM_PAD)
+    total = tl.zeros([GROUP_PAD], tl.float32)
+    mixed = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
+    for start in range(0, used, SPLITS_BLOCK):
+        some = start + tl.arange(0, SPLITS_BLOCK)
+        live = (some < used)[:, None] & real[None, :]
+        place = (base + some)[:, None] * GROUP + member[None, :]
+        weight = tl.exp2(
+            tl.load(levels + place, mask=live, other=float("-inf"), cache_modifier=".cg") - peak[None, :]
+        )
+        pointers = parts + place[:, :, None] * DIM + dims[None, None, :]
+        mask = live[:, :, None] & (dims < DIM)[None, None, :]
+        values = tl.load(pointers, mask=mask, other=0.0, cache_modifier=".cg")
+        total += tl.sum(weight, axis=0)
+        mixed += tl.sum(values * weight[:, :, None], axis=0)
+    answer = (mixed / total[:, None]).to(out.dtype.element_ty)
+    pointers = out + target + member[:, None] * DIM + dims[None, :]
+    tl.store(pointers, answer, mask=real[:, None] & (dims < DIM)[None, :])
 
 
 @triton.jit(do_not_specialize=["splits", "tiles_min"])
@@ -49,6 +141,15 @@ def _decode(
     out,
     parts,
     levels,
+    arrivals,
+    k_new,
+    v_new,
+    positions,
+    slot_mapping,
+    cos_sin,
+    q_weight,
+    k_weight,
+    eps,
     scale,
     q_row_stride,
     q_head_stride,
@@ -56,10 +157,19 @@ def _decode(
     page_stride,
     token_stride,
     head_stride,
+    new_row_stride,
+    new_head_stride,
     heads,
     splits,
     tiles_min,
     MIXED: tl.constexpr,
+    FUSED: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
+    NORM: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SPLITS_PAD: tl.constexpr,
+    SPLITS_BLOCK: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     DIM: tl.constexpr,
@@ -69,6 +179,8 @@ def _decode(
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    start_next(OVERLAPPED)
+    wait_previous(OVERLAPPED)
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
     span = tl.program_id(2)
@@ -78,9 +190,16 @@ def _decode(
         row = tl.load(query_starts + span)
         if tl.load(query_starts + span + 1) - row != 1:
             return
+    if FUSED:
+        if length <= 0:
+            return
+        length -= 1  # what the pages hold already
     tiles, per_run = _runs(length, splits, tiles_min, BLOCK_N)
     first = split * per_run
-    if first >= tiles:
+    if FUSED:
+        if (first >= tiles) & (split > 0):
+            return
+    elif first >= tiles:
         return
     last = tl.minimum(first + per_run, tiles)
     whole = tl.minimum(last, length // BLOCK_N)
@@ -89,17 +208,32 @@ def _decode(
     dims = tl.arange(0, DIM_PAD)
     head = kv_head * GROUP + member
     real = (member < GROUP)[:, None] & (dims < DIM)[None, :]
-    queries = tl.load(
-        q + row.to(tl.int64) * q_row_stride + head[:, None] * q_head_stride + dims[None, :],
-        mask=real,
-        other=0.0,
-    )
-    table = block_tables + span.to(tl.int64) * table_stride
-    k_base = k_pages + kv_head * head_stride
-    v_base = v_pages + kv_head * head_stride
+    rows = q + row.to(tl.int64) * q_row_stride + head[:, None] * q_head_stride
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, DIM_PAD], tl.float32)
+    if FUSED:
+        angles = cos_sin + tl.load(positions + row).to(tl.int64) * DIM
+        queries = _heads(rows, real, dims, angles, q_weight, eps, NORM, DIM)
+        if split == 0:
+            fresh = row.to(tl.int64) * new_row_stride + kv_head * new_head_stride
+            inside = (dims < DIM)[None, :]
+            one = tl.zeros([1, 1], tl.int32)
+            key = _heads(k_new + fresh + one, inside, dims, angles, k_weight, eps, NORM, DIM)
+            value = tl.load(v_new + fresh + one + dims[None, :], mask=inside, other=0.0)
+            slot = tl.load(slot_mapping + row).to(tl.int64)
+            place = slot // PAGE * page_stride + slot % PAGE * token_stride + kv_head * head_stride
+            write = inside & (slot >= 0)
+            tl.store(k_pages + place + dims[None, :], key, mask=write)
+            tl.store(v_pages + place + dims[None, :], value, mask=write)
+            peak = tl.sum(queries.to(tl.float32) * key.to(tl.float32), axis=1) * scale
+            total += 1.0
+            mixed += value.to(tl.float32)
+    else:
+        queries = tl.load(rows + dims[None, :], mask=real, other=0.0)
+    table = block_tables + span.to(tl.int64) * table_stride
+    k_base = k_pages + kv_head * head_stride
+    v_base = v_pages + kv_head * head_stride
     inner = tl.arange(0, BLOCK_N)
 
     pages = load_pages(table, first, length, BLOCK_N, PAGE)
@@ -120,60 +254,42 @@ def _decode(
         peak, total, mixed = absorb(scores, values, peak, total, mixed, PRECISION)
 
     answer = mixed / total[:, None]
-    if per_run >= tiles:
-        target = out + (row.to(tl.int64) * heads + head[:, None]) * DIM + dims[None, :]
-        tl.store(target, answer.to(out.dtype.element_ty), mask=real)
+    target = (row.to(tl.int64) * heads + kv_head * GROUP) * DIM
+    pointers = out + target + member[:, None] * DIM + dims[None, :]
+    if SPLIT:
+        if per_run >= tiles:
+            tl.store(pointers, answer.to(out.dtype.element_ty), mask=real)
+        else:
+            group = span.to(tl.int64) * tl.num_programs(0) + kv_head
+            part = (group * splits + split) * GROUP + member
+            tl.store(parts + part[:, None] * DIM + dims[None, :], answer, mask=real)
+            tl.store(levels + part, peak + tl.log2(total), mask=member < GROUP)
+            tl.debug_barrier()  # every thread's part is written before one of them says so
+            used = tl.cdiv(tiles, per_run)
+            if tl.atomic_add(arrivals + group, 1, sem="acq_rel") == used - 1:
+                _join(
+                    parts,
+                    levels,
+                    out,
+                    group * splits,
+                    target,
+                    used,
+                    GROUP,
+                    GROUP_PAD,
+                    DIM,
+                    DIM_PAD,
+                    SPLITS_PAD,
+                    SPLITS_BLOCK,
+                )
+                tl.store(arrivals + group, 0)
     else:
-        part = (span.to(tl.int64) * heads + head) * splits + split
-        tl.store(parts + part[:, None] * DIM + dims[None, :], answer, mask=real)
-        tl.store(levels + part, peak + tl.log2(total), mask=member < GROUP)
+        tl.store(pointers, answer.to(out.dtype.element_ty), mask=real)
 
 
-@triton.jit(do_not_specialize=["splits", "tiles_min"])
-def _join(
-    parts,
-    levels,
-    query_starts,
-    context_lens,
-    out,
-    splits,
-    tiles_min,
-    MIXED: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SPLITS_PAD: tl.constexpr,
-    SPLITS_BLOCK: tl.constexpr,
-):
-    head = tl.program_id(0)
-    heads = tl.num_programs(0)
-    span = tl.program_id(1)
-    length = tl.load(context_lens + span)
-    row = span
-    if MIXED:
-        row = tl.load(query_starts + span)
-        if tl.load(query_starts + span + 1) - row != 1:
-            return
-    tiles, per_run = _runs(length, splits, tiles_min, BLOCK_N)
-    if per_run >= tiles:
-        return
-    used = tl.cdiv(tiles, per_run)
-    base = (span.to(tl.int64) * heads + head) * splits
-    every = tl.arange(0, SPLITS_PAD)
-    peak = tl.max(tl.load(levels + base + every, mask=every < used, other=float("-inf")), axis=0)
-    dims = tl.arange(0, DIM_PAD)
-    total = 0.0
-    mixed = tl.zeros([DIM_PAD], tl.float32)
-    for start in range(0, used, SPLITS_BLOCK):
-        some = start + tl.arange(0, SPLITS_BLOCK)
-        live = some < used
-        weight = tl.exp2(tl.load(levels + base + some, mask=live, other=float("-inf")) - peak)
-        pointers = parts + (base + some)[:, None] * DIM + dims[None, :]
-        values = tl.load(pointers, mask=live[:, None] & (dims < DIM)[None, :], other=0.0)
-        total += tl.sum(weight, axis=0)
-        mixed += tl.sum(values * weight[:, None], axis=0)
-    target = out + (row.to(tl.int64) * heads + head) * DIM + dims
-    tl.store(target, (mixed / total).to(out.dtype.element_ty), mask=dims < DIM)
+@cache
+def _arrivals(device: torch.device, count: int) -> Tensor:
+    """Counters at zero, one for each group of runs. Kept: a captured graph goes on using them."""
+    return torch.zeros(count, dtype=torch.int32, device=device)
 
 
 def decode(
@@ -188,15 +304,21 @@ def decode(
     *,
     mixed: bool,
     shape: DecodeShape,
+    fresh: Fresh | None = None,
 ) -> None:
     """Writes the rows of `out` that belong to spans of one row."""
     heads, dim = q.shape[1:]
     page_tokens, kv_heads = k_pages.shape[1:3]
     spans, splits = context_lens.shape[0], shape.splits
     group = heads // kv_heads
+    group_pad = triton.next_power_of_2(group)
+    dim_pad = triton.next_power_of_2(dim)
     split = splits > 1
+    assert fresh is None or fresh.k.stride() == fresh.v.stride()
+    assert fresh is None or (fresh.q_weight is None) == (fresh.k_weight is None)
     parts = torch.empty((spans, heads, splits, dim) if split else (1,), dtype=torch.float32, device=q.device)
     levels = torch.empty((spans, heads, splits) if split else (1,), dtype=torch.float32, device=q.device)
+    arrivals = _arrivals(q.device, triton.next_power_of_2(max(spans * kv_heads, 1024))) if split else levels
     _decode[(kv_heads, splits, spans)](
         q,
         k_pages,
@@ -207,6 +329,15 @@ def decode(
         out,
         parts,
         levels,
+        arrivals,
+        q if fresh is None else fresh.k,
+        q if fresh is None else fresh.v,
+        context_lens if fresh is None else fresh.positions,
+        context_lens if fresh is None else fresh.slot_mapping,
+        levels if fresh is None else fresh.cos_sin,
+        q if fresh is None or fresh.q_weight is None else fresh.q_weight,
+        q if fresh is None or fresh.k_weight is None else fresh.k_weight,
+        0.0 if fresh is None else fresh.eps,
         scale * LOG2_E,
         q.stride(0),
         q.stride(1),
@@ -214,34 +345,27 @@ def decode(
         k_pages.stride(0),
         k_pages.stride(1),
         k_pages.stride(2),
+        0 if fresh is None else fresh.k.stride(0),
+        0 if fresh is None else fresh.k.stride(1),
         heads,
         splits,
         shape.tiles_min,
         MIXED=mixed,
+        FUSED=fresh is not None,
+        OVERLAPPED=OVERLAP.enabled,
+        NORM=fresh is not None and fresh.q_weight is not None,
+        SPLIT=split,
+        SPLITS_PAD=triton.next_power_of_2(splits),
+        SPLITS_BLOCK=max(min(8192 // (group_pad * dim_pad), triton.next_power_of_2(splits)), 1),
+        GROUP_PAD=group_pad,
         GROUP=group,
-        ROWS=max(16, triton.next_power_of_2(group)),
+        ROWS=max(16, group_pad),
         DIM=dim,
-        DIM_PAD=triton.next_power_of_2(dim),
+        DIM_PAD=dim_pad,
         PAGE=page_tokens,
         BLOCK_N=shape.block_n,
         STAGES=shape.stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=shape.warps,
+        **launch_options(),
     )
-    if split:
-        _join[(heads, spans)](
-            parts,
-            levels,
-            query_starts,
-            context_lens,
-            out,
-            splits,
-            shape.tiles_min,
-            MIXED=mixed,
-            DIM=dim,
-            DIM_PAD=triton.next_power_of_2(dim),
-            BLOCK_N=shape.block_n,
-            SPLITS_PAD=triton.next_power_of_2(splits),
-            SPLITS_BLOCK=min(16, triton.next_power_of_2(splits)),
-            num_warps=4,
-        )

@@ -34,9 +34,8 @@ def _rms_norm(
     value = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         value += tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0).to(tl.float32)
-        rounded = value.to(total.dtype.element_ty)
-        tl.store(total + row * width + columns, rounded, mask=inside)
-        value = rounded.to(tl.float32)
+        value = rounded(value, total.dtype.element_ty)
+        tl.store(total + row * width + columns, value.to(total.dtype.element_ty), mask=inside)
     scale = tl.rsqrt(tl.sum(value * value, axis=0) / width + eps)
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     normed = rounded(value * scale, x.dtype.element_ty) * gain

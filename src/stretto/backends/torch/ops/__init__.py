@@ -5,8 +5,9 @@ CPU and is the oracle of the kernels. Nothing here synchronizes with the device 
 """
 
 from stretto.backends.torch.ops.activation import silu_mul
-from stretto.backends.torch.ops.attention import paged_attention
+from stretto.backends.torch.ops.attention import paged_attention, rotary_attention
 from stretto.backends.torch.ops.experts import moe_experts
+from stretto.backends.torch.ops.linear import linear, linear_add, norm_gated, norm_linear
 from stretto.backends.torch.ops.norm import add_rms_norm, rms_norm
 from stretto.backends.torch.ops.rotary import rotary_write
 from stretto.backends.torch.ops.sampling import SampledTokens, count_tokens, sample
@@ -18,9 +19,14 @@ __all__ = [
     "SamplingTable",
     "add_rms_norm",
     "count_tokens",
+    "linear",
+    "linear_add",
     "moe_experts",
+    "norm_gated",
+    "norm_linear",
     "paged_attention",
     "rms_norm",
+    "rotary_attention",
     "rotary_write",
     "sample",
     "silu_mul",

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from stretto.backends.torch.ops.rotary import rotary_write
+
 
 def paged_attention(
     q: Tensor,
@@ -47,6 +49,47 @@ def paged_attention(
             max_context=max_context,
         )
     return paged_attention_reference(q, k_pages, v_pages, block_tables, query_starts, context_lens, scale)
+
+
+def rotary_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    slot_mapping: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    *,
+    max_query: int,
+    decode_only: bool,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """`rotary_write`, then `paged_attention`; on CUDA one launch where every span is one row."""
+    if q.is_cuda and decode_only and (q_weight is None) == (k_weight is None):
+        from stretto.backends.torch.kernels import attention as kernel
+        from stretto.backends.torch.kernels.decode import Fresh
+
+        fresh = Fresh(k, v, positions, slot_mapping, cos_sin, q_weight, k_weight, eps)
+        return kernel.rotary_attention(q, k_pages, v_pages, block_tables, context_lens, scale, fresh)
+    q = rotary_write(q, k, v, positions, cos_sin, k_pages, v_pages, slot_mapping, q_weight, k_weight, eps)
+    return paged_attention(
+        q,
+        k_pages,
+        v_pages,
+        block_tables,
+        query_starts,
+        context_lens,
+        scale,
+        max_query=max_query,
+        decode_only=decode_only,
+    )
 
 
 def paged_attention_reference(

@@ -1,8 +1,8 @@
 """From a fused query-key-value product to the cache: norm of each head, rotary positions, the write to pages.
 
 The rotation pairs element i with i + dim/2. `cos_sin` is [positions, dim] in float32: the cosines of the
-dim/2 angles of a position, then their sines. They are rounded to the dtype of the heads, and so is every product
-and every sum: the points at which transformers' models round.
+dim/2 angles of a position, then their sines. They are rounded to the dtype of the heads, and so is every
+product and every sum: the points at which transformers' models round.
 """
 
 from __future__ import annotations

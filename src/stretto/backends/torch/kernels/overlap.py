@@ -1,0 +1,38 @@
+"""Letting a kernel begin before its predecessor ends (programmatic dependent launch), where switched on.
+
+A kernel that takes part says at its start that the next one may be put on the device, reads whatever no
+kernel of the pass writes (weights), and then waits until its predecessor has ended and its writes can be
+seen. Every kernel that is launched this way must wait, so that by induction all before it have ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+
+@dataclass(slots=True)
+class Overlap:
+    enabled: bool = False
+
+
+OVERLAP = Overlap()
+
+
+@triton.jit
+def start_next(ON: tl.constexpr):
+    if ON:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_previous(ON: tl.constexpr):
+    if ON:
+        tl.extra.cuda.gdc_wait()
+
+
+def launch_options() -> dict[str, bool]:
+    """For a kernel that takes part."""
+    return {"launch_pdl": True} if OVERLAP.enabled else {}

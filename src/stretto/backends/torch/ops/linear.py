@@ -1,0 +1,90 @@
+"""Linear layers with what surrounds them: the norm before, SiLU · up or the residual after.
+
+The residual travels as a pair (x, residual) whose sum it is, with None for nothing to add: many rows leave
+the addition to the next norm, few rows do it at the end of the product. Few rows on CUDA are kernels of our
+own that read the weights once at the speed of memory; everything else is torch's product between the other
+operators. Rounding is the same: each product, sum and norm once, to the dtype of `x`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from stretto.backends.torch.ops.activation import silu_mul, silu_mul_reference
+from stretto.backends.torch.ops.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+
+FEW_ROWS = 4  # up to so many, our own kernels are faster than torch's product
+FUSED_WIDTH_MAX = 4096  # a wider row is normalized by a kernel of its own
+
+
+def norm_linear(
+    x: Tensor, residual: Tensor | None, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(linear(rms_norm(sum)), sum) with sum = x + residual; x and residual [rows, in], weight [out, in]."""
+    if is_few(x) and weight.shape[1] <= FUSED_WIDTH_MAX:
+        from stretto.backends.torch.kernels import linear as kernel
+
+        return kernel.norm_linear(x, residual, gain, eps, weight, bias)
+    normed, total = _normed(x, residual, gain, eps)
+    return linear(normed, weight, bias), total
+
+
+def norm_gated(
+    x: Tensor, residual: Tensor | None, gain: Tensor, eps: float, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `norm_linear`, then SiLU(gate) · up of the product; weight [2 · inner, in], gates first."""
+    if is_few(x) and weight.shape[1] <= FUSED_WIDTH_MAX:
+        from stretto.backends.torch.kernels import linear as kernel
+
+        return kernel.norm_linear(x, residual, gain, eps, weight, gated=True)
+    normed, total = _normed(x, residual, gain, eps)
+    return silu_mul(linear(normed, weight)), total
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if is_few(x):
+        from stretto.backends.torch.kernels import linear as kernel
+
+        return kernel.linear(x, weight, bias)
+    return functional.linear(x, weight, bias)
+
+
+def linear_add(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """The pair of linear(x) + residual."""
+    if is_few(x):
+        from stretto.backends.torch.kernels import linear as kernel
+
+        return kernel.linear(x, weight, bias, residual), None
+    return functional.linear(x, weight, bias), residual
+
+
+def is_few(x: Tensor) -> bool:
+    return x.is_cuda and 0 < x.shape[0] <= FEW_ROWS and x.dtype != torch.float64
+
+
+def _normed(x: Tensor, residual: Tensor | None, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    if residual is None:
+        return rms_norm(x, gain, eps), x
+    return add_rms_norm(x, residual, gain, eps)
+
+
+def norm_linear_reference(
+    x: Tensor,
+    residual: Tensor | None,
+    gain: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    gated: bool = False,
+) -> tuple[Tensor, Tensor]:
+    if residual is None:
+        normed, total = rms_norm_reference(x, gain, eps), x
+    else:
+        normed, total = add_rms_norm_reference(x, residual, gain, eps)
+    product = functional.linear(normed, weight, bias)
+    return silu_mul_reference(product) if gated else product, total
