@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.errors import DeadlineError, QueueFullError, ShuttingDownError
+from stretto.errors import DeadlineError, InvariantError, QueueFullError, ShuttingDownError
 from stretto.runtime.packing import Item, Packer
 
 Vectors = NDArray[np.float32]
@@ -153,8 +153,11 @@ class ContextPool:
         with self._changed:
             self._refusing = True
 
-    def close(self) -> None:
-        """End everything. Batches that run are waited for, because C code cannot be interrupted."""
+    def close(self) -> bool:
+        """End everything. Batches that run are waited for, because C code cannot be interrupted.
+
+        False: one did not end in time, and the weights must not be freed under it.
+        """
         with self._changed:
             self._refusing = self._closed = True
             waiting, self._jobs = list(self._jobs.values()), {}
@@ -166,6 +169,7 @@ class ContextPool:
         if self._spare is not None:
             self._spare.close()
             self._spare = None
+        return not any(thread.is_alive() for thread in self._threads)
 
     # --- the threads -----------------------------------------------------------------------------
 
@@ -178,6 +182,8 @@ class ContextPool:
                 encoder = encoder or self._take_spare() or self._make()
                 started = self._clock()
                 rows = encoder.run(inputs)
+                if len(rows) != len(inputs):
+                    raise InvariantError(f"{len(rows)} vectors came back for {len(inputs)} inputs")
             except Exception as error:
                 if encoder is None and self._retired(items):
                     return

@@ -116,8 +116,8 @@ class EmbeddingRuntime:
         self._pool.drain()
 
     def close(self) -> None:
-        self._pool.close()
-        if self._on_close is not None:
+        ended = self._pool.close()
+        if ended and self._on_close is not None:
             self._on_close()
 
     # --- inside ----------------------------------------------------------------------------------
