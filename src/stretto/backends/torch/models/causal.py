@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from stretto.backends.torch import ops
 from stretto.backends.torch.config import ModelShape
-from stretto.backends.torch.models.layers import DecoderLayer, LayerPages, Place, Step, vector
+from stretto.backends.torch.models.layers import DecoderLayer, LayerPages, Place, Step, copied, vector
 from stretto.backends.torch.rotary import cos_sin_table
 from stretto.backends.torch.weights import WeightSource
 
@@ -66,4 +66,4 @@ class CausalModel:
 
 
 def _matrix(source: WeightSource, name: str, shape: ModelShape, place: Place) -> torch.Tensor:
-    return source.read(name, (shape.vocab, shape.hidden)).to(device=place.device, dtype=place.dtype)
+    return copied(source, name, (shape.vocab, shape.hidden), place)

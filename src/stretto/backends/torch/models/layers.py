@@ -75,8 +75,13 @@ class Linear:
         return functional.linear(x, self.weight, self.bias)
 
 
+def copied(source: WeightSource, name: str, shape: tuple[int, ...], place: Place) -> torch.Tensor:
+    """In memory of its own: a mapped file that shrinks would end the process."""
+    return torch.empty(shape, dtype=place.dtype, device=place.device).copy_(source.read(name, shape))
+
+
 def vector(source: WeightSource, name: str, size: int, place: Place) -> torch.Tensor:
-    return source.read(f"{name}.weight", (size,)).to(device=place.device, dtype=place.dtype)
+    return copied(source, f"{name}.weight", (size,), place)
 
 
 class Attention:
