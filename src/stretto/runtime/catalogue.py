@@ -7,10 +7,11 @@ for a path.
 from __future__ import annotations
 
 import difflib
+import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stretto import settings as settings_
 from stretto.errors import ModelNotFoundError
@@ -19,6 +20,9 @@ from stretto.runtime.embedding import EmbeddingRuntime
 from stretto.runtime.embedding_loading import load_embedding, makes_vectors
 from stretto.runtime.loading import Beat, Loaded, Progress, find, load
 from stretto.settings.places import cache_home
+
+if TYPE_CHECKING:
+    from stretto.models import gguf
 
 SIMULATED_BYTES = 16 << 20
 WINDOW_MAX = 8192
@@ -65,12 +69,12 @@ class Catalogue:
         hint = f"did you mean {near[0]}?" if near else None
         raise ModelNotFoundError(f"there is no model {model_id[:120]!r} here", hint=hint)
 
-    def estimate_bytes(self, model_id: str) -> int:
-        """Memory of weights, slots and buffers, before anything is loaded."""
+    def estimate_bytes(self, model_id: str, progress: Progress) -> int:
+        """Memory of weights, slots and buffers, before anything is loaded (but made ready on first use)."""
         chosen = self._chosen(model_id)
         if chosen.backend == "simulated":
             return SIMULATED_BYTES
-        path = find(chosen.path or self._names.get(model_id, model_id), self._home)
+        path = find(chosen.path or self._names.get(model_id, model_id), self._home, progress)
         return _directory_bytes(path) if path.is_dir() else _gguf_bytes(path, chosen)
 
     def load(self, model_id: str, progress: Progress) -> Loaded | EmbeddingRuntime:
@@ -139,11 +143,12 @@ def _gguf_bytes(path: Path, chosen: settings_.ModelSettings) -> int:
     from stretto.models import fit, gguf
     from stretto.models.kind import shape_of
 
-    shape = shape_of(gguf.read(path))
+    file = gguf.read(path)
+    shape = shape_of(file)
     window = chosen.context_window
     found = fit.estimate(
         shape,
-        weights_bytes=path.stat().st_size,
+        weights_bytes=_weights_bytes(file),
         context_window=min(shape.context_length, WINDOW_MAX) if window == "auto" else window,
         n_seq_max=chosen.n_seq_max,
         cache_type_k=chosen.cache_type_k,
@@ -155,6 +160,17 @@ def _gguf_bytes(path: Path, chosen: settings_.ModelSettings) -> int:
         snapshot_bytes=chosen.cache_ram_bytes if chosen.cache != "none" and shape.generates else 0,
     )
     return found.total
+
+
+def _weights_bytes(file: gguf.GgufFile) -> int:
+    """Of all parts, where the model is cut into several files."""
+    from stretto.models.hub import SHARD
+
+    shard = SHARD.search(file.path.name)
+    if shard is None:
+        return file.weights_bytes
+    parts = file.path.parent.glob(f"{glob.escape(file.path.name[: shard.start()])}-*.gguf")
+    return sum(part.stat().st_size for part in parts if SHARD.search(part.name))
 
 
 def _directory_bytes(path: Path) -> int:

@@ -42,7 +42,7 @@ class Loader(Protocol):
 
     def ids(self) -> Sequence[str]: ...
     def resolve(self, model_id: str) -> str: ...
-    def estimate_bytes(self, model_id: str) -> int: ...
+    def estimate_bytes(self, model_id: str, progress: Callable[[str, float], None]) -> int: ...
     def load(self, model_id: str, progress: Callable[[str, float], None]) -> Resident: ...
 
 
@@ -114,9 +114,10 @@ class ModelPool:
         return [self.info(model_id) for model_id in ids]
 
     def info(self, model_id: str) -> ModelInfo:
-        entry = self._entries.get(self._loader.resolve(model_id))
+        """By the id under which it is kept, loaded or not."""
+        entry = self._entries.get(model_id)
         if entry is None:
-            return ModelInfo(id=self._loader.resolve(model_id))
+            return ModelInfo(id=model_id)
         about = dict(entry.resident.description) if entry.resident is not None else {}
         return ModelInfo(
             id=entry.id,
@@ -187,17 +188,17 @@ class ModelPool:
 
     async def _load(self, entry: Entry) -> None:
         try:
-            need = await asyncio.to_thread(self._loader.estimate_bytes, entry.id)
-            async with self._room:
-                if entry.resident is not None:  # a loop that broke: begin again
-                    await self._close(entry)
-                await self._make_room(entry.id, need)
-                entry.memory_bytes = need
             loop = asyncio.get_running_loop()
 
             def progress(stage: str, fraction: float) -> None:
                 loop.call_soon_threadsafe(self._progress, entry, stage, fraction)
 
+            need = await asyncio.to_thread(self._loader.estimate_bytes, entry.id, progress)
+            async with self._room:
+                if entry.resident is not None:  # a loop that broke: begin again
+                    await self._close(entry)
+                await self._make_room(entry.id, need)
+                entry.memory_bytes = need
             resident = await asyncio.to_thread(self._loader.load, entry.id, progress)
             entry.resident, entry.used_s = resident, self._clock()
             self._on_loaded(entry.id, resident)

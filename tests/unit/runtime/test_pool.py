@@ -52,7 +52,7 @@ class Shelf:
             raise ModelNotFoundError(f"no {model_id}")
         return model_id or next(iter(self.sizes))
 
-    def estimate_bytes(self, model_id: str) -> int:
+    def estimate_bytes(self, model_id: str, progress) -> int:
         return self.sizes[model_id]
 
     def load(self, model_id: str, progress) -> Resident:
