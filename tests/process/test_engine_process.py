@@ -20,9 +20,10 @@ from stretto.errors import (
     RuntimeUnavailableError,
     ShuttingDownError,
     StrettoError,
+    TooLargeError,
 )
 from stretto.rpc.messages import GenerateParams, TokenizeParams
-from stretto.settings import EngineSettings, GenerateBatcherSettings, Settings
+from stretto.settings import EngineSettings, GenerateBatcherSettings, RuntimeSettings, Settings
 from stretto.testing.engine_capability import OldLauncher
 from tests.process import kill_runtime
 
@@ -111,6 +112,24 @@ def test_a_request_that_spoils_the_frame_spoils_nobody_else(spoiled):
             requests = [params("a"), params("bad", **spoiled), params("b")]
             found = await asyncio.gather(*(outcome(made, request) for request in requests))
             assert found == [8, InvalidRequestError, 8]
+
+    asyncio.run(scenario())
+
+
+def test_requests_too_large_for_one_frame_are_sent_singly_and_the_impossible_one_is_refused():
+    async def scenario() -> None:
+        limits = {"runtime.frame_bytes_max": 8192}
+        settings = Settings(runtime=RuntimeSettings(frame_bytes_max=8192))
+        made = Engine.supervised(RuntimeStart(flags={**FLAGS, **limits}), settings)
+        await made.start()
+        try:
+            requests = [params(f"s{i}", prompt="z" * 300, tool_use=None, stops=["\n" * 9]) for i in range(12)]
+            requests.append(params("huge", prompt="z" * 20_000))
+            found = await asyncio.gather(*(outcome(made, request) for request in requests))
+            assert found == [8] * 12 + [TooLargeError]
+            assert made.batch_stats()["runtime"]["restarts"] == 0
+        finally:
+            await made.close()
 
     asyncio.run(scenario())
 

@@ -15,10 +15,11 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
+import structlog
 
 from stretto.engine.api import Health
 from stretto.engine.batch_stats import BatchEvent
-from stretto.engine.batcher import BatchCall
+from stretto.engine.dispatch import Dispatcher
 from stretto.engine.generation import Generation
 from stretto.engine.host import GivenHost, Host, SupervisedHost
 from stretto.engine.process import ProcessLauncher, RuntimeStart
@@ -27,10 +28,7 @@ from stretto.engine.traffic import Ticket, Traffic
 from stretto.engine.transport import Transport
 from stretto.engine.watching import Watchers
 from stretto.errors import (
-    CallTimeoutError,
     FrameError,
-    InvalidRequestError,
-    RuntimeLostError,
     RuntimeUnavailableError,
     ShuttingDownError,
     StrettoError,
@@ -40,6 +38,7 @@ from stretto.rpc.connection import Connection
 from stretto.rpc.envelope import ENGINE_EVENTS, MODEL_PROGRESS, STREAM_BATCH, Notification
 from stretto.settings import Settings
 
+log = structlog.get_logger("stretto.engine")
 EXPIRE_EVERY_S = 0.25
 IDLE_CHECK_S = 0.02
 
@@ -57,9 +56,19 @@ class Engine:
         self._clock = clock
         self._settings = settings.engine
         self._host = host
-        self._traffic = Traffic(settings.engine, settings.generate_batcher, on_dispatched=on_dispatched)
+        self._on_dispatched = on_dispatched
+        self._traffic = Traffic(settings.engine, settings.generate_batcher, on_dispatched=self._dispatched)
         self._transport = Transport(
-            calls_max=settings.engine.calls_max, call_timeout_s=settings.engine.call_timeout_s
+            calls_max=settings.engine.calls_max,
+            call_timeout_s=settings.engine.call_timeout_s,
+            frame_bytes_max=settings.runtime.frame_bytes_max,
+        )
+        self._dispatcher = Dispatcher(
+            self._traffic,
+            self._transport,
+            timeout_s=settings.engine.load_timeout_s,
+            clock=clock,
+            answered=self._pump_at_end_of_turn,
         )
         self._watchers = Watchers(self._ask_for_events)
         self._info: m.RuntimeInfo | None = None
@@ -103,7 +112,7 @@ class Engine:
         await self._host.stop()
         self._transport.detach()
         self._watchers.close()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._dispatcher.tasks, return_exceptions=True)
 
     def drain(self) -> None:
         self._traffic.drain(self._clock())
@@ -170,7 +179,7 @@ class Engine:
     def _pump(self) -> None:
         self._pump_soon = False
         for call in self._traffic.due(self._clock()):
-            self._dispatch(call)
+            self._dispatcher.dispatch(call)
         for stream_id in self._traffic.take_cancels():
             self._tell("cancel", m.CancelParams(stream_id=stream_id))
         if self._batch_timer is not None:
@@ -180,64 +189,14 @@ class Engine:
         if moment_s is not None:
             self._batch_timer = self._loop.call_later(max(0.0, moment_s - self._clock()), self._pump)
 
-    def _dispatch(self, call: BatchCall) -> None:
-        requests = self._traffic.seal(call, self._clock())
-        if not requests:
+    def _dispatched(self, event: BatchEvent) -> None:
+        """Whoever listens to telemetry cannot break a request."""
+        if self._on_dispatched is None:
             return
         try:
-            if self._traffic.batcher.batching:
-                future = self._send("batch_generate", m.BatchGenerateParams(requests=requests))
-            else:
-                future = self._send("generate", requests[0])
-        except RuntimeUnavailableError as error:
-            self._traffic.failed(call, m.error_from(error), self._clock())
-        except (TypeError, ValueError, RecursionError, OverflowError):
-            self._one_by_one(call, requests)  # one of them cannot be encoded
-        else:
-            future.add_done_callback(lambda done: self._answered(call, requests, done))
-
-    def _send(self, method: str, params: m.Message) -> asyncio.Future[Any]:
-        return self._transport.send(method, params, timeout_s=self._settings.load_timeout_s)
-
-    def _answered(self, call: BatchCall, requests: list[m.GenerateParams], done: asyncio.Future[Any]) -> None:
-        now_s = self._clock()
-        error = done.exception()
-        if error is None and isinstance(done.result(), m.BatchGenerateResult):
-            self._traffic.answered(call, done.result().results, now_s)
-        elif error is None:
-            self._traffic.answered(call, [m.BatchItem(success=True, result=done.result())], now_s)
-        elif isinstance(error, RuntimeLostError):
-            return  # `runtime_lost` has dealt with everything that was sent
-        elif isinstance(error, InvalidRequestError) and len(requests) > 1:
-            self._one_by_one(call, requests)  # one of them spoils the frame for all
-            return
-        elif isinstance(error, CallTimeoutError) or len(requests) > 1:
-            self._traffic.failed(call, m.error_from(error), now_s)
-        else:
-            self._traffic.answered(call, [m.BatchItem(success=False, error=m.error_from(error))], now_s)
-        self._pump_at_end_of_turn()
-
-    def _one_by_one(self, call: BatchCall, requests: list[m.GenerateParams]) -> None:
-        task = self._loop.create_task(self._send_singly(call, requests))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _send_singly(self, call: BatchCall, requests: list[m.GenerateParams]) -> None:
-        items = await asyncio.gather(*(self._item(request) for request in requests), return_exceptions=True)
-        if any(isinstance(item, RuntimeLostError) for item in items):
-            return
-        answers = [
-            item if isinstance(item, m.BatchItem) else m.BatchItem(success=False, error=m.error_from(item))
-            for item in items
-        ]
-        self._traffic.answered(call, answers, self._clock())
-        self._pump_at_end_of_turn()
-
-    async def _item(self, request: m.GenerateParams) -> m.BatchItem:
-        try:
-            return m.BatchItem(success=True, result=await self._send("generate", request))
-        except (TypeError, ValueError, RecursionError, OverflowError) as error:
-            raise InvalidRequestError(f"the request cannot be sent: {error}") from None
+            self._on_dispatched(event)
+        except Exception:
+            log.exception("a listener to batch telemetry failed")
 
     def _tell(self, method: str, params: m.Message) -> None:
         """A call whose answer does not matter."""

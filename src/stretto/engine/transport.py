@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from stretto.engine.breaker import CircuitBreaker
+from stretto.engine.sizes import check_size
 from stretto.errors import CallTimeoutError, RuntimeLostError, RuntimeUnavailableError
 from stretto.rpc.connection import Connection
 from stretto.rpc.envelope import METHODS, Call, Malformed, Notification, Received, Reply, result_of
+from stretto.rpc.frames import FRAME_BYTES_MAX
 from stretto.rpc.messages import Message
 
 ATTEMPTS = 3
@@ -39,9 +41,12 @@ class _Pending:
 
 
 class Transport:
-    def __init__(self, *, calls_max: int, call_timeout_s: float) -> None:
+    def __init__(
+        self, *, calls_max: int, call_timeout_s: float, frame_bytes_max: int = FRAME_BYTES_MAX
+    ) -> None:
         self._calls_max = calls_max
         self._call_timeout_s = call_timeout_s
+        self._frame_bytes_max = frame_bytes_max
         self._connection: Connection | None = None
         self._pending: dict[int, _Pending] = {}
         self._next_id = 1
@@ -120,6 +125,7 @@ class Transport:
 
     def send(self, method: str, params: Message, *, timeout_s: float | None = None) -> asyncio.Future[Any]:
         """One call, sent now. The future brings the typed result, or the error that was answered."""
+        check_size(params, self._frame_bytes_max)
         loop = asyncio.get_running_loop()
         connection = self._admitted(loop.time())
         call_id, self._next_id = self._next_id, self._next_id + 1
