@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx2
+
 from stretto.server.app import create_app
 from stretto.settings import ServerSettings
 from stretto.telemetry import logs
@@ -49,13 +51,13 @@ def fuzz(
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"]
         command += ["--checks", CHECKS, "--phases", phases, "--mode", "all", "--seed", str(seed)]
         command += ["--max-examples", str(examples), "--warnings", "off", "--no-color"]
-        command += ["--generation-allow-x00", "true"]
+        command += ["--generation-allow-x00", "true", "--request-timeout", "120"]
         command += ["--generation-database", "none", "--suppress-health-check", "all"]
         command += ["--include-path-regex", paths] if paths else []
         (Path(place) / "schemathesis.toml").write_text(CONFIG)
         environment = {**os.environ, "SCHEMATHESIS_HOOKS": "tests.server.schemathesis_hooks"}
         environment["PYTHONPATH"] = str(ROOT)
-        environment["STRETTO_FUZZ_MODEL"] = backend or "tiny"
+        environment["STRETTO_FUZZ_MODEL"] = httpx2.get(f"{url}/v1/models").json()["data"][0]["id"]
         done = subprocess.run(
             command, cwd=place, env=environment, capture_output=True, text=True, check=False
         )
@@ -66,7 +68,7 @@ def fuzz(
 @contextmanager
 def _served(backend: str) -> Iterator[str]:
     if backend:
-        with served("--backend", backend, "--log-level", "error") as url:
+        with served("--backend", backend, "--log-level", "error", "--context-window", "512") as url:
             yield url
         return
     app = create_app(ScriptedEngine(vectors=True), ServerSettings(log_level="error"))

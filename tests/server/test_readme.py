@@ -1,4 +1,4 @@
-"""The README's curl examples work as printed: against `stretto serve` with the default model."""
+"""The curl examples of the README and of the API guide work as printed, with the default model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 from tests.server.process import served
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "guides" / "http-api.md")
 BLOCK = re.compile(r"^```(?:console|bash|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ADDRESS = re.compile(r"http://(?:localhost|127\.0\.0\.1):8000")
 
@@ -39,9 +40,10 @@ def test_examples_are_found_in_every_form() -> None:
 
 
 @pytest.mark.slow
-def test_curl_examples_of_the_readme() -> None:
-    examples = curl_examples(README.read_text(encoding="utf-8"))
-    assert examples, "the README shows no curl example"
+def test_curl_examples_work_as_printed() -> None:
+    shown = [curl_examples(page.read_text(encoding="utf-8")) for page in PAGES]
+    assert all(shown), "a page shows no curl example"
+    examples = [example for page in shown for example in page]
     with served("--n-threads", "1") as url:
         for example in examples:
             command = ADDRESS.sub(url, example).replace("curl ", "curl --fail-with-body -sS -m 120 ", 1)
@@ -49,4 +51,4 @@ def test_curl_examples_of_the_readme() -> None:
             assert done.returncode == 0, f"{example}\n{done.stdout}\n{done.stderr}"
             assert done.stdout.strip(), example
             if done.stdout.lstrip().startswith("{"):
-                assert "error" not in json.loads(done.stdout), example
+                assert json.loads(done.stdout).get("error") is None, example

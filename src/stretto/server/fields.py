@@ -82,7 +82,7 @@ class Extensions(Body):
     """Overrides the key's own priority: urgent, default or background."""
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     """Requests with different salts never share a prefix."""
-    deadline_ms: Annotated[float, Field(gt=0, le=86_400_000)] | None = None
+    deadline_ms: Annotated[float, Field(ge=1, le=86_400_000)] | None = None
     """Milliseconds after which the request fails, counted from its arrival."""
 
 

@@ -26,7 +26,7 @@ from stretto.server.sse import JsonReply
 INPUTS_MAX = 2048
 DOCUMENTS_MAX = 2048
 Truncate = Literal["left", "right"]
-Deadline = Annotated[float, Field(gt=0, le=86_400_000)]
+Deadline = Annotated[float, Field(ge=1, le=86_400_000)]
 
 
 class EmbeddingRequest(Body):
