@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from stretto.backends.torch import ops
 from stretto.backends.torch.config import ModelShape
-from stretto.backends.torch.models.layers import DecoderLayer, LayerPages, Place, Step, copied, vector
+from stretto.backends.torch.models.layers import DecoderLayer, LayerPages, Norm, Place, Step, copied, vector
 from stretto.backends.torch.rotary import cos_sin_table
 from stretto.backends.torch.weights import WeightSource
 
@@ -39,7 +39,7 @@ class CausalModel:
             self._layers.append(make_layer(source, f"model.layers.{index}", shape, place))
             if progress is not None:
                 progress((index + 1) / shape.layers)
-        self._norm = vector(source, "model.norm", shape.hidden, place)
+        self._norm = Norm(vector(source, "model.norm", shape.hidden, place), shape.norm_eps)
         self._head = self._embedding if shape.tied else _matrix(source, "lm_head.weight", shape, place)
         self._cos_sin = cos_sin_table(
             shape.rope, head_dim=shape.head_dim, positions=window, device=place.device
@@ -53,16 +53,17 @@ class CausalModel:
         output_rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[outputs, vocab]; without `output_rows` every row is one."""
-        x, residual = functional.embedding(tokens, self._embedding), None
+        x = functional.embedding(tokens, self._embedding)
+        residual: torch.Tensor | None = None
         for layer, own in zip(self._layers, pages, strict=True):
             x, residual = layer(x, residual, step, own, self._cos_sin)
-        assert residual is not None
         if output_rows is not None and not output_rows.numel():
             return x.new_empty(0, self.shape.vocab)
         if output_rows is not None:
-            x, residual = x.index_select(0, output_rows), residual.index_select(0, output_rows)
-        x, _ = ops.add_rms_norm(x, residual, self._norm, self.shape.norm_eps)
-        return functional.linear(x, self._head)
+            x = x.index_select(0, output_rows)
+            residual = None if residual is None else residual.index_select(0, output_rows)
+        x, _ = self._norm(x, residual)
+        return ops.linear(x, self._head)
 
 
 def _matrix(source: WeightSource, name: str, shape: ModelShape, place: Place) -> torch.Tensor:

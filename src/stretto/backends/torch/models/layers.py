@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch.nn import functional
 
 from stretto.backends.torch import ops
 from stretto.backends.torch.config import ModelShape
@@ -47,10 +46,25 @@ class LayerPages:
     v: torch.Tensor
 
 
-class Mixer(Protocol):
-    """What follows the attention in a layer: an MLP or experts."""
+Pair = tuple[torch.Tensor, torch.Tensor | None]  # rows as the sum of two, of which the second may be absent
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    gain: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(normalized sum, sum)."""
+        if residual is None:
+            return ops.rms_norm(x, self.gain, self.eps), x
+        return ops.add_rms_norm(x, residual, self.gain, self.eps)
+
+
+class Mixer(Protocol):
+    """What follows the attention in a layer: an MLP or experts, with the norm before it."""
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm) -> Pair: ...
 
 
 class Linear:
@@ -72,7 +86,7 @@ class Linear:
             at += count
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self.weight, self.bias)
+        return ops.linear(x, self.weight, self.bias)
 
 
 def copied(source: WeightSource, name: str, shape: tuple[int, ...], place: Place) -> torch.Tensor:
@@ -99,19 +113,27 @@ class Attention:
         self._eps = shape.norm_eps
         self._scale = shape.head_dim**-0.5
 
-    def __call__(self, x: torch.Tensor, step: Step, pages: LayerPages, cos_sin: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        step: Step,
+        pages: LayerPages,
+        cos_sin: torch.Tensor,
+    ) -> Pair:
         heads, kv_heads = self._heads, self._kv_heads
-        qkv = self._qkv(x).view(-1, heads + 2 * kv_heads, self._dim)
+        qkv, total = ops.norm_linear(x, residual, norm.gain, norm.eps, self._qkv.weight, self._qkv.bias)
+        qkv = qkv.view(-1, heads + 2 * kv_heads, self._dim)
         q, k, v = qkv[:, :heads], qkv[:, heads:-kv_heads], qkv[:, -kv_heads:]
-        q = ops.rotary_write(
+        out = ops.rotary_attention(
             q, k, v, step.positions, cos_sin, pages.k, pages.v, step.slot_mapping,
+            step.block_tables, step.query_starts, step.context_lens, self._scale,
+            max_query=step.max_query, decode_only=step.decode_only,
             q_weight=self._q_norm, k_weight=self._k_norm, eps=self._eps,
         )  # fmt: skip
-        out = ops.paged_attention(
-            q, pages.k, pages.v, step.block_tables, step.query_starts, step.context_lens, self._scale,
-            max_query=step.max_query, decode_only=step.decode_only,
-        )  # fmt: skip
-        return self._output(out.view(-1, heads * self._dim))
+        out = out.view(-1, heads * self._dim)
+        return ops.linear_add(out, total, self._output.weight, self._output.bias)
 
 
 class Mlp:
@@ -124,8 +146,9 @@ class Mlp:
         down = {f"{prefix}.down_proj": shape.hidden}
         self._down = Linear(source, down, inner, place, bias=shape.mlp_bias)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._down(ops.silu_mul(self._gate_up(x)))
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm) -> Pair:
+        inner, total = ops.norm_gated(x, residual, norm.gain, norm.eps, self._gate_up.weight)
+        return ops.linear_add(inner, total, self._down.weight)
 
 
 class DecoderLayer:
@@ -134,11 +157,13 @@ class DecoderLayer:
     def __init__(
         self, source: WeightSource, prefix: str, shape: ModelShape, place: Place, mixer: Mixer
     ) -> None:
-        self._input_norm = vector(source, f"{prefix}.input_layernorm", shape.hidden, place)
+        eps = shape.norm_eps
+        self._input_norm = Norm(vector(source, f"{prefix}.input_layernorm", shape.hidden, place), eps)
         self._attention = Attention(source, f"{prefix}.self_attn", shape, place)
-        self._middle_norm = vector(source, f"{prefix}.post_attention_layernorm", shape.hidden, place)
+        self._middle_norm = Norm(
+            vector(source, f"{prefix}.post_attention_layernorm", shape.hidden, place), eps
+        )
         self._mixer = mixer
-        self._eps = shape.norm_eps
 
     def __call__(
         self,
@@ -147,11 +172,6 @@ class DecoderLayer:
         step: Step,
         pages: LayerPages,
         cos_sin: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if residual is None:
-            residual, x = x, ops.rms_norm(x, self._input_norm, self._eps)
-        else:
-            x, residual = ops.add_rms_norm(x, residual, self._input_norm, self._eps)
-        x = self._attention(x, step, pages, cos_sin)
-        x, residual = ops.add_rms_norm(x, residual, self._middle_norm, self._eps)
-        return self._mixer(x), residual
+    ) -> Pair:
+        x, residual = self._attention(x, residual, self._input_norm, step, pages, cos_sin)
+        return self._mixer(x, residual, self._middle_norm)

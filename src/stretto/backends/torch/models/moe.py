@@ -6,7 +6,7 @@ import torch
 
 from stretto.backends.torch import ops
 from stretto.backends.torch.config import ModelShape
-from stretto.backends.torch.models.layers import DecoderLayer, Linear, Place
+from stretto.backends.torch.models.layers import DecoderLayer, Linear, Norm, Pair, Place
 from stretto.backends.torch.models.qwen import qwen_layer
 from stretto.backends.torch.weights import WeightSource
 from stretto.errors import ModelFileError
@@ -27,8 +27,10 @@ class SparseMlp:
         self._gate_up[:, inner:].copy_(source.experts(name, "up_proj", (count, inner, hidden)))
         self._down.copy_(source.experts(name, "down_proj", (count, hidden, inner)))
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return ops.moe_experts(x, self._router(x), self._gate_up, self._down, self._top_k, self._renormalize)
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm) -> Pair:
+        x, total = norm(x, residual)
+        x = ops.moe_experts(x, self._router(x), self._gate_up, self._down, self._top_k, self._renormalize)
+        return x, total
 
 
 def moe_layer(source: WeightSource, prefix: str, shape: ModelShape, place: Place) -> DecoderLayer:
