@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from stretto.backends.base import Backend
@@ -53,6 +54,12 @@ class Call:
     request_id: str = ""
 
 
+@cache  # an environment of minijinja is never freed: one for each chat would be a leak
+def _chatml() -> ChatTemplate:
+    """For models that bring no template."""
+    return ChatTemplate(CHATML)
+
+
 class ModelRuntime:
     def __init__(
         self,
@@ -89,7 +96,7 @@ class ModelRuntime:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> Prompt:
-        template = self.template or ChatTemplate(CHATML)
+        template = self.template or _chatml()
         rendered: Rendered = template.render(messages, tools, **options)
         tokens = encode_prompt(rendered, self.tokenizer, add_bos=self._add_bos)
         tags = tags_for(template.source)
