@@ -307,9 +307,12 @@ class Profile:
         if self._running:
             self._profiler.stop()
         events = self._profiler.key_averages()
-        on_gpu = torch.cuda.is_available()
-        print(events.table(sort_by="self_cuda_time_total" if on_gpu else "self_cpu_time_total", row_limit=40))
-        rows = [(e.key, getattr(e, "self_device_time_total", 0.0), e.count) for e in events]
-        rows = sorted((row for row in rows if row[1] > 0), key=lambda row: -row[1])[:25]
-        for name, micros, count in rows:
-            print(f"{micros / self._count:10.1f} us/tick  {count / self._count:8.1f} calls/tick  {name[:90]}")
+        for side in ("device", "cpu"):
+            rows = [(e.key, getattr(e, f"self_{side}_time_total", 0.0), e.count) for e in events]
+            rows = sorted((row for row in rows if row[1] > 0), key=lambda row: -row[1])
+            total = sum(micros for _, micros, _ in rows)
+            print(f"--- {side}: {total / self._count:.1f} us a tick, {self._count} ticks")
+            for name, micros, count in rows[:30]:
+                share = 100 * micros / max(total, 1e-9)
+                calls = count / self._count
+                print(f"{micros / self._count:10.1f} us  {share:5.1f} %  {calls:7.1f} calls  {name[:100]}")

@@ -80,7 +80,7 @@ def open_model(
     with clock("device"):
         torch.empty(1, device=device)
     shape, weights, place = _weights(source, device, options)
-    window = options.window or min(shape.context_max, WINDOW_AUTO)
+    window = min(options.window or WINDOW_AUTO, shape.context_max)
     with clock("tokenizer"):
         tokenizer, template = _text(source, weights, shape)
     with clock("weights"), torch.inference_mode():

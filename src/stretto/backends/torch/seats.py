@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from stretto.backends.torch.ops import SamplingMode, SamplingTable
+from stretto.backends.torch.ops.table import TOP_LOGPROBS_MAX
 from stretto.core.request import SamplingParams
 from stretto.core.tick import Binding
 from stretto.errors import BadOutputError, InvalidTokenError, StrettoError
@@ -83,7 +84,11 @@ class Seats:
         if self._mode is None:
             params = [seat.params for seat in self._seats.values() if not seat.error and seat.sampler is None]
             mode = SamplingMode.of(params)
-            self._mode = replace(mode, biases=bool(self._suppressed) or any(map(self._is_biased, params)))
+            biases = bool(self._suppressed) or any(map(self._is_biased, params))
+            best = (
+                TOP_LOGPROBS_MAX if mode.logprobs > 0 else mode.logprobs
+            )  # a graph for each number is too many
+            self._mode = replace(mode, biases=biases, logprobs=best)
         return self._mode
 
     def _is_biased(self, params: SamplingParams) -> bool:
