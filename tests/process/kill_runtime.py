@@ -248,6 +248,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=25)
     parser.add_argument("--stops", type=int, default=10)
     parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=100, help="most tokens of each stream")
     parser.add_argument("--json")
     parser.add_argument("--be-a-parent", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -256,7 +257,13 @@ def main() -> int:
         asyncio.run(be_a_parent(start))
         return 0
     report = asyncio.run(
-        run(start, kills=options.kills, stops=options.stops, streams=options.streams, max_tokens=100)
+        run(
+            start,
+            kills=options.kills,
+            stops=options.stops,
+            streams=options.streams,
+            max_tokens=options.tokens,
+        )
     )
     report.orphan_s = kill_parent(["--model", options.model])
     if report.orphan_s > ORPHAN_S_MAX:

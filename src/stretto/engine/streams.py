@@ -248,6 +248,7 @@ class StreamRegistry:
     def _forget(self, stream: Stream) -> None:
         if self._streams.get(stream.id) is stream:
             del self._streams[stream.id]
+        stream.wake = _nobody  # its reader holds it: without this cycle no garbage collector is needed
 
     # --- time ------------------------------------------------------------------------------------
 
@@ -307,6 +308,10 @@ class StreamRegistry:
             "unread_bytes": sum(stream.unread_bytes for stream in self._streams.values()),
             **{name: getattr(metrics, name) for name in StreamMetrics.__dataclass_fields__},
         }
+
+
+def _nobody() -> None:
+    """Nobody is left to be woken."""
 
 
 def _size(text: str) -> int:
