@@ -7,7 +7,8 @@ clients leave at a random moment. Memory and descriptors of the server process a
 growth is the slope of a straight line through them, the first fifth left out.
 
 `--check` exits 1 when memory grows by 1 MB a minute or more, when descriptors do not come back to where they
-were, when anything but 200 and 429 was answered, or when slots are busy after the last client has gone.
+were, when anything but 200 and 429 was answered (a stream that has begun to wait learns of a full queue by an
+event), or when slots are busy after the last client has gone.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ SAMPLE_S = 5.0
 GROWTH_MAX_MB_PER_MIN = 1.0
 DESCRIPTORS_SLACK = 4
 OPEN_MAX = 600
+EXPECTED = ("200", "429", "left", "200, then queue_full")
 
 
 class Soak:
@@ -77,7 +79,9 @@ class Soak:
 
     def _count(self, reply: Reply, *, left: bool) -> None:
         self.tokens += reply.tokens
-        name = "error event" if reply.error and reply.status == 200 else str(reply.status or "no reply")
+        name = str(reply.status or "no reply")
+        if reply.error and reply.status == 200:
+            name = f"200, then {reply.error}"
         self.replies["left" if left and reply.status in (0, 200) else name] += 1
 
     async def _sample(self, started_s: float) -> None:
@@ -134,6 +138,7 @@ def main() -> int:
         time.sleep(1)
         after = descriptors(server.pid)
         health = get(server, "/health")
+        runtime_bytes = memory_bytes(server.runtime_pid())
     report = {
         "conditions": conditions(),
         "minutes": options.minutes,
@@ -141,6 +146,7 @@ def main() -> int:
         "replies": dict(soak.replies),
         "tokens": soak.tokens,
         "memory_mb": [round(sample[1] / 1e6, 1) for sample in soak.samples],
+        "runtime_memory_mb": round(runtime_bytes / 1e6, 1),
         "memory_growth_mb_per_min": round(slope_mb_per_min(soak.samples), 3),
         "descriptors": {"before": before, "most": max(s[2] for s in soak.samples), "after": after},
         "idle_after": idle,
@@ -161,7 +167,7 @@ def judge(report: dict[str, Any]) -> list[str]:
         failures.append(f"memory grows by {report['memory_growth_mb_per_min']} MB a minute")
     if report["descriptors"]["after"] > report["descriptors"]["before"] + DESCRIPTORS_SLACK:
         failures.append(f"descriptors: {report['descriptors']}")
-    odd = {name: count for name, count in report["replies"].items() if name not in ("200", "429", "left")}
+    odd = {name: count for name, count in report["replies"].items() if name not in EXPECTED}
     if odd:
         failures.append(f"replies that nobody should get: {odd}")
     if not report["idle_after"] or report["streams_left"]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _TOKENS = re.compile(rb'"completion_tokens":(\d+)')
+_CODE = re.compile(rb'"code":"(\w+)"')
 _TAIL_BYTES = 1 << 10
 
 
@@ -25,7 +26,7 @@ class Reply:
     chunks: int = 0
     tokens: int = 0
     done: bool = False  # it came to its own end
-    error: bool = False  # its end was an error event
+    error: str = ""  # the code, if its end was an error
     first_s: float | None = None
     last_s: float = 0.0
     head: bytes = b""
@@ -70,7 +71,8 @@ class _Reader(asyncio.Protocol):
         if not self.over.done():
             match = _TOKENS.findall(self.reply.tail)
             self.reply.tokens = int(match[-1]) if match else 0
-            self.reply.error = b'"error":' in self.reply.tail
+            code = _CODE.findall(self.reply.tail)
+            self.reply.error = code[-1].decode() if code and b'"error":' in self.reply.tail else ""
             self.over.set_result(None)
 
 

@@ -1,7 +1,8 @@
-"""The probes tell the truth about a real runtime: stopped, killed, and back."""
+"""A real runtime in trouble: stopped, killed, or asked a thousand things. The probes tell the truth."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -10,8 +11,8 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from bench.server_process import ServerProcess
-from bench.sse_client import chat
+from bench.server_process import ServerProcess, memory_bytes
+from bench.sse_client import chat, stream
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,26 @@ def test_a_runtime_that_is_stopped_is_not_ready_and_comes_back(
     finally:
         os.kill(runtime, signal.SIGCONT)
     within(10, lambda: ready(client))
+
+
+def test_a_thousand_requests_leave_no_memory_behind(running: ServerProcess) -> None:
+    async def many(count: int) -> None:
+        places = asyncio.Semaphore(16)
+
+        async def one(index: int) -> None:
+            async with places:
+                leave = 2 if index % 3 == 0 else None
+                body = chat("simulated", max_tokens=4, words=3, seed=index % 40)
+                await stream(running.address, body, leave_after_chunks=leave)
+
+        await asyncio.gather(*(one(index) for index in range(count)))
+
+    pids = (running.pid, running.runtime_pid())
+    asyncio.run(many(400))
+    before = [memory_bytes(pid) for pid in pids]
+    asyncio.run(many(1000))
+    grown_mb = [(memory_bytes(pid) - old) / 1e6 for pid, old in zip(pids, before, strict=True)]
+    assert max(grown_mb) < 6, grown_mb  # a few kilobytes a request would be more
 
 
 def test_a_runtime_that_is_killed_is_replaced(running: ServerProcess, client: httpx.Client) -> None:

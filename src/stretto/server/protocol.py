@@ -40,6 +40,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._unset_keepalive_if_required()  # after a reset its timer would hold all of this for a minute
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
