@@ -1,29 +1,23 @@
-"""`stretto serve` and `stretto ps` as a person types them; the README's examples as it prints them."""
+"""`stretto serve` and `stretto ps` as a person types them."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shlex
 import socket
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bench.server_process import ServerProcess
 from stretto.cli import main
 from stretto.settings import ServerSettings
 from stretto.telemetry import logs
 from tests.server_ops.scripted import ScriptedEngine
-from tests.server_ops.serving import CHAT, Running, served
+from tests.server_ops.serving import Running, served
 from tests.server_ops.test_operations import ask, until
-
-README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.fixture(autouse=True)
@@ -160,47 +154,3 @@ def test_ps_with_a_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
         assert "STRETTO_API_KEY" in capsys.readouterr().err
         monkeypatch.setenv("STRETTO_API_KEY", "sk-12345678")
         assert "scripted" in shown(capsys, running)
-
-
-# ── the README ───────────────────────────────────────────────────────────────────────────────────
-
-
-def examples() -> list[str]:
-    """Every curl command of the section on serving."""
-    section = README.read_text(encoding="utf-8").split("## Serve", 1)[1].split("\n## ", 1)[0]
-    blocks = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
-    return [
-        command
-        for block in blocks
-        for command in re.findall(r"^curl .*?(?=^curl |\Z)", block, re.DOTALL | re.MULTILINE)
-    ]
-
-
-def test_the_readmes_examples_are_answered() -> None:
-    assert len(examples()) >= 6
-    with ServerProcess("--n-threads", "1", "--context-window", "1024") as running:
-        for command in examples():
-            line = shlex.split(command.replace("http://127.0.0.1:8000", running.url))
-            done = subprocess.run(
-                [*line, "-sS", "-f", "-m", "60"], capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, (command, done.stderr)
-            check_answer(command, done.stdout)
-
-
-def check_answer(command: str, text: str) -> None:
-    if '"stream": true' in command:
-        assert text.rstrip().endswith("data: [DONE]")
-        assert '"usage":{' in text
-    elif "/metrics" in command:
-        assert "stretto_slots" in text
-    elif "chat/completions" in command:
-        answer: dict[str, Any] = json.loads(text)
-        assert answer["choices"][0]["message"]["content"].strip()
-    else:
-        assert "error" not in json.loads(text)
-
-
-def test_the_examples_ask_for_what_is_served() -> None:
-    assert CHAT["model"] == "scripted"
-    assert all("SmolLM2-135M-Instruct" in line for line in examples() if "-d '" in line)
