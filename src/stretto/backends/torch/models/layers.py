@@ -147,8 +147,13 @@ class Mlp:
         self._down = Linear(source, down, inner, place, bias=shape.mlp_bias)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm) -> Pair:
-        inner, total = ops.norm_gated(x, residual, norm.gain, norm.eps, self._gate_up.weight)
-        return ops.linear_add(inner, total, self._down.weight)
+        weight, bias = self._gate_up.weight, self._gate_up.bias
+        if bias is None:
+            inner, total = ops.norm_gated(x, residual, norm.gain, norm.eps, weight)
+        else:
+            product, total = ops.norm_linear(x, residual, norm.gain, norm.eps, weight, bias)
+            inner = ops.silu_mul(product)
+        return ops.linear_add(inner, total, self._down.weight, self._down.bias)
 
 
 class DecoderLayer:
