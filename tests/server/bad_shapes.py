@@ -206,6 +206,8 @@ def tool_cases() -> Iterator[Case]:
     yield wrong(RESPONSES, "tools", [{"type": "function"}], MISSING)
     yield wrong(RESPONSES, "tools", [FLAT_TOOL, FLAT_TOOL], INVALID)
     yield wrong(RESPONSES, "tools", [TOOL], UNKNOWN)
+    yield wrong(RESPONSES, "tools", [{**FLAT_TOOL, "strict": "very"}], INVALID)
+    yield wrong(CHAT, "tools", [{"type": "function", "function": {"name": "f", "strict": 1}}], INVALID)
     yield wrong(RESPONSES, "text", {"format": {"type": "json_schema", "name": "s"}}, MISSING)
     yield wrong(RESPONSES, "text", {"format": {"type": "xml"}}, INVALID)
     yield wrong(RESPONSES, "reasoning", {"effort": "heroic"}, INVALID)

@@ -27,6 +27,7 @@ from stretto.server.openai.tools import (
     Guided,
     JsonObject,
     ToolName,
+    check_size,
     guidance_of,
     plain_tool,
     schema_guidance,
@@ -105,7 +106,7 @@ class AnthropicTool(Body):
     description: Annotated[str, Field(max_length=1 << 16)] | None = None
     type: Literal["custom"] | None = None
     cache_control: Ignored = None
-    strict: Ignored = None
+    strict: bool | None = None
     eager_input_streaming: Ignored = None
 
     def plain(self) -> dict[str, Any]:
@@ -176,9 +177,9 @@ class Conversation(Body):
         return [tool.plain() for tool in self.tools or ()]
 
     def tokenize_params(self, model_id: str) -> TokenizeParams:
-        return TokenizeParams(
-            model_id=model_id, messages=self.plain_messages(), tools=self.plain_tools() or None
-        )
+        tools = self.plain_tools()
+        check_size(tools, "tools")
+        return TokenizeParams(model_id=model_id, messages=self.plain_messages(), tools=tools or None)
 
 
 class MessagesRequest(Conversation, Guided, Sampling, Extensions):

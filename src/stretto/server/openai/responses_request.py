@@ -133,7 +133,7 @@ class FunctionTool(Body):
     name: ToolName
     description: Annotated[str, Field(max_length=1 << 16)] | None = None
     parameters: JsonObject | None = None
-    strict: Ignored = None
+    strict: bool | None = None
 
     def plain(self) -> dict[str, Any]:
         return plain_tool(self.name, self.description, self.parameters)
@@ -160,7 +160,7 @@ class SchemaFormat(Body):
     name: ToolName
     schema_: Annotated[JsonObject, Field(alias="schema")]
     description: str | None = None
-    strict: Ignored = None
+    strict: bool | None = None
 
 
 class TextOptions(Body):

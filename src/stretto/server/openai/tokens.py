@@ -15,7 +15,7 @@ from stretto.server.generation import Services
 from stretto.server.openai.messages import Messages, plain_messages
 from stretto.server.openai.prompts import TokenIds
 from stretto.server.openai.replies import DetokenizeReply, TokenizeReply
-from stretto.server.openai.tools import Tools
+from stretto.server.openai.tools import Tools, check_size
 from stretto.server.sse import JsonReply
 
 
@@ -42,11 +42,13 @@ class TokenizeRequest(Body):
             raise InvalidFieldError("needs messages", param="tools")
         if self.special is not None and self.messages is not None:
             raise InvalidFieldError("is for plain text", param="special")
+        tools = None if self.tools is None else [tool.plain() for tool in self.tools]
+        check_size(tools, "tools")
         return TokenizeParams(
             model_id=model_id,
             text=self.prompt if self.prompt is not None else self.content,
             messages=None if self.messages is None else plain_messages(self.messages),
-            tools=None if self.tools is None else [tool.plain() for tool in self.tools],
+            tools=tools,
             special=bool(self.special),
         )
 

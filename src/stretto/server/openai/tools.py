@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from stretto.errors import InvalidFieldError
 from stretto.rpc.messages import Guidance, ToolUse
-from stretto.server.fields import TOOLS_MAX, Body, Ignored, unsupported
+from stretto.server.fields import TOOLS_MAX, Body, unsupported
 
 SCHEMA_BYTES_MAX = 1 << 18
 GRAMMAR_CHARS_MAX = 1 << 16
@@ -22,7 +22,7 @@ class Function(Body):
     description: Annotated[str, Field(max_length=1 << 16)] | None = None
     parameters: JsonObject | None = None
     """A JSON schema. Calls that are forced always follow it."""
-    strict: Ignored = None
+    strict: bool | None = None
 
 
 def _function_only(tool: Any) -> Any:
@@ -113,7 +113,7 @@ class JsonSchema(Body):
     name: ToolName
     schema_: Annotated[JsonObject, Field(alias="schema")]
     description: str | None = None
-    strict: Ignored = None
+    strict: bool | None = None
 
 
 class JsonSchemaFormat(Body):
