@@ -40,6 +40,7 @@ from stretto.settings import Settings
 
 log = structlog.get_logger("stretto.engine")
 EXPIRE_EVERY_S = 0.25
+LOOK_AGAIN_S = 0.1
 IDLE_CHECK_S = 0.02
 
 
@@ -73,6 +74,7 @@ class Engine:
         self._watchers = Watchers(self._ask_for_events)
         self._info: m.RuntimeInfo | None = None
         self._progress: dict[str, float] = {}
+        self._following = False
         self._pump_soon = False
         self._batch_timer: asyncio.TimerHandle | None = None
         self._expire_timer: asyncio.TimerHandle | None = None
@@ -247,13 +249,26 @@ class Engine:
 
     def _loading(self, progress: m.LoadProgress) -> None:
         self._progress[progress.model_id] = progress.fraction
-        if progress.fraction >= 1.0:
-            del self._progress[progress.model_id]
-            task = self._loop.create_task(self._refresh_info())
+        self._follow()
+
+    def _follow(self) -> None:
+        if self._progress and not self._following:
+            self._following = True
+            task = self._loop.create_task(self._follow_loads())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
+    async def _follow_loads(self) -> None:
+        """Look again while something loads: a load that fails says nothing more."""
+        while self._progress and not self._closed:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            await self._refresh_info()
+        self._following = False
+
     async def _refresh_info(self) -> None:
+        if self._transport.connection is None:
+            self._progress = {}
+            return
         with contextlib.suppress(StrettoError):
             self._note_info(await self._transport.send("runtime/info", m.Empty()))
 
@@ -261,6 +276,7 @@ class Engine:
         self._info = info
         loading = {model.id for model in info.models if model.loading}
         self._progress = {name: self._progress.get(name, 0.0) for name in loading}
+        self._follow()
 
     # --- everything else -------------------------------------------------------------------------
 

@@ -99,6 +99,7 @@ class EngineSimulation:
         self.report = EngineReport(seeds=1)
         self.trace: list[str] = []
         self.lost_s: list[float] = []
+        self.late: list[str] = []
 
     def _draw_settings(self) -> Settings:
         engine = EngineSettings(
@@ -238,7 +239,10 @@ class EngineSimulation:
         paused = self.engine.batch_stats()["generate"]["backpressure_pauses"] > 0
         allowed_ms = longest_ms + (batching.pause_on_backpressure_ms if paused else 0.0) + 0.01
         if max(event.waits_ms) > allowed_ms:
-            raise LawBroken(f"a request waited {max(event.waits_ms):.2f} ms for its batch")
+            self.late.append(f"a request waited {max(event.waits_ms):.2f} ms for its batch")
+        urgent = [w for w, name in zip(event.waits_ms, event.priorities, strict=True) if name == "urgent"]
+        if max(urgent, default=0.0) > 0.01 and not paused:
+            self.late.append(f"an urgent request waited {max(urgent):.2f} ms for its batch")
         self.report.sometimes["a hold"] += max(event.waits_ms) > 0.1
 
     def _check_promptness(self, client: _Client, code: str, now_s: float) -> None:
@@ -248,6 +252,8 @@ class EngineSimulation:
             raise LawBroken(f"{client.params.stream_id}: told of the loss too late")
 
     def _check_laws(self) -> None:
+        if self.late:
+            raise LawBroken(self.late[0])
         for client in self.clients:
             self._check_client(client)
         self._check_replays()
