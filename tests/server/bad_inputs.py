@@ -49,17 +49,19 @@ class Case:
     body: Any = None  # sent as JSON; bytes are sent as they are
     method: str = "POST"
     headers: dict[str, str] = field(default_factory=lambda: {"content-type": "application/json"})
+    param: str = ""  # the field that the error must name
 
 
 def wrong(path: str, name: str, value: Any, answer: tuple[int, str]) -> Case:
-    """The good request of a route with one field changed; a dot in the name goes one level down."""
+    """The good request of a route with one field changed: an error about a field must name it."""
     body = dict(GOOD[path])
     if value is ABSENT:
         del body[name]
     else:
         body[name] = value
     shown = "absent" if value is ABSENT else repr(value)[:48]
-    return Case(f"{path} {name}={shown}", path, *answer, body=body)
+    param = name[:64] if answer in (INVALID, UNSUPPORTED, UNKNOWN, MISSING) else ""
+    return Case(f"{path} {name}={shown}", path, *answer, body=body, param=param)
 
 
 # --- bytes that are no object ----------------------------------------------------------------------

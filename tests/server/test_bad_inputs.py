@@ -35,6 +35,8 @@ def test_bad_input(rig: Rig, case: Case) -> None:
     anthropic = case.path.startswith("/v1/messages")
     shape = (AnthropicError if anthropic else OpenAIError).model_validate(reply.json())
     assert shape.error.code == case.code, reply.text
+    named = shape.error.message if isinstance(shape, AnthropicError) else shape.error.param or ""
+    assert named.startswith(case.param), reply.text
     assert not LEAKS.search(reply.text)
     assert len(reply.text) < 2000
     assert not rig.engine.calls, "a refused request reached the engine"

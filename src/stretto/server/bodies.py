@@ -29,7 +29,7 @@ from stretto.errors import (
 )
 
 NESTING_MAX = 64
-_UNION_PARTS = frozenset(("str", "int", "float", "bool", "dict", "list", "none", "model"))
+_UNION_PARTS = frozenset(("str", "int", "float", "bool", "dict", "list", "none"))
 ModelType = TypeVar("ModelType", bound=BaseModel)
 
 
@@ -128,8 +128,8 @@ def _param(location: tuple[int | str, ...]) -> str:
     """The path of a field, without what pydantic adds for the branches of a union."""
     parts = [
         str(part)
-        for part in location
-        if isinstance(part, int) or not ("[" in part or part in _UNION_PARTS or part[:1].isupper())
+        for at, part in enumerate(location)
+        if at == 0 or isinstance(part, int) or not ("[" in part or part in _UNION_PARTS or part[:1].isupper())
     ]
     kept = [part[:64] for at, part in enumerate(parts[:12]) if at == 0 or part != parts[at - 1]]
     return ".".join(kept)  # the branch of a union by its tag repeats the tag's own field

@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.errors import InvalidJsonError, StrettoError, UnknownFieldError
 from stretto.server.bodies import parsed, validated
+from stretto.server.caller import LOCAL
 from stretto.server.openai.chat_request import ChatRequest
 from stretto.server.openai.completions import CompletionRequest
 
@@ -80,3 +82,13 @@ def test_any_bytes_are_an_object_or_refused(data: bytes) -> None:
 def test_a_million_tokens_are_checked_in_one_loop() -> None:
     body = validated({"prompt": list(range(200_000))}, CompletionRequest)
     assert len(body.prompt[0]) == 200_000
+
+
+def test_whole_numbers_of_any_length_go_through_where_any_json_may_stand() -> None:
+    schema = parsed(b'{"maximum": ' + b"9" * 400 + b"}")
+    function = {"name": "f", "parameters": schema}
+    tool = {"type": "function", "function": function}
+    body = validated({"messages": [USER], "tools": [tool]}, ChatRequest)
+    params = body.params(stream_id="s", model_id="m", caller=LOCAL)
+    assert params.tool_use is not None
+    assert msgspec.json.decode(msgspec.json.encode(params.tool_use.tools)) == params.tool_use.tools
