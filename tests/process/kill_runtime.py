@@ -21,6 +21,8 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import uvloop
+
 from stretto.engine.engine import Engine
 from stretto.engine.generation import Generation
 from stretto.engine.host import SupervisedHost
@@ -253,18 +255,11 @@ def main() -> int:
     parser.add_argument("--be-a-parent", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     start = simulated() if options.model == "simulated" else default_model()
-    if options.be_a_parent:
-        asyncio.run(be_a_parent(start))
-        return 0
-    report = asyncio.run(
-        run(
-            start,
-            kills=options.kills,
-            stops=options.stops,
-            streams=options.streams,
-            max_tokens=options.tokens,
-        )
-    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the server does
+        if options.be_a_parent:
+            runner.run(be_a_parent(start))
+        size = {"kills": options.kills, "stops": options.stops, "streams": options.streams}
+        report = runner.run(run(start, max_tokens=options.tokens, **size))
     report.orphan_s = kill_parent(["--model", options.model])
     if report.orphan_s > ORPHAN_S_MAX:
         report.problems.append(f"the runtime of a dead parent lived for {report.orphan_s:.1f} s")
