@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from itertools import product
 
 import torch
+import triton
 from kernel_checks import Draw, Paged
 from measure import rotations, seconds
 from torch import Tensor
 
-from stretto.backends.torch.kernels import activation, attention, experts, norm, rotary, sampling
-from stretto.backends.torch.kernels.decode import DecodeShape
+from stretto.backends.torch.kernels import activation, attention, experts, linear, norm, rotary, sampling
+from stretto.backends.torch.kernels.decode import DecodeShape, Fresh
+from stretto.backends.torch.kernels.linear import LinearShape
+from stretto.backends.torch.kernels.overlap import OVERLAP
 from stretto.backends.torch.kernels.prefill import PrefillShape
 from stretto.backends.torch.ops.experts import route
 from stretto.backends.torch.ops.sampling import SampledTokens, sample
@@ -39,6 +42,7 @@ def timings(*, quick: bool) -> Iterator[Timing]:
     yield from decode_timings(quick=quick)
     yield from prefill_timings(quick=quick)
     yield from layer_timings(quick=quick)
+    yield from linear_timings(quick=quick)
     yield from sampling_timings(quick=quick)
     yield from moe_timings(quick=quick)
 
@@ -101,6 +105,7 @@ def _decode(
     dim: int = 128,
     ragged: bool = False,
     shape: DecodeShape | None = None,
+    fused: bool = False,
 ) -> Run:
     def run() -> tuple[float, float, float]:
         lengths = _context_lengths(batch, context, ragged=ragged)
@@ -111,9 +116,28 @@ def _decode(
             )
             for one in batches
         ]
+        if fused:
+            calls = [
+                _fused_call(one, kv_heads=kv_heads, group=group, dim=dim, shape=shape) for one in batches
+            ]
         return seconds(calls), moved, 0.0
 
     return run
+
+
+def _fused_call(
+    one: Paged, *, kv_heads: int, group: int, dim: int, shape: DecodeShape | None
+) -> Callable[[], Tensor]:
+    rows, page = one.q.shape[0], one.k_pages.shape[1]
+    made = torch.randn(rows, (group + 2) * kv_heads, dim, device="cuda", dtype=torch.bfloat16)
+    q, k, v = made.split([group * kv_heads, kv_heads, kv_heads], dim=1)
+    last = one.context_lens.long() - 1
+    slots = one.block_tables.gather(1, (last // page).unsqueeze(1)).squeeze(1).long() * page + last % page
+    cos_sin = torch.randn(int(last.max()) + 1, dim, device="cuda")
+    weight = torch.ones(dim, device="cuda", dtype=torch.bfloat16)
+    fresh = Fresh(k, v, last.int(), slots, cos_sin, weight, weight, 1e-6)
+    tail = (one.block_tables, one.context_lens, one.scale, fresh)
+    return lambda: attention.rotary_attention(q, one.k_pages, one.v_pages, *tail, decode_shape=shape)
 
 
 def decode_timings(*, quick: bool) -> Iterator[Timing]:
@@ -124,6 +148,14 @@ def decode_timings(*, quick: bool) -> Iterator[Timing]:
         yield Timing(
             f"decode 1×32768 group 4 page {page}", "default", _decode(1, 32768, page=page, group=4), 1 / 1.3
         )
+    for group, (batch, context) in product((2, 4), ((1, 1024), (8, 1024), (256, 1024), (1, 32768))):
+        name = f"decode rotary {batch}×{context} group {group} page 64"
+        yield Timing(name, "default", _decode(batch, context, group=group, fused=True))
+    for splits, least in product((4, 8, 16), (1, 2, 4)):
+        shape = DecodeShape(splits=splits, tiles_min=least)
+        note = f"splits {splits} of {least} tiles"
+        run = _decode(1, 1024, fused=True, shape=shape)
+        yield Timing("decode rotary 1×1024 group 2 page 64", note, run)
     yield Timing("decode 1×1024 group 2 page 64", "default", _decode(1, 1024))
     yield Timing("decode 8×8192 group 4 page 64", "default", _decode(8, 8192, group=4))
     yield Timing("decode 32×1024 group 4 page 64", "default", _decode(32, 1024, group=4))
@@ -262,6 +294,89 @@ def layer_timings(*, quick: bool) -> Iterator[Timing]:
             note = f"heads {block} warps {warps}"
             moved = rows * (heads + 16) * 128 * 4.0
             yield Timing(f"rotary_write {rows} rows {heads}/8 heads", note, _rotated(moved, written))
+
+
+def _linear(
+    rows: int,
+    width: int,
+    outs: int,
+    *,
+    kind: str,
+    shape: LinearShape | None = None,
+    long: bool | None = None,
+    overlap: bool = False,
+) -> Run:
+    """`kind`: norm, gated, add or plain by our kernels, or the same by torch's product."""
+
+    def call(draw: Draw) -> tuple[Callable[[], object], float]:
+        x, gain = draw.normal(rows, width), draw.normal(width)
+        weight, after = draw.normal(outs, width), draw.normal(rows, outs)
+        if kind in ("norm", "gated"):
+            gated = kind == "gated"
+            one = lambda: linear.norm_linear(x, None, gain, 1e-6, weight, gated=gated, shape=shape)  # noqa: E731
+        elif kind == "add":
+            one = lambda: linear.linear(x, weight, None, after, shape=shape, long=long)  # type: ignore[assignment]  # noqa: E731
+        elif kind == "plain":
+            one = lambda: linear.linear(x, weight, shape=shape, long=long)  # type: ignore[assignment]  # noqa: E731
+        elif kind == "torch norm":
+            one = lambda: torch.nn.functional.linear(norm.rms_norm(x, gain, 1e-6), weight)  # type: ignore[assignment]  # noqa: E731
+        elif kind == "own norm":
+            one = lambda: linear.linear(norm.rms_norm(x, gain, 1e-6), weight)  # type: ignore[assignment]  # noqa: E731
+        elif kind == "torch gated":
+            one = lambda: activation.silu_mul(  # type: ignore[assignment]  # noqa: E731
+                torch.nn.functional.linear(norm.rms_norm(x, gain, 1e-6), weight)
+            )
+        else:
+            one = lambda: torch.nn.functional.linear(x, weight)  # type: ignore[assignment]  # noqa: E731
+        return one, outs * width * 2.0
+
+    timed = _rotated(outs * width * 2.0, call)
+
+    def run() -> tuple[float, float, float]:
+        OVERLAP.enabled = overlap
+        try:
+            return timed()
+        finally:
+            OVERLAP.enabled = False
+
+    return run
+
+
+LINEARS = [  # name, width, outs, what is around it; Qwen3-0.6B, then 8B
+    ("qkv 0.6B", 1024, 4096, "norm"),
+    ("output 0.6B", 2048, 1024, "add"),
+    ("gate_up 0.6B", 1024, 6144, "gated"),
+    ("down 0.6B", 3072, 1024, "add"),
+    ("head 0.6B", 1024, VOCAB, "plain"),
+    ("qkv 8B", 4096, 6144, "norm"),
+    ("output 8B", 4096, 4096, "add"),
+    ("gate_up 8B", 4096, 24576, "gated"),
+    ("down 8B", 12288, 4096, "add"),
+    ("head 8B", 4096, VOCAB, "plain"),
+]
+
+
+def linear_timings(*, quick: bool) -> Iterator[Timing]:
+    theirs = {"norm": "torch norm", "gated": "torch gated", "add": "torch", "plain": "torch"}
+    for name, width, outs, kind in LINEARS:
+        for rows in (1, 4) if quick else (1, 2, 3, 4):
+            label = f"linear {name} {rows} rows {width}→{outs}"
+            yield Timing(label, "default", _linear(rows, width, outs, kind=kind))
+            yield Timing(label, theirs[kind], _linear(rows, width, outs, kind=theirs[kind]))
+        label = f"linear {name} 1 rows {width}→{outs}"
+        yield Timing(label, "overlapped", _linear(1, width, outs, kind=kind, overlap=True))
+        if kind == "norm":
+            yield Timing(label, "norm apart", _linear(1, width, outs, kind="own norm"))
+        for block_n, warps in product((1, 2, 4, 8, 16), (4, 8)):
+            elements = block_n * triton.next_power_of_2(width) * (2 if kind == "gated" else 1)
+            if width <= 4096 and (40 if quick else 24) <= elements // (warps * 32) <= (128 if quick else 256):
+                run = _linear(1, width, outs, kind=kind, shape=LinearShape(block_n, warps), long=False)
+                yield Timing(label, f"whole, columns {block_n} warps {warps}", run)
+        for block_n, warps, stages in ((4, 4, 4), (8, 4, 4), (2, 4, 4), (4, 8, 4), (8, 8, 3), (4, 4, 6)):
+            if kind in ("add", "plain") and not (quick and (block_n == 2 or warps == 8 or width < 3072)):
+                shape = LinearShape(block_n, warps, stages)
+                run = _linear(1, width, outs, kind=kind, shape=shape, long=True)
+                yield Timing(label, f"long, columns {block_n} warps {warps} stages {stages}", run)
 
 
 def _rotary_call(

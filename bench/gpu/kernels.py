@@ -61,7 +61,11 @@ class Session:
 
 def run_checks(session: Session, device: str, *, tiny: bool) -> None:
     dtype = torch.float16 if tiny else torch.bfloat16  # the interpreter truncates to bfloat16
-    cases = [*kernel_checks.layer_cases(tiny=tiny), *kernel_checks.attention_cases(tiny=tiny)]
+    cases = [
+        *kernel_checks.layer_cases(tiny=tiny),
+        *kernel_checks.linear_cases(tiny=tiny),
+        *kernel_checks.attention_cases(tiny=tiny),
+    ]
     for number, (name, case) in enumerate(cases):
         if session.wants(name):
             try:

@@ -1,9 +1,9 @@
-"""Where top_k, top_p and min_p cut a row, without sorting it: bisection on the logits themselves.
+"""Where top_k, top_p and min_p cut a row, without sorting it.
 
 All three keep the head of one order, logit descending and id ascending, so their meeting is one place in it:
-a bound, and the last id that is kept among those equal to the bound. Logits are compared as integers of the
-same order, so that bisection ends exactly on one of them. The search runs over candidates, the tokens within
-exp(-MARGIN) of the best one, where these hold what is asked for, else over the whole row.
+a bound, and the last id that is kept among those equal to the bound. `brackets` leaves a few candidates of
+each row; here one program for each row bisects among them. Logits are compared as integers of the same order,
+so that bisection ends exactly on one of them. Rows whose candidates stay too many are searched as a whole.
 """
 
 from __future__ import annotations
@@ -13,14 +13,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stretto.backends.torch.ops.table import TEMPERATURE_MIN, SamplingTable
+from stretto.backends.torch.kernels.arrivals import arrivals
+from stretto.backends.torch.kernels.brackets import (
+    BRACKET,
+    COLUMNS,
+    FIELDS,
+    HEAD,
+    NOTHING,
+    asked,
+    best_of,
+    cleaned,
+    find_peaks,
+    gather,
+    narrow,
+)
+from stretto.backends.torch.ops.table import SamplingTable
 
-CANDIDATES = 4096
-MARGIN = tl.constexpr(8.5)
+CANDIDATES = 8192
+BLOCK = 8192  # tokens for a program, while a row is narrowed down
+ROUNDS = 3
 KEY_MIN = tl.constexpr(-(2**31))
-FLOAT_COLUMNS = tl.constexpr(6)
-INT_COLUMNS = tl.constexpr(4)
-GREEDY_BELOW = tl.constexpr(TEMPERATURE_MIN)
 
 
 @triton.jit
@@ -42,7 +54,7 @@ def _above(values, length, key, best, BLOCK: tl.constexpr):
     mass = tl.zeros([BLOCK], tl.float32)
     for start in range(0, length, BLOCK):
         place = start + tl.arange(0, BLOCK)
-        value = tl.load(values + place, mask=place < length, other=float("-inf"))
+        value = cleaned(values + place, place < length)
         live = (ordered_key(value) >= key) & (place < length)
         count += live.to(tl.int32)
         mass += tl.where(live, tl.exp(value - best), 0.0)
@@ -55,19 +67,19 @@ def _equal_until(values, length, key, end, BLOCK: tl.constexpr):
     count = tl.zeros([BLOCK], tl.int32)
     for start in range(0, length, BLOCK):
         place = start + tl.arange(0, BLOCK)
-        value = tl.load(values + place, mask=place < length, other=float("-inf"))
+        value = cleaned(values + place, place < length)
         count += ((ordered_key(value) == key) & (place < end) & (place < length)).to(tl.int32)
     return tl.sum(count, axis=0)
 
 
 @triton.jit
-def _search(values, length, best, low, count_wanted, mass_wanted, BLOCK: tl.constexpr):
+def _search(values, length, best, low, high, count_wanted, mass_wanted, BLOCK: tl.constexpr):
     """The highest key at and above which there is what is wanted: that many entries, and that much mass.
 
-    `low` is a key that is known to be enough.
+    `low` is a key that is known to be enough, `high` one that is known not to be.
     """
     enough = low.to(tl.int64)
-    short = ordered_key(best).to(tl.int64) + 1
+    short = high.to(tl.int64)
     while short - enough > 1:
         middle = (enough + short) >> 1
         count, mass = _above(values, length, middle.to(tl.int32), best, BLOCK)
@@ -79,85 +91,67 @@ def _search(values, length, best, low, count_wanted, mass_wanted, BLOCK: tl.cons
 
 
 @triton.jit
-def _gather(row_values, vocab, best, values, ids, CAPACITY: tl.constexpr, BLOCK: tl.constexpr):
-    """Writes the candidates in the order of their ids; gives their number and mass, and the row's mass."""
-    count = 0
-    mass = tl.zeros([BLOCK], tl.float32)
-    whole = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, vocab, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        value = tl.load(row_values + token, mask=token < vocab, other=float("-inf"))
-        weight = tl.exp(value - best)
-        near = value >= best - MARGIN
-        whole += weight
-        mass += tl.where(near, weight, 0.0)
-        found = tl.sum(near.to(tl.int32), axis=0)
-        if (found > 0) & (count + found <= CAPACITY):
-            place = count + tl.cumsum(near.to(tl.int32), axis=0) - 1
-            tl.store(values + place, value, mask=near)
-            tl.store(ids + place, token, mask=near)
-        count += found
-    return count, tl.sum(mass, axis=0), tl.sum(whole, axis=0)
-
-
-@triton.jit
 def _cut(
-    logits,
+    values,
+    ids,
     floats,
     ints,
     slots,
-    candidate_values,
-    candidate_ids,
+    peaks,
+    numbers,
+    levels,
     bounds,
     cuts,
     vocab,
-    CAPACITY: tl.constexpr,
+    stride,
+    blocks,
+    CANDIDATES_ONLY: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):
+    """Over candidates: every row but those that have none. Else over the whole rows, only those."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    top_p = tl.load(floats + slot * FLOAT_COLUMNS + 1)
-    min_p = tl.load(floats + slot * FLOAT_COLUMNS + 2)
-    top_k = tl.load(ints + slot * INT_COLUMNS + 1).to(tl.int32)
-    bound = tl.full([], KEY_MIN, tl.int32)
-    cut = vocab
-    by_count = (top_k > 0) & (top_k < vocab)
-    drawn = (tl.load(floats + slot * FLOAT_COLUMNS) > GREEDY_BELOW) & (top_k != 1)
-    if drawn & (by_count | (top_p < 1.0) | (min_p > 0.0)):
-        row_values = logits + row * vocab
-        best_lane = tl.full([BLOCK], float("-inf"), tl.float32)
-        for start in range(0, vocab, BLOCK):
-            token = start + tl.arange(0, BLOCK)
-            value = tl.load(row_values + token, mask=token < vocab, other=float("-inf"))
-            best_lane = tl.maximum(best_lane, value)
-        best = tl.max(best_lane, axis=0)
+    top_p, min_p, top_k, searched, cut_at_all = asked(floats, ints, slot, vocab)
+    state = tl.load(numbers + row * FIELDS)
+    gathered = (state == HEAD) | (state == BRACKET)
+    if CANDIDATES_ONLY:
+        mine = gathered | (state == NOTHING)
+    else:
+        mine = (gathered | (state == NOTHING)) == 0
+    if mine:
+        bound = tl.full([], KEY_MIN, tl.int32)
+        cut = vocab
+        best = float("-inf")
+        if cut_at_all:
+            best = best_of(peaks, row, blocks, BLOCKS)
         if best > float("-inf"):
-            if by_count | (top_p < 1.0):
-                values = candidate_values + row * CAPACITY
-                ids = candidate_ids + row * CAPACITY
-                count, mass, whole = _gather(row_values, vocab, best, values, ids, CAPACITY, BLOCK)
-                tl.debug_barrier()  # what other threads gathered is read from here on
-                few = count <= CAPACITY
-                if by_count:
-                    few = few & (count >= top_k)
-                elif top_p < 1.0:
-                    few = few & (mass >= top_p * whole)
+            if searched:
+                row_values = values + row * stride
+                whole = tl.load(levels + row * FIELDS + 3)
+                base, base_mass = 0, 0.0  # what lies above all that is looked at
                 length = vocab
                 low = tl.full([], KEY_MIN, tl.int32)
-                if few:
-                    row_values = values
-                    length = count
-                    low = ordered_key(best - MARGIN)
+                high = ordered_key(best) + 1
+                if CANDIDATES_ONLY:
+                    length = tl.load(numbers + row * FIELDS + 3)
+                    low = ordered_key(tl.load(levels + row * FIELDS))
+                    if state == BRACKET:
+                        base = tl.load(numbers + row * FIELDS + 2)
+                        base_mass = tl.load(levels + row * FIELDS + 2)
+                        length -= base
+                        high = tl.minimum(high, ordered_key(tl.load(levels + row * FIELDS + 1)))
                 ties = vocab
-                if by_count:
-                    bound = _search(row_values, length, best, low, top_k, 0.0, BLOCK)
+                if top_k > 0:
+                    bound = _search(row_values, length, best, low, high, top_k - base, 0.0, BLOCK)
                     higher, mass_higher = _above(row_values, length, bound + 1, best, BLOCK)
-                    ties = top_k - higher
-                    whole = mass_higher + ties.to(tl.float32) * tl.exp(_float_of(bound) - best)
+                    ties = top_k - base - higher
+                    weight = tl.exp(_float_of(bound) - best)
+                    whole = base_mass + mass_higher + ties.to(tl.float32) * weight
                     low = bound
                 if top_p < 1.0:
-                    goal = top_p * whole
-                    found = _search(row_values, length, best, low, 1, goal, BLOCK)
+                    goal = top_p * whole - base_mass
+                    found = _search(row_values, length, best, low, high, 1, goal, BLOCK)
                     higher, mass_higher = _above(row_values, length, found + 1, best, BLOCK)
                     weight = tl.exp(_float_of(found) - best)
                     needed = tl.ceil((goal - mass_higher) / tl.maximum(weight, 1e-37))
@@ -174,40 +168,82 @@ def _cut(
                         else:
                             short = middle
                     cut = enough - 1
-                    if few:
-                        cut = tl.load(ids + cut)
+                    if CANDIDATES_ONLY:
+                        cut = tl.load(ids + row * stride + cut)
             if min_p > 0.0:
                 floor = ordered_key(best + tl.log(tl.minimum(min_p, 1.0)))
                 if floor > bound:
                     bound = floor
                     cut = vocab
-    tl.store(bounds + row, bound)
-    tl.store(cuts + row, cut)
+        tl.store(bounds + row, bound)
+        tl.store(cuts + row, cut)
 
 
-def cut_rows(logits: Tensor, table: SamplingTable, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """(bound, last id kept at the bound) for each row of contiguous float32 logits, int32 both.
+def cut_rows(
+    logits: Tensor,
+    table: SamplingTable,
+    slots: Tensor,
+    *,
+    capacity: int = CANDIDATES,
+    block: int = BLOCK,
+    warps: int = 8,
+) -> tuple[Tensor, Tensor]:
+    """(bound, last id kept at the bound) for each row of logits, int32 both.
 
     A token is kept if its ordered key is above the bound, or equal to it and its id not above the last.
     """
     rows, vocab = logits.shape
-    assert logits.is_contiguous()
-    bounds = torch.empty(rows, dtype=torch.int32, device=logits.device)
-    cuts = torch.empty_like(bounds)
-    values = torch.empty(rows, CANDIDATES, dtype=torch.float32, device=logits.device)
-    ids = torch.empty(rows, CANDIDATES, dtype=torch.int32, device=logits.device)
+    assert logits.stride(1) == 1
+    block = min(block, triton.next_power_of_2(vocab))
+    blocks = triton.cdiv(vocab, block)
+
+    def make(dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=logits.device)
+
+    columns, fields = COLUMNS.value, FIELDS.value
+    peaks = make(torch.float32, rows, blocks)
+    counts = make(torch.int32, ROUNDS, rows, blocks, columns)
+    masses = make(torch.float32, ROUNDS, rows, blocks, columns)
+    numbers, levels = make(torch.int32, rows, fields), make(torch.float32, rows, fields)
+    values, ids = make(torch.float32, rows, capacity), make(torch.int32, rows, capacity)
+    bounds, cuts = make(torch.int32, rows), make(torch.int32, rows)
+    asks, sizes = (table.floats, table.ints, slots), (vocab, logits.stride(0), blocks)
+    shape = {"BLOCK": block, "num_warps": warps}
+    lines = {"BLOCKS": triton.next_power_of_2(blocks)}
+    grid = (rows, blocks)
+    find_peaks[grid](logits, *asks, peaks, *sizes, **shape)
+    for number in range(ROUNDS):
+        narrow[grid](
+            logits,
+            *asks,
+            peaks,
+            counts,
+            masses,
+            numbers,
+            levels,
+            arrivals(logits.device, rows),
+            *sizes,
+            capacity,
+            number,
+            FIRST=number == 0,
+            **lines,
+            **shape,
+        )
+    gather[grid](logits, counts, numbers, levels, values, ids, *sizes, capacity, **lines, **shape)
+    found = (*asks, peaks, numbers, levels, bounds, cuts, vocab)
+    small, large = min(4096, triton.next_power_of_2(capacity)), min(8192, block)
+    _cut[(rows,)](
+        values, ids, *found, capacity, blocks, CANDIDATES_ONLY=True, BLOCK=small, **lines, num_warps=8
+    )
     _cut[(rows,)](
         logits,
-        table.floats,
-        table.ints,
-        slots,
-        values,
         ids,
-        bounds,
-        cuts,
-        vocab,
-        CAPACITY=CANDIDATES,
-        BLOCK=CANDIDATES,
+        *found,
+        logits.stride(0),
+        blocks,
+        CANDIDATES_ONLY=False,
+        BLOCK=large,
+        **lines,
         num_warps=16,
     )
     return bounds, cuts

@@ -14,13 +14,13 @@ their score instead of reading them back.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from stretto.backends.torch.kernels.arrivals import arrivals
 from stretto.backends.torch.kernels.norm import rounded
 from stretto.backends.torch.kernels.overlap import OVERLAP, launch_options, start_next, wait_previous
 from stretto.backends.torch.kernels.tiles import absorb, load_pages, load_tile, tile_offsets
@@ -141,7 +141,7 @@ def _decode(
     out,
     parts,
     levels,
-    arrivals,
+    counters,
     k_new,
     v_new,
     positions,
@@ -266,7 +266,7 @@ def _decode(
             tl.store(levels + part, peak + tl.log2(total), mask=member < GROUP)
             tl.debug_barrier()  # every thread's part is written before one of them says so
             used = tl.cdiv(tiles, per_run)
-            if tl.atomic_add(arrivals + group, 1, sem="acq_rel") == used - 1:
+            if tl.atomic_add(counters + group, 1, sem="acq_rel") == used - 1:
                 _join(
                     parts,
                     levels,
@@ -281,15 +281,9 @@ def _decode(
                     SPLITS_PAD,
                     SPLITS_BLOCK,
                 )
-                tl.store(arrivals + group, 0)
+                tl.store(counters + group, 0)
     else:
         tl.store(pointers, answer.to(out.dtype.element_ty), mask=real)
-
-
-@cache
-def _arrivals(device: torch.device, count: int) -> Tensor:
-    """Counters at zero, one for each group of runs. Kept: a captured graph goes on using them."""
-    return torch.zeros(count, dtype=torch.int32, device=device)
 
 
 def decode(
@@ -318,7 +312,7 @@ def decode(
     assert fresh is None or (fresh.q_weight is None) == (fresh.k_weight is None)
     parts = torch.empty((spans, heads, splits, dim) if split else (1,), dtype=torch.float32, device=q.device)
     levels = torch.empty((spans, heads, splits) if split else (1,), dtype=torch.float32, device=q.device)
-    arrivals = _arrivals(q.device, triton.next_power_of_2(max(spans * kv_heads, 1024))) if split else levels
+    counters = arrivals(q.device, spans * kv_heads) if split else levels
     _decode[(kv_heads, splits, spans)](
         q,
         k_pages,
@@ -329,7 +323,7 @@ def decode(
         out,
         parts,
         levels,
-        arrivals,
+        counters,
         q if fresh is None else fresh.k,
         q if fresh is None else fresh.v,
         context_lens if fresh is None else fresh.positions,

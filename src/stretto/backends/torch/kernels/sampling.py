@@ -17,6 +17,7 @@ from stretto.backends.torch.ops.table import TEMPERATURE_MIN, SamplingMode, Samp
 FLOAT_COLUMNS = tl.constexpr(6)  # of SamplingTable.floats
 INT_COLUMNS = tl.constexpr(4)
 GREEDY_BELOW = tl.constexpr(TEMPERATURE_MIN)
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
@@ -81,11 +82,20 @@ def _bias(
 
 
 @triton.jit
+def _log(x):
+    """To within 1e-7 or so, as the device computes it in one step; never of a number below 2^-126."""
+    if INTERPRETED:
+        return tl.log(x)
+    doubled = tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    return doubled * 0.6931471805599453
+
+
+@triton.jit
 def _exponential(word):
     """A standard exponential from 32 random bits, exact in relative terms near 0."""
     share = (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10
     series = share * (1.0 + share * (0.5 + share * (0.3333333333 + share * 0.25)))
-    return tl.where(share < 0.03125, series, -tl.log(tl.maximum(1.0 - share, 2.9802322387695312e-08)))
+    return tl.where(share < 0.03125, series, -_log(tl.maximum(1.0 - share, 2.9802322387695312e-08)))
 
 
 @triton.jit
@@ -127,7 +137,7 @@ def _draw(
             zero = quad * 0
             w0, w1, w2, w3 = tl.philox(seed, quad, zero + index, zero, zero, 10)
             words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [BLOCK])
-            value = value / temperature - tl.log(_exponential(words))
+            value = value / temperature - _log(_exponential(words))
     best, place = tl.max(value, axis=0, return_indices=True)
     target = row * tl.num_programs(1) + block
     tl.store(best_values + target, best)
@@ -174,7 +184,7 @@ def sample_ids(
     if not rows:
         return out
     assert logits.stride(1) == 1
-    source = _edited(logits, table, output_index, slots, mode) if mode.edits or mode.filters else logits
+    source = _edited(logits, table, output_index, slots, mode) if mode.edits else logits
     bounds, cuts = slots, slots
     filters = mode.filters and mode.noise
     if filters:
