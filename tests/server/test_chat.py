@@ -258,6 +258,14 @@ def test_a_conversation_with_tool_results(rig: Rig) -> None:
     assert asked[3] == {"role": "tool", "content": "rain", "tool_call_id": "c1"}
 
 
+def test_instructions_of_the_developer_are_the_systems(rig: Rig) -> None:
+    messages = [{"role": "developer", "content": "Be brief"}, *HELLO]
+    rig.openai.chat.completions.create(model="tiny", messages=messages)
+    chat = rig.engine.last.messages
+    rig.openai.responses.create(model="tiny", input=messages)
+    assert chat == rig.engine.last.messages == [{"role": "system", "content": "Be brief"}, *HELLO]
+
+
 class Answer(BaseModel):
     a: int
 

@@ -41,6 +41,11 @@ class ToolCall(Body):
     index: Ignored = None
 
 
+def template_role(role: str) -> str:
+    """Chat templates know `system`; most drop or refuse `developer`, and those that know both take either."""
+    return "system" if role == "developer" else role
+
+
 class Message(Body):
     """One message. Which fields belong to which role is checked below, with the field's own name."""
 
@@ -61,7 +66,7 @@ class Message(Body):
     """Use tool_calls."""
 
     def plain(self) -> dict[str, Any]:
-        return {"role": self.role, "content": self.content_plain(), **self._extras()}
+        return {"role": template_role(self.role), "content": self.content_plain(), **self._extras()}
 
     def content_plain(self) -> Any:
         if self.content is None or isinstance(self.content, str):

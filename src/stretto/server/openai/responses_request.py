@@ -25,7 +25,7 @@ from stretto.server.fields import (
     unsupported,
 )
 from stretto.server.openai.chat_request import Effort, thinking_options
-from stretto.server.openai.messages import MESSAGES_MAX, PARTS_MAX
+from stretto.server.openai.messages import MESSAGES_MAX, PARTS_MAX, template_role
 from stretto.server.openai.tools import (
     Guided,
     JsonObject,
@@ -282,7 +282,7 @@ def _append(messages: list[dict[str, Any]], item: AnyItem) -> None:
         if item.role == "assistant" and pending is not None and "tool_calls" not in pending:
             pending["content"] = _plain(item.content)
             return
-        messages.append({"role": item.role, "content": _plain(item.content)})
+        messages.append({"role": template_role(item.role), "content": _plain(item.content)})
     elif isinstance(item, OutputItem):
         messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _plain(item.output)})
     elif isinstance(item, ReasoningItem):
