@@ -369,7 +369,7 @@ def linear_timings(*, quick: bool) -> Iterator[Timing]:
             yield Timing(label, "norm apart", _linear(1, width, outs, kind="own norm"))
         for block_n, warps in product((1, 2, 4, 8, 16), (4, 8)):
             elements = block_n * triton.next_power_of_2(width) * (2 if kind == "gated" else 1)
-            if width <= 4096 and (40 if quick else 24) <= elements // (warps * 32) <= (128 if quick else 256):
+            if width <= 4096 and (32 if quick else 24) <= elements // (warps * 32) <= (128 if quick else 256):
                 run = _linear(1, width, outs, kind=kind, shape=LinearShape(block_n, warps), long=False)
                 yield Timing(label, f"whole, columns {block_n} warps {warps}", run)
         for block_n, warps, stages in ((4, 4, 4), (8, 4, 4), (2, 4, 4), (4, 8, 4), (8, 8, 3), (4, 4, 6)):

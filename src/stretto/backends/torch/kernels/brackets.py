@@ -47,7 +47,7 @@ def best_of(peaks, row, blocks, BLOCKS: tl.constexpr):
     return tl.max(tl.load(peaks + row * blocks + at, mask=at < blocks, other=float("-inf")), axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def find_peaks(logits, floats, ints, slots, peaks, vocab, stride, blocks, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
@@ -76,7 +76,7 @@ def _at(values, index, place):
     return tl.sum(tl.where(index == place, values, 0), axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks", "round_number"])
 def narrow(
     logits,
     floats,
@@ -166,7 +166,7 @@ def narrow(
             tl.store(level + 3, whole)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def gather(
     logits,
     counts,

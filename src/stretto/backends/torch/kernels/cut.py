@@ -30,7 +30,7 @@ from stretto.backends.torch.kernels.brackets import (
 from stretto.backends.torch.ops.table import SamplingTable
 
 CANDIDATES = 8192
-BLOCK = 8192  # tokens for a program, while a row is narrowed down
+BLOCK = 4096  # tokens for a program, while a row is narrowed down
 ROUNDS = 3
 KEY_MIN = tl.constexpr(-(2**31))
 
@@ -90,7 +90,7 @@ def _search(values, length, best, low, high, count_wanted, mass_wanted, BLOCK: t
     return enough.to(tl.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def _cut(
     values,
     ids,
@@ -231,7 +231,7 @@ def cut_rows(
         )
     gather[grid](logits, counts, numbers, levels, values, ids, *sizes, capacity, **lines, **shape)
     found = (*asks, peaks, numbers, levels, bounds, cuts, vocab)
-    small, large = min(4096, triton.next_power_of_2(capacity)), min(8192, block)
+    small, large = min(4096, triton.next_power_of_2(capacity)), min(8192, triton.next_power_of_2(vocab))
     _cut[(rows,)](
         values, ids, *found, capacity, blocks, CANDIDATES_ONLY=True, BLOCK=small, **lines, num_warps=8
     )

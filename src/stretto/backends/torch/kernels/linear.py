@@ -18,7 +18,7 @@ from torch import Tensor
 from stretto.backends.torch.kernels.norm import rounded
 from stretto.backends.torch.kernels.overlap import OVERLAP, launch_options, start_next, wait_previous
 
-WHOLE_MAX = 8192  # widest row that is held in registers
+WHOLE_MAX = 4096  # widest row that is held in registers
 LONG_BLOCK = 1024
 PROGRAMS_AIM = 512  # about four for each multiprocessor, all at once
 
@@ -207,7 +207,7 @@ def linear(
     """linear(x), rounded, plus `residual`."""
     outs, width = weight.shape
     if long is None:
-        long = triton.next_power_of_2(width) > WHOLE_MAX // 2
+        long = width > WHOLE_MAX
     if not long:
         shape = shape or choose_whole(outs, width, gated=False)
         return _launch_whole(x, weight, bias, outs, shape, after=residual)
