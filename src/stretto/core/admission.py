@@ -44,7 +44,7 @@ class Admission:
         return self._is_patient(job) and (wait.what is WaitFor.IDLE or slot.computed < wait.length)
 
     def _is_patient(self, job: Job) -> bool:
-        """Parked requests do not wait for a cache; others do until a time-out that counts from their entry."""
+        """Parked requests do not wait for a cache; others do, for a time that counts from their entry."""
         if job.where is Where.PARKED:
             return False
         entered_s = job.entered_s if job.entered_s is not None else self._state.now

@@ -8,7 +8,6 @@ sequence that is cleared and refilled between two ticks is not cleared after it 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 from stretto.core.cache.store import Checkpoint, Content, PrefixStore
 from stretto.core.capabilities import Capabilities, Rewind, Share
@@ -74,6 +73,7 @@ class SequenceTable:
         self.store = store
         self.copying: list[tuple[int, int]] = []
         self._worth_tokens = limits.cache_min_tokens
+        self._bare: dict[int, tuple[Content, int]] = {}  # found in this plan to be the only copy
         self._branches = limits.cache in ("system_prompt", "prefix")
 
     def of(self, slot: Slot) -> Sequence:
@@ -99,14 +99,16 @@ class SequenceTable:
                 return donor  # it can only be adopted where it is
             if not copies:
                 idle = [s for s in idle if not self.is_copy_end(s.index)]
+        if self.can.contiguous and self.can.snapshots:  # losses are saved first: only places count
+            fewest = min((self.runs_with(s.index) for s in idle), default=0)
+            idle = [s for s in idle if self.runs_with(s.index) == fewest]
         return min(idle, key=lambda s: self._price(s, source), default=None)
 
     def _price(self, sequence: Sequence, source: Source | None) -> tuple[int, ...]:
         adopts = source is not None and source.kind is Kind.RESIDENT and source.place == sequence.index
         loss = self.loss(sequence, source.length if source is not None and adopts else 0)
-        runs = self.runs_with(sequence.index) if self.can.contiguous else 0
-        first, second = (runs, loss) if self.can.snapshots else (loss, runs)
-        return (first, second, 0 if adopts else 1, sequence.last_used, sequence.index)
+        runs = self.runs_with(sequence.index) if self.can.contiguous and not self.can.snapshots else 0
+        return (loss, runs, 0 if adopts else 1, sequence.last_used, sequence.index)
 
     def is_copy_target(self, index: int) -> bool:
         """Reading it now would read stale bytes."""
@@ -165,6 +167,19 @@ class SequenceTable:
         return content.length - keep
 
     def _is_covered(self, sequence: Sequence, content: Content) -> bool:
+        """Looked up once a plan where the answer is no: with n sequences a burst would ask n² times."""
+        if self._bare.get(sequence.index) == (content, content.length):
+            return False
+        if self._is_held_elsewhere(sequence, content):
+            return True
+        self._bare[sequence.index] = (content, content.length)
+        return False
+
+    def end_plan(self) -> None:
+        """Passes will run: what others hold grows."""
+        self._bare.clear()
+
+    def _is_held_elsewhere(self, sequence: Sequence, content: Content) -> bool:
         for other in self.all:
             if other is sequence or other.content is None or other.unsettled or other.held < content.length:
                 continue
@@ -178,9 +193,10 @@ class SequenceTable:
         return boundaries[0] if boundaries and self._branches else 0
 
     def runs_with(self, index: int) -> int:
-        """How many runs of consecutive ids the running sequences form when this one joins them."""
-        ids = sorted([s.index for s in self.all if s.slot is not None and s.index != index] + [index])
-        return 1 + sum(1 for left, right in pairwise(ids) if right > left + 1)
+        """How many runs of consecutive ids more there are when this sequence runs, too (-1: it joins two)."""
+        left = index > 0 and self.all[index - 1].slot is not None
+        right = index + 1 < len(self.all) and self.all[index + 1].slot is not None
+        return 1 - left - right
 
     def gap(self) -> tuple[Sequence | None, Sequence | None]:
         """The last running sequence, and the idle one before it that it would best be moved into."""

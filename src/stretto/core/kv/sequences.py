@@ -337,6 +337,7 @@ class SequenceLedger:
             sequence.forget_plans()
         issued = tuple(sorted(ops, key=lambda op: op.kind))
         self._issued[tick_id] = (issued, pinned)
+        self.table.end_plan()
         return issued
 
     def take_tables(self) -> tuple[TableUpdate, ...]:
