@@ -523,9 +523,14 @@ def _tree(root: type[StrettoError]) -> dict[str, type[StrettoError]]:
     return found
 
 
+_known: dict[str, type[StrettoError]] = {}
+
+
 def by_code(code: str) -> type[StrettoError]:
     """The class behind a code, as it travels in events and over the wire."""
-    return _tree(StrettoError).get(code, StrettoError)
+    if code not in _known:
+        _known.update(_tree(StrettoError))  # walking the tree costs more than everything else about an error
+    return _known.get(code, StrettoError)
 
 
 def one_line(text: str, *, chars_max: int = 240) -> str:

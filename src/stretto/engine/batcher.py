@@ -298,8 +298,10 @@ class GenerateBatcher:
         )
 
     def _first_free_s(self, partition: _Partition) -> float | None:
-        moments = [self._free_at_s(entry) for queue in partition.queues.values() for entry in queue]
-        return min(moments, default=None)
+        queues = [queue for queue in partition.queues.values() if queue]
+        if not self._paused_until_s:
+            return min((queue[0].enqueued_s for queue in queues), default=None)
+        return min((self._free_at_s(entry) for queue in queues for entry in queue), default=None)
 
     # --- pauses ----------------------------------------------------------------------------------
 
