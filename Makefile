@@ -64,7 +64,7 @@ soak-server: $(READY) ## Load a server with 120 % for MINUTES: memory and descri
 	$(BIN)/python bench/soak.py --minutes $(MINUTES) --check $(ARGS)
 
 prove: $(READY) ## Show every claim at full size and write docs/proofs/*.json
-	$(BIN)/python tools/prove.py $(ARGS)
+	$(BIN)/python -m tools.prove $(ARGS)
 
 bench: $(READY) ## Measure the scheduler
 	$(BIN)/python bench/scheduler.py $(ARGS)

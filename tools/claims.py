@@ -1,0 +1,224 @@
+"""Every claim of this project that a command can show, by area. `tools/prove.py` runs them.
+
+A claim's command exits 0 when it holds. Those that measure speed want a machine that does nothing else; those
+of `gpu-…` want an NVIDIA H200 and are run by hand there (bench/gpu), so they are not in this table.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+PYTHON = sys.executable
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    name: str
+    claim: str
+    command: tuple[str, ...]
+    json_flag: str = ""  # how the command is told where to write its figures
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+def by_tests(name: str, claim: str, *paths: str, **environment: str) -> Proof:
+    command = (PYTHON, "-m", "pytest", "-q", "-n", "2", *paths)
+    return Proof(name, claim, command, environment=tuple(environment.items()))
+
+
+def by_script(name: str, claim: str, *arguments: str) -> Proof:
+    """A script of ours that takes --json."""
+    return Proof(name, claim, (PYTHON, *arguments), "--json")
+
+
+CORE = (
+    by_script(
+        "core-simulation",
+        "1,000,000 ticks break no law, and every sometimes law is seen",
+        *("-m", "stretto.testing.simulate", "--ticks", "1000000", "--workers", "2"),
+    ),
+    by_tests(
+        "core-determinism",
+        "the same seed gives byte-identical traces, also under another PYTHONHASHSEED",
+        "tests/simulation/test_simulation.py",
+    ),
+    by_tests(
+        "core-defects", "planted defects are caught by the simulator", "tests/simulation/test_defects.py"
+    ),
+    by_tests(
+        "core-machines",
+        "state machines at 200 examples × 50 steps, each caught by two planted defects",
+        "tests/machines",
+        STRETTO_PROVE="1",
+    ),
+    by_tests(
+        "core-rules",
+        "admission bound, parks, gap guarantee, fairness, golden trace",
+        "tests/unit/core",
+        "tests/simulation/test_rules.py",
+        "tests/simulation/test_behaviour.py",
+    ),
+    by_script(
+        "core-speed",
+        "plan + commit at 256 generating slots within 500 µs, linear to 1,024",
+        *("bench/scheduler.py", "--check"),
+    ),
+    Proof(
+        "core-layers",
+        "core imports the standard library and stretto.errors only, and nothing that touches the world",
+        (PYTHON, "tools/check_layers.py"),
+    ),
+)
+
+LLAMACPP = (
+    by_tests(
+        "llamacpp-contract",
+        "one contract suite for llama.cpp on every tiny model kind, simulated and torch backends",
+        "tests/contract",
+    ),
+    by_script(
+        "llamacpp-parity",
+        "SmolLM2, 50 prompts: greedy tokens equal a plain llama.cpp loop under every setting",
+        *("-m", "tests.system.parity", "--full", "--check"),
+    ),
+    by_script(
+        "llamacpp-speed",
+        "0.95 of a bare llama_decode loop at 1 to 16 slots, 0.9 with gaps, idle CPU below 1 %",
+        *("bench/llamacpp.py", "--check"),
+    ),
+    by_script(
+        "llamacpp-sampling",
+        "sampling below 10 % of a tick at 151,936 tokens and 16 slots",
+        *("bench/sampling.py", "--check"),
+    ),
+    by_tests(
+        "llamacpp-sdk",
+        "the SDK with a real model: caches that pay, callers that leave, NaN logits, many threads",
+        "tests/system/test_sdk.py",
+        "tests/system/test_bad_numbers.py",
+    ),
+    by_tests(
+        "llamacpp-bad-files", "500 mutated GGUFs never kill the caller", "tests/security/test_gguf_fuzz.py"
+    ),
+)
+
+ENGINE = (
+    by_script(
+        "engine-batcher",
+        "calls saved, time to the first token, added waits and frames per token, from counted frames",
+        *("bench/batcher.py", "--check"),
+    ),
+    by_script(
+        "engine-kills",
+        "25 × kill -9 under 16 streams of SmolLM2, a killed parent, 10 × SIGSTOP: nothing lost or left over",
+        *("-m", "tests.process.kill_runtime", "--model", "default"),
+    ),
+    by_tests("engine-process", "mixed batches, tokens, uids, signals", "tests/process"),
+    by_script(
+        "engine-slow-reader",
+        "a reader of one token a second slows nobody, and eight of them stop nobody",
+        *("bench/slow_reader.py", "--check"),
+    ),
+    by_script(
+        "engine-frames",
+        "a million mutated frames: no crash, no hang, memory flat",
+        *("-m", "tests.security.frame_fuzz", "--count", "1000000"),
+    ),
+    by_script(
+        "engine-simulation",
+        "registry, batcher and supervisor under broken wires and dying runtimes: each request ends once",
+        *("-m", "stretto.testing.engine_simulate", "--seeds", "1000"),
+    ),
+)
+
+SERVER = (
+    by_tests(
+        "server-access",
+        "every route × {no key, wrong key, right key}, 40 hosts and origins, every limit",
+        "tests/server_ops/test_access.py",
+        "tests/server_ops/test_parts.py",
+        "tests/server_ops/test_cli.py",
+    ),
+    by_tests(
+        "server-drain",
+        "10 SIGTERM drains lose no running request; 200 clients that leave leave nothing behind",
+        "tests/server_ops/test_drain.py",
+        STRETTO_PROVE="1",
+    ),
+    by_tests(
+        "server-clients",
+        "OpenAI's and Anthropic's own clients against SmolLM2; every curl example of the docs",
+        "tests/server/test_smollm2.py",
+        "tests/server/test_readme.py",
+        "tests/server/test_chat.py",
+        "tests/server/test_responses.py",
+        "tests/server/test_messages.py",
+    ),
+    by_tests(
+        "server-bad-inputs",
+        "a thousand bad inputs, each refused with its exact status and code",
+        "tests/server/test_bad_inputs.py",
+    ),
+    Proof(
+        "server-document",
+        "schemathesis over the OpenAPI document, NUL included: no 5xx, replies fit, bad data is refused",
+        (PYTHON, "-m", "tests.server.fuzz", "--examples", "100", "--backend", "simulated"),
+    ),
+    by_script(
+        "server-schemas",
+        "100 schemas × SmolLM2 at temperature 1: 95 complete within 512 tokens, all valid; 50 forced calls",
+        *("-m", "tests.server.schemas100", "--check"),
+    ),
+    by_tests(
+        "server-page",
+        "the page in Chromium: a chat streams, four requests fill four lanes, the console stays clean",
+        "tests/browser",
+        STRETTO_PROVE="1",
+    ),
+    by_script(
+        "server-gateway",
+        "at most 60 µs of the server's CPU per token at 64 streams, and no more at 256",
+        *("bench/gateway.py", "--check"),
+    ),
+    by_script(
+        "server-soak",
+        "half an hour at 120 % load, 30 % of clients leaving: memory and descriptors do not grow",
+        *("bench/soak.py", "--check"),
+    ),
+)
+
+EMBEDDINGS = (
+    by_tests(
+        "embeddings-right",
+        "200 texts against transformers, packed as alone, cancelled, reranked, and through the openai client",
+        "tests/system/test_embeddings.py",
+        "tests/system/test_embeddings_rpc.py",
+        "tests/system/test_embeddings_http.py",
+    ),
+    by_script(
+        "embeddings-speed",
+        "1,000 texts at least as fast as the best one-at-a-time way; a lone text waits two batches at most",
+        *("bench/embeddings.py", "--check", "--sweep"),
+    ),
+)
+
+TORCH = (
+    by_tests(
+        "torch-logits", "four families equal transformers in float32 to 1e-4", "tests/unit/backends/torch"
+    ),
+    by_script(
+        "torch-parity",
+        "SmolLM2 on torch says what llama.cpp says on 18 of 20 prompts",
+        *("-m", "tests.system.torch_parity", "--check"),
+    ),
+)
+
+PEERS = (
+    by_script(
+        "peers",
+        "steady, stall, burst, turns, trace, tenants and mixed against llama-server",
+        *("bench/compare.py", "--check"),
+    ),
+)
+
+ALL = (*CORE, *LLAMACPP, *ENGINE, *SERVER, *EMBEDDINGS, *TORCH, *PEERS)
