@@ -76,7 +76,9 @@ def test_requests_of_one_turn_are_one_call_and_all_are_answered():
             stats = made.batch_stats()
             assert stats["transport"]["calls"]["batch_generate"] == 1
             assert stats["streams"]["active"] == 0
-            assert made.health.ready
+            async with asyncio.timeout(10):
+                while not made.health.ready:
+                    await asyncio.sleep(0.01)
             assert [model.loaded for model in await made.models()] == [True]
             assert await made.detokenize(await made.tokenize(TokenizeParams(text="hello"))) == "hello"
             assert (await made.stats()).models[0].tokens >= 16 * 8

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -249,14 +249,19 @@ class Engine:
 
     def _loading(self, progress: m.LoadProgress) -> None:
         self._progress[progress.model_id] = progress.fraction
+        if progress.fraction >= 1.0:
+            self._start(self._refresh_info())
         self._follow()
 
     def _follow(self) -> None:
         if self._progress and not self._following:
             self._following = True
-            task = self._loop.create_task(self._follow_loads())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._start(self._follow_loads())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _follow_loads(self) -> None:
         """Look again while something loads: a load that fails says nothing more."""
