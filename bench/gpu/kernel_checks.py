@@ -14,7 +14,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from stretto.backends.torch.kernels import activation, attention, experts, linear, norm, rotary
+from stretto.backends.torch.kernels import activation, attention, experts, linear, norm, rotary, skinny
 from stretto.backends.torch.kernels.decode import Fresh
 from stretto.backends.torch.ops.activation import silu_mul_reference
 from stretto.backends.torch.ops.attention import paged_attention_reference
@@ -357,6 +357,8 @@ def linear_case(
             return *first, call(a, None, g, 1e-6, w, b, gated=kind == "gated")[0]
         if not ours:
             return (torch.nn.functional.linear(a, w, b) + f,)
+        if rows > 4:
+            return skinny.linear(a, w, b, f), skinny.linear(a, w, b, f)
         return tuple(linear.linear(a, w, b, f, long=long) for long in (False, True))
 
     got = run(True, lambda t: t.to(draw.dtype))
@@ -374,7 +376,11 @@ def linear_cases(
     *, tiny: bool
 ) -> Iterator[tuple[str, Callable[[Draw], list[tuple[Tensor, Tensor, Tensor]]]]]:
     sizes = [(64, 24), (96, 18)] if tiny else [(1024, 4096), (3072, 1024), (4096, 1536), (896, 1152)]
-    for (width, outs), rows, kind in product(sizes, (1, 3) if tiny else (1, 2, 4), ("norm", "gated", "add")):
+    for (width, outs), rows, kind in product(
+        sizes, (1, 3, 7) if tiny else (1, 2, 4, 5, 16), ("norm", "gated", "add")
+    ):
+        if rows > 4 and kind != "add":
+            continue
         yield (
             f"linear {kind} {rows}×{width}→{outs}",
             lambda draw, r=rows, w=width, o=outs, k=kind: linear_case(

@@ -16,11 +16,21 @@ from kernel_checks import Draw, Paged
 from measure import rotations, seconds
 from torch import Tensor
 
-from stretto.backends.torch.kernels import activation, attention, experts, linear, norm, rotary, sampling
+from stretto.backends.torch.kernels import (
+    activation,
+    attention,
+    experts,
+    linear,
+    norm,
+    rotary,
+    sampling,
+    skinny,
+)
 from stretto.backends.torch.kernels.decode import DecodeShape, Fresh
 from stretto.backends.torch.kernels.linear import LinearShape
 from stretto.backends.torch.kernels.overlap import OVERLAP
 from stretto.backends.torch.kernels.prefill import PrefillShape
+from stretto.backends.torch.kernels.skinny import SkinnyShape
 from stretto.backends.torch.ops.experts import route
 from stretto.backends.torch.ops.sampling import SampledTokens, sample
 from stretto.backends.torch.ops.table import SamplingMode, SamplingTable
@@ -304,6 +314,7 @@ def _linear(
     kind: str,
     shape: LinearShape | None = None,
     long: bool | None = None,
+    skinny_shape: SkinnyShape | None = None,
     overlap: bool = False,
 ) -> Run:
     """`kind`: norm, gated, add or plain by our kernels, or the same by torch's product."""
@@ -316,6 +327,8 @@ def _linear(
             one = lambda: linear.norm_linear(x, None, gain, 1e-6, weight, gated=gated, shape=shape)  # noqa: E731
         elif kind == "add":
             one = lambda: linear.linear(x, weight, None, after, shape=shape, long=long)  # type: ignore[assignment]  # noqa: E731
+        elif kind == "skinny":
+            one = lambda: skinny.linear(x, weight, None, after, shape=skinny_shape)  # type: ignore[assignment]  # noqa: E731
         elif kind == "plain":
             one = lambda: linear.linear(x, weight, shape=shape, long=long)  # type: ignore[assignment]  # noqa: E731
         elif kind == "torch norm":
@@ -356,6 +369,16 @@ LINEARS = [  # name, width, outs, what is around it; Qwen3-0.6B, then 8B
 ]
 
 
+SKINNY = [
+    (16, 256, 2, 4),
+    (32, 256, 4, 4),
+    (32, 128, 4, 6),
+    (64, 128, 4, 4),
+    (16, 512, 2, 3),
+    (16, 128, 2, 6),
+]
+
+
 def linear_timings(*, quick: bool) -> Iterator[Timing]:
     theirs = {"norm": "torch norm", "gated": "torch gated", "add": "torch", "plain": "torch"}
     for name, width, outs, kind in LINEARS:
@@ -363,6 +386,13 @@ def linear_timings(*, quick: bool) -> Iterator[Timing]:
             label = f"linear {name} {rows} rows {width}→{outs}"
             yield Timing(label, "default", _linear(rows, width, outs, kind=kind))
             yield Timing(label, theirs[kind], _linear(rows, width, outs, kind=theirs[kind]))
+        for rows in (8,) if quick else (8, 16):
+            label = f"linear {name} {rows} rows {width}→{outs}"
+            yield Timing(label, "torch", _linear(rows, width, outs, kind="torch"))
+            for block_n, block_k, warps, stages in SKINNY[: 3 if quick else None]:
+                many = SkinnyShape(block_n, block_k, warps, stages)
+                note = f"skinny, tile {block_n}×{block_k} warps {warps} stages {stages}"
+                yield Timing(label, note, _linear(rows, width, outs, kind="skinny", skinny_shape=many))
         label = f"linear {name} 1 rows {width}→{outs}"
         yield Timing(label, "overlapped", _linear(1, width, outs, kind=kind, overlap=True))
         if kind == "norm":

@@ -1,0 +1,124 @@
+"""Linear layers for up to sixteen rows: one tensor-core tile of rows against a stream of weights.
+
+A program owns a few output columns and goes through all of the input, several loads ahead; the sum is
+float32, in a fixed order, rounded once. Rows of padding are zeros that are not written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stretto.backends.torch.kernels.norm import rounded
+from stretto.backends.torch.kernels.overlap import OVERLAP, launch_options, start_next, wait_previous
+
+ROWS_MAX = 16  # of a tile
+NARROW_OUTS = 8192  # below so many columns, small blocks share the work out more evenly
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyShape:
+    block_n: int
+    block_k: int = 256
+    warps: int = 4
+    stages: int = 4
+
+
+@triton.jit
+def _skinny(
+    x,
+    residual,
+    weight,
+    bias,
+    out,
+    x_stride,
+    residual_stride,
+    width,
+    outs,
+    rows,
+    ADD_AFTER: tl.constexpr,
+    BIAS: tl.constexpr,
+    EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
+):
+    start_next(OVERLAPPED)
+    wait_previous(OVERLAPPED)
+    kind: tl.constexpr = out.dtype.element_ty
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    m = tl.arange(0, ROWS)
+    real = (m < rows)[:, None]
+    place = weight + tl.minimum(n, outs - 1)[:, None].to(tl.int64) * width + k[None, :]
+    source = x + m[:, None] * x_stride + k[None, :]
+    sums = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    for start in tl.range(0, width, BLOCK_K, num_stages=STAGES):
+        if EVEN:
+            a = tl.load(source + start, mask=real, other=0.0)
+            w = tl.load(place + start)
+        else:
+            inside = (k < width - start)[None, :]
+            a = tl.load(source + start, mask=real & inside, other=0.0)
+            w = tl.load(place + start, mask=inside, other=0.0)
+        sums = tl.dot(a, tl.trans(w), sums, input_precision=PRECISION)
+    if BIAS:
+        sums += tl.load(bias + n, mask=n < outs, other=0.0).to(tl.float32)[None, :]
+    mask = real & (n < outs)[None, :]
+    if ADD_AFTER:
+        more = tl.load(residual + m[:, None] * residual_stride + n[None, :], mask=mask, other=0.0)
+        sums = rounded(sums, kind) + more.to(tl.float32)
+    tl.store(out + m[:, None] * outs + n[None, :], sums.to(kind), mask=mask)
+
+
+def choose_skinny(outs: int) -> SkinnyShape:
+    return SkinnyShape(16, warps=2) if outs < NARROW_OUTS else SkinnyShape(32)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    shape: SkinnyShape | None = None,
+) -> Tensor:
+    """linear(x), rounded, plus `residual`."""
+    rows, width = x.shape
+    outs = weight.shape[0]
+    assert rows <= ROWS_MAX
+    assert x.stride(1) == weight.stride(1) == 1
+    assert weight.stride(0) == width
+    shape = shape or choose_skinny(outs)
+    out = torch.empty(rows, outs, dtype=x.dtype, device=x.device)
+    _skinny[(triton.cdiv(outs, shape.block_n),)](
+        x,
+        x if residual is None else residual,
+        weight,
+        weight if bias is None else bias,
+        out,
+        x.stride(0),
+        0 if residual is None else residual.stride(0),
+        width,
+        outs,
+        rows,
+        ADD_AFTER=residual is not None,
+        BIAS=bias is not None,
+        EVEN=width % shape.block_k == 0,
+        ROWS=ROWS_MAX,
+        BLOCK_N=shape.block_n,
+        BLOCK_K=shape.block_k,
+        STAGES=shape.stages,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        OVERLAPPED=OVERLAP.enabled,
+        num_warps=shape.warps,
+        **launch_options(),
+    )
+    return out
