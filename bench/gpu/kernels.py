@@ -14,6 +14,7 @@ of 1,024 tokens or 1/1.3 of it at one of 32,768. With TRITON_INTERPRET=1 and no 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -24,6 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 import kernel_checks
+import linear_checks
 import measure
 import sampling_checks
 import torch
@@ -63,7 +65,7 @@ def run_checks(session: Session, device: str, *, tiny: bool) -> None:
     dtype = torch.float16 if tiny else torch.bfloat16  # the interpreter truncates to bfloat16
     cases = [
         *kernel_checks.layer_cases(tiny=tiny),
-        *kernel_checks.linear_cases(tiny=tiny),
+        *linear_checks.linear_cases(tiny=tiny),
         *kernel_checks.attention_cases(tiny=tiny),
     ]
     for number, (name, case) in enumerate(cases):
@@ -96,10 +98,12 @@ def run_checks(session: Session, device: str, *, tiny: bool) -> None:
 
 def run_timings(session: Session, *, quick: bool) -> None:
     import kernel_timings
+    import linear_timings
 
     bandwidth = measure.copy_bandwidth()
     session.add(f"copy {bandwidth / 1e12:.2f} TB/s", kind="timing", name="copy", bytes_per_s=bandwidth)
-    for timing in kernel_timings.timings(quick=quick):
+    groups = (linear_timings.linear_timings(quick=quick), kernel_timings.timings(quick=quick))
+    for timing in itertools.chain(*groups):
         if session.wants(timing.name):
             try:
                 taken, moved, operations = timing.run()
