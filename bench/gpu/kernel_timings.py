@@ -159,6 +159,10 @@ def decode_timings(*, quick: bool) -> Iterator[Timing]:
         note = f"splits {splits} of {least} tiles"
         run = _decode(1, 1024, fused=True, shape=shape)
         yield Timing("decode rotary 1×1024 group 2 page 64", note, run)
+    for batch, splits in product((8, 16, 64, 128), (1, 2, 3, 4, 6, 8, 12, 16)):
+        if batch * splits <= 384:
+            run = _decode(batch, 1024, group=4, fused=True, shape=DecodeShape(splits=splits, tiles_min=1))
+            yield Timing(f"decode rotary {batch}×1024 group 4 page 64", f"splits {splits}", run)
     yield Timing("decode 1×1024 group 2 page 64", "default", _decode(1, 1024))
     yield Timing("decode 8×8192 group 4 page 64", "default", _decode(8, 8192, group=4))
     yield Timing("decode 32×1024 group 4 page 64", "default", _decode(32, 1024, group=4))
@@ -180,7 +184,7 @@ def decode_timings(*, quick: bool) -> Iterator[Timing]:
             yield Timing(
                 f"decode 256×1024 group 2 page {page}", note, _decode(256, 1024, page=page, shape=whole)
             )
-    for block_n, warps, stages in ((64, 4, 3), (32, 4, 4), (32, 2, 4), (128, 8, 3), (64, 8, 4)):
+    for block_n, warps, stages in ((64, 4, 3), (64, 4, 5), (128, 8, 3), (32, 4, 4), (32, 2, 4), (64, 8, 4)):
         for splits in (16, 33, 49, 66, 99, 128):
             shape = DecodeShape(block_n=block_n, splits=splits, tiles_min=1, warps=warps, stages=stages)
             note = f"tile {block_n} warps {warps} stages {stages} splits {splits}"
@@ -193,7 +197,7 @@ def decode_timings(*, quick: bool) -> Iterator[Timing]:
             yield Timing(
                 "decode 256 ragged ~1024 group 2 page 64", note, _decode(256, 1024, ragged=True, shape=shape)
             )
-        if quick:
+        if quick and block_n == 128:
             break
 
 

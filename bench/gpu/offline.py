@@ -257,13 +257,6 @@ def _commit() -> str:
         return "unknown"
 
 
-class _Overlap(argparse.Action):
-    def __call__(self, *_: Any) -> None:
-        from stretto.backends.torch.kernels.overlap import OVERLAP
-
-        OVERLAP.enabled = True
-
-
 def parser(doc: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--model", default="qwen3-0.6b", help=f"a path, or one of {', '.join(SHAPES)}")
@@ -273,9 +266,6 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     made.add_argument("--no-graphs", action="store_true", help="run decode passes eagerly")
     made.add_argument("--threads", type=int, default=0, help="of torch on the host; 0: its own choice")
     made.add_argument("--temperature", type=float, default=0.6)
-    made.add_argument(
-        "--overlap", nargs=0, action=_Overlap, help="kernels begin before their predecessors end"
-    )
     made.add_argument("--json", help="where to write the results")
     made.add_argument("--check", action="store_true", help="exit 1 when the bar is missed")
     return made

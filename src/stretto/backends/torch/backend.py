@@ -68,6 +68,8 @@ class TorchBackend:
         self.model = model
         shape, device = model.shape, model.place.device
         on_cuda = device.type == "cuda"
+        if on_cuda and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
         self._device = device
         self._on_close = on_close
         with torch.inference_mode():

@@ -17,6 +17,7 @@ from stretto.backends.torch.graphs import Recorded, buckets_up_to
 from stretto.backends.torch.inputs import decode_inputs, keep_last
 from stretto.backends.torch.models import CausalModel, Step
 from stretto.backends.torch.ops import SampledTokens, SamplingMode, SamplingTable
+from stretto.backends.torch.ops.overlap import overlapping
 from stretto.backends.torch.pool import KvPool
 from stretto.backends.torch.staging import Ints, Staging
 from stretto.backends.torch.tables import Tables
@@ -106,7 +107,8 @@ class Runner:
             max_query=1,
             decode_only=True,
         )
-        logits = self.model.logits(found.tokens, step, self._pool.layers)
+        with overlapping(bucket, self.model.shape.hidden):
+            logits = self.model.logits(found.tokens, step, self._pool.layers)
         return self._sample(logits, found.slots, found.output_index, found.context_lens, mode)
 
     # --- ragged ----------------------------------------------------------------------------------

@@ -7,18 +7,12 @@ seen. Every kernel that is launched this way must wait, so that by induction all
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 
+from stretto.backends.torch.ops.overlap import OVERLAP
 
-@dataclass(slots=True)
-class Overlap:
-    enabled: bool = False
-
-
-OVERLAP = Overlap()
+__all__ = ["OVERLAP", "launch_options", "start_next", "wait_previous"]
 
 
 @triton.jit

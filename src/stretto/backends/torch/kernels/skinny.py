@@ -17,7 +17,6 @@ from stretto.backends.torch.kernels.norm import rounded
 from stretto.backends.torch.kernels.overlap import OVERLAP, launch_options, start_next, wait_previous
 
 ROWS_MAX = 16  # of a tile
-NARROW_OUTS = 8192  # below so many columns, small blocks share the work out more evenly
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +77,6 @@ def _skinny(
     tl.store(out + m[:, None] * outs + n[None, :], sums.to(kind), mask=mask)
 
 
-def choose_skinny(outs: int) -> SkinnyShape:
-    return SkinnyShape(16, warps=2) if outs < NARROW_OUTS else SkinnyShape(32)
-
-
 def linear(
     x: Tensor,
     weight: Tensor,
@@ -96,7 +91,7 @@ def linear(
     assert rows <= ROWS_MAX
     assert x.stride(1) == weight.stride(1) == 1
     assert weight.stride(0) == width
-    shape = shape or choose_skinny(outs)
+    shape = shape or SkinnyShape(32)
     out = torch.empty(rows, outs, dtype=x.dtype, device=x.device)
     _skinny[(triton.cdiv(outs, shape.block_n),)](
         x,

@@ -15,8 +15,9 @@ from torch.nn import functional
 from stretto.backends.torch.ops.activation import silu_mul, silu_mul_reference
 from stretto.backends.torch.ops.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 
-FEW_ROWS = 4  # up to so many, products and what surrounds them are one kernel
+FEW_ROWS = 1  # up to so many, products and what surrounds them are one kernel; at 4 torch is faster
 SKINNY_ROWS = 16  # up to so many, the product alone is ours
+SKINNY_WEIGHTS_MIN = 1 << 24  # of smaller matrices torch's product is faster
 FUSED_WIDTH_MAX = 4096  # a wider row is normalized by a kernel of its own
 
 
@@ -49,7 +50,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         from stretto.backends.torch.kernels import linear as kernel
 
         return kernel.linear(x, weight, bias)
-    if is_skinny(x):
+    if is_skinny(x, weight):
         from stretto.backends.torch.kernels import skinny
 
         return skinny.linear(x, weight, bias)
@@ -64,7 +65,7 @@ def linear_add(
         from stretto.backends.torch.kernels import linear as kernel
 
         return kernel.linear(x, weight, bias, residual), None
-    if is_skinny(x):
+    if is_skinny(x, weight):
         from stretto.backends.torch.kernels import skinny
 
         return skinny.linear(x, weight, bias, residual), None
@@ -75,8 +76,9 @@ def is_few(x: Tensor) -> bool:
     return x.is_cuda and 0 < x.shape[0] <= FEW_ROWS and x.dtype != torch.float64
 
 
-def is_skinny(x: Tensor) -> bool:
-    return x.is_cuda and FEW_ROWS < x.shape[0] <= SKINNY_ROWS and x.dtype in (torch.bfloat16, torch.float16)
+def is_skinny(x: Tensor, weight: Tensor) -> bool:
+    few = x.is_cuda and FEW_ROWS < x.shape[0] <= SKINNY_ROWS and weight.numel() >= SKINNY_WEIGHTS_MIN
+    return few and x.dtype in (torch.bfloat16, torch.float16)
 
 
 def _normed(x: Tensor, residual: Tensor | None, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
