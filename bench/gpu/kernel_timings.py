@@ -143,6 +143,21 @@ def _fused_call(
     return lambda: attention.rotary_attention(q, one.k_pages, one.v_pages, *tail, decode_shape=shape)
 
 
+LONG_SHAPES = tuple(
+    (block_n, warps, stages, splits)
+    for block_n, warps, stages in (
+        (64, 2, 3),
+        (64, 2, 4),
+        (64, 4, 4),
+        (128, 4, 2),
+        (128, 4, 3),
+        (128, 8, 2),
+        (32, 2, 6),
+    )
+    for splits in (2, 16, 33)
+)
+
+
 def decode_timings(*, quick: bool) -> Iterator[Timing]:
     for group, page in [(2, 16), (2, 64), (4, 16), (4, 32), (4, 64)]:
         label = f"decode 256×1024 group {group} page {page}"
@@ -163,6 +178,17 @@ def decode_timings(*, quick: bool) -> Iterator[Timing]:
         if batch * splits <= 384:
             run = _decode(batch, 1024, group=4, fused=True, shape=DecodeShape(splits=splits, tiles_min=1))
             yield Timing(f"decode rotary {batch}×1024 group 4 page 64", f"splits {splits}", run)
+    for block_n, warps, stages, splits in LONG_SHAPES:
+        shape = DecodeShape(block_n=block_n, splits=splits, tiles_min=1, warps=warps, stages=stages)
+        note = f"tile {block_n} warps {warps} stages {stages} splits {splits}"
+        yield Timing("decode long 1×32768 group 4 page 64", note, _decode(1, 32768, group=4, shape=shape))
+        yield Timing(
+            "decode long 8×1024 group 4 page 64", note, _decode(8, 1024, group=4, shape=shape, fused=True)
+        )
+    for batch, tokens in product((32, 64, 128, 192), (256, 512, 1024, 8192)):
+        runs = DecodeShape(splits=8, tiles_min=tokens // 64)
+        run = _decode(batch, 1024, group=4, ragged=True, shape=runs)
+        yield Timing(f"decode {batch} ragged ~1024 group 4 page 64", f"runs of {tokens}", run)
     yield Timing("decode 1×1024 group 2 page 64", "default", _decode(1, 1024))
     yield Timing("decode 8×8192 group 4 page 64", "default", _decode(8, 8192, group=4))
     yield Timing("decode 32×1024 group 4 page 64", "default", _decode(32, 1024, group=4))

@@ -16,10 +16,10 @@ from stretto.backends.torch.kernels.decode import DecodeShape, Fresh, decode
 from stretto.backends.torch.kernels.prefill import PrefillShape, prefill
 
 PROGRAMS_PER_PROCESSOR = 2  # few spans: so many decode programs keep a multiprocessor's memory busy
-BALANCE_SPLITS_MAX = 8
-SPLIT_COST = 0.03  # of a run's work, what one more run costs in joining
 SPLITS_MAX = 128
 RUN_TOKENS_MIN = 128
+RUN_TOKENS = 512  # of a batch that fills the machine
+RUNS_MAX = 8
 
 
 def paged_attention(
@@ -106,24 +106,22 @@ def rotary_attention(
 def choose_decode(
     spans: int, kv_heads: int, context: int, *, dim: int, itemsize: int, processors: int
 ) -> DecodeShape:
-    """Few spans: as many runs as fill the machine. Many: one run each, unless that leaves it unbalanced."""
+    """Few spans: as many runs as fill the machine. More: runs of a fixed length, because spans are ragged.
+
+    One run for each span would leave the longest to a single multiprocessor while the others wait; runs that
+    a short span does not need end at once.
+    """
     block_n = 64 if dim * itemsize <= 256 else 32
     pairs = max(spans * kv_heads, 1)
     tiles = triton.cdiv(context, block_n)
-    tiles_min = max(RUN_TOKENS_MIN // block_n, 1)
-    most = max(triton.cdiv(tiles, tiles_min), 1)
     room = processors * PROGRAMS_PER_PROCESSOR // pairs
     if room >= 2:
-        splits = min(room, most, SPLITS_MAX)
-    else:
-        most = min(most, BALANCE_SPLITS_MAX)
-        splits = min(range(1, most + 1), key=lambda count: _rounds(pairs, count, processors))
+        tiles_min = max(RUN_TOKENS_MIN // block_n, 1)
+        splits = min(room, max(triton.cdiv(tiles, tiles_min), 1), SPLITS_MAX)
+        return DecodeShape(block_n=block_n, splits=splits, tiles_min=tiles_min)
+    tiles_min = max(RUN_TOKENS // block_n, 1)
+    splits = min(max(triton.cdiv(tiles, tiles_min), 1), RUNS_MAX)
     return DecodeShape(block_n=block_n, splits=splits, tiles_min=tiles_min)
-
-
-def _rounds(pairs: int, splits: int, processors: int) -> float:
-    """What the busiest multiprocessor has to do, in contexts."""
-    return -(-pairs * splits // processors) / splits * (1 + SPLIT_COST * (splits - 1))
 
 
 def choose_prefill(q: Tensor) -> PrefillShape:
