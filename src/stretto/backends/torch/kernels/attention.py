@@ -15,11 +15,12 @@ from torch import Tensor
 from stretto.backends.torch.kernels.decode import DecodeShape, Fresh, decode
 from stretto.backends.torch.kernels.prefill import PrefillShape, prefill
 
-PROGRAMS_PER_PROCESSOR = 2  # few spans: so many decode programs keep a multiprocessor's memory busy
+PROGRAMS_PER_PROCESSOR = 1  # few spans: so many decode programs keep a multiprocessor's memory busy
 SPLITS_MAX = 128
 RUN_TOKENS_MIN = 128
 RUN_TOKENS = 512  # of a batch that fills the machine
 RUNS_MAX = 8
+LONG_CONTEXT = 16_384  # from here on fewer warps with more loads in flight are faster
 
 
 def paged_attention(
@@ -118,7 +119,8 @@ def choose_decode(
     if room >= 2:
         tiles_min = max(RUN_TOKENS_MIN // block_n, 1)
         splits = min(room, max(triton.cdiv(tiles, tiles_min), 1), SPLITS_MAX)
-        return DecodeShape(block_n=block_n, splits=splits, tiles_min=tiles_min)
+        warps, stages = (2, 4) if context >= LONG_CONTEXT else (4, 3)
+        return DecodeShape(block_n=block_n, splits=splits, tiles_min=tiles_min, warps=warps, stages=stages)
     tiles_min = max(RUN_TOKENS // block_n, 1)
     splits = min(max(triton.cdiv(tiles, tiles_min), 1), RUNS_MAX)
     return DecodeShape(block_n=block_n, splits=splits, tiles_min=tiles_min)
