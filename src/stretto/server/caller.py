@@ -13,7 +13,7 @@ PRIORITIES: tuple[PriorityName, ...] = ("urgent", "default", "background")  # th
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`tenant` divides caches and shares; `priority_max` is the most urgent class that the key may ask for."""
+    """`tenant` divides caches and shares; `priority_max` is the most urgent class that the key may use."""
 
     name: str = ""
     tenant: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -61,7 +62,13 @@ class Shell:
             stderr=subprocess.PIPE,
             env=environment(self.home),
             cwd=self.home,
+            preexec_fn=hear_interrupts,  # noqa: PLW1509 - one call that is safe there
         )
+
+
+def hear_interrupts() -> None:
+    """A job in the background of a shell is born deaf to Ctrl-C, and so are its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture

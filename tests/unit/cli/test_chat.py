@@ -13,7 +13,7 @@ import time
 import pytest
 
 from stretto.cli.chat import read_message
-from tests.unit.cli.conftest import TIMEOUT_S, environment
+from tests.unit.cli.conftest import TIMEOUT_S, environment, hear_interrupts
 
 SIMULATED = ("--backend", "simulated")
 
@@ -79,6 +79,7 @@ class Terminal:
             env={**environment(shell.home), "TERM": "dumb"},
             cwd=shell.home,
             start_new_session=True,
+            preexec_fn=hear_interrupts,  # noqa: PLW1509 - one call that is safe there
         )
         os.close(other)
         self.seen = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import string
+import unicodedata
 
 import pytest
 from hypothesis import given
@@ -25,11 +26,18 @@ VOCABULARY = [
     "[UNK]",
     *dict.fromkeys([*LETTERS, *WORDS, *(f"##{letter}" for letter in LETTERS), "School", "É"]),
 ]
+
+
+def _is_settled(letter: str) -> bool:
+    """Letters of which all tables agree: those of the reference are older than Python's."""
+    return unicodedata.category(letter) == unicodedata.ucd_3_2_0.category(letter)
+
+
 SCRIPTS = st.one_of(
     st.text(
         st.sampled_from([*LETTERS, *"ABCÉÜİΣ ،、？!,.[]()\t\n\u00a0\u200b\u2028\x00\x1c\x85\ufffd한국어장다"])
     ),
-    st.text(st.characters(max_codepoint=0x3000, categories=["L", "P", "Zs", "N"])),
+    st.text(st.characters(max_codepoint=0x3000, categories=["L", "P", "Zs", "N"]).filter(_is_settled)),
 )
 
 
