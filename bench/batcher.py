@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import os
 import platform
@@ -30,6 +29,7 @@ from stretto.engine.engine import Engine
 from stretto.engine.host import SupervisedHost
 from stretto.engine.process import ProcessLauncher, RuntimeStart
 from stretto.errors import CapacityError
+from stretto.rpc import garbage
 from stretto.rpc.messages import GenerateParams
 from stretto.settings import EngineSettings, GenerateBatcherSettings, Settings
 from stretto.testing.engine_capability import OldLauncher
@@ -105,8 +105,7 @@ async def bench(
     for _ in range(40):  # load the model, and let the batcher's target settle
         await made.read(max_tokens=1)
     events.clear()
-    gc.collect()
-    gc.freeze()  # as a server should: a full collection over everything imported stops the loop for long
+    garbage.settle()  # as a server does
     try:
         yield made
     finally:

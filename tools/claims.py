@@ -111,7 +111,7 @@ ENGINE = (
     by_script(
         "engine-kills",
         "25 × kill -9 under 16 streams of SmolLM2, a killed parent, 10 × SIGSTOP: nothing lost or left over",
-        *("-m", "tests.process.kill_runtime", "--model", "default"),
+        *("-m", "tests.process.kill_runtime", "--model", "default", "--tokens", "32"),
     ),
     by_tests("engine-process", "mixed batches, tokens, uids, signals", "tests/process"),
     by_script(

@@ -34,6 +34,7 @@ from typing import Any
 import msgspec
 
 from stretto.errors import SettingsError, StrettoError
+from stretto.rpc import garbage
 from stretto.rpc.connection import StreamConnection
 from stretto.rpc.heartbeat import HeartbeatWriter
 from stretto.rpc.sockets import read_token, serve_tcp, serve_unix
@@ -97,6 +98,7 @@ async def _serve(options: argparse.Namespace, catalogue: Catalogue, heartbeat: H
         where = {"port": listener.sockets[0].getsockname()[1]}
     server.start()
     preloads = [asyncio.create_task(_preload(server, model_id)) for model_id in options.preload]
+    garbage.settle()
     print(json.dumps({"ready": True, "pid": os.getpid(), **where}), flush=True)
     await server.stopping.wait()
     listener.close()

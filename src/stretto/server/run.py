@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,6 +19,7 @@ import uvicorn
 
 from stretto.engine.api import EngineApi
 from stretto.errors import SettingsError
+from stretto.rpc import garbage
 from stretto.server.app import create_app
 from stretto.server.keys import KeyRing, load_keys
 from stretto.server.operations import Operations
@@ -141,8 +141,7 @@ class Server(uvicorn.Server):
         await engine.start()
         if started is not None:
             await started(Listening(url_of(bound), engine))
-        gc.collect()
-        gc.freeze()  # what exists now stays: later collections need not look at it
+        garbage.settle()
 
     # --- stopping --------------------------------------------------------------------------------
 
