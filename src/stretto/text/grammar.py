@@ -87,10 +87,14 @@ def from_gbnf(source: str) -> str:
 
 def from_grammar(source: str) -> str:
     """The `grammar` field of a request: GBNF where it has `::=`, else Lark."""
+    _check_size(source)
     return from_gbnf(source) if "::=" in source else from_lark(source)
 
 
-def _check_size(text: str) -> None:
+def _check_size(text: Any) -> None:
+    """Also that it is text: over the wire anything may come."""
+    if not isinstance(text, str):
+        raise InvalidGrammarError(f"a regex or grammar is text, not {type(text).__name__}")
     if not text.strip():
         raise InvalidGrammarError("the grammar is empty")
     if len(text) > SOURCE_CHARS_MAX:

@@ -224,3 +224,12 @@ def test_smollm2_vocabulary(smollm2: Any) -> None:
         found = json.loads(b"".join(smollm2.all_bytes[token] for token in taken))
         assert set(found) == {"name", "age"}
         assert len(found["name"]) <= 5
+
+
+@pytest.mark.parametrize("source", [[], ["a"], {}, 7, None, b"a"])
+@pytest.mark.parametrize(
+    "make", [grammar.from_regex, grammar.from_grammar, grammar.from_lark, grammar.from_gbnf]
+)
+def test_what_is_no_text_is_no_grammar(make, source):
+    with pytest.raises(InvalidGrammarError, match="is text, not"):
+        make(source)
