@@ -198,7 +198,7 @@ EMBEDDINGS = (
     by_script(
         "embeddings-speed",
         "1,000 texts at least as fast as the best one-at-a-time way; a lone text waits two batches at most",
-        *("bench/embeddings.py", "--check", "--sweep"),
+        *("bench/embeddings.py", "--check"),
     ),
 )
 
