@@ -1,7 +1,7 @@
 """A tokenizer from the metadata of a GGUF file, for byte-level BPE vocabularies whose splitting is known.
 
-Writes the JSON that `tokenizers` reads and hands it to `HfTokenizer`. Where the file names another kind of
-vocabulary, llama.cpp's own is used if it is installed; otherwise the file is refused.
+Writes the JSON that `tokenizers` reads and hands it to `HfTokenizer`. A file that names another kind of
+vocabulary is refused.
 """
 
 from __future__ import annotations

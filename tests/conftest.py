@@ -1,0 +1,20 @@
+"""What holds for all tests: the same examples each time, so that a failure can be met again.
+
+New examples are for `make prove` (STRETTO_PROVE=1), where somebody looks at what they find.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    deadline=None,  # machines are shared: time is measured in bench/
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
+if not os.environ.get("STRETTO_PROVE"):
+    settings.load_profile("repeatable")
