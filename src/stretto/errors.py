@@ -320,7 +320,7 @@ class ShuttingDownError(CapacityError):
 
 class DeadlineError(StrettoError):
     code = "deadline_exceeded"
-    http_status = 504
+    http_status = 408  # the caller set it: nothing is wrong with the server
     retryable = True
     hint = "send a later deadline, or lower max_tokens"
 

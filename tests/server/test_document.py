@@ -42,7 +42,9 @@ def test_every_route_is_described(rig: Rig) -> None:
         operation = document["paths"][path]["post"]
         (kind,) = operation["requestBody"]["content"]
         assert kind == "application/json"
-        assert {"200", "400", "404", "413", "415", "429", "500", "503", "504"} <= set(operation["responses"])
+        assert {"200", "400", "404", "408", "413", "415", "429", "500", "503", "504"} <= set(
+            operation["responses"]
+        )
         assert "422" not in operation["responses"]
 
 

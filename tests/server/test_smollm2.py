@@ -217,7 +217,7 @@ def test_a_deadline(clients: Clients) -> None:
             max_tokens=1500,
             extra_body={"deadline_ms": 300, "ignore_eos": True},
         )
-    assert caught.value.status_code == 504
+    assert caught.value.status_code == 408
     assert caught.value.code == "deadline_exceeded"
 
 

@@ -55,7 +55,8 @@ def _errors(model: type[Reply]) -> dict[int | str, dict[str, Any]]:
         429: "Too many wait: try again after Retry-After seconds",
         500: "The server failed",
         503: "Not now: loading, draining or restarting",
-        504: "The request's deadline passed",
+        408: "The request's deadline passed",
+        504: "The generation took longer than the server allows",
     }
     retry = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds"}}
     return {

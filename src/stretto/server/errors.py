@@ -24,6 +24,7 @@ _OPENAI_TYPES = {
     409: "conflict_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
+    408: "timeout_error",
     504: "timeout_error",
 }
 _ANTHROPIC_TYPES = {
@@ -33,6 +34,7 @@ _ANTHROPIC_TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
+    408: "timeout_error",
     504: "timeout_error",
 }
 # Absolute paths and addresses in memory. Names such as user/repo and v1/models stay.
