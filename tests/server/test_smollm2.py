@@ -210,7 +210,7 @@ def test_tokens_outside_the_vocabulary(clients: Clients) -> None:
 
 
 def test_a_deadline(clients: Clients) -> None:
-    with pytest.raises(openai.InternalServerError) as caught:
+    with pytest.raises(openai.APIStatusError) as caught:
         clients.openai.completions.create(
             model=clients.model,
             prompt="x",
