@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import sys
 import time
 import traceback
@@ -16,6 +15,7 @@ import traceback
 import structlog
 
 from stretto.testing.engine_simulation import EngineReport, EngineSimulation
+from stretto.testing.reports import write_report
 
 SOMETIMES = (
     "a hold",
@@ -93,23 +93,10 @@ def main(arguments: list[str] | None = None) -> int:
     seconds = time.monotonic() - started
     show(total, seconds)
     if options.json:
-        _write_json(options.json, total, seconds)
+        hours = round(total.virtual_s / 3600, 2)
+        figures = {"seeds": total.seeds, "requests": total.requests, "virtual_hours": hours}
+        write_report(options.json, total, laws=SOMETIMES, seconds=round(seconds, 1), **figures)
     return 0
-
-
-def _write_json(path: str, report: EngineReport, seconds: float) -> None:
-    value = {
-        "seeds": report.seeds,
-        "requests": report.requests,
-        "virtual_hours": round(report.virtual_s / 3600, 2),
-        "seconds": round(seconds, 1),
-        "faults": dict(sorted(report.faults.items())),
-        "outcomes": dict(sorted(report.outcomes.items())),
-        "sometimes": {law: report.sometimes[law] for law in SOMETIMES},
-    }
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1)
-        file.write("\n")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ the run with status 1 and prints the one command that replays it.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 import traceback
@@ -17,6 +16,7 @@ from itertools import count
 from multiprocessing import get_context
 
 from stretto.testing.laws import SOMETIMES
+from stretto.testing.reports import write_report
 from stretto.testing.scenario import draw
 from stretto.testing.simulation import Report, Simulation
 
@@ -125,26 +125,13 @@ def main(arguments: list[str] | None = None) -> int:
     seconds = time.monotonic() - started
     show(total, seconds)
     if options.json:
-        write_json(options.json, total, seconds)
+        figures = {"ticks": total.ticks, "seeds": total.seeds, "seconds": round(seconds, 1)}
+        write_report(options.json, total, laws=SOMETIMES, **figures)
     unseen = [law for law in SOMETIMES if not total.sometimes[law]]
     if unseen and not options.only and not options.lenient:
         print("\nnever seen: " + ", ".join(unseen))
         return 1
     return 0
-
-
-def write_json(path: str, report: Report, seconds: float) -> None:
-    value = {
-        "ticks": report.ticks,
-        "seeds": report.seeds,
-        "seconds": round(seconds, 1),
-        "faults": dict(sorted(report.faults.items())),
-        "outcomes": dict(sorted(report.outcomes.items())),
-        "sometimes": {law: report.sometimes[law] for law in SOMETIMES},
-    }
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1)
-        file.write("\n")
 
 
 if __name__ == "__main__":

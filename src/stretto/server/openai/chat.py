@@ -10,18 +10,19 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stretto.rpc.messages import GenerateParams, Usage
+from stretto.rpc.messages import GenerateParams
 from stretto.server.bodies import BodyRoute
 from stretto.server.boundary import new_id
 from stretto.server.caller import caller_of
 from stretto.server.documents import OPENAI_ERRORS, streaming
-from stretto.server.generation import Answer, Services, collect, merged, start, total_usage
+from stretto.server.generation import Answer, Services, collect, start, total_usage
 from stretto.server.openai.chat_request import ChatRequest
 from stretto.server.openai.chunks import ChatChunks
 from stretto.server.openai.logprobs import chat_logprobs
+from stretto.server.openai.relay import relay
 from stretto.server.openai.replies import ChatCompletion
 from stretto.server.openai.shapes import tool_calls_of, usage_of
-from stretto.server.sse import DONE, EventStream, JsonReply, Wire
+from stretto.server.sse import EventStream, JsonReply, Wire
 
 
 def router(services: Services) -> APIRouter:
@@ -68,18 +69,8 @@ class _Chat:
             logprobs=bool(self._body.logprobs),
         )
         streams = start(self._services.engine, self._params, self._n)
-        usages = [Usage()] * self._n
-        try:
-            async for index, delta in merged(streams):
-                if delta.end is not None:
-                    usages[index] = delta.end.usage
-                if data := chunks.render(index, delta):
-                    await wire.write(data)
-        finally:
-            for stream in streams:
-                stream.cancel()
-        tail = chunks.usage(total_usage(usages, self._n)) if self._body.include_usage else b""
-        await wire.write(tail + DONE)
+        usage = self._body.include_usage
+        await relay(wire, streams, chunks, n=self._n, include_usage=usage)
 
     async def whole(self) -> bytes:
         answers = await collect(start(self._services.engine, self._params, self._n))

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from stretto.engine.api import GenerationStream
 from stretto.errors import InvalidFieldError, UnsupportedFieldError
-from stretto.rpc.messages import GenerateParams, Usage
+from stretto.rpc.messages import GenerateParams
 from stretto.server.bodies import BodyRoute
 from stretto.server.boundary import new_id
 from stretto.server.caller import Caller, caller_of
@@ -28,15 +28,16 @@ from stretto.server.fields import (
     Sampling,
     Stops,
 )
-from stretto.server.generation import Answer, Services, collect, merged, start, total_usage
+from stretto.server.generation import Answer, Services, collect, start, total_usage
 from stretto.server.openai.chat_request import Harmless, StreamOptions
 from stretto.server.openai.chunks import TextChunks
 from stretto.server.openai.logprobs import Columns
 from stretto.server.openai.prompts import Prompt, prompts
+from stretto.server.openai.relay import relay
 from stretto.server.openai.replies import Completion
 from stretto.server.openai.shapes import usage_of
 from stretto.server.openai.tools import Guided, ResponseFormat, guidance_of, guidance_of_format
-from stretto.server.sse import DONE, EventStream, JsonReply, Wire
+from stretto.server.sse import EventStream, JsonReply, Wire
 
 PROMPTS_MAX = 64
 ANSWERS_MAX = 128  # prompts times n
@@ -176,18 +177,8 @@ class _Completions:
             logprobs=self._body.logprobs,
         )
         streams = self._start()
-        usages = [Usage()] * len(streams)
-        try:
-            async for index, delta in merged(streams):
-                if delta.end is not None:
-                    usages[index] = delta.end.usage
-                if data := chunks.render(index, delta):
-                    await wire.write(data)
-        finally:
-            for stream in streams:
-                stream.cancel()
-        tail = chunks.usage(total_usage(usages, self._n)) if self._body.include_usage else b""
-        await wire.write(tail + DONE)
+        usage = self._body.include_usage
+        await relay(wire, streams, chunks, n=self._n, include_usage=usage)
 
     async def whole(self) -> bytes:
         echoes = await self._echoes()

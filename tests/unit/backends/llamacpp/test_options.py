@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from stretto.backends.llamacpp import Context, ContextError
+from stretto.backends.llamacpp.calibration import rows_for
 from stretto.backends.llamacpp.options import resolve
 from tests.unit.backends.llamacpp.rig import options, tiny
 
@@ -28,8 +30,16 @@ def test_a_window_that_llama_cpp_pads_stays_the_one_asked_for() -> None:
     context.close()
 
 
-def test_rope_scaling_is_given_by_name() -> None:
-    Context(tiny("dense"), options(rope={"rope_scaling_type": "linear", "rope_freq_scale": 0.5})).close()
+def test_rope_scaling_is_given_by_name_and_changes_what_is_computed() -> None:
+    def logits(**more) -> np.ndarray:
+        context = Context(tiny("dense"), options(**more))
+        assert context.decode(rows_for([(0, 0, 12)], vocab=context.vocab)) == 0
+        found = context.logits().copy()
+        context.close()
+        return found
+
+    scaled = logits(rope={"rope_scaling_type": "linear", "rope_freq_scale": 0.5})
+    assert not np.allclose(scaled, logits())
 
 
 def test_a_pool_is_shared_by_all() -> None:

@@ -1,0 +1,37 @@
+"""Generations to an event stream in OpenAI's shape: chunks as they come, usage where asked, then [DONE]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from stretto.engine.api import Delta, GenerationStream
+from stretto.rpc.messages import Usage
+from stretto.server.generation import merged, total_usage
+from stretto.server.sse import DONE, Wire
+
+
+class Chunks(Protocol):
+    """Renders one reply's events. An empty answer of `render` means that there is nothing to send yet."""
+
+    def render(self, index: int, delta: Delta) -> bytes: ...
+
+    def usage(self, usage: Usage) -> bytes: ...
+
+
+async def relay(
+    wire: Wire, streams: Sequence[GenerationStream], chunks: Chunks, *, n: int, include_usage: bool
+) -> None:
+    """`n` streams share each prompt. Leaving early cancels all of them."""
+    usages = [Usage()] * len(streams)
+    try:
+        async for index, delta in merged(streams):
+            if delta.end is not None:
+                usages[index] = delta.end.usage
+            if data := chunks.render(index, delta):
+                await wire.write(data)
+    finally:
+        for stream in streams:
+            stream.cancel()
+    tail = chunks.usage(total_usage(usages, n)) if include_usage else b""
+    await wire.write(tail + DONE)
