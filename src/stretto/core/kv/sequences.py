@@ -273,12 +273,8 @@ class SequenceLedger:
             return False
         if job.where is Where.PARKED:
             return False
-        boundaries = job.request.boundaries
-        if (
-            not boundaries
-            or boundaries[-1] < self._limits.cache_min_tokens
-            or content.nearest(boundaries[-1])
-        ):
+        last = job.request.boundaries[-1] if job.request.boundaries else 0
+        if not last or last < self._limits.cache_min_tokens or content.nearest(last):
             return False
         self.notes.append(Note(notes.HYBRID_NO_SNAPSHOT, job.id, slot.index, content.length))
         return True
