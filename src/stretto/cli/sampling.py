@@ -23,7 +23,7 @@ class Sampling:
     Parameters
     ----------
     max_tokens
-        End the answer after so many tokens. [default: what the window holds]
+        End the answer after so many tokens. [default: 1024]
     temperature
         0 is greedy. [default: 0.8]
     top_p

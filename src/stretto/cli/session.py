@@ -104,12 +104,17 @@ def show_answer(
 
     `shown` collects the text as it goes out, for who needs it after an interrupt.
     """
+    from stretto.llm.client import ANSWER_TOKENS
+
     stream = llm.stream(prompt, **options)
     try:
-        return _show(stream, [] if shown is None else shown)
+        completion = _show(stream, [] if shown is None else shown)
     except BaseException:
         stream.close()
         raise
+    if completion.usage.completion_tokens == ANSWER_TOKENS and "max_tokens" not in options:
+        note(f"the answer was cut after {ANSWER_TOKENS} tokens; -n N allows more")
+    return completion
 
 
 def _show(stream: Stream, shown: list[str]) -> Completion:

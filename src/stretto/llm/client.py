@@ -38,6 +38,7 @@ from stretto.text.tokenizer import PromptTokens, Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 TextOrTokens = str | Sequence[int]
+ANSWER_TOKENS = 1024  # where nobody said max_tokens: small models may ramble to the end of their window
 
 
 class LLM:
@@ -45,6 +46,7 @@ class LLM:
 
     `model` is a path to a GGUF file, a name from the store, or nothing (the bundled SmolLM2). Every key of
     `stretto.yaml`'s model section is a keyword here: `n_seq_max=8, context_window=4096, cache="prefix", …`.
+    An answer ends after `max_tokens` tokens: 1,024 unless the call says otherwise.
     """
 
     def __init__(
@@ -250,8 +252,7 @@ class LLM:
         return self._text_prompt(prompt) if isinstance(prompt, str) else self._chat_prompt(prompt, None)
 
     def _call(self, prompt: Prompt, options: Options) -> Call:
-        room = self._runtime.capabilities.pool_tokens
-        params = replace(options.params, max_tokens=options.max_tokens or room)
+        params = replace(options.params, max_tokens=options.max_tokens or ANSWER_TOKENS)
         return Call(
             prompt=prompt,
             params=params,

@@ -166,7 +166,7 @@ def _llamacpp(
         "warnings": tuple(warning.message for warning in backend.warnings),
         "origins": dict(loaded.origin),
     }
-    return Loaded(runtime, chosen, description)
+    return Loaded(runtime, chosen.model_copy(update={"seed": chosen.seed or 0}), description)
 
 
 def model_options(chosen: settings_.ModelSettings) -> ModelOptions:
@@ -211,7 +211,10 @@ def template_source(chosen: settings_.ModelSettings) -> str | None:
 
 
 def _simulated(chosen: settings_.ModelSettings, beat: Beat | None) -> Loaded:
-    """No model at all: for trying out the machinery, and for measuring everything around it."""
+    """No model at all: for trying out the machinery, and for measuring everything around it.
+
+    Its texts are the same from run to run: a seed that nobody chose is 0.
+    """
     from stretto.backends.simulated import SimulatedModel
     from stretto.backends.simulated.paced import PacedBackend
     from stretto.backends.simulated.text import SpellingTokenizer

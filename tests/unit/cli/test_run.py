@@ -13,7 +13,7 @@ from stretto.cli.run import _asked, _prompt
 from tests.unit.cli.conftest import TIMEOUT_S
 
 SIMULATED = ("--backend", "simulated")
-ENDLESS = (*SIMULATED, "--context-window", "4M", "--ignore-eos")
+ENDLESS = (*SIMULATED, "--context-window", "4M", "--ignore-eos", "-n", "4000000")
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,13 @@ def test_the_answer_is_all_of_stdout(shell):
     assert ended.out.endswith("\n")
     assert 0 < len(ended.out) <= 7 * 4 + 1
     assert ended.err == ""
+
+
+def test_an_answer_without_a_limit_of_its_own_ends_and_says_so(shell):
+    ended = shell("run", "hello", "--ignore-eos", "--stats", *SIMULATED)
+    assert ended.code == 0
+    assert "note: the answer was cut after 1024 tokens; -n N allows more" in ended.err
+    assert "1024 tokens at" in ended.err
 
 
 def test_piped_text_is_the_prompt(shell):
