@@ -44,6 +44,7 @@ class Capabilities:
     rows_max: int = 2048
     outputs_max: int = 2048
     row_quantum: int = 1
+    whole_quanta: bool = False  # a part of a quantum takes as long as a whole one
     contiguous: bool = False
     equal_spans: bool = False
     plan_ahead: int = 0

@@ -48,7 +48,10 @@ class ChunkSharer:
         return left
 
     def _give(self, shares: dict[int, int], slot: Slot, count: int, *, least: int = 0) -> int:
-        """Up to `count` more rows: to the end of the prompt, to a mark, or a multiple of the quantum."""
+        """Up to `count` more rows: to the end of the prompt, to a mark, or a multiple of the quantum.
+
+        Answers how many rows it counts for.
+        """
         have = shares.get(slot.index, 0)
         due = next((mark - slot.planned for mark in slot.marks if mark > slot.planned), slot.rows_due)
         total = min(have + count, due, self._chunk_max)
@@ -56,9 +59,12 @@ class ChunkSharer:
             total = max(total - total % self._quantum, min(least, total))
         while total > have + 1 and total < self._quantum and self._is_dear(total, slot.planned):
             total = (total + 1) // 2
-        given = max(0, total - have)
-        shares[slot.index] = have + given
-        return given
+        total = max(total, have)
+        billed = self._cost.billed(total) - self._cost.billed(have)
+        if billed > count and not least:
+            return 0
+        shares[slot.index] = total
+        return billed
 
     def _is_dear(self, count: int, context: int) -> bool:
         """Behind a kernel's cliff a part of a quantum can cost more than all of it: then in two parts."""

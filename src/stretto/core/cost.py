@@ -3,7 +3,8 @@
 t = decode + f[chunk] * chunk * (beta + gamma * context), where decode = a + b * rows + c * (sum of contexts).
 Fitted online by recursive least squares from the backend's own `pass_s`, never from wall time. No linear
 formula sees a kernel's cliff (a 63-row chunk can cost twice a 64-row one), hence the factor f per chunk step.
-Starts by trusting nothing: the smallest chunk, then twice as much, as measurements arrive.
+Starts by trusting nothing: the smallest chunk, then twice as much, as measurements arrive. Where a backend fills
+quanta up (`whole_quanta`), a part of one counts as a whole one, here and wherever chunks are shared out.
 """
 
 from __future__ import annotations
@@ -13,6 +14,11 @@ OUTLIER = 3.0
 OUTLIERS_BELIEVED = 3  # the third outlier in a row is the new truth
 F_WEIGHT = 0.2
 MARGIN_STEP = 0.05
+TARGET_S = 0.05  # between two tokens of a stream, where the operator did not say
+DECODE_TICKS = 4.0  # … or this many decode-only ticks: prompts get three quarters of a slow machine
+STRETCH = (
+    1.75  # … or this many quanta's time at the prompt's end: what its last chunks take at least, and a bit
+)
 IDLE_TARGETS = 4.0  # with nobody decoding, a tick may take this many targets: newcomers still get in soon
 
 
@@ -51,8 +57,9 @@ class LeastSquares:
 
 
 class CostModel:
-    def __init__(self, *, row_quantum: int, chunk_max: int) -> None:
+    def __init__(self, *, row_quantum: int, chunk_max: int, whole_quanta: bool = False) -> None:
         self._quantum = row_quantum
+        self._least = row_quantum if whole_quanta else 0
         self._decode = LeastSquares(3)
         self._prefill = LeastSquares(2)
         self._factor: dict[int, float] = {}  # chunk in quanta -> measured / predicted
@@ -64,8 +71,13 @@ class CostModel:
     def decode_s(self, rows: int, contexts: int) -> float:
         return self._decode.predict([1.0, rows, contexts]) if rows else 0.0
 
+    def billed(self, chunk: int) -> int:
+        """The rows that a chunk takes as long as."""
+        return max(chunk, self._least) if chunk else 0
+
     def chunk_s(self, chunk: int, context: int) -> float:
         """Predicted time of one prompt's chunk, margin included."""
+        chunk = self.billed(chunk)
         base = chunk * self._prefill.predict([1.0, context + chunk / 2])
         return base * self._factor.get(self._step(chunk), 1.0) * self._margin
 
@@ -74,9 +86,18 @@ class CostModel:
         """For comparing a prefix's worth with the cost of bringing it in; a guess until measured."""
         return self._prefill.predict([1.0, 0.0]) if self._prefill.samples else 1e-3
 
-    def allowance_s(self, decode_s: float, target_s: float) -> float:
-        """Prompts always get at least half the machine; a fixed target would starve them."""
-        return max(target_s - decode_s, decode_s) if decode_s else target_s * IDLE_TARGETS
+    def allowance_s(self, decode_s: float, target_s: float | None, length: int) -> float:
+        """Time for prompts in a tick, the most senior of which is `length` tokens long.
+
+        They always get at least half the machine; a fixed target would starve them. With no target (auto)
+        chunks may also take as long as the last ones of this prompt must: short ones early would not make the
+        longest gap shorter, only the prompt later.
+        """
+        least_s = decode_s
+        if target_s is None:
+            target_s = max(TARGET_S, DECODE_TICKS * decode_s)
+            least_s = STRETCH * self.chunk_s(self._quantum, length)
+        return max(target_s - decode_s if decode_s else target_s * IDLE_TARGETS, least_s)
 
     def largest_chunk(self, context: int, allowance_s: float) -> int:
         """The largest multiple of the quantum within the allowance; at least one quantum."""
@@ -97,10 +118,10 @@ class CostModel:
             if self._believable(pass_s, self._decode.predict([1.0, rows, contexts]), self._decode):
                 self._decode.update([1.0, rows, contexts], pass_s)
             return
-        total = sum(count for count, _ in chunks)
+        total = sum(self.billed(count) for count, _ in chunks)
         rest = pass_s - self.decode_s(rows, contexts)
         if rest > 0.0:
-            context = sum(count * (at + count / 2) for count, at in chunks) / total
+            context = sum(self.billed(count) * (at + count / 2) for count, at in chunks) / total
             self._observe_chunk(total, context, rest)
         if total >= self._trusted:
             self._trusted = min(2 * self._trusted, self._chunk_max)

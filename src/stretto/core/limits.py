@@ -28,7 +28,7 @@ class Limits:
     n_seq_max: int = 4
     n_batch: int = 2048
     prefill_chunk: int = 512
-    target_itl_s: float = 0.05
+    target_itl_s: float | None = None  # None: what this machine can do, see core/cost.py
     queue_depth: int = 2
     max_queue: int = 512
     max_queue_wait_s: float | None = None

@@ -116,7 +116,8 @@ class RowPlanner:
         if not prompts:
             return []
         decode_s = state.cost.decode_s(len(decode) + extra, sum(slot.planned for slot in decode))
-        allowance_s = state.cost.allowance_s(decode_s, state.limits.target_itl_s)
+        length = len(min(prompts, key=_seniority).known)
+        allowance_s = state.cost.allowance_s(decode_s, state.limits.target_itl_s, length)
         rows = self._budget - len(decode) - extra
         fitted = self._fit(self._sharer.share(prompts, allowance_s=allowance_s, rows=rows))
         if not fitted and not decode:  # it was the others' turn, and memory has no room for them

@@ -30,7 +30,9 @@ class State:
         self.ledger: KvLedger = make_ledger(limits, capabilities)
         self.queue = Queue(limits)
         self.accounts = Accounts(limits.tenant_weights)
-        self.cost = CostModel(row_quantum=self.quantum, chunk_max=limits.n_batch)
+        self.cost = CostModel(
+            row_quantum=self.quantum, chunk_max=limits.n_batch, whole_quanta=capabilities.whole_quanta
+        )
         self.slots = [Slot(index) for index in range(limits.n_seq_max)]
         self.active: list[Slot] = []
         self.jobs: dict[str, Job] = {}

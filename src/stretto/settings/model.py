@@ -24,7 +24,6 @@ from stretto.settings.values import Bytes, Count, Milliseconds, Seconds
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
 CachePolicy = Literal["none", "system_prompt", "incremental", "prefix"]
 CACHE_SWITCHES = {"system_prompt_cache": "system_prompt", "incremental_cache": "incremental"}
-TARGET_ITL_AUTO_S = 0.05
 _SWITCH = {True: "on", False: "off", "enabled": "on", "disabled": "off", "true": "on", "false": "off"}
 
 
@@ -68,7 +67,8 @@ class ModelSettings(BaseModel):
     prefill_chunk: Annotated[Count, Field(ge=1, le=1 << 20)] = 512
     """Most prompt tokens that one tick computes."""
     target_itl_ms: Annotated[Milliseconds, Field(gt=0)] | Literal["auto"] = "auto"
-    """Milliseconds between two tokens of a stream that a tick tries to keep."""
+    """Milliseconds between two tokens of a stream that a tick tries to keep; auto: 50, or on a slow machine four
+    times what a tick without prompts takes, and long prompts in chunks of an efficient size."""
 
     load_format: Literal["auto", "dummy"] = "auto"
     """torch: dummy makes random weights of the model's shape, for benchmarks."""
@@ -192,7 +192,7 @@ class ModelSettings(BaseModel):
 
     def limits(self) -> Limits:
         """What the scheduler needs to know."""
-        itl_s = TARGET_ITL_AUTO_S if self.target_itl_ms == "auto" else self.target_itl_ms / 1000
+        itl_s = None if self.target_itl_ms == "auto" else self.target_itl_ms / 1000
         try:
             return Limits(
                 n_seq_max=self.n_seq_max,

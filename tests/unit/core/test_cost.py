@@ -96,9 +96,9 @@ def test_chunks_are_multiples_of_the_quantum_within_the_allowance():
 
 def test_prompts_get_half_the_machine_where_the_target_is_out_of_reach():
     model = CostModel(row_quantum=1, chunk_max=64)
-    assert model.allowance_s(0.24, 0.05) == 0.24
-    assert model.allowance_s(0.01, 0.05) == pytest.approx(0.04)
-    assert model.allowance_s(0.0, 0.05) > 0.05
+    assert model.allowance_s(0.24, 0.05, 100) == 0.24
+    assert model.allowance_s(0.01, 0.05, 100) == pytest.approx(0.04)
+    assert model.allowance_s(0.0, 0.05, 100) > 0.05
 
 
 def test_a_tick_without_time_teaches_nothing():

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from stretto.backends.llamacpp.arena import Arena
 from stretto.backends.llamacpp.batch import Columns, Rows
-from stretto.backends.llamacpp.calibration import Measures, calibrate, measure
+from stretto.backends.llamacpp.calibration import Measures, aside, calibrate, measure
 from stretto.backends.llamacpp.capabilities import capabilities_of, rewind_of
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.kvops import Memory
 from stretto.backends.llamacpp.model import LoadWarning, Model, ModelOptions, Progress, load
 from stretto.backends.llamacpp.options import ContextOptions
+from stretto.backends.llamacpp.quanta import Quanta, widened
 from stretto.backends.llamacpp.samplers import Samplers
 from stretto.backends.llamacpp.seats import BAD_OUTPUT, MakeSampler, Sampled, Seat
 from stretto.core.capabilities import Rewind
@@ -49,13 +50,14 @@ class LlamaCppBackend:
     ) -> None:
         self.context = context
         self.model: Model = context.model
-        self.measures: Measures = measure(context)
+        self.measures: Measures = aside(lambda: measure(context))
         if calibrated:
             self.calibrate()
         self.capabilities = capabilities_of(context, self.measures)
         rewind, _ = rewind_of(context, self.measures)
         self.memory = Memory(context, Arena(int(cache_ram_bytes * ARENA_SLACK)), rewind)
         self._one_call = not self.measures.two_calls or (context.plan.unified and rewind is not Rewind.ANY)
+        self._quanta = Quanta(self.capabilities.row_quantum) if self.capabilities.whole_quanta else None
         self.samplers = Samplers(self.model.vocabulary)
         self._make_sampler = make_sampler or self.samplers
         self._owns_model = owns_model
@@ -100,7 +102,7 @@ class LlamaCppBackend:
 
     def calibrate(self) -> Measures:
         """Measure calls, drafts and threads. Only before the first tick: the sequences are emptied."""
-        self.measures = calibrate(self.context, self.measures)
+        self.measures = aside(lambda: calibrate(self.context, self.measures))
         return self.measures
 
     # --- the protocol ----------------------------------------------------------------------------
@@ -166,6 +168,7 @@ class LlamaCppBackend:
     def _run(self, tick: Tick, outcome: Outcome, broken: set[int]) -> None:
         spans = [at for at, sequence in enumerate(tick.sequences) if sequence not in broken]
         self._check(tick, spans)
+        tick = self._whole_chunks(tick, spans)
         columns = Columns(tick)
         got: dict[int, list[int]] = {}
         for call in self._calls(tick, columns, spans):
@@ -178,6 +181,20 @@ class LlamaCppBackend:
             drafts = self._seats[slot].propose(tokens) if tokens else ()
             if drafts:
                 outcome.drafts[slot] = array("i", drafts)
+
+    def _whole_chunks(self, tick: Tick, spans: Sequence[int]) -> Tick:
+        """Chunks that are too short for the fast kernel begin earlier, behind a sequence cut back that far."""
+        if self._quanta is None or len(tick.slots) == tick.decode_spans:
+            return tick
+        missing: dict[int, int] = {}
+        room = self.context.n_batch - tick.rows
+        for at in spans:
+            rows = self._quanta.missing(tick.counts[at], tick.starts[at]) if at >= tick.decode_spans else 0
+            if rows and sum(missing.values()) + rows <= room:
+                if not self.memory.cut_back(tick.sequences[at], tick.starts[at] - rows):
+                    raise InvariantError(f"sequence {tick.sequences[at]} could not be cut back")
+                missing[at] = rows
+        return widened(tick, missing, self._seats) if missing else tick
 
     def _check(self, tick: Tick, spans: Sequence[int]) -> None:
         """M-RoPE models take any position without a word: our own count is what notices a hole."""
@@ -207,6 +224,7 @@ class LlamaCppBackend:
         return [columns.gather(decode), columns.gather(prompts)]
 
     def _run_call(self, tick: Tick, rows: Rows, outcome: Outcome, got: dict[int, list[int]]) -> bool:
+        started = time.perf_counter()
         try:
             code = self.context.decode(rows)
             logits = self.context.logits() if code == 0 and rows.outputs_count else None
@@ -218,6 +236,8 @@ class LlamaCppBackend:
             self._fail(outcome, code, rows)
             return False
         outcome.ran = True
+        if self._quanta is not None:
+            self._quanta.learn(tick, rows.spans, time.perf_counter() - started)
         for at in rows.spans:
             self.memory.lengths[tick.sequences[at]] += tick.counts[at]
         if logits is not None:

@@ -3,21 +3,29 @@
 Runs a few small passes in empty sequences and leaves them empty. Answers: bytes of a token and of a state,
 how fast snapshots and copies are, whether decode rows and a chunk are faster as one call or two, what a
 draft row costs, and how many threads decode best.
+
+All of it runs in threads that end (`aside`). OpenMP keeps a team for each thread that ever computed, and once
+there are more of them than processors its barriers sleep where they would spin: a fifth of the speed was lost
+to a thread that had only loaded the model.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
 from stretto.backends.llamacpp.batch import Rows
 from stretto.backends.llamacpp.context import STATE_ONLY, WHOLE, Context
 from stretto.errors import ContextError
+
+T = TypeVar("T")
 
 PROBE_TOKENS = 32
 BANDWIDTH_MIN, BANDWIDTH_MAX = 1e8, 1e12
@@ -38,6 +46,12 @@ class Measures:
     draft_cost: float = DRAFT_COST_DEFAULT
     two_calls: bool = True
     n_threads: int = 0
+
+
+def aside(work: Callable[[], T]) -> T:
+    """Do this in a thread of its own, so that OpenMP's team for it ends with it."""
+    with ThreadPoolExecutor(1, thread_name_prefix="calibration") as pool:
+        return pool.submit(work).result()
 
 
 def rows_for(spans: list[tuple[int, int, int]], *, vocab: int, output: bool = True) -> Rows:

@@ -44,7 +44,7 @@ def capabilities_of(context: Context, measures: Measures) -> Capabilities:
     model = context.model
     rewind, tokens = rewind_of(context, measures)
     pooled = context.plan.unified and not model.is_recurrent
-    on_cpu = not model.on_gpu
+    tiled = context.flash_attention and not model.on_gpu
     return Capabilities(
         rewind=rewind,
         rewind_tokens=tokens,
@@ -60,7 +60,8 @@ def capabilities_of(context: Context, measures: Measures) -> Capabilities:
         snapshot_bytes_per_s=measures.snapshot_bytes_per_s,
         rows_max=context.n_batch,
         outputs_max=context.outputs_max,
-        row_quantum=ROW_QUANTUM_CPU_FLASH if on_cpu and context.flash_attention else 1,
+        row_quantum=ROW_QUANTUM_CPU_FLASH if tiled else 1,
+        whole_quanta=tiled and not pooled and rewind is Rewind.ANY,
         contiguous=not pooled,
         equal_spans=not context.plan.unified or model.is_hybrid or model.is_recurrent,
         vocab=context.vocab,

@@ -54,6 +54,12 @@ class Seat:
             known.extend(self._output)
             self._drafter = Drafter(known, min(params.draft_tokens, drafts_max), cost=draft_cost)
 
+    def known(self, begin: int, end: int) -> array[int]:
+        """The tokens at these positions, of the prompt and of what was generated since."""
+        tokens = array("i", self.request.tokens[begin:end])
+        tokens.extend(self._output[max(0, begin - self._prompt) : max(0, end - self._prompt)])
+        return tokens
+
     def at(self, index: int) -> SamplerLike:
         """The sampler for output `index`, with every token before it accepted."""
         if index > len(self._output):

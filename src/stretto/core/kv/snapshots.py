@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from stretto.core import notes
 from stretto.core.cache.store import Checkpoint, Content
+from stretto.core.cost import TARGET_S
 from stretto.core.kv.ops import KvOp, OpKind, OpResult
 from stretto.core.kv.sequence import Sequence, SequenceTable
 from stretto.core.limits import Limits
@@ -25,7 +26,8 @@ class Snapshots:
         self._store = table.store
         self._can = table.can
         self.apart = limits.cache == "system_prompt"  # entries live where no request runs
-        self.save_bytes_max = int(table.can.snapshot_bytes_per_s * limits.target_itl_s * SAVE_SHARE)
+        tick_s = limits.target_itl_s or TARGET_S
+        self.save_bytes_max = int(table.can.snapshot_bytes_per_s * tick_s * SAVE_SHARE)
         self._save_bytes = 0
         self._saves: list[KvOp] = []
         self._marking: dict[
