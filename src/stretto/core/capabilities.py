@@ -45,6 +45,7 @@ class Capabilities:
     outputs_max: int = 2048
     row_quantum: int = 1
     whole_quanta: bool = False  # a part of a quantum takes as long as a whole one
+    efficient_quanta: int = 1  # quanta of a tick from which on more of them save little
     contiguous: bool = False
     equal_spans: bool = False
     plan_ahead: int = 0

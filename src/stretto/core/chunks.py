@@ -20,13 +20,18 @@ class ChunkSharer:
         self._chunk_max = chunk_max
         self._others_turn = True
 
-    def share(self, prompts: Sequence[Slot], *, allowance_s: float, rows: int) -> list[tuple[Slot, int]]:
-        """Rows for each prompt that gets any this tick, in the order in which they were given."""
+    def share(
+        self, prompts: Sequence[Slot], *, allowance_s: float, rows: int, least: int = 0
+    ) -> list[tuple[Slot, int]]:
+        """Rows for each prompt that gets any this tick, in the order in which they were given.
+
+        `least`: rows to give out in all, whatever they take.
+        """
         if not prompts or rows <= 0:
             return []
         senior = min(prompts, key=_seniority)
         others = sorted((s for s in prompts if s is not senior), key=_shortest)
-        budget = min(self._cost.largest_chunk(senior.planned, allowance_s), rows)
+        budget = min(self._cost.largest_chunk(senior.planned, allowance_s, least=least), rows)
         shares: dict[int, int] = {}
         left = budget
         if budget >= 2 * self._quantum and others:

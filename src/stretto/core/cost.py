@@ -3,8 +3,8 @@
 t = decode + f[chunk] * chunk * (beta + gamma * context), where decode = a + b * rows + c * (sum of contexts).
 Fitted online by recursive least squares from the backend's own `pass_s`, never from wall time. No linear
 formula sees a kernel's cliff (a 63-row chunk can cost twice a 64-row one), hence the factor f per chunk step.
-Starts by trusting nothing: the smallest chunk, then twice as much, as measurements arrive. Where a backend fills
-quanta up (`whole_quanta`), a part of one counts as a whole one, here and wherever chunks are shared out.
+Starts by trusting nothing: the smallest chunk, then twice as much, as measurements arrive. Where a backend
+fills quanta up (`whole_quanta`), a part counts as a whole one, here and wherever chunks are shared out.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ F_WEIGHT = 0.2
 MARGIN_STEP = 0.05
 TARGET_S = 0.05  # between two tokens of a stream, where the operator did not say
 DECODE_TICKS = 4.0  # … or this many decode-only ticks: prompts get three quarters of a slow machine
-STRETCH = (
-    1.75  # … or this many quanta's time at the prompt's end: what its last chunks take at least, and a bit
-)
+NEAR_THE_END = 0.9  # of a prompt: at the very end half as many rows must do
 IDLE_TARGETS = 4.0  # with nobody decoding, a tick may take this many targets: newcomers still get in soon
 
 
@@ -57,8 +55,11 @@ class LeastSquares:
 
 
 class CostModel:
-    def __init__(self, *, row_quantum: int, chunk_max: int, whole_quanta: bool = False) -> None:
+    def __init__(
+        self, *, row_quantum: int, chunk_max: int, whole_quanta: bool = False, efficient_quanta: int = 1
+    ) -> None:
         self._quantum = row_quantum
+        self.efficient = efficient_quanta * row_quantum
         self._least = row_quantum if whole_quanta else 0
         self._decode = LeastSquares(3)
         self._prefill = LeastSquares(2)
@@ -90,23 +91,24 @@ class CostModel:
         """Time for prompts in a tick, the most senior of which is `length` tokens long.
 
         They always get at least half the machine; a fixed target would starve them. With no target (auto)
-        chunks may also take as long as the last ones of this prompt must: short ones early would not make the
-        longest gap shorter, only the prompt later.
+        chunks may also take as long as the last ones of this prompt must: shorter ones before would not make
+        the longest gap shorter, only the prompt later.
         """
         least_s = decode_s
         if target_s is None:
             target_s = max(TARGET_S, DECODE_TICKS * decode_s)
-            least_s = STRETCH * self.chunk_s(self._quantum, length)
+            least_s = self.chunk_s(self.efficient, int(length * NEAR_THE_END))
         return max(target_s - decode_s if decode_s else target_s * IDLE_TARGETS, least_s)
 
-    def largest_chunk(self, context: int, allowance_s: float) -> int:
-        """The largest multiple of the quantum within the allowance; at least one quantum."""
+    def largest_chunk(self, context: int, allowance_s: float, *, least: int = 0) -> int:
+        """The largest multiple of the quantum within the allowance; at least one quantum, or `least`."""
         limit = min(self._trusted, self._chunk_max)
-        best = chunk = self._quantum
+        chunk = self._quantum
+        best = max(chunk, min(least, limit))
         while chunk <= limit:
             if self.chunk_s(chunk, context) > allowance_s:
                 break
-            best = chunk
+            best = max(best, chunk)
             chunk += self._quantum
         return best
 

@@ -31,7 +31,10 @@ class State:
         self.queue = Queue(limits)
         self.accounts = Accounts(limits.tenant_weights)
         self.cost = CostModel(
-            row_quantum=self.quantum, chunk_max=limits.n_batch, whole_quanta=capabilities.whole_quanta
+            row_quantum=self.quantum,
+            chunk_max=limits.n_batch,
+            whole_quanta=capabilities.whole_quanta,
+            efficient_quanta=capabilities.efficient_quanta,
         )
         self.slots = [Slot(index) for index in range(limits.n_seq_max)]
         self.active: list[Slot] = []

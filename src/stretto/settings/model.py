@@ -67,8 +67,8 @@ class ModelSettings(BaseModel):
     prefill_chunk: Annotated[Count, Field(ge=1, le=1 << 20)] = 512
     """Most prompt tokens that one tick computes."""
     target_itl_ms: Annotated[Milliseconds, Field(gt=0)] | Literal["auto"] = "auto"
-    """Milliseconds between two tokens of a stream that a tick tries to keep; auto: 50, or on a slow machine four
-    times what a tick without prompts takes, and long prompts in chunks of an efficient size."""
+    """Milliseconds between two tokens of a stream that a tick tries to keep; auto: 50, on a slow machine four
+    ticks without prompts, and long prompts in chunks of an efficient size."""
 
     load_format: Literal["auto", "dummy"] = "auto"
     """torch: dummy makes random weights of the model's shape, for benchmarks."""

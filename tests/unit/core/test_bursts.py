@@ -44,3 +44,24 @@ def test_a_burst_on_kept_conversations_is_planned_quickly():
         backend = SimulatedBackend(can)
         slowest = [burst(scheduler, backend, number) for number in range(3)]
         assert max(slowest) < 0.5
+
+
+def test_everybody_in_a_burst_finds_the_prefix_that_one_of_them_takes_over():
+    """One adopts the idle sequence and cuts it short; the others, admitted in the same plan, copy from it."""
+    can = Capabilities(sequences_max=8, window=2048, contiguous=True, bytes_per_token=1000)
+    scheduler = Scheduler(Limits(n_seq_max=8, n_batch=512, cache_min_tokens=50), can)
+    backend = SimulatedBackend(can)
+    cached = {}
+    for names in (["warm"], [f"r{index}" for index in range(8)]):
+        for number, name in enumerate(names):
+            own = [200 + number] * 30
+            params = SamplingParams(max_tokens=4, ignore_eos=True)
+            assert scheduler.submit(Request(name, array("i", HEAD + own), params), 0.0).accepted
+        while scheduler.state.jobs:
+            planned = scheduler.plan(0.0)
+            if isinstance(planned, Tick):
+                backend.launch(planned)
+                events = scheduler.commit(complete(backend, planned), 0.0)
+                cached |= {end.request_id: end.cached_tokens for end in events.ends}
+    assert cached.pop("warm") == 0
+    assert min(cached.values()) >= len(HEAD)

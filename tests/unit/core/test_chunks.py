@@ -88,6 +88,19 @@ def test_no_prompts_or_no_rows():
     assert sharer().share(prompts(10), allowance_s=1e9, rows=0) == []
 
 
+def test_whole_quanta_are_shared_out():
+    """Two short rests cost two quanta: only as many as the tick has room for get theirs."""
+    cost = CostModel(row_quantum=64, chunk_max=128, whole_quanta=True)
+    for _ in range(20):
+        cost.observe(rows=0, contexts=0, chunks=[(cost.largest_chunk(0, 1e9), 0)], pass_s=1e-3)
+    sharing = ChunkSharer(cost, quantum=64, chunk_max=512)
+    assert shares(sharing.share(prompts(33, 20, 30), allowance_s=1e9, rows=256)) == {0: 33, 1: 20}
+    assert shares(sharing.share(prompts(640, 20, 30), allowance_s=1e9, rows=256)) == {0: 64, 1: 20}
+    assert shares(sharing.share(prompts(33, 20), allowance_s=0.0, rows=256)) == {1: 20}
+    assert shares(sharing.share(prompts(33, 20), allowance_s=0.0, rows=256)) == {0: 33}
+    assert shares(sharing.share(prompts(33, 20), allowance_s=0.0, rows=256, least=128)) == {0: 33, 1: 20}
+
+
 # --- the gap guarantee, replayed against tables ------------------------------------------------------
 
 

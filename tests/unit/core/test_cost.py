@@ -101,6 +101,27 @@ def test_prompts_get_half_the_machine_where_the_target_is_out_of_reach():
     assert model.allowance_s(0.0, 0.05, 100) > 0.05
 
 
+def test_auto_gives_prompts_three_quarters_and_never_less_than_their_last_chunks_take():
+    model = CostModel(row_quantum=64, chunk_max=512, efficient_quanta=2)
+    train(model, CPU, ticks=300, draw=random.Random(4))
+    short_s, long_s = (model.allowance_s(0.01, None, length) for length in (0, 3000))
+    assert short_s == pytest.approx(model.chunk_s(128, 0))
+    assert long_s == pytest.approx(model.chunk_s(128, 2700))
+    assert model.allowance_s(0.4, None, 0) == pytest.approx(1.2)
+    assert model.largest_chunk(2600, long_s) == 128
+    assert model.largest_chunk(2990, long_s) == 64
+    assert model.largest_chunk(200, long_s) > 128
+
+
+def test_a_part_of_a_quantum_counts_as_a_whole_one_where_the_backend_fills_it_up():
+    whole, exact = (CostModel(row_quantum=64, chunk_max=512, whole_quanta=flag) for flag in (True, False))
+    assert [whole.billed(rows) for rows in (0, 1, 64, 100)] == [0, 64, 64, 100]
+    assert [exact.billed(rows) for rows in (0, 1, 64, 100)] == [0, 1, 64, 100]
+    for context in range(0, 2000, 50):
+        whole.observe(rows=0, contexts=0, chunks=[(33, context)], pass_s=CPU.chunk_s(64, context))
+    assert whole.chunk_s(20, 900) == whole.chunk_s(64, 900) == pytest.approx(CPU.chunk_s(64, 900), rel=0.3)
+
+
 def test_a_tick_without_time_teaches_nothing():
     model = CostModel(row_quantum=1, chunk_max=64)
     model.observe(rows=3, contexts=9, chunks=[], pass_s=0.0)

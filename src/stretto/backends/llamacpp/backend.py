@@ -183,7 +183,7 @@ class LlamaCppBackend:
                 outcome.drafts[slot] = array("i", drafts)
 
     def _whole_chunks(self, tick: Tick, spans: Sequence[int]) -> Tick:
-        """Chunks that are too short for the fast kernel begin earlier, behind a sequence cut back that far."""
+        """Chunks too short for the fast kernel begin earlier, behind a sequence that is cut back that far."""
         if self._quanta is None or len(tick.slots) == tick.decode_spans:
             return tick
         missing: dict[int, int] = {}

@@ -68,6 +68,7 @@ class Model:
         self.is_hybrid = bool(lib.llama_model_is_hybrid(handle))
         self.is_recurrent = bool(lib.llama_model_is_recurrent(handle))
         self.n_swa = int(lib.llama_model_n_swa(handle))
+        self.n_head = int(lib.llama_model_n_head(handle))
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle))
         self.size_bytes = int(lib.llama_model_size(handle))
 

@@ -25,7 +25,7 @@ def match(table: SequenceTable, job: Job) -> Match:
 
 def _in_sequence(table: SequenceTable, sequence: Sequence, job: Job) -> Source | None:
     content, held = sequence.content, sequence.held
-    if content is None or sequence.unsettled or not content.visible_to(job.scope, job.id):
+    if content is None or not sequence.readable or not content.visible_to(job.scope, job.id):
         return None
     common = common_prefix(job.known, content.tokens, min(len(job.known) - 1, held))
     if common == 0:
@@ -57,11 +57,16 @@ def _in_snapshot(table: SequenceTable, snapshot: Snapshot, job: Job) -> Source |
 
 
 def _coming(table: SequenceTable, job: Job) -> Donor | None:
-    """The running donor that will have most in common, if it is still computing it."""
+    """The running donor that will have most in common, if it is still computing it, or taking it over.
+
+    What is brought in by this very plan is certain only after the pass: a burst would start from nothing.
+    """
     best: Donor | None = None
     for sequence in table.all:
         slot, content = sequence.slot, sequence.content
-        if slot is None or slot.job is None or content is None or len(slot.known) - slot.computed <= 1:
+        if slot is None or slot.job is None or content is None:
+            continue
+        if len(slot.known) - slot.computed <= 1 and sequence.readable:
             continue
         if not content.visible_to(job.scope, job.id):
             continue
@@ -71,7 +76,8 @@ def _coming(table: SequenceTable, job: Job) -> Donor | None:
             ahead = branch if branch in slot.marks and branch <= ahead else 0
         elif not (table.can_copy(sequence, slot.computed) or table.can_relay(sequence, slot.computed)):
             continue
-        if ahead > slot.computed and (best is None or ahead > best.length):
+        certain = slot.computed if sequence.readable else 0
+        if ahead > certain and (best is None or ahead > best.length):
             best = Donor(slot.index, slot.job.id, ahead)
     return best
 

@@ -36,7 +36,7 @@ class Sequence:
         self.slot: Slot | None = None
         self.content: Content | None = None
         self.last_used = 0
-        self.unsettled = False  # an operation on it has not been confirmed: it is nobody's source
+        self.unsettled = False  # an operation on it has not been confirmed
         self.copy: KvOp | None = None
         self.copy_turn = 0  # copies are carried out in the order in which they were decided
         self.trim: int | None = None
@@ -50,6 +50,14 @@ class Sequence:
             self.content.length = self.slot.computed
             self.content.peak = max(self.content.peak, self.slot.computed)
         return self.content.length if self.content is not None else 0
+
+    @property
+    def readable(self) -> bool:
+        """Can it be copied from in this plan? Copies go before trims: one that is only cut short will do."""
+        if not self.unsettled:
+            return True
+        only_cut = self.trim is not None and self.copy is None and not self.incoming and not self.clear
+        return only_cut and self.slot is not None
 
     def forget_plans(self) -> None:
         self.copy, self.trim, self.clear, self.incoming = None, None, False, ()
