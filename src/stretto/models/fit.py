@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 from stretto.errors import ModelError
 from stretto.models.kind import ModelShape
@@ -18,6 +18,10 @@ from stretto.models.tensor_types import BY_NAME, TensorType, row_bytes
 CELLS_QUANTUM = 256  # llama.cpp pads a cache to this many tokens
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 SEQUENCES_MAX = 256  # llama.cpp's LLAMA_MAX_SEQ
+SCORES_BYTES_MAX = 256 << 20  # of one pass without flash attention
+SPRINT_WINDOW_MIN = 2048  # smaller windows hold no prompt that is worth a second context
+SPRINT_CACHE_BYTES_MAX = 512 << 20
+_ROWS = 64  # passes are cut down to a multiple of this many rows
 _THUMB_BYTES = {"f32": 4, "f16": 2, "bf16": 2}  # every quantized type counts as one byte
 
 
@@ -62,6 +66,41 @@ class Fit:
     n_seq_max_max: int
 
 
+class Attention(NamedTuple):
+    """How attention is run; `sprint`: long prompts in a second context, with flash attention."""
+
+    flash: bool
+    sprint: bool
+    n_ubatch: int
+
+
+def attention(
+    shape: ModelShape,
+    asked: str,
+    *,
+    context_window: int,
+    n_ubatch: int,
+    cache_type_k: str = "f16",
+    cache_type_v: str = "f16",
+    unified: bool = False,
+    on_gpu: bool = False,
+) -> Attention:
+    """What `flash_attention: auto | on | off` comes to.
+
+    On a CPU auto means off where that is possible and its scores are small: decoding is up to twice as fast.
+    """
+    if any(shape.recurrent) or asked == "off":
+        return Attention(flash=False, sprint=False, n_ubatch=n_ubatch)
+    cells = _padded(context_window)
+    rows = SCORES_BYTES_MAX // (4 * max(1, shape.heads) * cells) // _ROWS * _ROWS
+    plain = {cache_type_k, cache_type_v} <= {"f16", "f32"} and not any(shape.sliding) and not unified
+    if asked == "on" or on_gpu or not plain or rows < _ROWS:
+        return Attention(flash=True, sprint=False, n_ubatch=n_ubatch)
+    stream_bytes = _row_sum(shape, _cache_type(cache_type_k), _cache_type(cache_type_v), cells, cells)
+    sprint = context_window >= SPRINT_WINDOW_MIN and stream_bytes <= SPRINT_CACHE_BYTES_MAX
+    return Attention(flash=False, sprint=sprint, n_ubatch=min(n_ubatch, rows))
+
+
 class Options(TypedDict, total=False):
     """What `fit` passes on to `estimate`."""
 
@@ -69,6 +108,7 @@ class Options(TypedDict, total=False):
     cache_type_v: str
     n_ubatch: int
     flash_attention: bool
+    sprint: bool
     swa_full: bool
     unified: bool
     snapshot_bytes: int
@@ -84,6 +124,7 @@ def estimate(
     cache_type_v: str = "f16",
     n_ubatch: int = 512,
     flash_attention: bool = True,
+    sprint: bool = False,
     swa_full: bool = True,
     unified: bool = False,
     snapshot_bytes: int = 0,
@@ -96,12 +137,15 @@ def estimate(
     window = shape.sliding_window * n_seq_max // streams
     window_cells = cells if swa_full else min(cells, _padded(window + n_ubatch))
     stream_bytes = _row_sum(shape, key_type, value_type, cells, window_cells) if shape.causal else 0
+    compute = _compute(shape, cells, window_cells, n_ubatch, flash_attention=flash_attention)
+    if sprint:
+        compute += _compute(shape, cells, window_cells, n_ubatch, flash_attention=True)
     return Estimate(
         thumb=_thumb(shape, weights_bytes, context_window, n_seq_max, cache_type_k, cache_type_v),
         weights=weights_bytes,
-        cache=streams * stream_bytes,
+        cache=(streams + sprint) * stream_bytes,
         state=shape.recurrent_layers * shape.state_bytes * n_seq_max,
-        compute=_compute(shape, cells, window_cells, n_ubatch, flash_attention=flash_attention),
+        compute=compute,
         output=4 * n_seq_max * (shape.vocabulary_size if shape.generates else shape.embedding_length),
         snapshots=snapshot_bytes,
         cells=streams * cells,

@@ -166,7 +166,7 @@ def _llamacpp(
         "warnings": tuple(warning.message for warning in backend.warnings),
         "origins": dict(loaded.origin),
     }
-    return Loaded(runtime, chosen.model_copy(update={"seed": chosen.seed or 0}), description)
+    return Loaded(runtime, chosen, description)
 
 
 def model_options(chosen: settings_.ModelSettings) -> ModelOptions:
@@ -230,4 +230,4 @@ def _simulated(chosen: settings_.ModelSettings, beat: Beat | None) -> Loaded:
         "slots": chosen.n_seq_max,
         "context_window": window,
     }
-    return Loaded(runtime, chosen, description)
+    return Loaded(runtime, chosen.model_copy(update={"seed": chosen.seed or 0}), description)

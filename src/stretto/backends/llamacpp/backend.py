@@ -29,7 +29,9 @@ from stretto.backends.llamacpp.options import ContextOptions
 from stretto.backends.llamacpp.quanta import Quanta, widened
 from stretto.backends.llamacpp.samplers import Samplers
 from stretto.backends.llamacpp.seats import BAD_OUTPUT, MakeSampler, Sampled, Seat
+from stretto.backends.llamacpp.sprint import LandingError, Sprint
 from stretto.core.capabilities import Rewind
+from stretto.core.kv.ops import OpResult
 from stretto.core.tick import Outcome, PassFailure, Tick
 from stretto.errors import InvariantError, StrettoError
 
@@ -53,7 +55,8 @@ class LlamaCppBackend:
         self.measures: Measures = aside(lambda: measure(context))
         if calibrated:
             self.calibrate()
-        self.capabilities = capabilities_of(context, self.measures)
+        self._sprint = self._make_sprint() if context.plan.sprint else None
+        self.capabilities = capabilities_of(context, self.measures, sprints=self._sprint is not None)
         rewind, _ = rewind_of(context, self.measures)
         self.memory = Memory(context, Arena(int(cache_ram_bytes * ARENA_SLACK)), rewind)
         self._one_call = not self.measures.two_calls or (context.plan.unified and rewind is not Rewind.ANY)
@@ -105,6 +108,15 @@ class LlamaCppBackend:
         self.measures = aside(lambda: calibrate(self.context, self.measures))
         return self.measures
 
+    def _make_sprint(self) -> Sprint | None:
+        sprint = Sprint(self.context)
+        if not aside(sprint.works):
+            sprint.close()
+            return None
+        if self.measures.n_threads:
+            sprint.context.set_threads(self.measures.n_threads, self.measures.n_threads)
+        return sprint
+
     # --- the protocol ----------------------------------------------------------------------------
 
     def launch(self, tick: Tick) -> None:
@@ -114,12 +126,22 @@ class LlamaCppBackend:
             return
         outcome = Outcome(tick.id, ran=False)
         started = time.perf_counter()
-        outcome.op_results, broken = self.memory.execute(tick.ops)
-        outcome.ops_s = time.perf_counter() - started
-        self._run(tick, outcome, broken)
+        try:
+            broken = self._operate(tick, outcome)
+            outcome.ops_s = time.perf_counter() - started
+            self._run(tick, outcome, broken)
+        except LandingError:
+            self._fail(outcome, REFUSED - 1)
         if tick.slots:
             outcome.pass_s = time.perf_counter() - started - outcome.ops_s
         self._outcomes.append(outcome)
+
+    def _operate(self, tick: Tick, outcome: Outcome) -> set[int]:
+        if self._sprint is not None and tick.ops:
+            outcome.op_results = tuple(OpResult(ok=False, reason="not carried out") for _ in tick.ops)
+            self._sprint.before(tick.ops)
+        outcome.op_results, broken = self.memory.execute(tick.ops)
+        return broken
 
     def collect(self) -> Outcome:
         return self._outcomes.popleft()
@@ -127,6 +149,8 @@ class LlamaCppBackend:
     def recover(self, lengths: Mapping[int, int]) -> frozenset[int]:
         fatal, doubtful = self._fatal, self._doubtful
         self._broken, self._fatal, self._doubtful = False, False, set()
+        if self._sprint is not None:
+            self._sprint.rebuild() if fatal else self._sprint.drop()  # what ran there is lost
         if fatal:
             self.context.rebuild()
             if self.measures.n_threads:
@@ -147,6 +171,8 @@ class LlamaCppBackend:
         self._seats.clear()
         self._outcomes.clear()
         self.memory.arena.close()
+        if self._sprint is not None:
+            self._sprint.close()
         self.context.close()
         if self._owns_model:
             self.model.close()
@@ -169,11 +195,16 @@ class LlamaCppBackend:
         spans = [at for at, sequence in enumerate(tick.sequences) if sequence not in broken]
         self._check(tick, spans)
         tick = self._whole_chunks(tick, spans)
+        sprinting = self._sprint.choose(tick, spans, self._seats) if self._sprint is not None else None
+        if sprinting is not None:
+            tick = self._from_the_start(tick, sprinting)
         columns = Columns(tick)
         got: dict[int, list[int]] = {}
-        for call in self._calls(tick, columns, spans):
-            if not self._run_call(tick, call, outcome, got):
+        for call in self._calls(tick, columns, [at for at in spans if at != sprinting]):
+            if not self._run_call(tick, call, outcome, got, self.context):
                 return
+        if sprinting is not None and not self._run_sprint(tick, columns.gather([sprinting]), outcome, got):
+            return
         for at, slot in enumerate(tick.slots):
             tokens = got.get(at, ())
             outcome.counts.append(len(tokens))
@@ -223,17 +254,43 @@ class LlamaCppBackend:
                 return [rows]
         return [columns.gather(decode), columns.gather(prompts)]
 
-    def _run_call(self, tick: Tick, rows: Rows, outcome: Outcome, got: dict[int, list[int]]) -> bool:
+    def _from_the_start(self, tick: Tick, span: int) -> Tick:
+        """What a prompt that begins to sprint had found in its sequence is computed again, there."""
+        assert self._sprint is not None
+        rows = self._sprint.missing(tick, span)
+        if not rows:
+            return tick
+        self.context.remove(tick.sequences[span], 0)
+        self.memory.lengths[tick.sequences[span]] = 0
+        return widened(tick, {span: rows}, self._seats)
+
+    def _run_sprint(self, tick: Tick, rows: Rows, outcome: Outcome, got: dict[int, list[int]]) -> bool:
+        """A chunk of the long prompt; its last one lands."""
+        assert self._sprint is not None
+        if not self._run_call(tick, rows, outcome, got, self._sprint):
+            return False
+        if rows.outputs_count:
+            self._sprint.land()
+        return True
+
+    def _run_call(
+        self,
+        tick: Tick,
+        rows: Rows,
+        outcome: Outcome,
+        got: dict[int, list[int]],
+        runner: Context | Sprint,
+    ) -> bool:
         started = time.perf_counter()
         try:
-            code = self.context.decode(rows)
-            logits = self.context.logits() if code == 0 and rows.outputs_count else None
+            code = runner.decode(rows)
+            logits = runner.logits() if code == 0 and rows.outputs_count else None
         except InvariantError:
             raise
         except Exception:
             code, logits = REFUSED - 1, None
         if code != 0:
-            self._fail(outcome, code, rows)
+            self._fail(outcome, code, rows.sequences.tolist())
             return False
         outcome.ran = True
         if self._quanta is not None:
@@ -244,12 +301,12 @@ class LlamaCppBackend:
             self._sample(tick, rows, logits, outcome, got)
         return True
 
-    def _fail(self, outcome: Outcome, code: int, rows: Rows) -> None:
+    def _fail(self, outcome: Outcome, code: int, sequences: Sequence[int] = ()) -> None:
         """NO_ROOM after a first call went well is no less true: `recover` takes that call back."""
         self._broken = True
         self._fatal = code < REFUSED
         if code not in (NO_ROOM, REFUSED):
-            self._doubtful.update(rows.sequences.tolist())
+            self._doubtful.update(sequences)
         outcome.failure = PassFailure.NO_ROOM if code == NO_ROOM else PassFailure.FAILED
         outcome.failed.clear()
         outcome.extras.clear()

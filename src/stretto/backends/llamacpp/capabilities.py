@@ -70,7 +70,7 @@ def _efficient_quanta(context: Context, measures: Measures, *, tiled: bool) -> i
     return efficient_quanta(context.model.n_head, measures.n_threads or context.plan.n_threads)
 
 
-def capabilities_of(context: Context, measures: Measures) -> Capabilities:
+def capabilities_of(context: Context, measures: Measures, *, sprints: bool = False) -> Capabilities:
     model = context.model
     rewind, tokens = rewind_of(context, measures)
     pooled = context.plan.unified and not model.is_recurrent
@@ -90,9 +90,9 @@ def capabilities_of(context: Context, measures: Measures) -> Capabilities:
         snapshot_bytes_per_s=measures.snapshot_bytes_per_s,
         rows_max=context.n_batch,
         outputs_max=context.outputs_max,
-        row_quantum=ROW_QUANTUM_CPU_FLASH if tiled else 1 if model.on_gpu else ROW_QUANTUM_CPU,
+        row_quantum=ROW_QUANTUM_CPU_FLASH if tiled or sprints else 1 if model.on_gpu else ROW_QUANTUM_CPU,
         whole_quanta=tiled and not pooled and rewind is Rewind.ANY,
-        efficient_quanta=_efficient_quanta(context, measures, tiled=tiled),
+        efficient_quanta=_efficient_quanta(context, measures, tiled=tiled or sprints),
         contiguous=not pooled,
         equal_spans=not context.plan.unified or model.is_hybrid or model.is_recurrent,
         vocab=context.vocab,

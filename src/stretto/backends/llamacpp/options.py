@@ -77,6 +77,7 @@ class Plan:
     cache_type_k: str
     cache_type_v: str
     flash_attention: bool
+    sprint: bool  # long prompts run in a second context, with flash attention
     unified: bool
     swa_full: bool
     n_threads: int
@@ -91,26 +92,27 @@ def resolve(model: Model, options: ContextOptions) -> Plan:
     """Options for this model, or a ContextError that names the two things which do not go together."""
     _check(model, options)
     warnings = list(model.warnings)
-    keys, values, flash = _attention(model, options, warnings)
     threads = options.n_threads or cores()
     window = options.context_window or min(model.n_ctx_train, WINDOW_DEFAULT_MAX)
+    keys, values, attention = _attention(model, options, window, warnings)
     if window > model.n_ctx_train and not options.rope:
         text = f"context_window {window} is more than the {model.n_ctx_train} tokens the model was trained on"
         warnings.append(LoadWarning("window_beyond_training", text))
     pool = options.pool_tokens or window * options.n_seq_max
     if options.unified and pool < window:
         window = pool
-    _check_memory(model, options, window=window, pool=pool, keys=keys, values=values)
+    _check_memory(model, options, window=window, pool=pool, keys=keys, values=values, sprint=attention.sprint)
     return Plan(
         n_ctx=pool if options.unified else window * options.n_seq_max,
         window=window,
         n_seq_max=options.n_seq_max,
         n_batch=options.n_batch,
-        n_ubatch=min(options.n_ubatch, options.n_batch),
+        n_ubatch=min(attention.n_ubatch, options.n_batch),
         n_outputs_max=min(options.n_batch, options.n_seq_max * (1 + options.drafts_max)),
         cache_type_k=keys,
         cache_type_v=values,
-        flash_attention=flash,
+        flash_attention=attention.flash,
+        sprint=attention.sprint,
         unified=options.unified,
         swa_full=options.swa_full,
         n_threads=threads,
@@ -154,7 +156,9 @@ def _check(model: Model, options: ContextOptions) -> None:
         raise ContextError(f"rope_scaling_type {scaling!r} is not one of {', '.join(ROPE_SCALING)}", hint="")
 
 
-def _attention(model: Model, options: ContextOptions, warnings: list[LoadWarning]) -> tuple[str, str, bool]:
+def _attention(
+    model: Model, options: ContextOptions, window: int, warnings: list[LoadWarning]
+) -> tuple[str, str, fit.Attention]:
     """Cache types and flash attention, as the model kind allows them."""
     keys, values = options.cache_type_k, options.cache_type_v
     if model.is_hybrid or model.is_recurrent:
@@ -164,9 +168,8 @@ def _attention(model: Model, options: ContextOptions, warnings: list[LoadWarning
         if options.flash_attention == "on":
             text = "hybrid and recurrent models run without flash attention: `on` is not used"
             warnings.append(LoadWarning("flash_attention_off", text))
-        return "f16", "f16", False
-    flash = options.flash_attention != "off"
-    if not flash and values not in ("f32", "f16", "bf16"):
+        return "f16", "f16", fit.Attention(flash=False, sprint=False, n_ubatch=options.n_ubatch)
+    if options.flash_attention == "off" and values not in ("f32", "f16", "bf16"):
         raise ContextError(
             f"cache_type_v {values} needs flash attention",
             hint="set flash_attention: on, or cache_type_v: f16",
@@ -175,11 +178,21 @@ def _attention(model: Model, options: ContextOptions, warnings: list[LoadWarning
     if slow and not (model.on_gpu and options.offload_kqv):
         text = f"cache type {', '.join(slow)} is several times slower than f16 on a CPU"
         warnings.append(LoadWarning("slow_cache_type", text))
-    return keys, values, flash
+    chosen = fit.attention(
+        model.shape,
+        options.flash_attention,
+        context_window=window,
+        n_ubatch=options.n_ubatch,
+        cache_type_k=keys,
+        cache_type_v=values,
+        unified=options.unified,
+        on_gpu=model.on_gpu,
+    )
+    return keys, values, chosen
 
 
 def _check_memory(
-    model: Model, options: ContextOptions, *, window: int, pool: int, keys: str, values: str
+    model: Model, options: ContextOptions, *, window: int, pool: int, keys: str, values: str, sprint: bool
 ) -> None:
     """llama.cpp touches all of its cache at once: what cannot fit ends the process, not the call."""
     if model.on_gpu:
@@ -196,6 +209,7 @@ def _check_memory(
             n_ubatch=min(options.n_ubatch, options.n_batch),
             swa_full=options.swa_full,
             unified=options.unified,
+            sprint=sprint,
         )
     except StrettoError as error:
         raise ContextError(error.message) from error

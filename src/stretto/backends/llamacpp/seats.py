@@ -54,6 +54,10 @@ class Seat:
             known.extend(self._output)
             self._drafter = Drafter(known, min(params.draft_tokens, drafts_max), cost=draft_cost)
 
+    def __len__(self) -> int:
+        """Tokens that are known: the prompt and what was generated."""
+        return self._prompt + len(self._output)
+
     def known(self, begin: int, end: int) -> array[int]:
         """The tokens at these positions, of the prompt and of what was generated since."""
         tokens = array("i", self.request.tokens[begin:end])

@@ -1,0 +1,222 @@
+"""A second context, with flash attention, in which one long prompt at a time is computed.
+
+On a CPU rows that come one by one are up to twice as fast without flash attention, and long prompts a third
+faster with it. So the slots live in a context without it; a long prompt runs here, and *lands* when it is
+computed, or before anything else is done to its sequence: its state is read, handed over and forgotten. The
+two kinds of memory differ in one thing, the order of the values: by token here, by channel there.
+
+Whether this build of llama.cpp writes states as we read them is tried at the start, not assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.llamacpp.batch import Rows
+from stretto.backends.llamacpp.calibration import rows_for
+from stretto.backends.llamacpp.context import WHOLE, Context
+from stretto.backends.llamacpp.seats import Seat
+from stretto.core.kv.ops import KvOp, OpKind
+from stretto.core.tick import Tick
+
+TOKENS_MIN = 1024  # of a prompt; handing a shorter one over costs more than it gains
+ROWS_MIN = 64  # of a chunk: the tiled kernel begins there
+REDONE_MAX = 64  # tokens of a template that every prompt begins with are computed again
+IDLE_TICKS = 8  # without rows, and the prompt lands: others may want to run here
+TRIAL_TOKENS = 8
+TRIAL_TOLERANCE = 0.05  # of the logits' spread: kernels round differently
+NOBODY = -1
+LAYERS_MAX = 4096
+ELEMENT_BYTES = {0: 4, 1: 2}  # ggml's f32 and f16
+Bytes = NDArray[np.uint8]
+
+
+class LandingError(Exception):
+    """A sequence could not be handed over: nothing that the main context holds is certain."""
+
+
+class Sprint:
+    """`sequence` is the one of the main context that runs here: there it is empty until it lands."""
+
+    def __init__(self, main: Context) -> None:
+        self._main = main
+        options = replace(main.options, n_seq_max=1, flash_attention="on", drafts_max=0)
+        self.context = Context(main.model, options)
+        self.sequence = NOBODY
+        self._idle = 0
+
+    # --- who runs here ---------------------------------------------------------------------------
+
+    def before(self, ops: Sequence[KvOp]) -> None:
+        """What others are to read or to change must be where they look for it."""
+        touching = {op.kind for op in ops if self.sequence in (op.sequence, op.other)}
+        if self.sequence == NOBODY or not touching:
+            return
+        if touching == {OpKind.CLEAR}:
+            self.drop()
+        else:
+            self.land()
+
+    def choose(self, tick: Tick, spans: Sequence[int], seats: dict[int, Seat]) -> int | None:
+        """The span that runs here in this tick, if any. Lands what cannot go on here."""
+        running = next((at for at in spans if tick.sequences[at] == self.sequence), None)
+        others = len(spans) > 1 or not any(op.kind is OpKind.COPY for op in tick.ops)
+        if running is not None:
+            if others and _is_chunk(tick, running):
+                self._idle = 0
+                return running
+            self.land()
+        elif self.sequence != NOBODY:
+            self._idle += 1
+            if self._idle > IDLE_TICKS:
+                self.land()
+        if self.sequence != NOBODY or not others:  # copies wait for a pass of the main context
+            return None
+        for at in spans:
+            long = tick.starts[at] <= REDONE_MAX and len(seats[tick.slots[at]]) >= TOKENS_MIN
+            if long and _is_chunk(tick, at) and self._may_begin(tick, at):
+                self.begin(tick.sequences[at])
+                return at
+        return None
+
+    def _may_begin(self, tick: Tick, span: int) -> bool:
+        """Not with what a copy brings: it is there only after a pass of the main context."""
+        copied = {op.sequence for op in tick.ops if op.kind is OpKind.COPY}
+        fits = tick.starts[span] + tick.counts[span] <= self.context.n_batch
+        return fits and tick.sequences[span] not in copied
+
+    def missing(self, tick: Tick, span: int) -> int:
+        """Rows before the span's that this context does not hold."""
+        return tick.starts[span] - (self.context.positions(0)[1] + 1)
+
+    def begin(self, sequence: int) -> None:
+        self.drop()
+        self.sequence = sequence
+        self._idle = 0
+
+    # --- rows ------------------------------------------------------------------------------------
+
+    def decode(self, rows: Rows) -> int:
+        return self.context.decode(replace(rows, sequences=np.zeros_like(rows.sequences)))
+
+    def logits(self) -> NDArray[np.float32]:
+        return self.context.logits()
+
+    def land(self) -> None:
+        """Hand the sequence over."""
+        sequence = self.sequence
+        state = np.empty(self.context.state_size(0, WHOLE), dtype=np.uint8)
+        done = self.context.read_state(0, state, WHOLE) == len(state)
+        length = self.context.positions(0)[1] + 1
+        self.drop()
+        if done:
+            turned = by_channel(state, streams=self._main.n_seq_max)
+            done = turned is not None and self._main.write_state(sequence, turned, WHOLE) == len(turned)
+        if not done or self._main.positions(sequence)[1] + 1 != length:
+            self._main.remove(sequence, 0)
+            raise LandingError
+
+    def drop(self) -> None:
+        self.context.remove(0, 0)
+        self.sequence = NOBODY
+
+    def rebuild(self) -> None:
+        self.context.rebuild()
+        self.sequence = NOBODY
+
+    def close(self) -> None:
+        self.context.close()
+
+    def works(self) -> bool:
+        """A short text computed here and handed over must go on as the same text computed there does."""
+        main, vocab = self._main, self.context.vocab
+        begin, last = [(0, 0, TRIAL_TOKENS)], [(0, TRIAL_TOKENS, 1)]
+        try:
+            if main.decode(rows_for(begin, vocab=vocab)) or main.decode(rows_for(last, vocab=vocab)):
+                return False
+            right = main.logits()[0].copy()
+            main.remove(0, 0)
+            self.begin(0)
+            if self.decode(rows_for(begin, vocab=vocab)):
+                return False
+            self.land()
+            if main.decode(rows_for(last, vocab=vocab)):
+                return False
+            got = main.logits()[0]
+            return bool(np.abs(got - right).max() <= TRIAL_TOLERANCE * (right.max() - right.min()))
+        except LandingError:
+            return False
+        finally:
+            main.remove(0, 0)
+            self.drop()
+
+
+def _is_chunk(tick: Tick, span: int) -> bool:
+    return span >= tick.decode_spans and tick.counts[span] >= ROWS_MIN
+
+
+def by_channel(state: Bytes, *, streams: int) -> Bytes | None:
+    """A state whose values are written token by token, as one channel by channel; None: not such a state.
+
+    Eight bytes of llama.cpp's own, the count of streams, then for the one that holds cells: their count,
+    (position, 1, sequence) of each, a flag (values by channel?), the count of layers; keys of every layer
+    (type, bytes of a row, rows); values likewise, or by channel (type, bytes of an element, channels, those).
+    """
+    try:
+        return _turn(state, streams)
+    except (IndexError, KeyError, ValueError):  # shorter than it says, or numbers that make no sense
+        return None
+
+
+def _turn(state: Bytes, streams: int) -> Bytes | None:
+    one, cells = _numbers(state, 8, 2)
+    at = 16 + 12 * cells
+    turned, layers = _numbers(state, at, 2)
+    if one != 1 or turned or not 0 < layers <= LAYERS_MAX:
+        return None
+    made = np.empty(len(state) + 4 * (streams - 1), dtype=np.uint8)  # the other streams are empty
+    made[len(state) :] = 0
+    values = at + 8
+    for _ in range(layers):
+        values += 12 + cells * _row_bytes(state, values)
+    made[:values] = state[:values]
+    made[8:12], made[at : at + 4] = _u32(streams), _u32(1)
+    at = values
+    for _ in range(layers):
+        at = _turn_layer(state, made, at, cells)
+    return made if at == len(state) else None
+
+
+def _turn_layer(state: Bytes, made: Bytes, at: int, cells: int) -> int:
+    """The values of one layer; both headers have twelve bytes. Answers where the next one begins."""
+    row_bytes = _row_bytes(state, at)
+    size = ELEMENT_BYTES[_numbers(state, at, 1)[0]]
+    end = at + 12 + cells * row_bytes
+    rows = state[at + 12 : end].view(f"u{size}").reshape(cells, row_bytes // size)
+    made[at : at + 4] = state[at : at + 4]
+    made[at + 4 : at + 12] = _u32(size, row_bytes // size)
+    made[at + 12 : end].view(f"u{size}").reshape(row_bytes // size, cells)[:] = rows.T
+    return end
+
+
+def _numbers(state: Bytes, at: int, count: int) -> list[int]:
+    found: list[int] = state[at : at + 4 * count].copy().view(np.uint32).tolist()
+    if len(found) != count:
+        raise ValueError("the state ends early")
+    return found
+
+
+def _row_bytes(state: Bytes, at: int) -> int:
+    """Behind the type: eight bytes, of which the upper four are zero."""
+    low, high = _numbers(state, at + 4, 2)
+    if high or not low:
+        raise ValueError("a row of no size")
+    return low
+
+
+def _u32(*numbers: int) -> Bytes:
+    return np.array(numbers, dtype=np.uint32).view(np.uint8)
