@@ -16,7 +16,7 @@ F_WEIGHT = 0.2
 MARGIN_STEP = 0.05
 TARGET_S = 0.05  # between two tokens of a stream, where the operator did not say
 DECODE_TICKS = 4.0  # … or this many decode-only ticks: prompts get three quarters of a slow machine
-NEAR_THE_END = 0.9  # of a prompt: at the very end half as many rows must do
+NEAR_THE_END = 0.85  # of a prompt: at the very end half as many rows must do
 IDLE_TARGETS = 4.0  # with nobody decoding, a tick may take this many targets: newcomers still get in soon
 
 
@@ -80,7 +80,14 @@ class CostModel:
         """Predicted time of one prompt's chunk, margin included."""
         chunk = self.billed(chunk)
         base = chunk * self._prefill.predict([1.0, context + chunk / 2])
-        return base * self._factor.get(self._step(chunk), 1.0) * self._margin
+        return base * self._factor_of(self._step(chunk)) * self._margin
+
+    def _factor_of(self, step: int) -> float:
+        """A size that was never seen is taken for the next smaller one."""
+        known = self._factor.get(step)
+        if known is None:
+            known = self._factor.get(max((s for s in self._factor if s < step), default=-1), 1.0)
+        return known
 
     @property
     def prefill_s_per_token(self) -> float:
@@ -130,7 +137,7 @@ class CostModel:
 
     def _observe_chunk(self, chunk: int, context: float, seconds: float) -> None:
         x, y = [1.0, context], seconds / chunk
-        factor = self._factor.get(self._step(chunk), 1.0)
+        factor = self._factor_of(self._step(chunk))
         predicted = self._prefill.predict(x) * factor
         if not self._believable(y, predicted, self._prefill):
             return

@@ -113,9 +113,14 @@ class LlamaCppBackend:
         if not aside(sprint.works):
             sprint.close()
             return None
-        if self.measures.n_threads:
-            sprint.context.set_threads(self.measures.n_threads, self.measures.n_threads)
+        self._set_threads(sprint.context)
         return sprint
+
+    def _set_threads(self, context: Context) -> None:
+        """As many as were measured to be best."""
+        if self.measures.n_threads:
+            batch = context.options.n_threads_batch or self.measures.n_threads
+            context.set_threads(self.measures.n_threads, batch)
 
     # --- the protocol ----------------------------------------------------------------------------
 
@@ -150,12 +155,12 @@ class LlamaCppBackend:
         fatal, doubtful = self._fatal, self._doubtful
         self._broken, self._fatal, self._doubtful = False, False, set()
         if self._sprint is not None:
-            self._sprint.rebuild() if fatal else self._sprint.drop()  # what ran there is lost
+            self._sprint.drop()  # what ran there is lost
         if fatal:
-            self.context.rebuild()
-            if self.measures.n_threads:
-                batch = self.context.options.n_threads_batch or self.measures.n_threads
-                self.context.set_threads(self.measures.n_threads, batch)
+            contexts = [self.context] + ([self._sprint.context] if self._sprint is not None else [])
+            for context in contexts:
+                context.rebuild()
+                self._set_threads(context)
             self.memory.forget_all()
             return frozenset(range(self.context.n_seq_max))
         lost = set()

@@ -124,10 +124,6 @@ class Sprint:
         self.context.remove(0, 0)
         self.sequence = NOBODY
 
-    def rebuild(self) -> None:
-        self.context.rebuild()
-        self.sequence = NOBODY
-
     def close(self) -> None:
         self.context.close()
 
