@@ -11,7 +11,16 @@ from stretto.backends.llamacpp.context import WHOLE
 from stretto.backends.llamacpp.sprint import NOBODY, LandingError, Sprint, by_channel
 from stretto.core.limits import Limits
 from stretto.core.tick import End
-from tests.unit.backends.llamacpp.rig import TOLERANCE, Loop, Reference, ask, make_backend, options, text, tiny
+from tests.unit.backends.llamacpp.rig import (
+    TOLERANCE,
+    Loop,
+    Reference,
+    ask,
+    make_backend,
+    options,
+    text,
+    tiny,
+)
 
 WINDOW = 4096
 
