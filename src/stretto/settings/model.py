@@ -112,8 +112,8 @@ class ModelSettings(BaseModel):
 
     split_mode: Literal["none", "layer", "row"] = "layer"
     """How several GPUs share a model."""
-    flash_attention: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
-    """auto: on, but for hybrid models; on CPUs only for long prompts, where those can be kept apart."""
+    flash_attention: Annotated[Literal["auto", "on", "off", "long"], BeforeValidator(_switch)] = "auto"
+    """auto: on, but for hybrid models. long: only for long prompts, which makes CPUs decode faster."""
     n_gpu_layers: Annotated[Count, Field(le=100_000)] | Literal["all"] = "all"
     """Layers on the GPU; 0 is none."""
     main_gpu: Annotated[Count, Field(le=1024)] = 0

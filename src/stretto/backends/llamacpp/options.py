@@ -146,8 +146,10 @@ def _check(model: Model, options: ContextOptions) -> None:
     for name in (options.cache_type_k, options.cache_type_v):
         if name not in CACHE_TYPES:
             raise ContextError(f"cache type {name!r} is not one of {', '.join(CACHE_TYPES)}", hint="use f16")
-    if options.flash_attention not in ("auto", "on", "off"):
-        raise ContextError(f"flash_attention is auto, on or off, not {options.flash_attention!r}", hint="")
+    if options.flash_attention not in ("auto", "on", "off", "long"):
+        raise ContextError(
+            f"flash_attention is auto, on, off or long, not {options.flash_attention!r}", hint=""
+        )
     unknown = [name for name in options.rope if name not in ROPE_FIELDS]
     if unknown:
         raise ContextError(f"unknown rope options: {', '.join(unknown)}", hint="")
@@ -165,8 +167,9 @@ def _attention(
         if (keys, values) != ("f16", "f16"):
             text = f"hybrid and recurrent models keep an f16 cache: {keys}/{values} is not used"
             warnings.append(LoadWarning("cache_type_forced", text))
-        if options.flash_attention == "on":
-            text = "hybrid and recurrent models run without flash attention: `on` is not used"
+        if options.flash_attention in ("on", "long"):
+            asked = options.flash_attention
+            text = f"hybrid and recurrent models run without flash attention: `{asked}` is not used"
             warnings.append(LoadWarning("flash_attention_off", text))
         return "f16", "f16", fit.Attention(flash=False, sprint=False, n_ubatch=options.n_ubatch)
     if options.flash_attention == "off" and values not in ("f32", "f16", "bf16"):

@@ -73,7 +73,7 @@ class Always(Quanta):
 @pytest.mark.parametrize("kind", ["dense", "moe"])
 def test_redone_rows_change_no_token(kind):
     """Prompts that share a head, cached and not, in chunks of odd sizes beside streams that go on."""
-    backend = make_backend(kind, n_seq_max=4, flash_attention="on")
+    backend = make_backend(kind, n_seq_max=4)
     assert backend.capabilities.whole_quanta
     backend._quanta = quanta = Always(64)
     head = text(90, 5)

@@ -26,11 +26,12 @@ WINDOW = 4096
 
 
 def long_backend(kind: str = "dense", slots: int = 3):
-    return make_backend(kind, n_seq_max=slots, context_window=WINDOW, n_batch=512, n_ubatch=512)
+    sizes = {"n_seq_max": slots, "context_window": WINDOW, "n_batch": 512, "n_ubatch": 512}
+    return make_backend(kind, flash_attention="long", **sizes)
 
 
 def sprinter(**more) -> Sprint:
-    return Sprint(Context(tiny("dense"), options(context_window=WINDOW, **more)))
+    return Sprint(Context(tiny("dense"), options(context_window=WINDOW, flash_attention="long", **more)))
 
 
 def state_of(context: Context, count: int) -> np.ndarray:
@@ -168,6 +169,7 @@ def test_a_sequence_that_cannot_land_costs_a_rebuild_and_no_request():
     ("more", "sprints"),
     [
         ({}, True),
+        ({"flash_attention": "auto"}, False),
         ({"context_window": 1024}, False),
         ({"flash_attention": "on"}, False),
         ({"flash_attention": "off"}, False),
@@ -175,6 +177,6 @@ def test_a_sequence_that_cannot_land_costs_a_rebuild_and_no_request():
     ],
 )
 def test_only_where_it_can_help(more, sprints):
-    backend = make_backend("dense", **{"context_window": WINDOW} | more)
+    backend = make_backend("dense", **{"context_window": WINDOW, "flash_attention": "long"} | more)
     assert (backend._sprint is not None) == sprints
     backend.close()
