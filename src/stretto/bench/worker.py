@@ -133,7 +133,8 @@ class Worker:
         history: list[dict[str, str]] = []
         for shot in user.shots:
             due_s += shot.think_s
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            while (left_s := due_s - time.monotonic()) > 0:  # timers may fire a little early
+                await asyncio.sleep(left_s)
             if any(event.is_set() for event in ends):
                 return
             history = [*history, *shot.messages] if user.converses else shot.messages
