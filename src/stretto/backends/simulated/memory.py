@@ -211,11 +211,16 @@ class StreamMemory(SequenceStore):
         self._lengths[sequence] = length
 
     def damage(self, op: KvOp) -> None:
-        """Copies that were decided before the failed one get what was there."""
-        for source, target in [copy for copy in self._copies if copy[0] == op.sequence]:
-            self._buffers[target] = self._buffers[source][:]
-            self._copies.remove((source, target))
+        """Copies that were decided before get what was there, and so do those that were decided before them."""
+        reading = [at for at, (source, _) in enumerate(self._copies) if source == op.sequence]
+        self._carry_out(max(reading, default=-1) + 1)
         super().damage(op)
+
+    def _carry_out(self, count: int) -> None:
+        """The first so many copies, in the order in which they were decided."""
+        for source, target in self._copies[:count]:
+            self._buffers[target] = self._buffers[source][:]
+        del self._copies[:count]
 
     def _copy(self, source: int, target: int, length: int) -> None:
         self._copies.append((source, target))
@@ -224,9 +229,7 @@ class StreamMemory(SequenceStore):
             buffer.extend([POISON] * (length - len(buffer)))
 
     def begin_pass(self) -> None:
-        for source, target in self._copies:
-            self._buffers[target] = self._buffers[source][:]
-        self._copies.clear()
+        self._carry_out(len(self._copies))
 
     def free_rows(self) -> int:
         return 1 << 40
