@@ -211,7 +211,7 @@ class StreamMemory(SequenceStore):
         self._lengths[sequence] = length
 
     def damage(self, op: KvOp) -> None:
-        """Copies that were decided before get what was there, and so do those that were decided before them."""
+        """Copies that read it get what was there, and so do those that were decided before them."""
         reading = [at for at, (source, _) in enumerate(self._copies) if source == op.sequence]
         self._carry_out(max(reading, default=-1) + 1)
         super().damage(op)
