@@ -3,6 +3,9 @@
 Half of the chunk goes to the most senior prompt, the rest to the others, the shortest first: short prompts
 pass, the long one still gets at least half. Where the chunk is a single quantum it cannot be halved in
 space, so it is halved in time: the senior prompt and the others take turns.
+
+More urgent prompts come first, whoever is senior; but as at admission every fourth time is for the most
+senior of any class, so that a stream of urgent prompts holds nobody up for good.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from collections.abc import Sequence
 from stretto.core.cost import CostModel
 from stretto.core.slot import Slot
 
+SENIOR_TURN = 4  # in so many ticks the most senior prompt leads once, whatever its class
+
 
 class ChunkSharer:
     def __init__(self, cost: CostModel, *, quantum: int, chunk_max: int) -> None:
@@ -19,6 +24,7 @@ class ChunkSharer:
         self._quantum = quantum
         self._chunk_max = chunk_max
         self._others_turn = True
+        self._passed_over = 0
 
     def share(
         self, prompts: Sequence[Slot], *, allowance_s: float, rows: int, least: int = 0
@@ -29,7 +35,8 @@ class ChunkSharer:
         """
         if not prompts or rows <= 0:
             return []
-        senior = min(prompts, key=_seniority)
+        senior = self._leader(prompts)
+        rivals = sum(_level(s) == _level(senior) for s in prompts) > 1
         others = sorted((s for s in prompts if s is not senior), key=_shortest)
         budget = min(self._cost.largest_chunk(senior.planned, allowance_s, least=least), rows)
         shares: dict[int, int] = {}
@@ -39,13 +46,23 @@ class ChunkSharer:
             left = self._give_others(shares, others, left)
             self._give(shares, senior, left)
         else:
-            if self._others_turn:
+            if self._others_turn and rivals:
                 left = self._give_others(shares, others, left)
             if left == budget:
                 left -= self._give(shares, senior, left, least=1)
                 self._give_others(shares, others, left)
-        self._others_turn = not others or not self._others_turn  # who comes new has the first turn
+        self._others_turn = not rivals or not self._others_turn  # who comes new has the first turn
         return [(slot, shares[slot.index]) for slot in (senior, *others) if shares.get(slot.index)]
+
+    def _leader(self, prompts: Sequence[Slot]) -> Slot:
+        """The most senior of the most urgent ones, and regularly the most senior of all."""
+        senior = min(prompts, key=_seniority)
+        first = min(prompts, key=_rank)
+        if _level(first) == _level(senior):
+            self._passed_over = 0
+            return senior
+        self._passed_over = (self._passed_over + 1) % SENIOR_TURN
+        return first if self._passed_over else senior
 
     def _give_others(self, shares: dict[int, int], others: Sequence[Slot], left: int) -> int:
         for slot in others:
@@ -78,6 +95,14 @@ class ChunkSharer:
 
 def _seniority(slot: Slot) -> int:
     return slot.job.seniority if slot.job is not None else 0
+
+
+def _level(slot: Slot) -> int:
+    return slot.job.level if slot.job is not None else 0
+
+
+def _rank(slot: Slot) -> tuple[int, int]:
+    return (_level(slot), _seniority(slot))
 
 
 def _shortest(slot: Slot) -> tuple[int, int, int]:

@@ -60,7 +60,9 @@ class LlamaCppBackend:
         rewind, _ = rewind_of(context, self.measures)
         self.memory = Memory(context, Arena(int(cache_ram_bytes * ARENA_SLACK)), rewind)
         self._one_call = not self.measures.two_calls or (context.plan.unified and rewind is not Rewind.ANY)
-        self._quanta = Quanta(self.capabilities.row_quantum) if self.capabilities.whole_quanta else None
+        can = self.capabilities
+        redoes = can.rewind is Rewind.ANY and not can.pages and not self.model.on_gpu
+        self._quanta = Quanta(can.row_quantum, tiled=can.whole_quanta) if redoes else None
         self.samplers = Samplers(self.model.vocabulary)
         self._make_sampler = make_sampler or self.samplers
         self._owns_model = owns_model
@@ -199,13 +201,14 @@ class LlamaCppBackend:
     def _run(self, tick: Tick, outcome: Outcome, broken: set[int]) -> None:
         spans = [at for at, sequence in enumerate(tick.sequences) if sequence not in broken]
         self._check(tick, spans)
-        tick = self._whole_chunks(tick, spans)
         sprinting = self._sprint.choose(tick, spans, self._seats) if self._sprint is not None else None
         if sprinting is not None:
             tick = self._from_the_start(tick, sprinting)
+        spans = [at for at in spans if at != sprinting]
+        tick = self._whole_chunks(tick, spans)
         columns = Columns(tick)
         got: dict[int, list[int]] = {}
-        for call in self._calls(tick, columns, [at for at in spans if at != sprinting]):
+        for call in self._calls(tick, columns, spans):
             if not self._run_call(tick, call, outcome, got, self.context):
                 return
         if sprinting is not None and not self._run_sprint(tick, columns.gather([sprinting]), outcome, got):
@@ -270,13 +273,9 @@ class LlamaCppBackend:
         return widened(tick, {span: rows}, self._seats)
 
     def _run_sprint(self, tick: Tick, rows: Rows, outcome: Outcome, got: dict[int, list[int]]) -> bool:
-        """A chunk of the long prompt; its last one lands."""
+        """A chunk of the long prompt. After the last one it lands with the next tick: streams wait less."""
         assert self._sprint is not None
-        if not self._run_call(tick, rows, outcome, got, self._sprint):
-            return False
-        if rows.outputs_count:
-            self._sprint.land()
-        return True
+        return self._run_call(tick, rows, outcome, got, self._sprint)
 
     def _run_call(
         self,

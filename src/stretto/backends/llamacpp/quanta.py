@@ -4,6 +4,10 @@ On a CPU flash attention has two kernels: one that goes row by row, and one, fro
 sequence on, that goes in tiles and costs a tenth. 33 rows behind a context of 800 take three times as long as
 the 64 that end with them. So a chunk that is shorter than a quantum begins earlier: the sequence is cut back,
 and rows whose tokens are known run again. Whether that pays is learned from the passes themselves.
+
+And a prompt's row never runs alone: a single row goes through the kernels of decoding, which round otherwise.
+From two rows on a prompt gives the same logits to the last bit however it is cut (without flash attention,
+and with it below a quantum), so a cached prefix of all but one token changes nothing.
 """
 
 from __future__ import annotations
@@ -17,18 +21,22 @@ from stretto.core.cost import LeastSquares
 from stretto.core.tick import Tick
 
 SAMPLES_MIN = 3
+ALIKE = 2  # rows of a sequence from which on they do not depend on how many there are
 
 
 class Quanta:
     """What rows cost in either kernel, and the rows to begin earlier for each chunk."""
 
-    def __init__(self, quantum: int) -> None:
+    def __init__(self, quantum: int, *, tiled: bool) -> None:
         self._quantum = quantum
+        self._has_tiles = tiled
         self._single = LeastSquares(3)  # a call, a row, a row's context
         self._tiled = LeastSquares(3)
 
     def learn(self, tick: Tick, spans: Sequence[int], seconds: float) -> None:
         """A call with these spans took so long. Calls that used both kernels teach nothing."""
+        if not self._has_tiles:
+            return
         counts = [tick.counts[at] for at in spans]
         if min(counts) >= self._quantum:
             fit = self._tiled
@@ -41,11 +49,12 @@ class Quanta:
 
     def missing(self, count: int, start: int) -> int:
         """Rows before `start` that a chunk of `count` rows should compute again; mostly none."""
+        alike = ALIKE - count if count < ALIKE <= start + count else 0
         rows = self._quantum - count
         if not 0 < rows <= start or min(self._single.samples, self._tiled.samples) < SAMPLES_MIN:
-            return 0
+            return alike
         whole = self._tiled.predict([1.0, self._quantum, self._quantum * (start - rows / 2)])
-        return rows if whole < self._single.predict([1.0, count, count * (start + count / 2)]) else 0
+        return rows if whole < self._single.predict([1.0, count, count * (start + count / 2)]) else alike
 
 
 def widened(tick: Tick, missing: dict[int, int], seats: dict[int, Seat]) -> Tick:

@@ -25,7 +25,7 @@ def call(*spans: tuple[int, int]) -> Tick:
 
 def learned(row_s: float = 2e-3, row_context_s: float = 16e-6, tile_context_s: float = 1.4e-6) -> Quanta:
     """As measured with SmolLM2 on two cores."""
-    quanta = Quanta(64)
+    quanta = Quanta(64, tiled=True)
     for context in range(50, 2000, 150):
         decode = call(*[(1, context + at) for at in range(8)])
         quanta.learn(decode, range(8), 8 * (row_s + row_context_s * context))
@@ -44,7 +44,7 @@ def test_chunks_begin_earlier_where_that_is_cheaper(count, start, rows):
 
 
 def test_nothing_is_redone_before_both_kernels_were_seen():
-    quanta = Quanta(64)
+    quanta = Quanta(64, tiled=True)
     assert quanta.missing(33, 840) == 0
     for at in range(5):
         quanta.learn(call((1, 800 + at)), [0], 0.02)
@@ -73,9 +73,9 @@ class Always(Quanta):
 @pytest.mark.parametrize("kind", ["dense", "moe"])
 def test_redone_rows_change_no_token(kind):
     """Prompts that share a head, cached and not, in chunks of odd sizes beside streams that go on."""
-    backend = make_backend(kind, n_seq_max=4)
+    backend = make_backend(kind, n_seq_max=4, flash_attention="on")
     assert backend.capabilities.whole_quanta
-    backend._quanta = quanta = Always(64)
+    backend._quanta = quanta = Always(64, tiled=True)
     head = text(90, 5)
     requests = [ask(f"r{i}", [*head, *text(7 + 11 * i, 20 + i)], max_tokens=10) for i in range(6)]
     loop = Loop(backend, Limits(n_seq_max=4, n_batch=256, prefill_chunk=37, cache_min_tokens=8))
