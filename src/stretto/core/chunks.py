@@ -72,12 +72,12 @@ class ChunkSharer:
     def _give(self, shares: dict[int, int], slot: Slot, count: int, *, least: int = 0) -> int:
         """Up to `count` more rows: to the end of the prompt, to a mark, or a multiple of the quantum.
 
-        Answers how many rows it counts for.
+        Where quanta are whole, what is left over has a tick of its own. Answers how many rows it counts for.
         """
         have = shares.get(slot.index, 0)
         due = next((mark - slot.planned for mark in slot.marks if mark > slot.planned), slot.rows_due)
         total = min(have + count, due, self._chunk_max)
-        if total > self._quantum or total < due:  # what is left over costs as much as a whole quantum
+        if total < due or (total > self._quantum and self._cost.whole_quanta):
             total = max(total - total % self._quantum, min(least, total))
         while total > have + 1 and total < self._quantum and self._is_dear(total, slot.planned):
             total = (total + 1) // 2

@@ -17,6 +17,7 @@ MARGIN_STEP = 0.05
 TARGET_S = 0.05  # between two tokens of a stream, where the operator did not say
 DECODE_TICKS = 4.0  # … or this many decode-only ticks: prompts get three quarters of a slow machine
 NEAR_THE_END = 0.85  # of a prompt: at the very end half as many rows must do
+COVERED = 0.75  # a chunk of that share of what is trusted says enough to trust twice as much
 IDLE_TARGETS = 4.0  # with nobody decoding, a tick may take this many targets: newcomers still get in soon
 
 
@@ -71,6 +72,11 @@ class CostModel:
 
     def decode_s(self, rows: int, contexts: int) -> float:
         return self._decode.predict([1.0, rows, contexts]) if rows else 0.0
+
+    @property
+    def whole_quanta(self) -> bool:
+        """A part of a quantum takes as long as all of it."""
+        return self._least > 0
 
     def billed(self, chunk: int) -> int:
         """The rows that a chunk takes as long as."""
@@ -132,7 +138,7 @@ class CostModel:
         if rest > 0.0:
             context = sum(self.billed(count) * (at + count / 2) for count, at in chunks) / total
             self._observe_chunk(total, context, rest)
-        if total >= self._trusted:
+        if total >= COVERED * self._trusted:
             self._trusted = min(2 * self._trusted, self._chunk_max)
 
     def _observe_chunk(self, chunk: int, context: float, seconds: float) -> None:

@@ -1,9 +1,10 @@
-"""Taking slots away, in two phases: chosen in one plan, carried out at the top of the next.
+"""Taking slots away, always before a plan writes rows: a victim has none in the batch it is cleaned from.
 
-So a victim never has rows in the batch that it is cleaned from. Three reasons: somebody strictly more urgent
-waits; a request has waited its `cache_slot_timeout` for a slot or for the conversation it continues
-(seed 000 §4.8); and, for the latter, everything has been building caches for that long: `server busy`.
-The time-out counts from entry into the queue. Time in which every slot was building does not count.
+Three reasons: somebody strictly more urgent finds no idle slot: then somebody gives way in the same plan, and
+the slot is promised; a request has waited its `cache_slot_timeout` for a slot or for the conversation that it
+continues (seed 000 §4.8): chosen in one plan, carried out at the top of the next; and, for the latter,
+everything has been building caches for that long: `server busy`. The time-out counts from entry into the
+queue. Time in which every slot was building does not count.
 """
 
 from __future__ import annotations
@@ -21,10 +22,18 @@ from stretto.errors import PreemptedError, ServerBusyError
 
 
 class Order(NamedTuple):
+    """Carried out at the next plan."""
+
     slot: int
     epoch: int
     waiter: Job
-    timeout: bool
+
+
+class Way(NamedTuple):
+    """Made in this plan."""
+
+    victim: Job
+    waiter: Job
 
 
 class Preemptor:
@@ -32,6 +41,7 @@ class Preemptor:
         self._state = state
         self._admission = admission
         self.orders: list[Order] = []
+        self.ways: list[Way] = []
         self._building_since: float | None = None
 
     # --- phase two: at the top of a plan ---------------------------------------------------------
@@ -44,9 +54,7 @@ class Preemptor:
                 self._take_away(slot, order)
 
     def _still_wanted(self, order: Order) -> bool:
-        """The one it was for may have left or found another slot, and the victim may be the anchor by now."""
-        if not order.timeout and self._state.slots[order.slot] is self._state.anchor():
-            return False
+        """The one it was for may have left or found another slot."""
         if order.waiter.where is Where.DEFERRED:
             return True
         return order.waiter.where is Where.WAITING and self._state.free_slot() is None
@@ -54,49 +62,52 @@ class Preemptor:
     def _take_away(self, slot: Slot, order: Order) -> None:
         state, victim = self._state, slot.job
         assert victim is not None
-        if order.timeout:
-            waited_s = state.now - (order.waiter.entered_s or order.waiter.arrival_s)
-            state.note(notes.PREEMPTED, victim, slot.index, waited_s)
-            self._admission.promised.append(order.waiter)
-            if order.waiter.where is Where.DEFERRED:
-                state.queue.resume(order.waiter)
-        if order.timeout and state.limits.preemption is Preemption.FAIL:
+        waited_s = state.now - (order.waiter.entered_s or order.waiter.arrival_s)
+        state.note(notes.PREEMPTED, victim, slot.index, waited_s)
+        self._admission.promised.append(order.waiter)
+        if order.waiter.where is Where.DEFERRED:
+            state.queue.resume(order.waiter)
+        if state.limits.preemption is Preemption.FAIL:
             state.finish(slot, End.FAILED, PreemptedError.code)
         else:
             state.park(slot)
 
-    # --- phase one: at the end of a plan ---------------------------------------------------------
+    # --- for priority: in the middle of a plan, after the free slots were given out ---------------
 
-    def choose(self) -> None:
-        if self._state.free_slot() is None:
-            self._choose_for_priority()
-        if self._state.policy.times_out_slots and self._building_since is None:
-            self._choose_for_timeout()
-
-    def _choose_for_priority(self) -> None:
+    def make_way(self) -> bool:
+        """Whether anybody had to."""
         state = self._state
+        self.ways.clear()
+        if state.free_slot() is not None:
+            return False
         first = state.queue.next_urgent()
         running = list(state.active) if first is not None else []
         if first is None or first.level >= max(slot.job.level for slot in running if slot.job is not None):
-            return
+            return False
         anchor = state.anchor()
-        for waiter in sorted(state.queue.waiting(), key=lambda j: (j.level, j.seniority))[: len(running)]:
+        for waiter in state.queue.in_order()[: len(running)]:
             victim = victims.for_priority(running, anchor, waiter.level, state.limits)
             if victim is None:
-                return
+                break
             running.remove(victim)
-            self.orders.append(Order(victim.index, victim.epoch, waiter, timeout=False))
             state.note(notes.PREEMPTING_SLOT, victim.job, victim.index, state.now - waiter.arrival_s)
+            self.ways.append(Way(state.park(victim), waiter))
+            self._admission.promised.append(waiter)
+        return bool(self.ways)
 
-    def _choose_for_timeout(self) -> None:
-        """The target of a cache hit, else the longest-running slot. One a plan."""
-        state, taken = self._state, {order.slot for order in self.orders}
+    # --- phase one: at the end of a plan ---------------------------------------------------------
+
+    def choose(self) -> None:
+        """After a time-out: the target of a cache hit, else the longest-running slot. One a plan."""
+        state = self._state
+        if not state.policy.times_out_slots or self._building_since is not None:
+            return
         for waiter in [*state.queue.deferred, *state.queue.waiting()]:
             if waiter.entered_s is None or state.now - waiter.entered_s < state.limits.cache_slot_timeout_s:
                 continue
             victim = self._target(waiter)
-            if victim is not None and victim.index not in taken:
-                self.orders.append(Order(victim.index, victim.epoch, waiter, timeout=True))
+            if victim is not None:
+                self.orders.append(Order(victim.index, victim.epoch, waiter))
                 state.note(notes.PREEMPTING_SLOT, victim.job, victim.index, state.now - waiter.entered_s)
                 return
 

@@ -197,6 +197,10 @@ class Queue:
         """Everybody who waits and is not deferred, oldest first."""
         return (job for job in self._by_age if job.where is Where.WAITING)
 
+    def in_order(self) -> list[Job]:
+        """The same, the next one first: by class, by what their tenants were served, by age."""
+        return sorted(self.waiting(), key=_order)
+
     def _head(self, line: tuple[int, str]) -> Job | None:
         jobs = self._lines[line]
         while jobs and jobs[0].where is not Where.WAITING:

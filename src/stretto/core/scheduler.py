@@ -19,7 +19,7 @@ from stretto.core.admission import Admission
 from stretto.core.capabilities import Capabilities
 from stretto.core.commit import Committer, InFlight
 from stretto.core.limits import Limits
-from stretto.core.preemption import Order, Preemptor
+from stretto.core.preemption import Order, Preemptor, Way
 from stretto.core.recovery import Recovery
 from stretto.core.request import Request
 from stretto.core.rows import RowPlanner
@@ -145,6 +145,8 @@ class Scheduler:
             return Idle(self._next_due_s())  # judge tick by tick, and on nothing that is not certain
         if not self._recovery.active and not (self._recovery.tight and state.active):
             self._admission.run()
+            if self._preemptor.make_way():
+                self._admission.run()
             state.ledger.compact(state.active)
         tick = Tick(self._next_tick)
         spans = self._rows.fill(tick)
@@ -195,8 +197,13 @@ class Scheduler:
 
     @property
     def preemption_orders(self) -> tuple[Order, ...]:
-        """Who will give way at the next plan, and for whom."""
+        """Who will give way at the next plan after a time-out, and for whom."""
         return tuple(self._preemptor.orders)
+
+    @property
+    def ways_made(self) -> tuple[Way, ...]:
+        """Who gave way to somebody more urgent in the last plan that admitted anybody."""
+        return tuple(self._preemptor.ways)
 
     def next_that_fits(self) -> Job | None:
         """Who would be admitted now if a slot were free, without any prefix to share."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from stretto.core import invariants, notes
 from stretto.core.kv.ops import OpKind
-from stretto.core.preemption import Order
+from stretto.core.preemption import Order, Way
 from stretto.core.scheduler import Scheduler
 from stretto.core.slot import Job, Where
 from stretto.core.tick import End, Events, Idle, Note, Outcome, PassFailure, Terminal, Tick
@@ -100,6 +100,7 @@ class Laws:
         scheduler = self._scheduler
         self._check_parked()
         self._check_orders(scheduler.preemption_orders, now)
+        self._check_ways(scheduler.ways_made)
         self._check_deadlines(now)
         if isinstance(planned, Tick):
             invariants.check_tick(scheduler, planned)
@@ -159,16 +160,18 @@ class Laws:
         limits = self._scheduler.state.limits
         for order in orders:
             victim = self._scheduler.state.slots[order.slot]
-            if order.timeout:
-                entered_s = order.waiter.entered_s
-                waited = entered_s is not None and now - entered_s >= limits.cache_slot_timeout_s
-                _need(waited, f"{order.waiter.id} takes a slot before its time-out")
-                served_s = now - victim.started_s
-                _need(served_s >= limits.cache_slot_timeout_s, f"slot {order.slot} is taken before its time")
-            elif victim.job is not None:
-                _need(victim.job.level > order.waiter.level, "parked for somebody who is not more urgent")
-                _need(victim.job.parks < limits.priority_parks_max, "parked too often for priority")
-                self.saw("parked for priority")
+            entered_s = order.waiter.entered_s
+            waited = entered_s is not None and now - entered_s >= limits.cache_slot_timeout_s
+            _need(waited, f"{order.waiter.id} takes a slot before its time-out")
+            served_s = now - victim.started_s
+            _need(served_s >= limits.cache_slot_timeout_s, f"slot {order.slot} is taken before its time")
+
+    def _check_ways(self, ways: Iterable[Way]) -> None:
+        limits = self._scheduler.state.limits
+        for way in ways:
+            _need(way.victim.level > way.waiter.level, "parked for somebody who is not more urgent")
+            _need(way.victim.parks <= limits.priority_parks_max, "parked too often for priority")
+            self.saw("parked for priority")
 
     def _check_deadlines(self, now: float) -> None:
         for job in self._scheduler.state.jobs.values():

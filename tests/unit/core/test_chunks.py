@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from stretto.core.chunks import ChunkSharer
 from stretto.core.cost import CostModel
 from stretto.core.fairness import Account
 from stretto.core.limits import Limits
+from stretto.core.request import Priority
 from stretto.core.slot import Job, Slot
 from tests.unit.core.rig import Rig, ask, streams
 
@@ -33,8 +34,10 @@ def prompts(*lengths: int) -> list[Slot]:
     return slots
 
 
-def sharer(*, trusted: int = 256, quantum: int = 1, chunk_max: int = 512) -> ChunkSharer:
-    cost = CostModel(row_quantum=quantum, chunk_max=trusted)
+def sharer(
+    *, trusted: int = 256, quantum: int = 1, chunk_max: int = 512, whole_quanta: bool = False
+) -> ChunkSharer:
+    cost = CostModel(row_quantum=quantum, chunk_max=trusted, whole_quanta=whole_quanta)
     for _ in range(20):
         cost.observe(rows=0, contexts=0, chunks=[(cost.largest_chunk(0, 1e9), 0)], pass_s=1e-3)
     return ChunkSharer(cost, quantum=quantum, chunk_max=chunk_max)
@@ -61,12 +64,41 @@ def test_a_single_quantum_is_shared_in_turns():
 
 
 def test_a_prompt_ends_with_what_is_left_over():
-    """Whole quanta first: a sliver in a longer chunk would cost as much as one of them."""
-    sharing = sharer(trusted=256, quantum=64)
+    """Where a sliver costs as much as a whole quantum, whole ones go first; else it goes with them."""
+    sharing = sharer(trusted=256, quantum=64, whole_quanta=True)
     slots = prompts(100)
     assert shares(sharing.share(slots, allowance_s=1e9, rows=256)) == {0: 64}
     slots[0].planned = 64
     assert shares(sharing.share(slots, allowance_s=1e9, rows=256)) == {0: 36}
+    sharing = sharer(trusted=256, quantum=64)
+    assert shares(sharing.share(prompts(100), allowance_s=1e9, rows=256)) == {0: 100}
+    assert shares(sharing.share(prompts(300), allowance_s=1e9, rows=256)) == {0: 256}
+
+
+def leveled(*given: tuple[int, Priority]) -> list[Slot]:
+    slots = prompts(*(length for length, _ in given))
+    for slot, (length, priority) in zip(slots, given, strict=True):
+        request = replace(ask(f"p{slot.index}", length), priority=priority)
+        slot.job = Job(request, seniority=slot.index, account=Account("", 1.0), now=0.0, length_max=9999)
+        slot.known = slot.job.known
+    return slots
+
+
+def test_urgent_prompts_lead_and_the_most_senior_one_does_so_every_fourth_time():
+    sharing = sharer(trusted=64, quantum=64)
+    slots = leveled((640, Priority.BACKGROUND), (640, Priority.URGENT))
+    turns = [shares(sharing.share(slots, allowance_s=1e9, rows=64)) for _ in range(8)]
+    assert turns == [{1: 64}, {1: 64}, {1: 64}, {0: 64}] * 2
+
+
+def test_urgent_prompts_take_turns_among_themselves_and_leave_what_they_do_not_need():
+    sharing = sharer(trusted=64, quantum=64)
+    slots = leveled((640, Priority.BACKGROUND), (640, Priority.URGENT), (640, Priority.URGENT))
+    turns = [shares(sharing.share(slots, allowance_s=1e9, rows=64)) for _ in range(4)]
+    assert turns == [{2: 64}, {1: 64}, {2: 64}, {0: 64}]
+    wide = sharer(trusted=256)
+    slots = leveled((640, Priority.BACKGROUND), (100, Priority.URGENT))
+    assert shares(wide.share(slots, allowance_s=1e9, rows=256)) == {1: 100, 0: 156}
 
 
 def test_a_chunk_ends_at_a_mark():

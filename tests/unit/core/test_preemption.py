@@ -32,9 +32,7 @@ def test_an_urgent_request_takes_a_slot_at_the_next_plan():
     rig = full()
     rig.accept(ask("urgent", 9, priority=Priority.URGENT))
     rig.step()
-    assert rig.slot_of("urgent") is None
-    assert [order.waiter.id for order in rig.scheduler.preemption_orders] == ["urgent"]
-    rig.step()
+    assert [(way.victim.id, way.waiter.id) for way in rig.scheduler.ways_made] == [("low1", "urgent")]
     assert rig.slot_of("urgent") is not None
     assert rig.job("low1").where is Where.PARKED
     assert rig.slot_of("low0") is not None, "the anchor stays"
@@ -56,19 +54,30 @@ def test_nobody_gives_way_to_an_equal():
     for _ in range(5):
         rig.step()
     assert rig.slot_of("peer") is None
-    assert not rig.scheduler.preemption_orders
+    assert not rig.scheduler.ways_made
+
+
+def test_who_is_more_urgent_gets_the_slot_that_was_taken_whoever_has_the_ageing_turn():
+    rig = full()
+    rig.accept(*(ask(f"old{index}", 9, priority=Priority.BACKGROUND) for index in range(3)))
+    for turn in range(6):
+        rig.accept(ask(f"urgent{turn}", 9, priority=Priority.URGENT))
+        rig.step()
+        assert rig.slot_of(f"urgent{turn}") is not None or not rig.scheduler.ways_made
+        rig.run(until=lambda name=f"urgent{turn}": name in rig.ends)
 
 
 def test_an_order_is_dropped_when_its_waiter_leaves():
-    rig = full()
-    rig.accept(ask("urgent", 9, priority=Priority.URGENT))
+    rig = waiting_for_a_slot(Preemption.RESUME)
+    rig.clock.advance(TIMEOUT_S)
     rig.step()
-    rig.scheduler.cancel("urgent")
+    assert rig.scheduler.preemption_orders
+    rig.scheduler.cancel("new")
     rig.step()
     rig.step()
-    assert rig.slot_of("low1") is not None or rig.job("low1").where is Where.PARKED
-    rig.run(until=lambda: rig.slot_of("low1") is not None)
-    assert rig.ends["urgent"].end is End.CANCELLED
+    assert rig.slot_of("old") is not None or rig.job("old").where is Where.PARKED
+    rig.run(until=lambda: rig.slot_of("old") is not None)
+    assert rig.ends["new"].end is End.CANCELLED
 
 
 def waiting_for_a_slot(preemption: Preemption) -> Rig:
