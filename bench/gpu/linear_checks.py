@@ -10,6 +10,7 @@ from kernel_checks import Draw
 from torch import Tensor
 
 from stretto.backends.torch.kernels import linear, skinny
+from stretto.backends.torch.ops.activation import silu_mul_reference
 from stretto.backends.torch.ops.linear import norm_linear_reference
 
 
@@ -29,6 +30,9 @@ def linear_case(
             call = linear.norm_linear if ours else norm_linear_reference
             first = call(a, r, g, 1e-6, w, b, gated=kind == "gated")
             return *first, call(a, None, g, 1e-6, w, b, gated=kind == "gated")[0]
+        if kind == "silu":
+            product = None if ours else torch.nn.functional.linear(a, w)
+            return (skinny.linear(a, w, gated=True) if product is None else silu_mul_reference(product),)
         if not ours:
             return (torch.nn.functional.linear(a, w, b) + f,)
         if rows > 4:
@@ -51,13 +55,13 @@ def linear_cases(
 ) -> Iterator[tuple[str, Callable[[Draw], list[tuple[Tensor, Tensor, Tensor]]]]]:
     sizes = [(64, 24), (96, 18)] if tiny else [(1024, 4096), (3072, 1024), (4096, 1536), (896, 1152)]
     for (width, outs), rows, kind in product(
-        sizes, (1, 3, 7) if tiny else (1, 2, 4, 5, 16), ("norm", "gated", "add")
+        sizes, (1, 3, 7) if tiny else (1, 2, 4, 5, 16), ("norm", "gated", "add", "silu")
     ):
-        if rows > 4 and kind != "add":
+        if (rows > 4) != (kind == "silu") and kind != "add":
             continue
         yield (
             f"linear {kind} {rows}×{width}→{outs}",
             lambda draw, r=rows, w=width, o=outs, k=kind: linear_case(
-                draw, r, w, o, kind=k, biased=k != "gated" and w != 1024
+                draw, r, w, o, kind=k, biased=k not in ("gated", "silu") and w != 1024
             ),
         )

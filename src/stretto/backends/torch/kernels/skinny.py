@@ -1,7 +1,8 @@
 """Linear layers for up to sixteen rows: one tensor-core tile of rows against a stream of weights.
 
 A program owns a few output columns and goes through all of the input, several loads ahead; the sum is
-float32, in a fixed order, rounded once. Rows of padding are zeros that are not written.
+float32, in a fixed order, rounded once. Rows of padding are zeros that are not written. Gated, a program has
+the gates and the ups of its columns, and answers SiLU(gate) · up.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def _skinny(
     rows,
     ADD_AFTER: tl.constexpr,
     BIAS: tl.constexpr,
+    GATED: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -58,7 +60,9 @@ def _skinny(
     real = (m < rows)[:, None]
     place = weight + tl.minimum(n, outs - 1)[:, None].to(tl.int64) * width + k[None, :]
     source = x + m[:, None] * x_stride + k[None, :]
+    ups = place + outs.to(tl.int64) * width
     sums = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    up = tl.zeros([ROWS, BLOCK_N], tl.float32)
     for start in tl.range(0, width, BLOCK_K, num_stages=STAGES):
         if EVEN:
             a = tl.load(source + start, mask=real, other=0.0)
@@ -68,8 +72,17 @@ def _skinny(
             a = tl.load(source + start, mask=real & inside, other=0.0)
             w = tl.load(place + start, mask=inside, other=0.0)
         sums = tl.dot(a, tl.trans(w), sums, input_precision=PRECISION)
+        if GATED:
+            if EVEN:
+                w = tl.load(ups + start)
+            else:
+                w = tl.load(ups + start, mask=inside, other=0.0)
+            up = tl.dot(a, tl.trans(w), up, input_precision=PRECISION)
     if BIAS:
         sums += tl.load(bias + n, mask=n < outs, other=0.0).to(tl.float32)[None, :]
+    if GATED:
+        gate = rounded(sums, kind)
+        sums = rounded(gate / (1.0 + tl.exp(-gate)), kind) * rounded(up, kind)
     mask = real & (n < outs)[None, :]
     if ADD_AFTER:
         more = tl.load(residual + m[:, None] * residual_stride + n[None, :], mask=mask, other=0.0)
@@ -83,15 +96,17 @@ def linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     *,
+    gated: bool = False,
     shape: SkinnyShape | None = None,
 ) -> Tensor:
-    """linear(x), rounded, plus `residual`."""
+    """linear(x), rounded, plus `residual`; or SiLU · up of it, of which weight holds the gates first."""
     rows, width = x.shape
-    outs = weight.shape[0]
+    outs = weight.shape[0] // 2 if gated else weight.shape[0]
+    assert not gated or (bias is None and residual is None)
     assert rows <= ROWS_MAX
     assert x.stride(1) == weight.stride(1) == 1
     assert weight.stride(0) == width
-    shape = shape or SkinnyShape(32)
+    shape = shape or SkinnyShape(16 if gated else 32)
     out = torch.empty(rows, outs, dtype=x.dtype, device=x.device)
     _skinny[(triton.cdiv(outs, shape.block_n),)](
         x,
@@ -106,6 +121,7 @@ def linear(
         rows,
         ADD_AFTER=residual is not None,
         BIAS=bias is not None,
+        GATED=gated,
         EVEN=width % shape.block_k == 0,
         ROWS=ROWS_MAX,
         BLOCK_N=shape.block_n,

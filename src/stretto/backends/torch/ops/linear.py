@@ -42,6 +42,10 @@ def norm_gated(
 
         return kernel.norm_linear(x, residual, gain, eps, weight, gated=True)
     normed, total = _normed(x, residual, gain, eps)
+    if is_skinny(x, weight):
+        from stretto.backends.torch.kernels import skinny
+
+        return skinny.linear(normed, weight, gated=True), total
     return silu_mul(linear(normed, weight)), total
 
 
