@@ -232,7 +232,7 @@ def tenants(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
 
 def mixed(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
     """Urgent requests under a background overload."""
-    shape = Shape(users=16, requests=16 if lab.quick else 64)
+    shape = Shape(requests=16 if lab.quick else 128)
     run = lab.once(OURS, "mixed", shape, slots=8, run_id=f"{lab.run_id}/mixed", flags=lab.strict)
     lab.draw("mixed-timeline", lambda: plots.timeline_plot(run, "urgent requests under overload"))
     found = summary(run, Slo())

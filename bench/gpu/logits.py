@@ -20,8 +20,9 @@ import torch
 from offline import OfflineLoop, find_shape, finish, make_request, parser
 
 from stretto.backends.torch import ModelShape, TorchBackend
-from stretto.backends.torch.models import CausalModel, Place, build
+from stretto.backends.torch.models import CausalModel, Place, Step, build
 from stretto.backends.torch.models.causal import CausalModel as _Model
+from stretto.backends.torch.pool import KvPool
 from stretto.backends.torch.weights import checked
 from stretto.core.tick import Tick
 
@@ -122,20 +123,39 @@ def compare(model: CausalModel, theirs: Any, *, vocab: int, pages: int, page_tok
     run = loop.run(requests)
     texts = {request.id: [*request.tokens, *run.outputs[request.id]] for request in requests}
     prompts = {request.id: len(request.tokens) for request in requests}
+    model.__class__ = CausalModel
+    uncut = {name: at_once(model, backend.pool, text) for name, text in texts.items()}
     cut = in_chunks(theirs, texts, prompts, model.place.device)
     half, whole = truths(theirs, texts, model.place.device)
     rows = [(row, half[name][position], whole[name][position]) for name, position, row in seen]
     theirs_cut = [(cut[name][position], half[name][position]) for name, position, _ in seen]
-    model.__class__ = CausalModel
     return {
         "rows": len(rows),
         **spread("error", [distance(ours, they) for ours, they, _ in rows]),
         **spread("ours_from_float32", [distance(ours, truth) for ours, _, truth in rows]),
         **spread("theirs_from_float32", [distance(they, truth) for _, they, truth in rows]),
         **spread("theirs_cut_from_theirs", [distance(one, other) for one, other in theirs_cut]),
+        **spread("uncut_error", [distance(uncut[name][at], half[name][at]) for name, at, _ in seen]),
         **spread("ours_from_theirs_cut", [distance(row, cut[name][at]) for name, at, row in seen]),
         "best_token_agrees": sum(int(ours.argmax() == they.argmax()) for ours, they, _ in rows) / len(rows),
     }
+
+
+@torch.inference_mode()
+def at_once(model: CausalModel, pool: KvPool, text: list[int]) -> torch.Tensor:
+    """Logits of a whole text in one pass, as transformers computes it."""
+    device, rows = model.place.device, torch.arange(len(text), dtype=torch.int32, device=model.place.device)
+    pages = -(-len(text) // pool.page_tokens)
+    step = Step(
+        positions=rows,
+        slot_mapping=rows.long(),
+        block_tables=torch.arange(pages, dtype=torch.int32, device=device).view(1, -1),
+        query_starts=torch.tensor([0, len(text)], dtype=torch.int32, device=device),
+        context_lens=torch.tensor([len(text)], dtype=torch.int32, device=device),
+        max_query=len(text),
+        decode_only=False,
+    )
+    return model.logits(torch.tensor(text, device=device), step, pool.layers).float()
 
 
 @torch.inference_mode()

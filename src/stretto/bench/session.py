@@ -53,7 +53,8 @@ def capacity_per_s(
     sizes = shape.resolved(workload)
     if workload not in {"steady", "trace"}:
         raise BenchError(f"{workload} has no arrival rate", hint="--load is for steady and trace")
-    closed = replace(sizes, users=users, rate=0.0, requests=min(sizes.requests or 1, CAPACITY_REQUESTS))
+    requests = sizes.requests if workload == "trace" else min(sizes.requests or 1, CAPACITY_REQUESTS)
+    closed = replace(sizes, users=users, rate=0.0, requests=requests)
     run = measure(workload, closed, target, run_id=f"{run_id}/capacity", progress=progress)
     done = [record for record in run.records if record.ok]
     if not done:

@@ -20,6 +20,8 @@ from stretto.bench.words import Texts
 from stretto.errors import BenchError
 
 BLOCK_TOKENS = 512
+AROUND = 16  # arrivals on either side that say what the rate is at the time
+SAMPLE = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +83,23 @@ def _mooncake(file: Iterator[str]) -> Iterator[Arrival]:
 
 
 def stretched(arrivals: list[Arrival], rate: float) -> list[float]:
-    """When each is due, in seconds: as recorded, or at a mean rate of `rate`; bursts keep their form."""
-    span_s = arrivals[-1].at_s
+    """When each is due, in seconds: as recorded, or with a load of `rate` requests a second throughout.
+
+    Bursts keep their form: each gap keeps its relation to the mean of those around it. The drift of the
+    recorded hour is taken out, for a rate is said in relation to a capacity, and a trace that doubles its
+    rate half-way has none (the first 300 requests of Azure's conversations more than do).
+    """
     if not rate:
         return [arrival.at_s for arrival in arrivals]
-    if span_s == 0:  # all recorded at one moment: spread them evenly
-        return [index / rate for index in range(len(arrivals))]
-    factor = (len(arrivals) - 1) / rate / span_s
-    return [arrival.at_s * factor for arrival in arrivals]
+    gaps = [later.at_s - sooner.at_s for sooner, later in itertools.pairwise(arrivals)]
+    at_s, due = 0.0, [0.0]
+    for index, gap in enumerate(gaps):
+        near = gaps[max(0, index - AROUND) : index + AROUND + 1]
+        mean = sum(near) / len(near)
+        at_s += gap / mean if mean else 1.0
+        due.append(at_s)
+    factor = len(gaps) / rate / at_s if at_s else 0.0
+    return [one * factor for one in due]
 
 
 def prompt(arrival: Arrival, name: str, texts: Texts, divide: float) -> str:
@@ -107,7 +118,7 @@ def prompt(arrival: Arrival, name: str, texts: Texts, divide: float) -> str:
 
 
 def trace_users(shape: Shape, texts: Texts) -> tuple[list[User], list[str]]:
-    """An open loop at the trace's times; with `users`, a closed loop over the same requests (capacity)."""
+    """An open loop at the trace's times; with `users`, a closed loop over a sample of them (capacity)."""
     if shape.trace is None:
         raise BenchError("which trace?", hint="give the file with --trace FILE")
     divide, tenants = shape.divide or 1.0, shape.tenants or 1
@@ -122,6 +133,7 @@ def trace_users(shape: Shape, texts: Texts) -> tuple[list[User], list[str]]:
         for index, arrival in enumerate(arrivals)
     ]
     if shape.users:
+        shots = shots[:: max(1, len(shots) // SAMPLE)]  # from all of it: lengths drift as much as rates
         return [User(shots=shots[index :: shape.users]) for index in range(min(shape.users, len(shots)))], []
     times = stretched(arrivals, shape.rate or 0.0)
     return [User(shots=[shot], start_s=at_s) for shot, at_s in zip(shots, times, strict=True)], []

@@ -5,6 +5,8 @@ Groups name the parts that are reported apart: the streams of `stall` and the lo
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from stretto.bench.plan import Gate, Plan, Shot, User
 from stretto.bench.shapes import Shape
 from stretto.bench.traces import trace_users
@@ -104,10 +106,16 @@ def _turns(shape: Shape, texts: Texts) -> tuple[list[User], list[str]]:
 
 
 def _mixed(shape: Shape, texts: Texts) -> tuple[list[User], list[str]]:
-    """Urgent requests alone, then background tenants in a closed loop with urgent arrivals among them."""
+    """An urgent user alone, then the same among background tenants in a closed loop.
+
+    He pauses for a random time of 1/rate seconds on average and then sends one request; so urgent requests do
+    not wait for each other, neither alone nor under load.
+    """
+    pauses = texts.dice("arrivals")
 
     def urgent(name: str, group: str) -> Shot:
-        return _plain(texts, name, shape, group=group, tenant="urgent", priority="urgent")
+        shot = _plain(texts, name, shape, group=group, tenant="urgent", priority="urgent")
+        return structs.replace(shot, think_s=pauses.expovariate(shape.rate or 1.0))
 
     def background(index: int) -> Shot:
         tenant = f"tenant{index % (shape.tenants or 1)}"
@@ -121,16 +129,8 @@ def _mixed(shape: Shape, texts: Texts) -> tuple[list[User], list[str]]:
     busy = [User(shots=load[index::crowd], begin=begin) for index in range(crowd)]
     among = [urgent(f"urgent{index}", "urgent") for index in range(max(PROBES, requests))]
     over = Gate(group="background", requests=requests)
-    # Arrivals among users who wait for each other: gates that differ only in their delay.
-    arriving = [
-        User(
-            shots=user.shots,
-            begin=Gate(group="background", requests=crowd // 2 or 1, tokens=1, then_s=user.start_s),
-            until=over,
-        )
-        for user in arrivals(among, shape.rate or 1.0, texts)
-    ]
-    return [alone, *busy, *arriving], []
+    loaded = Gate(group="background", requests=crowd // 2 or 1, tokens=1)
+    return [alone, *busy, User(shots=among, begin=loaded, until=over)], []
 
 
 def _tenants(shape: Shape, texts: Texts) -> tuple[list[User], list[str]]:

@@ -53,8 +53,11 @@ def test_priority_takes_from_a_strictly_lower_class_after_some_progress():
     low = run(2, priority=Priority.BACKGROUND)
     assert victims.for_priority([anchor, peer, low], anchor, Priority.DEFAULT, LIMITS) is low
     assert victims.for_priority([anchor, peer], anchor, Priority.DEFAULT, LIMITS) is None
-    fresh = run(2, priority=Priority.BACKGROUND, computed=LIMITS.priority_park_min_tokens - 1)
-    assert victims.for_priority([anchor, fresh], anchor, Priority.URGENT, LIMITS) is None
+    fresh = run(3, priority=Priority.BACKGROUND, computed=LIMITS.priority_park_min_tokens - 1)
+    assert victims.for_priority([anchor, low, fresh], anchor, Priority.URGENT, LIMITS) is low
+    assert victims.for_priority([anchor, fresh], anchor, Priority.URGENT, LIMITS) is fresh
+    new = run(2, priority=Priority.BACKGROUND, computed=0)
+    assert victims.for_priority([anchor, new], anchor, Priority.URGENT, LIMITS) is None
     tired = run(2, priority=Priority.BACKGROUND, parks=LIMITS.priority_parks_max)
     assert victims.for_priority([anchor, tired], anchor, Priority.URGENT, LIMITS) is None
 

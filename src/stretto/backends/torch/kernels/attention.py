@@ -15,7 +15,7 @@ from torch import Tensor
 from stretto.backends.torch.kernels.decode import DecodeShape, Fresh, decode
 from stretto.backends.torch.kernels.prefill import PrefillShape, prefill
 
-PROGRAMS_PER_PROCESSOR = 1  # few spans: so many decode programs keep a multiprocessor's memory busy
+SPLITS_MIN = 2  # as long as there are fewer pairs of span and head than multiprocessors
 SPLITS_MAX = 128
 RUN_TOKENS_MIN = 128
 RUN_TOKENS = 512  # of a batch that fills the machine
@@ -115,8 +115,8 @@ def choose_decode(
     block_n = 64 if dim * itemsize <= 256 else 32
     pairs = max(spans * kv_heads, 1)
     tiles = triton.cdiv(context, block_n)
-    room = processors * PROGRAMS_PER_PROCESSOR // pairs
-    if room >= 2:
+    if pairs <= processors:
+        room = max(processors // pairs, SPLITS_MIN)
         tiles_min = max(RUN_TOKENS_MIN // block_n, 1)
         splits = min(room, max(triton.cdiv(tiles, tiles_min), 1), SPLITS_MAX)
         warps, stages = (2, 4) if context >= LONG_CONTEXT else (4, 3)

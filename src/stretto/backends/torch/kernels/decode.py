@@ -191,6 +191,8 @@ def _decode(
         if tl.load(query_starts + span + 1) - row != 1:
             return
     if FUSED:
+        position = tl.load(positions + row).to(tl.int64)  # early: nothing waits for it yet
+        slot = tl.load(slot_mapping + row).to(tl.int64)
         if length <= 0:
             return
         length -= 1  # what the pages hold already
@@ -203,6 +205,8 @@ def _decode(
         return
     last = tl.minimum(first + per_run, tiles)
     whole = tl.minimum(last, length // BLOCK_N)
+    table = block_tables + span.to(tl.int64) * table_stride
+    pages = load_pages(table, first, length, BLOCK_N, PAGE)
 
     member = tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_PAD)
@@ -213,7 +217,7 @@ def _decode(
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, DIM_PAD], tl.float32)
     if FUSED:
-        angles = cos_sin + tl.load(positions + row).to(tl.int64) * DIM
+        angles = cos_sin + position * DIM
         queries = _heads(rows, real, dims, angles, q_weight, eps, NORM, DIM)
         if split == 0:
             fresh = row.to(tl.int64) * new_row_stride + kv_head * new_head_stride
@@ -221,7 +225,6 @@ def _decode(
             one = tl.zeros([1, 1], tl.int32)
             key = _heads(k_new + fresh + one, inside, dims, angles, k_weight, eps, NORM, DIM)
             value = tl.load(v_new + fresh + one + dims[None, :], mask=inside, other=0.0)
-            slot = tl.load(slot_mapping + row).to(tl.int64)
             place = slot // PAGE * page_stride + slot % PAGE * token_stride + kv_head * head_stride
             write = inside & (slot >= 0)
             tl.store(k_pages + place + dims[None, :], key, mask=write)
@@ -231,12 +234,10 @@ def _decode(
             mixed += value.to(tl.float32)
     else:
         queries = tl.load(rows + dims[None, :], mask=real, other=0.0)
-    table = block_tables + span.to(tl.int64) * table_stride
     k_base = k_pages + kv_head * head_stride
     v_base = v_pages + kv_head * head_stride
     inner = tl.arange(0, BLOCK_N)
 
-    pages = load_pages(table, first, length, BLOCK_N, PAGE)
     for tile in tl.range(first, whole, num_stages=STAGES):
         place = tile_offsets(pages, tile, page_stride, token_stride, dims, BLOCK_N, PAGE)
         pages = load_pages(table, tile + 1, length, BLOCK_N, PAGE)
