@@ -14,6 +14,7 @@ from stretto.backends.torch.kernels import activation, linear, norm, skinny
 from stretto.backends.torch.kernels.linear import LinearShape
 from stretto.backends.torch.kernels.overlap import OVERLAP
 from stretto.backends.torch.kernels.skinny import SkinnyShape
+from stretto.backends.torch.ops.overlap import EARLY, OFF
 
 
 def _linear(
@@ -56,11 +57,11 @@ def _linear(
     timed = rotated(outs * width * 2.0, call)
 
     def run() -> tuple[float, float, float]:
-        OVERLAP.enabled = overlap
+        OVERLAP.mode = EARLY if overlap else OFF
         try:
             return timed()
         finally:
-            OVERLAP.enabled = False
+            OVERLAP.mode = OFF
 
     return run
 

@@ -22,7 +22,13 @@ from torch import Tensor
 
 from stretto.backends.torch.kernels.arrivals import arrivals
 from stretto.backends.torch.kernels.norm import rounded
-from stretto.backends.torch.kernels.overlap import OVERLAP, launch_options, start_next, wait_previous
+from stretto.backends.torch.kernels.overlap import (
+    OVERLAP,
+    launch_options,
+    start_next,
+    start_next_late,
+    wait_previous,
+)
 from stretto.backends.torch.kernels.tiles import absorb, load_pages, load_tile, tile_offsets
 
 LOG2_E = 1.4426950408889634
@@ -191,8 +197,6 @@ def _decode(
         if tl.load(query_starts + span + 1) - row != 1:
             return
     if FUSED:
-        position = tl.load(positions + row).to(tl.int64)  # early: nothing waits for it yet
-        slot = tl.load(slot_mapping + row).to(tl.int64)
         if length <= 0:
             return
         length -= 1  # what the pages hold already
@@ -205,8 +209,6 @@ def _decode(
         return
     last = tl.minimum(first + per_run, tiles)
     whole = tl.minimum(last, length // BLOCK_N)
-    table = block_tables + span.to(tl.int64) * table_stride
-    pages = load_pages(table, first, length, BLOCK_N, PAGE)
 
     member = tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_PAD)
@@ -217,7 +219,7 @@ def _decode(
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, DIM_PAD], tl.float32)
     if FUSED:
-        angles = cos_sin + position * DIM
+        angles = cos_sin + tl.load(positions + row).to(tl.int64) * DIM
         queries = _heads(rows, real, dims, angles, q_weight, eps, NORM, DIM)
         if split == 0:
             fresh = row.to(tl.int64) * new_row_stride + kv_head * new_head_stride
@@ -225,6 +227,7 @@ def _decode(
             one = tl.zeros([1, 1], tl.int32)
             key = _heads(k_new + fresh + one, inside, dims, angles, k_weight, eps, NORM, DIM)
             value = tl.load(v_new + fresh + one + dims[None, :], mask=inside, other=0.0)
+            slot = tl.load(slot_mapping + row).to(tl.int64)
             place = slot // PAGE * page_stride + slot % PAGE * token_stride + kv_head * head_stride
             write = inside & (slot >= 0)
             tl.store(k_pages + place + dims[None, :], key, mask=write)
@@ -234,10 +237,12 @@ def _decode(
             mixed += value.to(tl.float32)
     else:
         queries = tl.load(rows + dims[None, :], mask=real, other=0.0)
+    table = block_tables + span.to(tl.int64) * table_stride
     k_base = k_pages + kv_head * head_stride
     v_base = v_pages + kv_head * head_stride
     inner = tl.arange(0, BLOCK_N)
 
+    pages = load_pages(table, first, length, BLOCK_N, PAGE)
     for tile in tl.range(first, whole, num_stages=STAGES):
         place = tile_offsets(pages, tile, page_stride, token_stride, dims, BLOCK_N, PAGE)
         pages = load_pages(table, tile + 1, length, BLOCK_N, PAGE)
@@ -254,6 +259,7 @@ def _decode(
         values = load_tile(v_base, place, dims, valid, DIM, DIM_PAD, True)
         peak, total, mixed = absorb(scores, values, peak, total, mixed, PRECISION)
 
+    start_next_late(OVERLAPPED)
     answer = mixed / total[:, None]
     target = (row.to(tl.int64) * heads + kv_head * GROUP) * DIM
     pointers = out + target + member[:, None] * DIM + dims[None, :]
@@ -347,7 +353,7 @@ def decode(
         shape.tiles_min,
         MIXED=mixed,
         FUSED=fresh is not None,
-        OVERLAPPED=OVERLAP.enabled,
+        OVERLAPPED=OVERLAP.mode,
         NORM=fresh is not None and fresh.q_weight is not None,
         SPLIT=split,
         SPLITS_PAD=triton.next_power_of_2(splits),

@@ -234,7 +234,7 @@ def linear(
         BLOCK_N=shape.block_n,
         BLOCK_K=LONG_BLOCK,
         STAGES=shape.stages,
-        OVERLAPPED=OVERLAP.enabled,
+        OVERLAPPED=OVERLAP.mode,
         num_warps=shape.warps,
         **launch_options(),
     )
@@ -282,7 +282,7 @@ def _launch_whole(
         BIAS=bias is not None,
         BLOCK_N=shape.block_n,
         BLOCK_K=triton.next_power_of_2(width),
-        OVERLAPPED=OVERLAP.enabled,
+        OVERLAPPED=OVERLAP.mode,
         num_warps=shape.warps,
         **launch_options(),
     )

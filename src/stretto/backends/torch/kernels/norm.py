@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stretto.backends.torch.kernels.overlap import OVERLAP, launch_options, start_next_late, wait_previous
+
 
 @triton.jit
 def rounded(value, kind: tl.constexpr):
@@ -27,7 +29,10 @@ def _rms_norm(
     eps,
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
 ):
+    start_next_late(OVERLAPPED)  # it is over as soon as it has begun
+    wait_previous(OVERLAPPED)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -87,5 +92,7 @@ def _launch(
             eps,
             ADD=residual is not None,
             BLOCK=block,
+            OVERLAPPED=OVERLAP.mode,
             num_warps=warps or min(max(block // 512, 1), 16),
+            **launch_options(),
         )

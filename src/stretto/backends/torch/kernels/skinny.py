@@ -15,7 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from stretto.backends.torch.kernels.norm import rounded
-from stretto.backends.torch.kernels.overlap import OVERLAP, launch_options, start_next, wait_previous
+from stretto.backends.torch.kernels.overlap import (
+    OVERLAP,
+    launch_options,
+    start_next,
+    start_next_late,
+    wait_previous,
+)
 
 ROWS_MAX = 16  # of a tile
 
@@ -85,6 +91,7 @@ def _skinny(
             else:
                 w = tl.load(ups + start, mask=inside, other=0.0)
             up = tl.dot(a, tl.trans(w), up, input_precision=PRECISION)
+    start_next_late(OVERLAPPED)
     if BIAS:
         sums += tl.load(bias + n, mask=n < outs, other=0.0).to(tl.float32)[None, :]
     if GATED:
@@ -135,7 +142,7 @@ def linear(
         BLOCK_K=shape.block_k,
         STAGES=shape.stages,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        OVERLAPPED=OVERLAP.enabled,
+        OVERLAPPED=OVERLAP.mode,
         num_warps=shape.warps,
         **launch_options(),
     )

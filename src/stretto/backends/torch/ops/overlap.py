@@ -1,8 +1,9 @@
 """Whether kernels may begin before their predecessors end. Set for a pass, read as its kernels are launched.
 
-Worth it for a single row of a small model: its kernels take a few microseconds each, and their weights load
-while the one before ends (Qwen3-0.6B on an H200: 0.85 ms a token becomes 0.75). Kernels of a large model fill
-the machine by themselves, and the early loads get in their way (Qwen3-8B: 4.2 ms becomes 4.8).
+Early is worth it for a single row of a small model: its kernels take a few microseconds each, and their
+weights load while the one before ends (Qwen3-0.6B on an H200: 0.85 ms a token becomes 0.75). Kernels of a
+large model fill the machine by themselves, and early loads get in their way (Qwen3-8B: 4.2 ms becomes 4.8);
+with a few rows the next one is let in late, when there is nothing left to load.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-ROWS_MAX = 1
-HIDDEN_MAX = 2048
+OFF, EARLY, LATE = range(3)
+ROWS_EARLY = 1
+ROWS_LATE = 16
+HIDDEN_EARLY = 2048  # a model of this width is small
 
 
 @dataclass(slots=True)
 class Overlap:
-    enabled: bool = False
+    mode: int = OFF
 
 
 OVERLAP = Overlap()
@@ -25,8 +28,11 @@ OVERLAP = Overlap()
 
 @contextmanager
 def overlapping(rows: int, hidden: int) -> Iterator[None]:
-    OVERLAP.enabled = rows <= ROWS_MAX and hidden <= HIDDEN_MAX
+    if hidden <= HIDDEN_EARLY:
+        OVERLAP.mode = EARLY if rows <= ROWS_EARLY else OFF
+    else:
+        OVERLAP.mode = LATE if ROWS_EARLY < rows <= ROWS_LATE else OFF
     try:
         yield
     finally:
-        OVERLAP.enabled = False
+        OVERLAP.mode = OFF
