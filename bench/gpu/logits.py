@@ -5,8 +5,8 @@
 A model of the shape with random weights in transformers, its very tensors in ours. Per row the norm of the
 difference over the norm of the reference, teacher-forced: p99 at most 1e-2. Both are compared with the same
 weights in float32 as well, and transformers' model with itself when it reads the text in the same chunks and
-rows as we do: what is left of a difference then is rounding that depends on how a text is cut. The tokens of 24 ragged requests must be the
-same with graphs and eagerly.
+rows as we do: what is left of a difference then is rounding that depends on how a text is cut. The tokens of
+24 ragged requests must be the same with graphs and eagerly.
 """
 
 from __future__ import annotations
