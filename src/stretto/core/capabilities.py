@@ -26,6 +26,14 @@ class Share(Enum):
     PAGES = "pages"  # block tables with reference counts (torch)
 
 
+class Parts(Enum):
+    """What a part of a quantum of rows takes."""
+
+    DEAR = "dear"  # there may be a cliff: 63 rows can take twice as long as 64
+    WHOLE = "whole"  # as long as a whole one
+    EVEN = "even"  # its share
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     rewind: Rewind = Rewind.ANY
@@ -44,7 +52,7 @@ class Capabilities:
     rows_max: int = 2048
     outputs_max: int = 2048
     row_quantum: int = 1
-    whole_quanta: bool = False  # a part of a quantum takes as long as a whole one
+    parts: Parts = Parts.DEAR
     efficient_quanta: int = 1  # quanta of a tick from which on more of them save little
     contiguous: bool = False
     equal_spans: bool = False

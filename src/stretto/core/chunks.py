@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stretto.core.capabilities import Parts
 from stretto.core.cost import CostModel
 from stretto.core.slot import Slot
 
@@ -77,7 +78,7 @@ class ChunkSharer:
         have = shares.get(slot.index, 0)
         due = next((mark - slot.planned for mark in slot.marks if mark > slot.planned), slot.rows_due)
         total = min(have + count, due, self._chunk_max)
-        if total < due or (total > self._quantum and self._cost.whole_quanta):
+        if total < due or (total > self._quantum and self._cost.parts is Parts.WHOLE):
             total = max(total - total % self._quantum, min(least, total))
         while total > have + 1 and total < self._quantum and self._is_dear(total, slot.planned):
             total = (total + 1) // 2
@@ -90,6 +91,8 @@ class ChunkSharer:
 
     def _is_dear(self, count: int, context: int) -> bool:
         """Behind a kernel's cliff a part of a quantum can cost more than all of it: then in two parts."""
+        if self._cost.parts is not Parts.DEAR:
+            return False
         return self._cost.chunk_s(count, context) > self._cost.chunk_s(self._quantum, context)
 
 

@@ -4,10 +4,12 @@ t = decode + f[chunk] * chunk * (beta + gamma * context), where decode = a + b *
 Fitted online by recursive least squares from the backend's own `pass_s`, never from wall time. No linear
 formula sees a kernel's cliff (a 63-row chunk can cost twice a 64-row one), hence the factor f per chunk step.
 Starts by trusting nothing: the smallest chunk, then twice as much, as measurements arrive. Where a backend
-fills quanta up (`whole_quanta`), a part counts as a whole one, here and wherever chunks are shared out.
+fills quanta up (`Parts.WHOLE`), a part counts as a whole one, here and wherever chunks are shared out.
 """
 
 from __future__ import annotations
+
+from stretto.core.capabilities import Parts
 
 FORGETTING = 0.98
 OUTLIER = 3.0
@@ -57,11 +59,12 @@ class LeastSquares:
 
 class CostModel:
     def __init__(
-        self, *, row_quantum: int, chunk_max: int, whole_quanta: bool = False, efficient_quanta: int = 1
+        self, *, row_quantum: int, chunk_max: int, parts: Parts = Parts.DEAR, efficient_quanta: int = 1
     ) -> None:
         self._quantum = row_quantum
+        self.parts = parts
         self.efficient = efficient_quanta * row_quantum
-        self._least = row_quantum if whole_quanta else 0
+        self._least = row_quantum if parts is Parts.WHOLE else 0
         self._decode = LeastSquares(3)
         self._prefill = LeastSquares(2)
         self._factor: dict[int, float] = {}  # chunk in quanta -> measured / predicted
@@ -72,11 +75,6 @@ class CostModel:
 
     def decode_s(self, rows: int, contexts: int) -> float:
         return self._decode.predict([1.0, rows, contexts]) if rows else 0.0
-
-    @property
-    def whole_quanta(self) -> bool:
-        """A part of a quantum takes as long as all of it."""
-        return self._least > 0
 
     def billed(self, chunk: int) -> int:
         """The rows that a chunk takes as long as."""

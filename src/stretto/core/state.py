@@ -33,7 +33,7 @@ class State:
         self.cost = CostModel(
             row_quantum=self.quantum,
             chunk_max=limits.n_batch,
-            whole_quanta=capabilities.whole_quanta,
+            parts=capabilities.parts,
             efficient_quanta=capabilities.efficient_quanta,
         )
         self.slots = [Slot(index) for index in range(limits.n_seq_max)]

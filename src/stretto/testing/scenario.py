@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 
 from stretto.backends.simulated.model import LatencyModel
-from stretto.core.capabilities import Capabilities, Rewind, Share
+from stretto.core.capabilities import Capabilities, Parts, Rewind, Share
 from stretto.core.limits import CACHE_POLICIES, Limits, Preemption
 from stretto.testing.faults import FaultWeights
 
@@ -118,7 +118,7 @@ def _capabilities(r: random.Random, layout: str, slots: int, window: int, limits
         "window": window,
         "bytes_per_token": 10,
         "row_quantum": r.choice((1, 8, 16)),
-        "whole_quanta": slots % 2 == 0,
+        "parts": tuple(Parts)[slots % 3],
         "efficient_quanta": 1 + slots % 3 // 2,
         "rows_max": max(limits.n_batch, 1),
         "vocab": VOCAB,

@@ -10,6 +10,7 @@ import pytest
 
 from stretto.backends.simulated import LatencyModel
 from stretto.backends.simulated.faults import NO_FAULTS, TickFaults
+from stretto.core.capabilities import Parts
 from stretto.core.chunks import ChunkSharer
 from stretto.core.cost import CostModel
 from stretto.core.fairness import Account
@@ -35,9 +36,9 @@ def prompts(*lengths: int) -> list[Slot]:
 
 
 def sharer(
-    *, trusted: int = 256, quantum: int = 1, chunk_max: int = 512, whole_quanta: bool = False
+    *, trusted: int = 256, quantum: int = 1, chunk_max: int = 512, parts: Parts = Parts.DEAR
 ) -> ChunkSharer:
-    cost = CostModel(row_quantum=quantum, chunk_max=trusted, whole_quanta=whole_quanta)
+    cost = CostModel(row_quantum=quantum, chunk_max=trusted, parts=parts)
     for _ in range(20):
         cost.observe(rows=0, contexts=0, chunks=[(cost.largest_chunk(0, 1e9), 0)], pass_s=1e-3)
     return ChunkSharer(cost, quantum=quantum, chunk_max=chunk_max)
@@ -65,7 +66,7 @@ def test_a_single_quantum_is_shared_in_turns():
 
 def test_a_prompt_ends_with_what_is_left_over():
     """Where a sliver costs as much as a whole quantum, whole ones go first; else it goes with them."""
-    sharing = sharer(trusted=256, quantum=64, whole_quanta=True)
+    sharing = sharer(trusted=256, quantum=64, parts=Parts.WHOLE)
     slots = prompts(100)
     assert shares(sharing.share(slots, allowance_s=1e9, rows=256)) == {0: 64}
     slots[0].planned = 64
@@ -122,7 +123,7 @@ def test_no_prompts_or_no_rows():
 
 def test_whole_quanta_are_shared_out():
     """Two short rests cost two quanta: only as many as the tick has room for get theirs."""
-    cost = CostModel(row_quantum=64, chunk_max=128, whole_quanta=True)
+    cost = CostModel(row_quantum=64, chunk_max=128, parts=Parts.WHOLE)
     for _ in range(20):
         cost.observe(rows=0, contexts=0, chunks=[(cost.largest_chunk(0, 1e9), 0)], pass_s=1e-3)
     sharing = ChunkSharer(cost, quantum=64, chunk_max=512)

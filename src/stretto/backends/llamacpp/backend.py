@@ -30,7 +30,7 @@ from stretto.backends.llamacpp.quanta import Quanta, widened
 from stretto.backends.llamacpp.samplers import Samplers
 from stretto.backends.llamacpp.seats import BAD_OUTPUT, MakeSampler, Sampled, Seat
 from stretto.backends.llamacpp.sprint import LandingError, Sprint
-from stretto.core.capabilities import Rewind
+from stretto.core.capabilities import Parts, Rewind
 from stretto.core.kv.ops import OpResult
 from stretto.core.tick import Outcome, PassFailure, Tick
 from stretto.errors import InvariantError, StrettoError
@@ -62,7 +62,7 @@ class LlamaCppBackend:
         self._one_call = not self.measures.two_calls or (context.plan.unified and rewind is not Rewind.ANY)
         can = self.capabilities
         redoes = can.rewind is Rewind.ANY and not can.pages and not self.model.on_gpu
-        self._quanta = Quanta(can.row_quantum, tiled=can.whole_quanta) if redoes else None
+        self._quanta = Quanta(can.row_quantum, tiled=can.parts is Parts.WHOLE) if redoes else None
         self.samplers = Samplers(self.model.vocabulary)
         self._make_sampler = make_sampler or self.samplers
         self._owns_model = owns_model

@@ -15,7 +15,7 @@ from itertools import pairwise
 from stretto.backends.llamacpp.calibration import Measures
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.options import CELLS_QUANTUM
-from stretto.core.capabilities import Capabilities, Rewind, Share
+from stretto.core.capabilities import Capabilities, Parts, Rewind, Share
 
 ROW_QUANTUM_CPU_FLASH = 64  # the tiled kernel begins at 64 rows; 63 cost twice as much
 ROW_QUANTUM_CPU = 16  # fewer rows cost a CPU nearly as much as these
@@ -70,6 +70,13 @@ def _efficient_quanta(context: Context, measures: Measures, *, tiled: bool) -> i
     return efficient_quanta(context.model.n_head, measures.n_threads or context.plan.n_threads)
 
 
+def _parts(*, tiled: bool, redoes: bool) -> Parts:
+    """The tiled kernel begins at a quantum; where rows can be done again, a part is filled up to one."""
+    if not tiled:
+        return Parts.EVEN
+    return Parts.WHOLE if redoes else Parts.DEAR
+
+
 def capabilities_of(context: Context, measures: Measures, *, sprints: bool = False) -> Capabilities:
     model = context.model
     rewind, tokens = rewind_of(context, measures)
@@ -91,7 +98,7 @@ def capabilities_of(context: Context, measures: Measures, *, sprints: bool = Fal
         rows_max=context.n_batch,
         outputs_max=context.outputs_max,
         row_quantum=ROW_QUANTUM_CPU_FLASH if tiled or sprints else 1 if model.on_gpu else ROW_QUANTUM_CPU,
-        whole_quanta=tiled and not pooled and rewind is Rewind.ANY,
+        parts=_parts(tiled=tiled, redoes=not pooled and rewind is Rewind.ANY),
         efficient_quanta=_efficient_quanta(context, measures, tiled=tiled or sprints),
         contiguous=not pooled,
         equal_spans=not context.plan.unified or model.is_hybrid or model.is_recurrent,

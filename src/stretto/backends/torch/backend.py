@@ -24,7 +24,7 @@ from stretto.backends.torch.runner import Ragged, Runner
 from stretto.backends.torch.seats import MakeGrammars, Seat, Seats, accepted
 from stretto.backends.torch.staging import Staging, Stopwatch, to_host
 from stretto.backends.torch.tables import Tables
-from stretto.core.capabilities import Capabilities, Share
+from stretto.core.capabilities import Capabilities, Parts, Share
 from stretto.core.kv.ops import KvOp, OpKind, OpResult
 from stretto.core.tick import Outcome, PassFailure, Tick
 from stretto.errors import BadOutputError, InvariantError, TorchError
@@ -106,6 +106,7 @@ class TorchBackend:
             rows_max=rows_max,
             outputs_max=min(rows_max, OUTPUTS_PER_SLOT * slots),
             row_quantum=ROW_QUANTUM_CUDA if on_cuda else ROW_QUANTUM_CPU,
+            parts=Parts.EVEN,
             plan_ahead=plan_ahead,
             vocab=shape.vocab,
         )

@@ -8,6 +8,7 @@ import pytest
 
 from stretto.backends.llamacpp.capabilities import efficient_quanta, tiles
 from stretto.backends.llamacpp.quanta import Quanta
+from stretto.core.capabilities import Parts
 from stretto.core.limits import Limits
 from stretto.core.tick import Tick
 from tests.unit.backends.llamacpp.rig import TOLERANCE, Loop, Reference, ask, make_backend, text, tiny
@@ -74,7 +75,7 @@ class Always(Quanta):
 def test_redone_rows_change_no_token(kind):
     """Prompts that share a head, cached and not, in chunks of odd sizes beside streams that go on."""
     backend = make_backend(kind, n_seq_max=4, flash_attention="on")
-    assert backend.capabilities.whole_quanta
+    assert backend.capabilities.parts is Parts.WHOLE
     backend._quanta = quanta = Always(64, tiled=True)
     head = text(90, 5)
     requests = [ask(f"r{i}", [*head, *text(7 + 11 * i, 20 + i)], max_tokens=10) for i in range(6)]
@@ -93,7 +94,7 @@ def test_redone_rows_change_no_token(kind):
 @pytest.mark.parametrize("more", [{"unified": True, "pool_tokens": 1024}, {"flash_attention": "off"}])
 def test_only_streams_with_the_tiled_kernel_fill_up(more):
     backend = make_backend("dense", **more)
-    assert not backend.capabilities.whole_quanta
+    assert backend.capabilities.parts is not Parts.WHOLE
     backend.close()
 
 
