@@ -35,7 +35,7 @@ class Lab:
     model: Path
     rounds: int
     threads: int
-    target_itl_ms: float  # that trace and mixed are run with, and judged by
+    target_itl_ms: float  # that mixed is run with, and judged by
     quick: bool
     trace: Path | None
     plots: Path | None
