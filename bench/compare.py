@@ -313,9 +313,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", type=Path, help="a GGUF file (default: SmolLM2-135M-Instruct as Q4_0)")
     parser.add_argument("--trace", type=Path, help="Azure's conversation trace, a CSV")
-    parser.add_argument(
-        "--target-itl-ms", type=float, default=100.0, help="for mixed (default: 100)"
-    )
+    parser.add_argument("--target-itl-ms", type=float, default=100.0, help="for mixed (default: 100)")
     parser.add_argument("--llama-server", type=Path, default=LLAMA_SERVER)
     parser.add_argument("--serial", type=Path, metavar="PYTHON", help="also measure its llama_cpp.server")
     parser.add_argument(

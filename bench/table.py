@@ -25,6 +25,14 @@ ROWS = {
 }
 
 
+ALONE = {  # bars of ours alone: how they are written
+    "trace: TTFT p95, s": "trace at 80 % of capacity (16 slots, `target_itl_ms` 400): TTFT p95 {:.1f} s",
+    "trace: inter-token p99, ms": "inter-token p99 {:.0f} ms",
+    "tenants: fairness (Jain)": "fairness when one of three tenants sends ten times the load: {:.3f}",
+    "mixed: urgent TTFT p95 later, ms": "urgent first tokens under background load: {:.0f} ms later (p95)",
+}
+
+
 def row(report: dict[str, Any], key: tuple[str, str], peers: list[str]) -> str | None:
     """One line of the table, or None where the file does not have it."""
     claim = report["claims"].get(key[0], {})
@@ -46,8 +54,7 @@ def _cell(item: dict[str, float] | None, unit: str) -> str:
 
 
 def table(report: dict[str, Any]) -> str:
-    rounds = next(claim["rounds"] for claim in _claims(report) if "rounds" in claim)
-    peers = list(rounds)
+    peers = list(dict.fromkeys(peer for claim in _claims(report) for peer in claim.get("rounds", ())))
     made = report["conditions"]
     if made["quick"]:
         raise SystemExit("made with --quick: its figures mean nothing")
@@ -56,11 +63,19 @@ def table(report: dict[str, Any]) -> str:
         f"|---|{'---|' * len(peers)}---|",
         *(line for key in ROWS if (line := row(report, key, peers)) is not None),
         "",
+        f"stretto alone: {'; '.join(alone(report))}.",
+        "",
         f"{made['cpu']}, {made['cores']} cores, {made['threads']} threads; {made['model']}; "
         f"stretto {made['stretto']} ({made['commit']}), llama.cpp of llama-cpp-python "
         f"{made['llama_cpp_python']}; {made['date']}; medians of {made['rounds']} rounds, ratios with range.",
     ]
     return "\n".join(lines)
+
+
+def alone(report: dict[str, Any]) -> list[str]:
+    """What has no peer to compare with."""
+    bars = {bar["name"]: bar["value"] for claim in report["claims"].values() for bar in claim.get("bars", ())}
+    return [text.format(bars[name]) for name, text in ALONE.items() if bars.get(name) is not None]
 
 
 def _claims(report: dict[str, Any]) -> list[dict[str, Any]]:

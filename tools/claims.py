@@ -79,7 +79,7 @@ LLAMACPP = (
     by_script(
         "llamacpp-parity",
         "SmolLM2, 50 prompts: greedy tokens equal a plain llama.cpp loop under every setting",
-        *("-m", "tests.system.parity", "--full", "--check"),
+        *("-m", "tests.system.parity", "--full", "--check", "--workers", "2"),
     ),
     by_script(
         "llamacpp-speed",

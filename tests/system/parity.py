@@ -1,6 +1,6 @@
 """Greedy text through Stretto against a plain llama.cpp loop, under every setting that must not matter.
 
-    python -m tests.system.parity [--full] [--json FILE] [--check]
+    python -m tests.system.parity [--full] [--workers N] [--json FILE] [--check]
 
 A token that differs counts as equal only if, teacher-forced on the same prefix, the reference logit of ours
 is within 0.05 of its maximum; at least 45 of 50 prompts must be identical to the end.
@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,14 +104,15 @@ def compare(tally: Tally, loop: PlainLoop, prompt: list[int], expected: list[int
         tally.wrong.append(f"token {at}: {margin:.3f} below the maximum")
 
 
-def run(count: int, *, full: bool, path: Path) -> list[Tally]:
+def run(count: int, *, full: bool, path: Path, share: int = 0, of: int = 1) -> list[Tally]:
+    """Every setting, or one share of them."""
     asked = conversations(count)
     loop = PlainLoop(str(path), special_buffers=special_buffers_work(cache_home()), threads=THREADS)
     with LLM(path, n_seq_max=1, context_window=1024, n_threads=THREADS) as llm:
         prompts = [list(llm.chat_prompt_tokens(messages)) for messages in asked]
     expected = [loop.greedy(prompt, OUTPUT) for prompt in prompts]
     tallies = []
-    for name, options in settings(full=full):
+    for name, options in itertools.islice(settings(full=full), share, None, of):
         with LLM(path, context_window=1024, n_threads=THREADS, **options) as llm:
             for state in ("cold", "warm"):
                 started = time.monotonic()
@@ -131,16 +134,27 @@ def run(count: int, *, full: bool, path: Path) -> list[Tally]:
     return tallies
 
 
+def run_shares(count: int, *, full: bool, path: Path, workers: int) -> list[Tally]:
+    """The settings dealt out to processes: one thread each, so that none waits for another."""
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        shares = [
+            pool.submit(run, count, full=full, path=path, share=share, of=workers) for share in range(workers)
+        ]
+        return [tally for share in shares for tally in share.result()]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--full", action="store_true", help="50 prompts, every policy and chunk size")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the settings")
     parser.add_argument("--json")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     path = Store(cache_home()).ensure_default()
-    tallies = run(50 if options.full else 10, full=options.full, path=path)
+    count = 50 if options.full else 10
+    tallies = run_shares(count, full=options.full, path=path, workers=options.workers)
     held = all(tally.held for tally in tallies)
     if options.json:
         rows = [

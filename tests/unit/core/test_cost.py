@@ -115,7 +115,9 @@ def test_auto_gives_prompts_three_quarters_and_never_less_than_their_last_chunks
 
 
 def test_a_part_of_a_quantum_counts_as_a_whole_one_where_the_backend_fills_it_up():
-    whole, exact = (CostModel(row_quantum=64, chunk_max=512, parts=parts) for parts in (Parts.WHOLE, Parts.EVEN))
+    whole, exact = (
+        CostModel(row_quantum=64, chunk_max=512, parts=parts) for parts in (Parts.WHOLE, Parts.EVEN)
+    )
     assert [whole.billed(rows) for rows in (0, 1, 64, 100)] == [0, 64, 64, 100]
     assert [exact.billed(rows) for rows in (0, 1, 64, 100)] == [0, 1, 64, 100]
     for context in range(0, 2000, 50):

@@ -52,6 +52,15 @@ def test_nothing_is_redone_before_both_kernels_were_seen():
     assert quanta.missing(33, 840) == 0
 
 
+@pytest.mark.parametrize("tiled", [True, False])
+@pytest.mark.parametrize(
+    ("count", "start", "rows"), [(1, 840, 1), (1, 1, 1), (1, 0, 0), (2, 840, 0), (40, 840, 0)]
+)
+def test_a_row_of_a_prompt_never_runs_alone(count, start, rows, tiled):
+    """A single one goes through the kernels of decoding, which round otherwise."""
+    assert Quanta(64, tiled=tiled).missing(count, start) == rows
+
+
 def test_a_call_with_both_kernels_teaches_nothing():
     quanta = learned()
     before = quanta.missing(12, 840)
