@@ -63,8 +63,7 @@ def table(report: dict[str, Any]) -> str:
         f"|---|{'---|' * len(peers)}---|",
         *(line for key in ROWS if (line := row(report, key, peers)) is not None),
         "",
-        f"stretto alone: {'; '.join(alone(report))}.",
-        "",
+        *([f"stretto alone: {'; '.join(own)}.", ""] if (own := alone(report)) else []),
         f"{made['cpu']}, {made['cores']} cores, {made['threads']} threads; {made['model']}; "
         f"stretto {made['stretto']} ({made['commit']}), llama.cpp of llama-cpp-python "
         f"{made['llama_cpp_python']}; {made['date']}; medians of {made['rounds']} rounds, ratios with range.",

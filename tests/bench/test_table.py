@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from bench.table import table
@@ -31,6 +34,12 @@ def test_rows_have_medians_and_ratios_with_their_range():
     assert burst.endswith("| 0.50 s | 5.00 s | 0.10 [0.10–0.10] |")
     assert "A CPU, 2 cores" in lines[-1]
     assert not any(line.startswith("| steady") for line in lines), "what was not measured has no row"
+
+
+def test_the_readme_holds_the_table_of_the_committed_results():
+    root = Path(__file__).parents[2]
+    made = json.loads((root / "bench/results/compare.json").read_text(encoding="utf-8"))
+    assert table(made) in (root / "README.md").read_text(encoding="utf-8")
 
 
 def test_small_trial_runs_are_refused():
