@@ -48,6 +48,7 @@ class Preemptor:
 
     def carry_out(self) -> None:
         orders, self.orders = self.orders, []
+        self.ways.clear()
         for order in orders:
             slot = self._state.slots[order.slot]
             if slot.epoch == order.epoch and slot.job is not None and self._still_wanted(order):
@@ -77,7 +78,6 @@ class Preemptor:
     def make_way(self) -> bool:
         """Whether anybody had to."""
         state = self._state
-        self.ways.clear()
         if state.free_slot() is not None:
             return False
         first = state.queue.next_urgent()

@@ -202,7 +202,7 @@ class Scheduler:
 
     @property
     def ways_made(self) -> tuple[Way, ...]:
-        """Who gave way to somebody more urgent in the last plan that admitted anybody."""
+        """Who gave way to somebody more urgent in the last plan."""
         return tuple(self._preemptor.ways)
 
     def next_that_fits(self) -> Job | None:
