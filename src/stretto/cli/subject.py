@@ -74,26 +74,7 @@ class Subject:
         )
 
     def _options(self) -> fit.Options:
-        settings = self.settings
-        attention = fit.attention(
-            self.shape,
-            settings.flash_attention,
-            context_window=self.window,
-            n_ubatch=settings.n_ubatch,
-            cache_type_k=settings.cache_type_k,
-            cache_type_v=settings.cache_type_v,
-            unified=settings.kv_layout == "unified",
-        )
-        return {
-            "cache_type_k": settings.cache_type_k,
-            "cache_type_v": settings.cache_type_v,
-            "n_ubatch": attention.n_ubatch,
-            "flash_attention": attention.flash,
-            "sprint": attention.sprint,
-            "swa_full": settings.swa_full,
-            "unified": settings.kv_layout == "unified",
-            "snapshot_bytes": 0 if settings.cache == "none" else settings.cache_ram_bytes,
-        }
+        return fit.options_for(self.shape, self.settings, self.window)
 
     def estimate(self) -> fit.Estimate:
         return fit.estimate(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict, Unpack
+from typing import NamedTuple, Protocol, TypedDict, Unpack
 
 from stretto.errors import ModelError
 from stretto.models.kind import ModelShape
@@ -113,6 +113,51 @@ class Options(TypedDict, total=False):
     swa_full: bool
     unified: bool
     snapshot_bytes: int
+
+
+class Asked(Protocol):
+    """The settings of a model that memory depends on."""
+
+    @property
+    def flash_attention(self) -> str: ...
+    @property
+    def n_ubatch(self) -> int: ...
+    @property
+    def cache_type_k(self) -> str: ...
+    @property
+    def cache_type_v(self) -> str: ...
+    @property
+    def kv_layout(self) -> str: ...
+    @property
+    def swa_full(self) -> bool: ...
+    @property
+    def cache(self) -> str: ...
+    @property
+    def cache_ram_bytes(self) -> int: ...
+
+
+def options_for(shape: ModelShape, asked: Asked, context_window: int) -> Options:
+    """What these settings come to for this model."""
+    unified = asked.kv_layout == "unified"
+    chosen = attention(
+        shape,
+        asked.flash_attention,
+        context_window=context_window,
+        n_ubatch=asked.n_ubatch,
+        cache_type_k=asked.cache_type_k,
+        cache_type_v=asked.cache_type_v,
+        unified=unified,
+    )
+    return {
+        "cache_type_k": asked.cache_type_k,
+        "cache_type_v": asked.cache_type_v,
+        "n_ubatch": chosen.n_ubatch,
+        "flash_attention": chosen.flash,
+        "sprint": chosen.sprint,
+        "swa_full": asked.swa_full,
+        "unified": unified,
+        "snapshot_bytes": asked.cache_ram_bytes if asked.cache != "none" and shape.generates else 0,
+    }
 
 
 def estimate(

@@ -147,28 +147,12 @@ def _gguf_bytes(path: Path, chosen: settings_.ModelSettings) -> int:
     shape = shape_of(file)
     window = chosen.context_window
     tokens = min(shape.context_length, WINDOW_MAX) if window == "auto" else window
-    attention = fit.attention(
-        shape,
-        chosen.flash_attention,
-        context_window=tokens,
-        n_ubatch=chosen.n_ubatch,
-        cache_type_k=chosen.cache_type_k,
-        cache_type_v=chosen.cache_type_v,
-        unified=chosen.kv_layout == "unified",
-    )
     found = fit.estimate(
         shape,
         weights_bytes=_weights_bytes(file),
         context_window=tokens,
         n_seq_max=chosen.n_seq_max,
-        cache_type_k=chosen.cache_type_k,
-        cache_type_v=chosen.cache_type_v,
-        n_ubatch=attention.n_ubatch,
-        flash_attention=attention.flash,
-        sprint=attention.sprint,
-        swa_full=chosen.swa_full,
-        unified=chosen.kv_layout == "unified",
-        snapshot_bytes=chosen.cache_ram_bytes if chosen.cache != "none" and shape.generates else 0,
+        **fit.options_for(shape, chosen, tokens),
     )
     return found.total
 
