@@ -7,6 +7,7 @@ slot. A page is written where its row says, so a failed pass leaves nothing to c
 
 from __future__ import annotations
 
+import logging
 import time
 from array import array
 from collections import deque
@@ -28,6 +29,8 @@ from stretto.core.capabilities import Capabilities, Parts, Share
 from stretto.core.kv.ops import KvOp, OpKind, OpResult
 from stretto.core.tick import Outcome, PassFailure, Tick
 from stretto.errors import BadOutputError, InvariantError, TorchError
+
+log = logging.getLogger("stretto.runtime")
 
 ROW_QUANTUM_CUDA = 64  # a prompt's rows come in tiles
 ROW_QUANTUM_CPU = 16  # so few rows cost as much as one: the weights are read once
@@ -94,7 +97,7 @@ class TorchBackend:
         )
         self._flights: deque[Flight] = deque()
         self._broken = False
-        self.last_error: Exception | None = None  # why a pass failed, for whoever logs it
+        self.last_error: Exception | None = None  # why a pass failed
         self.capabilities = Capabilities(
             share=Share.PAGES,
             snapshots=False,
@@ -214,6 +217,7 @@ class TorchBackend:
 
     def _fail(self, flight: Flight, failure: PassFailure, error: Exception) -> None:
         self._broken, self.last_error = True, error
+        log.warning("a pass of %d rows failed: %s", flight.tick.rows, failure.value, exc_info=error)
         flight.outcome.failure = failure
 
     def _pass(self, flight: Flight, batch: Ragged) -> None:
