@@ -6,6 +6,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from stretto.bench import fleet
 from stretto.bench.plan import Plan, Target
 from stretto.bench.records import Run
@@ -16,6 +18,7 @@ from stretto.bench.workloads import make_plan
 from stretto.errors import BenchError
 
 CAPACITY_REQUESTS = 64
+CAPACITY_SHARE = 3  # every third request of a trace: its lengths drift as much as its rate
 CAPACITY_USERS = 16
 
 
@@ -53,9 +56,14 @@ def capacity_per_s(
     sizes = shape.resolved(workload)
     if workload not in {"steady", "trace"}:
         raise BenchError(f"{workload} has no arrival rate", hint="--load is for steady and trace")
-    requests = sizes.requests if workload == "trace" else min(sizes.requests or 1, CAPACITY_REQUESTS)
+    traced = workload == "trace"
+    requests = sizes.requests if traced else min(sizes.requests or 1, CAPACITY_REQUESTS)
     closed = replace(sizes, users=users, rate=0.0, requests=requests)
-    run = measure(workload, closed, target, run_id=f"{run_id}/capacity", progress=progress)
+    plan = prepare(workload, closed, target, f"{run_id}/capacity")
+    if traced:
+        some = [structs.replace(user, shots=user.shots[::CAPACITY_SHARE]) for user in plan.users]
+        plan = structs.replace(plan, users=some)
+    run = fleet.run(plan, target, progress=progress)
     done = [record for record in run.records if record.ok]
     if not done:
         raise BenchError("no request went well while the capacity was measured", hint=_first_error(run))

@@ -21,7 +21,6 @@ from stretto.errors import BenchError
 
 BLOCK_TOKENS = 512
 AROUND = 16  # arrivals on either side that say what the rate is at the time
-SAMPLE = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +117,7 @@ def prompt(arrival: Arrival, name: str, texts: Texts, divide: float) -> str:
 
 
 def trace_users(shape: Shape, texts: Texts) -> tuple[list[User], list[str]]:
-    """An open loop at the trace's times; with `users`, a closed loop over a sample of them (capacity)."""
+    """An open loop at the trace's times; with `users`, a closed loop over the same requests."""
     if shape.trace is None:
         raise BenchError("which trace?", hint="give the file with --trace FILE")
     divide, tenants = shape.divide or 1.0, shape.tenants or 1
@@ -133,7 +132,6 @@ def trace_users(shape: Shape, texts: Texts) -> tuple[list[User], list[str]]:
         for index, arrival in enumerate(arrivals)
     ]
     if shape.users:
-        shots = shots[:: max(1, len(shots) // SAMPLE)]  # from all of it: lengths drift as much as rates
         return [User(shots=shots[index :: shape.users]) for index in range(min(shape.users, len(shots)))], []
     times = stretched(arrivals, shape.rate or 0.0)
     return [User(shots=[shot], start_s=at_s) for shot, at_s in zip(shots, times, strict=True)], []

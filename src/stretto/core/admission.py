@@ -17,7 +17,7 @@ from stretto.core.state import State
 class Admission:
     def __init__(self, state: State) -> None:
         self._state = state
-        self.promised: list[Job] = []  # they won a slot by a time-out: theirs before anybody's
+        self.promised: list[Job] = []  # a slot was taken away for them: theirs, but for somebody more urgent
 
     def run(self) -> None:
         """Fill free slots until nobody is left, somebody does not fit, or no slot is free."""
@@ -51,11 +51,12 @@ class Admission:
         return self._state.now - entered_s < self._state.limits.cache_slot_timeout_s
 
     def next_in_line(self) -> Job | None:
-        """Who won a slot by a time-out; then who was parked; then the queue's order."""
+        """Who was promised a slot; then who was parked; then the queue's order."""
         while self.promised:
             job = self.promised[0]
             if job.where is Where.WAITING:
-                return job
+                first = self._state.queue.next_urgent()
+                return job if first is None or first.level >= job.level else first
             self.promised.pop(0)
         return self._state.queue.next_parked() or self._state.queue.next_first()
 
@@ -83,6 +84,11 @@ class Admission:
             state.note(notes.DEFERRED_ELSEWHERE, job, slot.index)
         self._note_rebuild(job, match, slot.index, slot.computed)
         return True
+
+    def must_wait(self, job: Job) -> bool:
+        """Its prefix is still being computed: a slot would not help it yet."""
+        state = self._state
+        return isinstance(state.policy.route(self._situation(job, state.ledger.match(job))), Defer)
 
     def _situation(self, job: Job, match: Match) -> Situation:
         state = self._state

@@ -37,7 +37,8 @@ class ChunkSharer:
         if not prompts or rows <= 0:
             return []
         senior = self._leader(prompts)
-        rivals = sum(_level(s) == _level(senior) for s in prompts) > 1
+        top = min(_level(slot) for slot in prompts)
+        rivals = _level(senior) == top and sum(_level(slot) == top for slot in prompts) > 1
         others = sorted((s for s in prompts if s is not senior), key=_shortest)
         budget = min(self._cost.largest_chunk(senior.planned, allowance_s, least=least), rows)
         shares: dict[int, int] = {}
@@ -52,7 +53,8 @@ class ChunkSharer:
             if left == budget:
                 left -= self._give(shares, senior, left, least=1)
                 self._give_others(shares, others, left)
-        self._others_turn = not rivals or not self._others_turn  # who comes new has the first turn
+        if _level(senior) == top:
+            self._others_turn = not rivals or not self._others_turn  # who comes new has the first turn
         return [(slot, shares[slot.index]) for slot in (senior, *others) if shares.get(slot.index)]
 
     def _leader(self, prompts: Sequence[Slot]) -> Slot:

@@ -89,10 +89,14 @@ class Preemptor:
             victim = victims.for_priority(running, anchor, waiter.level, state.limits)
             if victim is None:
                 break
+            if self._admission.must_wait(waiter):
+                continue
             running.remove(victim)
             state.note(notes.PREEMPTING_SLOT, victim.job, victim.index, state.now - waiter.arrival_s)
             self.ways.append(Way(state.park(victim), waiter))
             self._admission.promised.append(waiter)
+            if not self._admission.fits(waiter, None):
+                break  # memory comes first: another slot would stay idle too
         return bool(self.ways)
 
     # --- phase one: at the end of a plan ---------------------------------------------------------

@@ -106,7 +106,7 @@ class Queue:
         return min(heads, key=lambda j: (j.level, j.seniority), default=None)
 
     def admit(self, job: Job, now: float, *, counted: bool = True) -> None:
-        """The job leaves the queue for a slot. A slot won by a time-out does not count as a turn."""
+        """The job leaves the queue for a slot. A slot taken away for it does not count as a turn."""
         overtakes = job.entered_s is None
         if job.where is Where.PARKED:
             self.parked.remove(job)

@@ -28,10 +28,10 @@ def for_memory(running: Sequence[Slot], anchor: Slot | None, needy: Slot) -> Slo
 
 
 def for_priority(running: Sequence[Slot], anchor: Slot | None, level: int, limits: Limits) -> Slot | None:
-    """A strictly lower class, after some progress, and not too often.
+    """A strictly lower class, the lowest first, after some progress, and not too often.
 
-    Rather one who had `priority_park_min_tokens` since it got its slot; but who is more urgent does not wait
-    for that: how often somebody is parked is bounded anyway.
+    Within a class rather one who had `priority_park_min_tokens` since it got its slot; but who is more urgent
+    does not wait for that: how often somebody is parked is bounded anyway.
     """
     able = [
         s
@@ -42,8 +42,13 @@ def for_priority(running: Sequence[Slot], anchor: Slot | None, level: int, limit
         and s.job.parks < limits.priority_parks_max
         and s.computed > s.started_at
     ]
-    settled = [s for s in able if s.computed - s.started_at >= limits.priority_park_min_tokens]
-    return max(settled or able, key=_job_key, default=None)
+
+    def key(slot: Slot) -> tuple[int, bool, float, int]:
+        level, served, seniority = _job_key(slot)
+        settled = slot.computed - slot.started_at >= limits.priority_park_min_tokens
+        return (level, settled, served, seniority)
+
+    return max(able, key=key, default=None)
 
 
 def for_timeout(running: Sequence[Slot], now: float, limits: Limits) -> Slot | None:

@@ -97,6 +97,9 @@ def test_urgent_prompts_take_turns_among_themselves_and_leave_what_they_do_not_n
     slots = leveled((640, Priority.BACKGROUND), (640, Priority.URGENT), (640, Priority.URGENT))
     turns = [shares(sharing.share(slots, allowance_s=1e9, rows=64)) for _ in range(4)]
     assert turns == [{2: 64}, {1: 64}, {2: 64}, {0: 64}]
+    slots = leveled((640, Priority.BACKGROUND), (640, Priority.BACKGROUND), (640, Priority.URGENT))
+    turns = [shares(sharing.share(slots, allowance_s=1e9, rows=64)) for _ in range(8)]
+    assert turns == [{2: 64}, {2: 64}, {2: 64}, {0: 64}] * 2, "whoever else is in the class of the senior one"
     wide = sharer(trusted=256)
     slots = leveled((640, Priority.BACKGROUND), (100, Priority.URGENT))
     assert shares(wide.share(slots, allowance_s=1e9, rows=256)) == {1: 100, 0: 156}

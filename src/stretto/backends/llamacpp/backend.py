@@ -29,7 +29,7 @@ from stretto.backends.llamacpp.options import ContextOptions
 from stretto.backends.llamacpp.quanta import Quanta, widened
 from stretto.backends.llamacpp.samplers import Samplers
 from stretto.backends.llamacpp.seats import BAD_OUTPUT, MakeSampler, Sampled, Seat
-from stretto.backends.llamacpp.sprint import LandingError, Sprint
+from stretto.backends.llamacpp.sprint import NOBODY, LandingError, Sprint
 from stretto.core.capabilities import Parts, Rewind
 from stretto.core.kv.ops import OpResult
 from stretto.core.tick import Outcome, PassFailure, Tick
@@ -156,7 +156,9 @@ class LlamaCppBackend:
     def recover(self, lengths: Mapping[int, int]) -> frozenset[int]:
         fatal, doubtful = self._fatal, self._doubtful
         self._broken, self._fatal, self._doubtful = False, False, set()
+        sprinted = NOBODY
         if self._sprint is not None:
+            sprinted = self._sprint.sequence
             self._sprint.drop()  # what ran there is lost
         if fatal:
             contexts = [self.context] + ([self._sprint.context] if self._sprint is not None else [])
@@ -166,6 +168,9 @@ class LlamaCppBackend:
             self.memory.forget_all()
             return frozenset(range(self.context.n_seq_max))
         lost = set()
+        if sprinted != NOBODY and sprinted not in lengths:  # it had no rows in the tick that failed
+            self.memory.drop(sprinted)
+            lost.add(sprinted)
         for sequence, length in lengths.items():
             if sequence in doubtful and self.capabilities.rewind is Rewind.CHECKPOINT:
                 self.memory.drop(sequence)  # llama.cpp says that it holds rows which were never computed
@@ -275,6 +280,7 @@ class LlamaCppBackend:
     def _run_sprint(self, tick: Tick, rows: Rows, outcome: Outcome, got: dict[int, list[int]]) -> bool:
         """A chunk of the long prompt. After the last one it lands with the next tick: streams wait less."""
         assert self._sprint is not None
+        self._sprint.done = rows.outputs_count > 0
         return self._run_call(tick, rows, outcome, got, self._sprint)
 
     def _run_call(

@@ -5,9 +5,10 @@ sequence on, that goes in tiles and costs a tenth. 33 rows behind a context of 8
 the 64 that end with them. So a chunk that is shorter than a quantum begins earlier: the sequence is cut back,
 and rows whose tokens are known run again. Whether that pays is learned from the passes themselves.
 
-And a prompt's row never runs alone: a single row goes through the kernels of decoding, which round otherwise.
-From two rows on a prompt gives the same logits to the last bit however it is cut (without flash attention,
-and with it below a quantum), so a cached prefix of all but one token changes nothing.
+And a chunk is never a single row, which would go through the kernels of decoding and round otherwise: from
+two rows on a prompt gives the same logits to the last bit however it is cut (without flash attention, and
+with it below a quantum). The very last row of a prompt, where all before it is known, is a
+decode row like any other.
 """
 
 from __future__ import annotations

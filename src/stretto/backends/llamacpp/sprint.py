@@ -1,9 +1,10 @@
 """A second context, with flash attention, in which one long prompt at a time is computed.
 
 On a CPU rows that come one by one are up to twice as fast without flash attention, and long prompts a third
-faster with it. So the slots live in a context without it; a long prompt runs here, and *lands* when it is
-computed, or before anything else is done to its sequence: its state is read, handed over and forgotten. The
-two kinds of memory differ in one thing, the order of the values: by token here, by channel there.
+faster with it. So the slots live in a context without it; a long prompt runs here, and *lands* in the tick
+after its last chunk, or before anything else is done to its sequence: its state is read, handed over and
+forgotten. The two kinds of memory differ in one thing, the order of the values: by token here, by channel
+there.
 
 Whether this build of llama.cpp writes states as we read them is tried at the start, not assumed.
 """
@@ -47,6 +48,7 @@ class Sprint:
         options = replace(main.options, n_seq_max=1, flash_attention="on", drafts_max=0)
         self.context = Context(main.model, options)
         self.sequence = NOBODY
+        self.done = False  # its last chunk has run
         self._idle = 0
 
     # --- who runs here ---------------------------------------------------------------------------
@@ -72,7 +74,7 @@ class Sprint:
             self.land()
         elif self.sequence != NOBODY:
             self._idle += 1
-            if self._idle > IDLE_TICKS:
+            if self.done or self._idle > IDLE_TICKS:
                 self.land()
         if self.sequence != NOBODY or not others:  # copies wait for a pass of the main context
             return None
@@ -96,6 +98,7 @@ class Sprint:
     def begin(self, sequence: int) -> None:
         self.drop()
         self.sequence = sequence
+        self.done = False
         self._idle = 0
 
     # --- rows ------------------------------------------------------------------------------------

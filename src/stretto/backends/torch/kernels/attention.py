@@ -15,7 +15,8 @@ from torch import Tensor
 from stretto.backends.torch.kernels.decode import DecodeShape, Fresh, decode
 from stretto.backends.torch.kernels.prefill import PrefillShape, prefill
 
-SPLITS_MIN = 2  # as long as there are fewer pairs of span and head than multiprocessors
+SPLITS_MIN = 2  # as long as there are no more pairs of span and head than multiprocessors
+EVEN_CONTEXT = 4096  # in longer windows one span may be much longer than the others
 SPLITS_MAX = 128
 RUN_TOKENS_MIN = 128
 RUN_TOKENS = 512  # of a batch that fills the machine
@@ -115,7 +116,7 @@ def choose_decode(
     block_n = 64 if dim * itemsize <= 256 else 32
     pairs = max(spans * kv_heads, 1)
     tiles = triton.cdiv(context, block_n)
-    if pairs <= processors:
+    if pairs <= processors // 2 or (pairs <= processors and context <= EVEN_CONTEXT):
         room = max(processors // pairs, SPLITS_MIN)
         tiles_min = max(RUN_TOKENS_MIN // block_n, 1)
         splits = min(room, max(triton.cdiv(tiles, tiles_min), 1), SPLITS_MAX)

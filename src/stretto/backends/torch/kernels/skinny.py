@@ -8,6 +8,7 @@ the gates and the ups of its columns, and answers SiLU(gate) · up.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -39,6 +40,8 @@ class SkinnyShape:
 PLAIN = SkinnyShape(64, block_k=128, stages=6)  # measured with the matrices of Qwen3-8B on an H200
 ADDING = SkinnyShape(32, stages=5)
 GATED = SkinnyShape(32)
+SMALL, SMALL_GATED = SkinnyShape(32), SkinnyShape(16)  # for devices with less shared memory
+SHARED_BYTES_MIN = 200_000
 
 
 @triton.jit
@@ -104,6 +107,15 @@ def _skinny(
     tl.store(out + m[:, None] * outs + n[None, :], sums.to(kind), mask=mask)
 
 
+@cache
+def _shape(device: torch.device, *, gated: bool, adding: bool) -> SkinnyShape:
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        if getattr(properties, "shared_memory_per_block_optin", SHARED_BYTES_MIN) < SHARED_BYTES_MIN:
+            return SMALL_GATED if gated else SMALL
+    return GATED if gated else ADDING if adding else PLAIN
+
+
 def linear(
     x: Tensor,
     weight: Tensor,
@@ -120,7 +132,7 @@ def linear(
     assert rows <= ROWS_MAX
     assert x.stride(1) == weight.stride(1) == 1
     assert weight.stride(0) == width
-    shape = shape or (GATED if gated else PLAIN if residual is None else ADDING)
+    shape = shape or _shape(x.device, gated=gated, adding=residual is not None)
     out = torch.empty(rows, outs, dtype=x.dtype, device=x.device)
     _skinny[(triton.cdiv(outs, shape.block_n),)](
         x,

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+
+import torch
 
 OFF, EARLY, LATE = range(3)
 ROWS_EARLY = 1
@@ -26,9 +29,17 @@ class Overlap:
 OVERLAP = Overlap()
 
 
+@cache
+def _supported() -> bool:
+    """From Hopper on a kernel can wait for the one before it."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+
+
 @contextmanager
 def overlapping(rows: int, hidden: int) -> Iterator[None]:
-    if hidden <= HIDDEN_EARLY:
+    if not _supported():
+        OVERLAP.mode = OFF
+    elif hidden <= HIDDEN_EARLY:
         OVERLAP.mode = EARLY if rows <= ROWS_EARLY else OFF
     else:
         OVERLAP.mode = LATE if ROWS_EARLY < rows <= ROWS_LATE else OFF
