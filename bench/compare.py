@@ -275,6 +275,7 @@ def circumstances(lab: Lab) -> dict[str, Any]:
         "model_sha256": bundled.file_sha256(lab.model),
         "threads": lab.threads,
         "target_itl_ms": lab.target_itl_ms,
+        "flash_attention": lab.flash_attention,
         "rounds": lab.rounds,
         "quick": lab.quick,
         "run_id": lab.run_id,
@@ -314,6 +315,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="a GGUF file (default: SmolLM2-135M-Instruct as Q4_0)")
     parser.add_argument("--trace", type=Path, help="Azure's conversation trace, a CSV")
     parser.add_argument("--target-itl-ms", type=float, default=100.0, help="for mixed (default: 100)")
+    parser.add_argument("--flash-attention", default="auto", help="ours: auto, on, off or long")
     parser.add_argument("--llama-server", type=Path, default=LLAMA_SERVER)
     parser.add_argument("--serial", type=Path, metavar="PYTHON", help="also measure its llama_cpp.server")
     parser.add_argument(
@@ -331,6 +333,7 @@ def main() -> int:
         rounds=1 if chosen.quick else chosen.rounds,
         threads=chosen.threads,
         target_itl_ms=chosen.target_itl_ms,
+        flash_attention=chosen.flash_attention,
         quick=chosen.quick,
         trace=chosen.trace,
         plots=chosen.plots,

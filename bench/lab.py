@@ -43,6 +43,7 @@ class Lab:
     serial_python: Path | None  # of an environment with llama-cpp-python's server, as a third peer
     vllm: tuple[Path, Path] | None  # an environment's python, and the model for it
     run_id: str = field(default_factory=new_run_id)
+    flash_attention: str = "auto"  # ours
 
     @property
     def strict(self) -> list[str]:
@@ -51,7 +52,7 @@ class Lab:
     def peer(self, name: str, slots: int, flags: Sequence[str] = ()) -> Peer:
         given = Serving(model=self.model, slots=slots, threads=self.threads)
         if name == OURS:
-            return known_peers.stretto(given, flags)
+            return known_peers.stretto(given, ["--flash-attention", self.flash_attention, *flags])
         if name == SERIAL and self.serial_python is not None:
             return known_peers.llama_cpp_python(self.serial_python, given)
         if name == VLLM and self.vllm is not None:

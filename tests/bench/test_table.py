@@ -15,6 +15,7 @@ from tests.unit.bench.test_figures import record, run_of
 CONDITIONS = {
     "cpu": "A CPU", "cores": 2, "threads": 2, "model": "m.gguf", "stretto": "1.0", "commit": "abc",
     "llama_cpp_python": "0.3.36", "date": "2026-01-01", "rounds": 3, "quick": False,
+    "flash_attention": "auto",
 }  # fmt: skip
 
 

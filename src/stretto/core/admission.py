@@ -56,7 +56,9 @@ class Admission:
             job = self.promised[0]
             if job.where is Where.WAITING:
                 first = self._state.queue.next_urgent()
-                return job if first is None or first.level >= job.level else first
+                if first is None or first.level >= job.level:
+                    return job
+                break
             self.promised.pop(0)
         return self._state.queue.next_parked() or self._state.queue.next_first()
 

@@ -37,7 +37,7 @@ def model() -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def reference(model: Model) -> Iterator[Reference]:
-    made = Reference(model, flash=False)  # as streams run on a CPU
+    made = Reference(model)
     yield made
     made.close()
 
