@@ -66,7 +66,8 @@ def table(report: dict[str, Any]) -> str:
         *([f"stretto alone: {'; '.join(own)}.", ""] if (own := alone(report)) else []),
         f"{made['cpu']}, {made['cores']} cores, {made['threads']} threads; {made['model']}; "
         f"stretto {made['stretto']} ({made['commit']}), llama.cpp of llama-cpp-python "
-        f"{made['llama_cpp_python']}; `flash_attention: {made['flash_attention']}`; {made['date']}; medians of {made['rounds']} rounds, ratios with range.",
+        f"{made['llama_cpp_python']}; `flash_attention: {made['flash_attention']}`; {made['date']}; "
+        f"medians of {made['rounds']} rounds, ratios with range.",
     ]
     return "\n".join(lines)
 
