@@ -17,7 +17,7 @@ from stretto.core.limits import Limits
 from stretto.core.queue import Queue
 from stretto.core.slot import Job, Slot, Where
 from stretto.core.tick import Binding, End, Events, Note, Terminal
-from stretto.errors import InvariantError
+from stretto.errors import BadOutputError, InvariantError
 
 
 class State:
@@ -112,9 +112,11 @@ class State:
         return job
 
     def finish(self, slot: Slot, end: End, reason: str, kept: int | None = None) -> None:
+        """What a request leaves is for others, but where its numbers were none: those spoil more than it."""
         job = slot.job
         assert job is not None
-        self.release(slot, self.policy.keep_at_close(job, slot.computed))
+        keep = 0 if reason == BadOutputError.code else self.policy.keep_at_close(job, slot.computed)
+        self.release(slot, keep)
         self.end(job, end, reason, kept)
 
     def end(self, job: Job, end: End, reason: str, kept: int | None = None) -> None:

@@ -28,7 +28,9 @@ from stretto.backends.llamacpp.model import LoadWarning, Model, ModelOptions, Pr
 from stretto.backends.llamacpp.options import ContextOptions
 from stretto.backends.llamacpp.quanta import Quanta, widened
 from stretto.backends.llamacpp.samplers import Samplers
+from stretto.backends.llamacpp.scrub import Scrub, ScrubError
 from stretto.backends.llamacpp.seats import BAD_OUTPUT, MakeSampler, Sampled, Seat
+from stretto.backends.llamacpp.splits import Chunk, even_out
 from stretto.backends.llamacpp.sprint import NOBODY, LandingError, Sprint
 from stretto.core.capabilities import Parts, Rewind
 from stretto.core.kv.ops import OpResult
@@ -59,10 +61,13 @@ class LlamaCppBackend:
         self.capabilities = capabilities_of(context, self.measures, sprints=self._sprint is not None)
         rewind, _ = rewind_of(context, self.measures)
         self.memory = Memory(context, Arena(int(cache_ram_bytes * ARENA_SLACK)), rewind)
+        self._scrub = Scrub(context, self.memory)
         self._one_call = not self.measures.two_calls or (context.plan.unified and rewind is not Rewind.ANY)
         can = self.capabilities
         redoes = can.rewind is Rewind.ANY and not can.pages and not self.model.on_gpu
         self._quanta = Quanta(can.row_quantum, tiled=can.parts is Parts.WHOLE) if redoes else None
+        self._exact = self._quanta is not None and not self._quanta.tiled
+        self._one_call = self._one_call and not self._exact
         self.samplers = Samplers(self.model.vocabulary)
         self._make_sampler = make_sampler or self.samplers
         self._owns_model = owns_model
@@ -137,15 +142,16 @@ class LlamaCppBackend:
             broken = self._operate(tick, outcome)
             outcome.ops_s = time.perf_counter() - started
             self._run(tick, outcome, broken)
-        except LandingError:
+        except (LandingError, ScrubError):
             self._fail(outcome, REFUSED - 1)
         if tick.slots:
             outcome.pass_s = time.perf_counter() - started - outcome.ops_s
         self._outcomes.append(outcome)
 
     def _operate(self, tick: Tick, outcome: Outcome) -> set[int]:
+        outcome.op_results = tuple(OpResult(ok=False, reason="not carried out") for _ in tick.ops)
+        self._scrub.before(tick.ops, self._sprint)
         if self._sprint is not None and tick.ops:
-            outcome.op_results = tuple(OpResult(ok=False, reason="not carried out") for _ in tick.ops)
             self._sprint.before(tick.ops)
         outcome.op_results, broken = self.memory.execute(tick.ops)
         return broken
@@ -166,6 +172,7 @@ class LlamaCppBackend:
                 context.rebuild()
                 self._set_threads(context)
             self.memory.forget_all()
+            self._scrub.forget_all()
             return frozenset(range(self.context.n_seq_max))
         lost = set()
         if sprinted != NOBODY and sprinted not in lengths:  # it had no rows in the tick that failed
@@ -210,10 +217,12 @@ class LlamaCppBackend:
         if sprinting is not None:
             tick = self._from_the_start(tick, sprinting)
         spans = [at for at in spans if at != sprinting]
-        tick = self._whole_chunks(tick, spans)
+        prompts = [at for at in spans if self._is_prompt(tick, at)]
+        tick = self._whole_chunks(tick, prompts)
+        tick, apart = self._even_chunks(tick, prompts)
         columns = Columns(tick)
         got: dict[int, list[int]] = {}
-        for call in self._calls(tick, columns, spans):
+        for call in self._calls(columns, spans, prompts, apart):
             if not self._run_call(tick, call, outcome, got, self.context):
                 return
         if sprinting is not None and not self._run_sprint(tick, columns.gather([sprinting]), outcome, got):
@@ -226,18 +235,38 @@ class LlamaCppBackend:
             if drafts:
                 outcome.drafts[slot] = array("i", drafts)
 
-    def _whole_chunks(self, tick: Tick, spans: Sequence[int]) -> Tick:
+    def _is_prompt(self, tick: Tick, at: int) -> bool:
+        """A chunk; and the last row of a prompt, all that is left of it, where a row alone rounds otherwise."""
+        if at >= tick.decode_spans:
+            return True
+        return self._exact and self._seats[tick.slots[at]].is_last_of_prompt(tick.starts[at])
+
+    def _whole_chunks(self, tick: Tick, prompts: Sequence[int]) -> Tick:
         """Chunks too short for the fast kernel begin earlier, behind a sequence that is cut back that far."""
-        if self._quanta is None or len(tick.slots) == tick.decode_spans:
+        if self._quanta is None or not prompts:
             return tick
         missing: dict[int, int] = {}
         room = self.context.n_batch - tick.rows
-        for at in spans:
-            rows = self._quanta.missing(tick.counts[at], tick.starts[at]) if at >= tick.decode_spans else 0
+        for at in prompts:
+            rows = self._quanta.missing(tick.counts[at], tick.starts[at])
             if rows and sum(missing.values()) + rows <= room:
-                if not self.memory.cut_back(tick.sequences[at], tick.starts[at] - rows):
-                    raise InvariantError(f"sequence {tick.sequences[at]} could not be cut back")
                 missing[at] = rows
+        return self._redo(tick, missing)
+
+    def _even_chunks(self, tick: Tick, prompts: Sequence[int]) -> tuple[Tick, list[int]]:
+        """The tick and the spans that have a call to themselves, so that no row of a prompt runs alone."""
+        if not self._exact or len(prompts) < 2:
+            return tick, []
+        chunks = {at: Chunk(tick.sequences[at], tick.counts[at], tick.starts[at]) for at in prompts}
+        spare = self.context.n_batch - tick.rows
+        even = even_out(chunks, rows_max=self.context.n_ubatch, spare=spare)
+        return self._redo(tick, even.missing), even.apart
+
+    def _redo(self, tick: Tick, missing: dict[int, int]) -> Tick:
+        """Spans begin so many rows earlier, behind sequences that are cut back that far."""
+        for at, rows in missing.items():
+            if not self.memory.cut_back(tick.sequences[at], tick.starts[at] - rows):
+                raise InvariantError(f"sequence {tick.sequences[at]} could not be cut back")
         return widened(tick, missing, self._seats) if missing else tick
 
     def _check(self, tick: Tick, spans: Sequence[int]) -> None:
@@ -256,16 +285,18 @@ class LlamaCppBackend:
                 raise InvariantError(f"slot {tick.slots[at]} has rows and no request")
             seen.add(sequence)
 
-    def _calls(self, tick: Tick, columns: Columns, spans: list[int]) -> list[Rows]:
-        decode = [at for at in spans if at < tick.decode_spans]
-        prompts = spans[len(decode) :]
-        if not decode or not prompts:
+    def _calls(
+        self, columns: Columns, spans: list[int], prompts: list[int], apart: Sequence[int]
+    ) -> list[Rows]:
+        if not prompts:
             return [columns.gather(spans)] if spans else []
+        decode = [at for at in spans if at not in prompts]
         if self._one_call:
             rows = columns.gather(spans)
             if len(rows) <= self.context.n_batch and rows.outputs_count <= self.context.outputs_max:
                 return [rows]
-        return [columns.gather(decode), columns.gather(prompts)]
+        together = [at for at in prompts if at not in apart]
+        return [columns.gather(call) for call in (decode, together, *([at] for at in apart)) if call]
 
     def _from_the_start(self, tick: Tick, span: int) -> Tick:
         """What a prompt that begins to sprint had found in its sequence is computed again, there."""
@@ -369,6 +400,7 @@ class LlamaCppBackend:
             raise
         except Exception as error:
             outcome.failed[slot] = _code(error)
+            self._scrub.note(tick.sequences[span], logits)
             return
         got[span] = sampled.tokens
         if any(extra is not None for extra in sampled.extras):

@@ -7,8 +7,8 @@ and rows whose tokens are known run again. Whether that pays is learned from the
 
 And a chunk is never a single row, which would go through the kernels of decoding and round otherwise: from
 two rows on a prompt gives the same logits to the last bit however it is cut (without flash attention, and
-with it below a quantum). The very last row of a prompt, where all before it is known, is a
-decode row like any other.
+with it below a quantum). Without flash attention that goes for the very last row of a prompt as well, where
+all before it is known; with it that one is a decode row like any other.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Quanta:
 
     def __init__(self, quantum: int, *, tiled: bool) -> None:
         self._quantum = quantum
-        self._has_tiles = tiled
+        self.tiled = tiled
         self._single = LeastSquares(3)  # a call, a row, a row's context
         self._tiled = LeastSquares(3)
 
     def learn(self, tick: Tick, spans: Sequence[int], seconds: float) -> None:
         """A call with these spans took so long. Calls that used both kernels teach nothing."""
-        if not self._has_tiles:
+        if not self.tiled:
             return
         counts = [tick.counts[at] for at in spans]
         if min(counts) >= self._quantum:

@@ -77,6 +77,9 @@ class Seat:
         sampler.accept(token)
         self._output.append(token)
 
+    def is_last_of_prompt(self, position: int) -> bool:
+        return position + 1 == self._prompt
+
     def index_of(self, position: int) -> int:
         """The output index of the token that the row at `position` gives."""
         return position + 1 - self._prompt

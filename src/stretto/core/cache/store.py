@@ -1,7 +1,7 @@
 """The prefix store: what is worth reusing, and how much of a prompt it covers.
 
 A `Content` is a run of tokens whose KV exists somewhere: in a sequence, or as a snapshot in host memory.
-Snapshots share one byte budget and leave in least-recently-used order. Reuse compares token ids, nothing
+Snapshots share one byte budget and leave in least-recently-used order, those of parked requests last. Reuse compares token ids, nothing
 else, and only within one scope. The store knows no operation; the ledger decides when a snapshot is real.
 """
 
@@ -45,9 +45,13 @@ class Checkpoint(NamedTuple):
 
 
 class Content:
-    """Tokens whose KV exists. `owner` is a request id when only that request may use it, else empty."""
+    """Tokens whose KV exists. `owner` is a request id when only that request may use it, else empty.
 
-    __slots__ = ("checkpoints", "length", "owner", "peak", "scope", "tokens")
+    `awaited`: the parked request that will come back for it. Computed again in other passes the same tokens
+    round otherwise, so this is kept before anything else.
+    """
+
+    __slots__ = ("awaited", "checkpoints", "length", "owner", "peak", "scope", "tokens")
 
     def __init__(self, tokens: array[int], length: int, scope: Scope, owner: str = "") -> None:
         self.tokens = tokens
@@ -55,6 +59,7 @@ class Content:
         self.peak = length  # the most it ever held: a sliding window has let go of what lies far behind it
         self.scope = scope
         self.owner = owner
+        self.awaited = ""
         self.checkpoints: list[Checkpoint] = []
 
     def visible_to(self, scope: Scope, request_id: str) -> bool:
@@ -211,7 +216,7 @@ class PrefixStore:
             idle = [s for s in self if s.ready and not s.pins]
             if not idle:
                 return False
-            self.discard(min(idle, key=lambda s: (s.last_used, s.id)).id)
+            self.discard(min(idle, key=lambda s: (s.content.awaited != "", s.last_used, s.id)).id)
         return True
 
     def _unref(self, blob: int) -> None:

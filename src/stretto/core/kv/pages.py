@@ -293,7 +293,7 @@ class PageLedger:
 
     def _unregister(self, table: BlockTable, keep_pages: int) -> None:
         for index in table.pages[keep_pages:]:
-            if self._pages[index].refs == 1 and table.unsettled:
+            if self._pages[index].refs == 1:
                 self._index.forget(self._pages[index])
 
     def _drop_copies(self, slot: int) -> None:

@@ -91,11 +91,10 @@ class SequenceTable:
         return [s for s in self.all if s.slot is None]
 
     def idle_contents(self) -> list[Sequence]:
-        """Idle sequences that hold something, least worth keeping first: private ones last, then by use."""
-        held = [s for s in self.all if s.slot is None and s.content is not None]
-        return sorted(
-            held, key=lambda s: (s.content is not None and s.content.owner != "", s.last_used, s.index)
-        )
+        """Idle sequences that hold something, least worth keeping first: those of parked requests last, then by use."""
+        held = [(s, s.content) for s in self.all if s.slot is None and s.content is not None]
+        held.sort(key=lambda pair: (pair[1].awaited != "", pair[0].last_used, pair[0].index))
+        return [sequence for sequence, _ in held]
 
     def pick(self, source: Source | None) -> Sequence | None:
         """The idle sequence whose use loses least and leaves the running ids in fewest runs."""
@@ -166,13 +165,10 @@ class SequenceTable:
     def loss(self, sequence: Sequence, keep: int) -> int:
         """Tokens worth keeping that go when the sequence is overwritten behind `keep`."""
         content = sequence.content
-        if (
-            content is None
-            or content.length - keep < self._worth_tokens
-            or self._is_covered(sequence, content)
-        ):
+        if content is None:
             return 0
-        return content.length - keep
+        lost, worth = content.length - keep, 1 if content.awaited else self._worth_tokens
+        return 0 if lost < worth or self._is_covered(sequence, content) else lost
 
     def _is_covered(self, sequence: Sequence, content: Content) -> bool:
         """Looked up once a plan where the answer is no: with n sequences a burst would ask n² times."""

@@ -68,6 +68,8 @@ class SequenceLedger:
             length = self._adopt(target, job, source.length)
         else:
             length = self._bring(target, job, source)
+        if job.parks:
+            self._came_back(job.id)
         target.slot = slot
         target.last_used = self._clock
         slot.sequence = target.index
@@ -97,7 +99,7 @@ class SequenceLedger:
             self.store.cut(content, length)
             if self._cells is not None:
                 self._cells.cut(target.index, length)
-        content.tokens, content.owner = job.known, ""
+        content.tokens, content.owner, content.awaited = job.known, "", ""
         return length
 
     def _bring(self, target: Sequence, job: Job, source: Source) -> int:
@@ -258,6 +260,8 @@ class SequenceLedger:
         sequence.last_used = self._clock
         if private:
             content.owner = job.id
+        if job.where is Where.PARKED:
+            content.awaited = job.id
         apart = self._snapshots.apart and not private  # what is kept of it is a snapshot already
         if keep <= 0 or apart or sequence.unsettled or self._is_invalid(content, slot, job):
             self._empty(sequence)
@@ -293,6 +297,14 @@ class SequenceLedger:
             if sequence.content is not None and sequence.content.owner == request_id:
                 self._empty(sequence)
         self.store.discard_owned(request_id)
+        self._came_back(request_id)
+
+    def _came_back(self, request_id: str) -> None:
+        """Nobody waits any more for what a parked request had left."""
+        contents = [s.content for s in self.table.all if s.content is not None]
+        for content in contents + [s.content for s in self.store]:
+            if content.awaited == request_id:
+                content.awaited = ""
 
     # --- keeping running ids together ------------------------------------------------------------
 

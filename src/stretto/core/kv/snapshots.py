@@ -44,13 +44,17 @@ class Snapshots:
             self.save(sequence, sequence.content.length)
 
     def save(self, sequence: Sequence, length: int) -> int | None:
-        """The blob that will hold the sequence's first `length` tokens; None when it would take too much."""
+        """The blob that will hold the sequence's first `length` tokens; None when it would take too much.
+
+        What a parked request comes back for is saved whatever it takes: to compute it again takes longer.
+        """
         content = sequence.content
         assert content is not None
         size = self._can.snapshot_bytes(length)
-        if self._save_bytes and self._save_bytes + size > self.save_bytes_max:
+        if self._save_bytes and self._save_bytes + size > self.save_bytes_max and not content.awaited:
             return None
         copy = self._store.fork(content, length, content.owner)
+        copy.awaited = content.awaited
         snapshot = self._store.add(copy, size, self.clock)
         if snapshot is None:
             self._store.release(copy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stretto.core.kv.ledger import Kind
 from stretto.core.kv.ops import OpKind
+from stretto.core.slot import Job, Slot, Where
 from tests.unit.core.kv.bench import Bench, job, kinds
 from tests.unit.core.rig import prompt, streams
 
@@ -26,6 +27,39 @@ def test_a_tick_saves_only_so_many_bytes():
     for index in range(3):
         bench.open(job(f"new{index}", 30, start=10 + index))
     assert kinds(bench.tick()).count("SAVE") == 1
+
+
+def parked(bench: Bench, slot: Slot) -> Job:
+    """The slot's request leaves it and will come back."""
+    leaving = slot.job
+    leaving.where, leaving.parks = Where.PARKED, leaving.parks + 1
+    bench.close(slot)
+    return leaving
+
+
+def test_what_a_parked_request_left_is_saved_however_short_it_is_and_whatever_it_takes():
+    """Computed again it would round otherwise, and its text could change."""
+    bench = Bench(streams(3, bytes_per_token=1, snapshot_bytes_per_s=1000.0), cache_min_tokens=100)
+    slots = [bench.open(job(f"r{index}", 30, start=index)) for index in range(3)]
+    bench.tick(rows=tuple((slot, 20) for slot in slots))
+    left = [parked(bench, slot) for slot in slots[:2]]
+    bench.close(slots[2])
+    others = [bench.open(job(f"new{index}", 30, start=10 + index)) for index in range(3)]
+    assert kinds(bench.tick(rows=tuple((slot, 5) for slot in others))).count("SAVE") == 2
+    bench.close(others[0])
+    assert bench.best(left[0]).length == 20
+    bench.open(left[0], bench.best(left[0]))
+    assert {snapshot.content.awaited for snapshot in bench.ledger.store} == {"", "r1"}
+
+
+def test_what_parked_requests_come_back_for_is_given_up_last():
+    bench = Bench(streams(2, bytes_per_token=10), cache_ram_bytes=450)
+    first = parked(bench, bench.run(job("first", 30, start=1), 20))
+    for index in range(4):
+        bench.close(bench.run(job(f"other{index}", 30, start=5 + index), 20))
+    assert bench.best(first).length == 20
+    bench.ledger.forget("first")
+    assert not any(snapshot.content.awaited for snapshot in bench.ledger.store)
 
 
 def test_the_arena_never_overflows():
