@@ -162,7 +162,7 @@ def decode_timings(*, quick: bool) -> Iterator[Timing]:
     for group, page in [(2, 16), (2, 64), (4, 16), (4, 32), (4, 64)]:
         label = f"decode 256×1024 group {group} page {page}"
         yield Timing(label, "default", _decode(256, 1024, page=page, group=group), 0.85)
-    for page in (16, 64):
+    for page in (16, 32, 64):
         yield Timing(
             f"decode 1×32768 group 4 page {page}", "default", _decode(1, 32768, page=page, group=4), 1 / 1.3
         )

@@ -6,6 +6,7 @@ prefill kernel; in either, programs for the other's spans end at once.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -21,7 +22,8 @@ SPLITS_MAX = 128
 RUN_TOKENS_MIN = 128
 RUN_TOKENS = 512  # of a batch that fills the machine
 RUNS_MAX = 8
-LONG_CONTEXT = 16_384  # from here on fewer warps with more loads in flight are faster
+LONG_CONTEXT = 16_384  # from here on larger tiles are faster, if there is room for them
+LONG_SHARED_BYTES = 140_000  # of two tiles of 128 keys and values on their way, and what a row needs
 
 
 def paged_attention(
@@ -56,7 +58,7 @@ def paged_attention(
             context,
             dim=q.shape[2],
             itemsize=q.element_size(),
-            processors=_processors(q.device),
+            machine=_machine(q.device),
         )
         decode(*shared, mixed=not decode_only, shape=shape)
     return out
@@ -87,7 +89,7 @@ def rotary_attention(
         min(max_context or 2**31, block_tables.shape[1] * k_pages.shape[1]),
         dim=q.shape[2],
         itemsize=q.element_size(),
-        processors=_processors(q.device),
+        machine=_machine(q.device),
     )
     decode(
         q,
@@ -105,8 +107,16 @@ def rotary_attention(
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a cut depends on: multiprocessors, and what memory a program of one may have for itself."""
+
+    processors: int = 132
+    shared_bytes: int = 232_448
+
+
 def choose_decode(
-    spans: int, kv_heads: int, context: int, *, dim: int, itemsize: int, processors: int
+    spans: int, kv_heads: int, context: int, *, dim: int, itemsize: int, machine: Machine
 ) -> DecodeShape:
     """Few spans: as many runs as fill the machine. More: runs of a fixed length, because spans are ragged.
 
@@ -114,16 +124,16 @@ def choose_decode(
     a short span does not need end at once.
     """
     block_n = 64 if dim * itemsize <= 256 else 32
-    pairs = max(spans * kv_heads, 1)
-    tiles = triton.cdiv(context, block_n)
+    pairs, processors = max(spans * kv_heads, 1), machine.processors
     if pairs <= processors // 2 or (pairs <= processors and context <= EVEN_CONTEXT):
-        room = max(processors // pairs, SPLITS_MIN)
+        long = context >= LONG_CONTEXT and machine.shared_bytes >= LONG_SHARED_BYTES
+        block_n *= 2 if long else 1
         tiles_min = max(RUN_TOKENS_MIN // block_n, 1)
-        splits = min(room, max(triton.cdiv(tiles, tiles_min), 1), SPLITS_MAX)
-        warps, stages = (2, 4) if context >= LONG_CONTEXT else (4, 3)
-        return DecodeShape(block_n=block_n, splits=splits, tiles_min=tiles_min, warps=warps, stages=stages)
+        runs = max(triton.cdiv(context, block_n * tiles_min), 1)
+        splits = min(max(processors // pairs, SPLITS_MIN), runs, SPLITS_MAX)
+        return DecodeShape(block_n=block_n, splits=splits, tiles_min=tiles_min, touch=long)
     tiles_min = max(RUN_TOKENS // block_n, 1)
-    splits = min(max(triton.cdiv(tiles, tiles_min), 1), RUNS_MAX)
+    splits = min(max(triton.cdiv(context, block_n * tiles_min), 1), RUNS_MAX)
     return DecodeShape(block_n=block_n, splits=splits, tiles_min=tiles_min)
 
 
@@ -134,7 +144,9 @@ def choose_prefill(q: Tensor) -> PrefillShape:
 
 
 @cache
-def _processors(device: torch.device) -> int:
+def _machine(device: torch.device) -> Machine:
     if device.type != "cuda":  # the interpreter
-        return 132
-    return torch.cuda.get_device_properties(device).multi_processor_count
+        return Machine()
+    properties = torch.cuda.get_device_properties(device)
+    shared_bytes = getattr(properties, "shared_memory_per_block_optin", LONG_SHARED_BYTES)
+    return Machine(properties.multi_processor_count, shared_bytes)

@@ -29,20 +29,24 @@ from stretto.backends.torch.kernels.overlap import (
     start_next_late,
     wait_previous,
 )
-from stretto.backends.torch.kernels.tiles import absorb, load_pages, load_tile, tile_offsets
+from stretto.backends.torch.kernels.tiles import absorb, load_pages, load_tile, tile_offsets, touch_pages
 
 LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """How to cut the work: tokens in a tile, most runs for a span, least tiles in a run."""
+    """How to cut the work: tokens in a tile, most runs for a span, least tiles in a run.
+
+    `touch`: a run begins by asking for all of its page numbers, which pays when it has many of them.
+    """
 
     block_n: int = 64
     splits: int = 1
     tiles_min: int = 8
     warps: int = 4
     stages: int = 3
+    touch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,55 +140,90 @@ def _join(
     tl.store(pointers, answer, mask=real[:, None] & (dims < DIM)[None, :])
 
 
+@triton.jit
+def _fresh_token(
+    k_new, v_new, k_pages, v_pages, slot_mapping, row, kv_head, queries, angles, k_weight, eps, scale,
+    new_row_stride, new_head_stride, page_stride, token_stride, head_stride,
+    NORM: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """Writes the new key and value to their page; answers (the key's scores, the value)."""
+    dims = tl.arange(0, DIM_PAD)
+    inside = (dims < DIM)[None, :]
+    fresh = row.to(tl.int64) * new_row_stride + kv_head * new_head_stride
+    one = tl.zeros([1, 1], tl.int32)
+    key = _heads(k_new + fresh + one, inside, dims, angles, k_weight, eps, NORM, DIM)
+    value = tl.load(v_new + fresh + one + dims[None, :], mask=inside, other=0.0)
+    slot = tl.load(slot_mapping + row).to(tl.int64)
+    place = slot // PAGE * page_stride + slot % PAGE * token_stride + kv_head * head_stride
+    write = inside & (slot >= 0)
+    tl.store(k_pages + place + dims[None, :], key, mask=write)
+    tl.store(v_pages + place + dims[None, :], value, mask=write)
+    return tl.sum(queries.to(tl.float32) * key.to(tl.float32), axis=1) * scale, value.to(tl.float32)
+
+
+@triton.jit
+def _over_tiles(
+    queries, k_base, v_base, table, first, last, length, scale, page_stride, token_stride, peak, total, mixed,
+    DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What a row knows after the tiles from `first` to `last`; only the context's last one is masked."""
+    dims = tl.arange(0, DIM_PAD)
+    inner = tl.arange(0, BLOCK_N)
+    whole = tl.minimum(last, length // BLOCK_N)
+    pages = load_pages(table, first, length, BLOCK_N, PAGE)
+    for tile in tl.range(first, whole, num_stages=STAGES):
+        place = tile_offsets(pages, tile, page_stride, token_stride, dims, BLOCK_N, PAGE)
+        pages = load_pages(table, tile + 1, length, BLOCK_N, PAGE)
+        keys = load_tile(k_base, place, dims, inner < BLOCK_N, DIM, DIM_PAD, False)
+        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+        values = load_tile(v_base, place, dims, inner < BLOCK_N, DIM, DIM_PAD, False)
+        peak, total, mixed = absorb(scores, values, peak, total, mixed, PRECISION)
+    if whole < last:
+        valid = whole * BLOCK_N + inner < length
+        place = tile_offsets(pages, whole, page_stride, token_stride, dims, BLOCK_N, PAGE)
+        keys = load_tile(k_base, place, dims, valid, DIM, DIM_PAD, True)
+        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+        scores = tl.where(valid[None, :], scores, float("-inf"))
+        values = load_tile(v_base, place, dims, valid, DIM, DIM_PAD, True)
+        peak, total, mixed = absorb(scores, values, peak, total, mixed, PRECISION)
+    return peak, total, mixed
+
+
+@triton.jit
+def _hand_over(
+    answer, level, out, parts, levels, counters, target, group, split, splits, used,
+    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Keeps a run's part. Whoever comes last joins them all and leaves the counter at zero."""
+    member = tl.arange(0, ROWS)
+    dims = tl.arange(0, DIM_PAD)
+    real = (member < GROUP)[:, None] & (dims < DIM)[None, :]
+    part = (group * splits + split) * GROUP + member
+    tl.store(parts + part[:, None] * DIM + dims[None, :], answer, mask=real)
+    tl.store(levels + part, level, mask=member < GROUP)
+    tl.debug_barrier()  # every thread's part is written before one of them says so
+    if tl.atomic_add(counters + group, 1, sem="acq_rel") == used - 1:
+        _join(
+            parts, levels, out, group * splits, target, used,
+            GROUP, GROUP_PAD, DIM, DIM_PAD, SPLITS_PAD, SPLITS_BLOCK,
+        )  # fmt: skip
+        tl.store(counters + group, 0)
+
+
 @triton.jit(do_not_specialize=["splits", "tiles_min"])
 def _decode(
-    q,
-    k_pages,
-    v_pages,
-    block_tables,
-    query_starts,
-    context_lens,
-    out,
-    parts,
-    levels,
-    counters,
-    k_new,
-    v_new,
-    positions,
-    slot_mapping,
-    cos_sin,
-    q_weight,
-    k_weight,
-    eps,
-    scale,
-    q_row_stride,
-    q_head_stride,
-    table_stride,
-    page_stride,
-    token_stride,
-    head_stride,
-    new_row_stride,
-    new_head_stride,
-    heads,
-    splits,
-    tiles_min,
-    MIXED: tl.constexpr,
-    FUSED: tl.constexpr,
-    OVERLAPPED: tl.constexpr,
-    NORM: tl.constexpr,
-    SPLIT: tl.constexpr,
-    SPLITS_PAD: tl.constexpr,
-    SPLITS_BLOCK: tl.constexpr,
-    GROUP_PAD: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
+    q, k_pages, v_pages, block_tables, query_starts, context_lens, out, parts, levels, counters,
+    k_new, v_new, positions, slot_mapping, cos_sin, q_weight, k_weight, eps, scale,
+    q_row_stride, q_head_stride, table_stride, page_stride, token_stride, head_stride,
+    new_row_stride, new_head_stride, heads, splits, tiles_min,
+    MIXED: tl.constexpr, FUSED: tl.constexpr, OVERLAPPED: tl.constexpr, NORM: tl.constexpr,
+    SPLIT: tl.constexpr, TOUCH: tl.constexpr, SPLITS_PAD: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
+    GROUP_PAD: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     start_next(OVERLAPPED)
     wait_previous(OVERLAPPED)
     kv_head = tl.program_id(0)
@@ -208,13 +247,14 @@ def _decode(
     elif first >= tiles:
         return
     last = tl.minimum(first + per_run, tiles)
-    whole = tl.minimum(last, length // BLOCK_N)
+    table = block_tables + span.to(tl.int64) * table_stride
+    if TOUCH:
+        touch_pages(table, first * BLOCK_N, tl.minimum(last * BLOCK_N, length), levels, PAGE)
 
     member = tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_PAD)
-    head = kv_head * GROUP + member
     real = (member < GROUP)[:, None] & (dims < DIM)[None, :]
-    rows = q + row.to(tl.int64) * q_row_stride + head[:, None] * q_head_stride
+    rows = q + row.to(tl.int64) * q_row_stride + (kv_head * GROUP + member)[:, None] * q_head_stride
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, DIM_PAD], tl.float32)
@@ -222,42 +262,20 @@ def _decode(
         angles = cos_sin + tl.load(positions + row).to(tl.int64) * DIM
         queries = _heads(rows, real, dims, angles, q_weight, eps, NORM, DIM)
         if split == 0:
-            fresh = row.to(tl.int64) * new_row_stride + kv_head * new_head_stride
-            inside = (dims < DIM)[None, :]
-            one = tl.zeros([1, 1], tl.int32)
-            key = _heads(k_new + fresh + one, inside, dims, angles, k_weight, eps, NORM, DIM)
-            value = tl.load(v_new + fresh + one + dims[None, :], mask=inside, other=0.0)
-            slot = tl.load(slot_mapping + row).to(tl.int64)
-            place = slot // PAGE * page_stride + slot % PAGE * token_stride + kv_head * head_stride
-            write = inside & (slot >= 0)
-            tl.store(k_pages + place + dims[None, :], key, mask=write)
-            tl.store(v_pages + place + dims[None, :], value, mask=write)
-            peak = tl.sum(queries.to(tl.float32) * key.to(tl.float32), axis=1) * scale
+            peak, value = _fresh_token(
+                k_new, v_new, k_pages, v_pages, slot_mapping, row, kv_head, queries, angles, k_weight,
+                eps, scale, new_row_stride, new_head_stride, page_stride, token_stride, head_stride,
+                NORM, DIM, DIM_PAD, PAGE,
+            )  # fmt: skip
             total += 1.0
-            mixed += value.to(tl.float32)
+            mixed += value
     else:
         queries = tl.load(rows + dims[None, :], mask=real, other=0.0)
-    table = block_tables + span.to(tl.int64) * table_stride
-    k_base = k_pages + kv_head * head_stride
-    v_base = v_pages + kv_head * head_stride
-    inner = tl.arange(0, BLOCK_N)
-
-    pages = load_pages(table, first, length, BLOCK_N, PAGE)
-    for tile in tl.range(first, whole, num_stages=STAGES):
-        place = tile_offsets(pages, tile, page_stride, token_stride, dims, BLOCK_N, PAGE)
-        pages = load_pages(table, tile + 1, length, BLOCK_N, PAGE)
-        keys = load_tile(k_base, place, dims, inner < BLOCK_N, DIM, DIM_PAD, False)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
-        values = load_tile(v_base, place, dims, inner < BLOCK_N, DIM, DIM_PAD, False)
-        peak, total, mixed = absorb(scores, values, peak, total, mixed, PRECISION)
-    if whole < last:
-        valid = whole * BLOCK_N + inner < length
-        place = tile_offsets(pages, whole, page_stride, token_stride, dims, BLOCK_N, PAGE)
-        keys = load_tile(k_base, place, dims, valid, DIM, DIM_PAD, True)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
-        scores = tl.where(valid[None, :], scores, float("-inf"))
-        values = load_tile(v_base, place, dims, valid, DIM, DIM_PAD, True)
-        peak, total, mixed = absorb(scores, values, peak, total, mixed, PRECISION)
+    peak, total, mixed = _over_tiles(
+        queries, k_pages + kv_head * head_stride, v_pages + kv_head * head_stride, table, first, last,
+        length, scale, page_stride, token_stride, peak, total, mixed,
+        DIM, DIM_PAD, PAGE, BLOCK_N, STAGES, PRECISION,
+    )  # fmt: skip
 
     start_next_late(OVERLAPPED)
     answer = mixed / total[:, None]
@@ -267,30 +285,57 @@ def _decode(
         if per_run >= tiles:
             tl.store(pointers, answer.to(out.dtype.element_ty), mask=real)
         else:
-            group = span.to(tl.int64) * tl.num_programs(0) + kv_head
-            part = (group * splits + split) * GROUP + member
-            tl.store(parts + part[:, None] * DIM + dims[None, :], answer, mask=real)
-            tl.store(levels + part, peak + tl.log2(total), mask=member < GROUP)
-            tl.debug_barrier()  # every thread's part is written before one of them says so
-            used = tl.cdiv(tiles, per_run)
-            if tl.atomic_add(counters + group, 1, sem="acq_rel") == used - 1:
-                _join(
-                    parts,
-                    levels,
-                    out,
-                    group * splits,
-                    target,
-                    used,
-                    GROUP,
-                    GROUP_PAD,
-                    DIM,
-                    DIM_PAD,
-                    SPLITS_PAD,
-                    SPLITS_BLOCK,
-                )
-                tl.store(counters + group, 0)
+            _hand_over(
+                answer, peak + tl.log2(total), out, parts, levels, counters, target,
+                span.to(tl.int64) * tl.num_programs(0) + kv_head, split, splits, tl.cdiv(tiles, per_run),
+                GROUP, GROUP_PAD, ROWS, DIM, DIM_PAD, SPLITS_PAD, SPLITS_BLOCK,
+            )  # fmt: skip
     else:
         tl.store(pointers, answer.to(out.dtype.element_ty), mask=real)
+
+
+def _fresh_arguments(
+    fresh: Fresh | None, q: Tensor, context_lens: Tensor, levels: Tensor
+) -> tuple[object, ...]:
+    """From `k_new` to `eps`. Whatever is absent is never read: any tensor of its kind may stand for it."""
+    if fresh is None:
+        return q, q, context_lens, context_lens, levels, q, q, 0.0
+    assert fresh.k.stride() == fresh.v.stride()
+    assert (fresh.q_weight is None) == (fresh.k_weight is None)
+    return (
+        fresh.k,
+        fresh.v,
+        fresh.positions,
+        fresh.slot_mapping,
+        fresh.cos_sin,
+        q if fresh.q_weight is None else fresh.q_weight,
+        q if fresh.k_weight is None else fresh.k_weight,
+        fresh.eps,
+    )
+
+
+def _constants(q: Tensor, k_pages: Tensor, shape: DecodeShape) -> dict[str, object]:
+    """What a kernel is compiled for: the model's sizes and the cut."""
+    heads, dim = q.shape[1:]
+    group = heads // k_pages.shape[2]
+    group_pad, dim_pad = triton.next_power_of_2(group), triton.next_power_of_2(dim)
+    splits_pad = triton.next_power_of_2(shape.splits)
+    return {
+        "SPLIT": shape.splits > 1,
+        "TOUCH": shape.touch,
+        "SPLITS_PAD": splits_pad,
+        "SPLITS_BLOCK": max(min(8192 // (group_pad * dim_pad), splits_pad), 1),
+        "GROUP_PAD": group_pad,
+        "GROUP": group,
+        "ROWS": max(16, group_pad),
+        "DIM": dim,
+        "DIM_PAD": dim_pad,
+        "PAGE": k_pages.shape[1],
+        "BLOCK_N": shape.block_n,
+        "STAGES": shape.stages,
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+        "num_warps": shape.warps,
+    }
 
 
 def decode(
@@ -309,64 +354,22 @@ def decode(
 ) -> None:
     """Writes the rows of `out` that belong to spans of one row."""
     heads, dim = q.shape[1:]
-    page_tokens, kv_heads = k_pages.shape[1:3]
-    spans, splits = context_lens.shape[0], shape.splits
-    group = heads // kv_heads
-    group_pad = triton.next_power_of_2(group)
-    dim_pad = triton.next_power_of_2(dim)
+    kv_heads, spans, splits = k_pages.shape[2], context_lens.shape[0], shape.splits
     split = splits > 1
-    assert fresh is None or fresh.k.stride() == fresh.v.stride()
-    assert fresh is None or (fresh.q_weight is None) == (fresh.k_weight is None)
     parts = torch.empty((spans, heads, splits, dim) if split else (1,), dtype=torch.float32, device=q.device)
     levels = torch.empty((spans, heads, splits) if split else (1,), dtype=torch.float32, device=q.device)
     counters = arrivals(q.device, spans * kv_heads) if split else levels
     _decode[(kv_heads, splits, spans)](
-        q,
-        k_pages,
-        v_pages,
-        block_tables,
-        query_starts,
-        context_lens,
-        out,
-        parts,
-        levels,
-        counters,
-        q if fresh is None else fresh.k,
-        q if fresh is None else fresh.v,
-        context_lens if fresh is None else fresh.positions,
-        context_lens if fresh is None else fresh.slot_mapping,
-        levels if fresh is None else fresh.cos_sin,
-        q if fresh is None or fresh.q_weight is None else fresh.q_weight,
-        q if fresh is None or fresh.k_weight is None else fresh.k_weight,
-        0.0 if fresh is None else fresh.eps,
+        *(q, k_pages, v_pages, block_tables, query_starts, context_lens, out, parts, levels, counters),
+        *_fresh_arguments(fresh, q, context_lens, levels),
         scale * LOG2_E,
-        q.stride(0),
-        q.stride(1),
-        block_tables.stride(0),
-        k_pages.stride(0),
-        k_pages.stride(1),
-        k_pages.stride(2),
-        0 if fresh is None else fresh.k.stride(0),
-        0 if fresh is None else fresh.k.stride(1),
-        heads,
-        splits,
-        shape.tiles_min,
+        *(q.stride(0), q.stride(1), block_tables.stride(0), *k_pages.stride()[:3]),
+        *((0, 0) if fresh is None else fresh.k.stride()[:2]),
+        *(heads, splits, shape.tiles_min),
         MIXED=mixed,
         FUSED=fresh is not None,
         OVERLAPPED=OVERLAP.mode,
         NORM=fresh is not None and fresh.q_weight is not None,
-        SPLIT=split,
-        SPLITS_PAD=triton.next_power_of_2(splits),
-        SPLITS_BLOCK=max(min(8192 // (group_pad * dim_pad), triton.next_power_of_2(splits)), 1),
-        GROUP_PAD=group_pad,
-        GROUP=group,
-        ROWS=max(16, group_pad),
-        DIM=dim,
-        DIM_PAD=dim_pad,
-        PAGE=page_tokens,
-        BLOCK_N=shape.block_n,
-        STAGES=shape.stages,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=shape.warps,
+        **_constants(q, k_pages, shape),
         **launch_options(),
     )

@@ -8,6 +8,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+SECTOR_PAGES = tl.constexpr(8)  # page numbers in what the memory gives at once, 32 bytes
+SECTORS = tl.constexpr(64)
+
 
 @triton.jit
 def load_pages(table, tile, limit, BLOCK_N: tl.constexpr, PAGE: tl.constexpr):
@@ -21,6 +24,18 @@ def load_pages(table, tile, limit, BLOCK_N: tl.constexpr, PAGE: tl.constexpr):
     else:
         tokens = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     return tl.load(table + tokens // PAGE, mask=tokens < limit, other=0)
+
+
+@triton.jit
+def touch_pages(table, begin, end, never, PAGE: tl.constexpr):
+    """Asks for the page numbers of the tokens from `begin` to `end` at once, so that the L1 cache has them.
+
+    Otherwise every eighth page number comes from far away, and there is but one tile's time to wait for it.
+    A load that nobody uses would be left out: it is used by a store to `never`, made for negative numbers.
+    """
+    some = begin // PAGE + tl.arange(0, SECTORS) * SECTOR_PAGES
+    numbers = tl.load(table + some, mask=some * PAGE < end, other=0)
+    tl.store(never + some, numbers.to(tl.float32), mask=numbers < 0)
 
 
 @triton.jit
