@@ -17,9 +17,10 @@ from stretto.testing import tiny_models
 TOKEN = 4242
 
 
-def make(directory: Path) -> Path:
+def make(directory: Path, kind: str = "dense") -> Path:
+    """Of a kind whose first layer has attention."""
     path = directory / "nan.gguf"
-    shutil.copy(tiny_models.make("dense"), path)
+    shutil.copy(tiny_models.make(kind), path)
     path.chmod(0o600)
     file = gguf.read(path)
     embedding, values = file.tensors["token_embd.weight"], file.tensors["blk.0.attn_v.weight"]

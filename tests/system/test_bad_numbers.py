@@ -1,4 +1,7 @@
-"""NaN logits through the SDK: the request that meets them fails by name, and nobody else notices."""
+"""NaN logits through the SDK: the request that meets them fails by name, and nobody else notices.
+
+With flash attention and without: llama.cpp multiplies masked cells by 0, and 0 × NaN is NaN.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,25 @@ from stretto import LLM
 from stretto.errors import BadOutputError
 from tests import poisoned
 
+WORDS = "one two three four five six seven eight nine ten " * 20
 
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory):
+
+@pytest.fixture(scope="module", params=["on", "long", "off"])
+def llm(request, tmp_path_factory):
     path = poisoned.make(tmp_path_factory.mktemp("nan"))
-    with LLM(path, n_threads=1, n_seq_max=4, context_window=256, cache_dir=path.parent) as model:
+    with LLM(
+        path,
+        n_threads=1,
+        n_seq_max=4,
+        context_window=256,
+        cache_dir=path.parent,
+        flash_attention=request.param,
+    ) as model:
         yield model
 
 
-def poisonous(llm: LLM) -> list[int]:
-    return [*llm.tokenize("one two"), poisoned.TOKEN, *llm.tokenize("three")]
+def poisonous(llm: LLM, before: int = 2) -> list[int]:
+    return [*llm.tokenize(WORDS)[:before], poisoned.TOKEN, *llm.tokenize("three")]
 
 
 def test_the_error_has_its_own_type_and_the_model_goes_on(llm):
@@ -31,14 +43,33 @@ def test_the_error_has_its_own_type_and_the_model_goes_on(llm):
     assert llm.stats().active_slots == 0
 
 
-@pytest.mark.parametrize("temperature", [0, 1.0])
-def test_neighbours_in_the_batch_are_not_hurt(llm, temperature):
-    alone = llm.generate("a b c", max_tokens=12, temperature=temperature, seed=3)[0].tokens
+@pytest.mark.parametrize("size", [4, 70, 100])
+@pytest.mark.parametrize("poison_at", [2, 40, 75, 110])
+def test_whoever_comes_into_the_slot_next_is_as_good(llm, size, poison_at):
+    prompts = [[200 + at, *llm.tokenize(WORDS)[: size - 1]] for at in range(4)]
+    before = [got.tokens for got in llm.generate(prompts, max_tokens=6, temperature=0)]
+    for _ in range(4):
+        with pytest.raises(BadOutputError):
+            llm.generate([poisonous(llm, poison_at)], max_tokens=6)
+    assert [got.tokens for got in llm.generate(prompts, max_tokens=6, temperature=0)] == before
+
+
+def test_whoever_begins_like_the_bad_one_is_as_good(llm):
+    prompt = llm.tokenize(WORDS)[:90]
+    before = llm.generate([prompt], max_tokens=6, temperature=0)[0]
+    with pytest.raises(BadOutputError):
+        llm.generate([poisonous(llm, 120)], max_tokens=6)
+    assert llm.generate([prompt], max_tokens=6, temperature=0)[0].tokens == before.tokens
+
+
+@pytest.mark.parametrize(("temperature", "count"), [(0, 60), (1.0, 12)])
+def test_neighbours_in_the_batch_are_not_hurt(llm, temperature, count):
+    alone = llm.generate("a b c", max_tokens=count, temperature=temperature, seed=3)[0].tokens
     beside: list[tuple[int, ...]] = []
     failed: list[BaseException] = []
 
     def good() -> None:
-        beside.append(llm.generate("a b c", max_tokens=12, temperature=temperature, seed=3)[0].tokens)
+        beside.append(llm.generate("a b c", max_tokens=count, temperature=temperature, seed=3)[0].tokens)
 
     def bad() -> None:
         try:

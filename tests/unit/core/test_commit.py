@@ -84,6 +84,28 @@ def test_a_bad_output_fails_one_request_alone(fault):
     assert reason(rig, "r0") == reason(rig, "r2") == (End.FINISHED, "length")
 
 
+@pytest.mark.parametrize("cache", ["incremental", "prefix"])
+@pytest.mark.parametrize("can", [streams(1), unified(1), paged(1), paged(1, plan_ahead=1)])
+@pytest.mark.parametrize("fault", ["bad_logits", "bad_token"])
+def test_nothing_of_a_bad_output_is_found_by_the_next(fault, can, cache):
+    """Not by those that begin alike, and where memory is a sequence it is emptied: its cells may hold NaN."""
+
+    class SaysNonsense:
+        def at(self, tick_id):
+            running = rig.state.slots[0].job
+            bad = running is not None and running.id == "bad" and running.generated >= 3
+            return TickFaults(**{fault: frozenset({0})}) if bad else TickFaults()
+
+    rig = Rig(Limits(n_seq_max=1, cache=cache, cache_min_tokens=4), can, faults=SaysNonsense())
+    rig.accept(ask("bad", 80, start=1, max_tokens=20))
+    rig.run()
+    assert reason(rig, "bad") == (End.FAILED, "bad_output")
+    rig.serve(ask("next", 60, start=1))
+    assert rig.ends["next"].cached_tokens == 0
+    if can.page_tokens == 0:
+        assert OpKind.CLEAR in [op.kind for tick in rig.ticks for op in tick.ops]
+
+
 def test_a_pass_that_fails_once_costs_nobody_anything():
     for fault in (TickFaults(fail_before=True), TickFaults(fail_after_rows=2), TickFaults(malformed=True)):
         rig = Rig(Limits(n_seq_max=3, cache="none"), streams(3), faults=ScriptedFaults({4: fault}))

@@ -128,6 +128,11 @@ class Context:
         begin = -1 if start == 0 else start
         return bool(self.lib.llama_memory_seq_rm(self._memory, sequence, begin, -1))
 
+    def clear(self) -> None:
+        """Forget all rows of every sequence, and zero the cells: what was removed is still written there."""
+        _ = self.handle
+        self.lib.llama_memory_clear(self._memory, True)
+
     def copy(self, source: int, target: int, length: int) -> None:
         """The whole of a sequence; in a unified pool only its first `length` rows where it can be cut."""
         self._check(source, target)

@@ -10,8 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stretto.backends.llamacpp.arena import Arena
 from stretto.backends.llamacpp.context import STATE_ONLY, WHOLE, Context
+from stretto.backends.llamacpp.finite import can_cut
 from stretto.core.capabilities import Rewind
 from stretto.core.kv.ops import WRITES, KvOp, OpKind, OpResult, check_order
 from stretto.errors import InvariantError
@@ -128,6 +132,8 @@ class Memory:
         if not self._clear(op.sequence).ok:
             return OpResult(ok=False, reason="the sequence could not be emptied")
         blob = self.arena.view(op.blob)
+        if not self._can_cut(blob, op.length):
+            return OpResult(ok=False, reason="a number in the snapshot is none")
         taken = self._context.write_state(op.sequence, blob, WHOLE)
         held = self._context.positions(op.sequence)[1] + 1
         if taken != len(blob) or held < op.length:
@@ -139,6 +145,14 @@ class Memory:
             self._clear(op.sequence)
             return trimmed
         return OpResult(ok=True, bytes=taken)
+
+    def _can_cut(self, blob: NDArray[np.uint8], length: int) -> bool:
+        """Not with NaN behind the cut. States that are only ever restored whole have none there."""
+        plan = self._context.plan
+        if self._rewind is Rewind.CHECKPOINT or plan.cache_type_k != plan.cache_type_v:
+            return True
+        streams = 1 if plan.unified else plan.n_seq_max
+        return can_cut(blob, length, streams=streams, cache_type=plan.cache_type_k)
 
     def _go_back(self, op: KvOp) -> OpResult:
         """The part that cannot be rewound comes from the blob; the rest is cut."""

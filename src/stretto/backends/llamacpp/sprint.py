@@ -124,7 +124,8 @@ class Sprint:
             raise LandingError
 
     def drop(self) -> None:
-        self.context.remove(0, 0)
+        """Zeroed, too: tiles multiply what they mask by 0, and NaN stays NaN (see `scrub`)."""
+        self.context.clear()
         self.sequence = NOBODY
 
     def close(self) -> None:
