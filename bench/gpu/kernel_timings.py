@@ -166,6 +166,14 @@ def decode_timings(*, quick: bool) -> Iterator[Timing]:
         yield Timing(
             f"decode 1×32768 group 4 page {page}", "default", _decode(1, 32768, page=page, group=4), 1 / 1.3
         )
+    for page, touch, (block_n, warps, stages) in product((16, 32, 64), (False, True), ((64, 2, 4), (128, 4, 3))):
+        shape = DecodeShape(block_n, splits=16, tiles_min=1, warps=warps, stages=stages, touch=touch)
+        note = f"tile {block_n} warps {warps} stages {stages}{' touch' if touch else ''}"
+        run = _decode(1, 32768, page=page, group=4, shape=shape)
+        yield Timing(f"decode 1×32768 group 4 page {page}", note, run)
+    for batch, context in ((1, 131_072), (8, 32_768)):
+        run = _decode(batch, context, page=32, group=4)
+        yield Timing(f"decode {batch}×{context} group 4 page 32", "default", run)
     for group, (batch, context) in product((2, 4), ((1, 1024), (8, 1024), (256, 1024), (1, 32768))):
         name = f"decode rotary {batch}×{context} group {group} page 64"
         yield Timing(name, "default", _decode(batch, context, group=group, fused=True))

@@ -163,15 +163,17 @@ def _fresh_token(
 
 @triton.jit
 def _over_tiles(
-    queries, k_base, v_base, table, first, last, length, scale, page_stride, token_stride, peak, total, mixed,
-    DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    queries, k_base, v_base, table, never, first, last, length, scale, page_stride, token_stride,
+    peak, total, mixed, TOUCH: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What a row knows after the tiles from `first` to `last`; only the context's last one is masked."""
     dims = tl.arange(0, DIM_PAD)
     inner = tl.arange(0, BLOCK_N)
     whole = tl.minimum(last, length // BLOCK_N)
     pages = load_pages(table, first, length, BLOCK_N, PAGE)
+    if TOUCH:
+        touch_pages(table, first * BLOCK_N, tl.minimum(last * BLOCK_N, length), never, PAGE)
     for tile in tl.range(first, whole, num_stages=STAGES):
         place = tile_offsets(pages, tile, page_stride, token_stride, dims, BLOCK_N, PAGE)
         pages = load_pages(table, tile + 1, length, BLOCK_N, PAGE)
@@ -248,8 +250,6 @@ def _decode(
         return
     last = tl.minimum(first + per_run, tiles)
     table = block_tables + span.to(tl.int64) * table_stride
-    if TOUCH:
-        touch_pages(table, first * BLOCK_N, tl.minimum(last * BLOCK_N, length), levels, PAGE)
 
     member = tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_PAD)
@@ -272,9 +272,9 @@ def _decode(
     else:
         queries = tl.load(rows + dims[None, :], mask=real, other=0.0)
     peak, total, mixed = _over_tiles(
-        queries, k_pages + kv_head * head_stride, v_pages + kv_head * head_stride, table, first, last,
-        length, scale, page_stride, token_stride, peak, total, mixed,
-        DIM, DIM_PAD, PAGE, BLOCK_N, STAGES, PRECISION,
+        queries, k_pages + kv_head * head_stride, v_pages + kv_head * head_stride, table, levels,
+        first, last, length, scale, page_stride, token_stride, peak, total, mixed,
+        TOUCH, DIM, DIM_PAD, PAGE, BLOCK_N, STAGES, PRECISION,
     )  # fmt: skip
 
     start_next_late(OVERLAPPED)
