@@ -166,7 +166,9 @@ def decode_timings(*, quick: bool) -> Iterator[Timing]:
         yield Timing(
             f"decode 1×32768 group 4 page {page}", "default", _decode(1, 32768, page=page, group=4), 1 / 1.3
         )
-    for page, touch, (block_n, warps, stages) in product((16, 32, 64), (False, True), ((64, 2, 4), (128, 4, 3))):
+    for page, touch, (block_n, warps, stages) in product(
+        (16, 32, 64), (False, True), ((64, 2, 4), (128, 4, 3))
+    ):
         shape = DecodeShape(block_n, splits=16, tiles_min=1, warps=warps, stages=stages, touch=touch)
         note = f"tile {block_n} warps {warps} stages {stages}{' touch' if touch else ''}"
         run = _decode(1, 32768, page=page, group=4, shape=shape)
