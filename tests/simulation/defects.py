@@ -190,6 +190,7 @@ DEFECTS = (
         "core/kv/sequence.py",
         "content.peak - length <= self.can.rewind_tokens",
         "content.length - length <= self.can.rewind_tokens",
+        ("--where", "layout=window"),
     ),
     Defect(
         "a hybrid model is rewound to a state behind the divergence",
