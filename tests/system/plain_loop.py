@@ -27,7 +27,7 @@ class PlainLoop:
         context.n_ctx = window
         context.n_batch = context.n_ubatch = 512
         context.n_threads = context.n_threads_batch = threads
-        context.flash_attn_type = 1
+        context.flash_attn_type = 0  # as our slots run on a CPU; with it logits differ by a few tenths
         self._context = llama_cpp.llama_init_from_model(self._model, context)
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._size = llama_cpp.llama_vocab_n_tokens(self._vocab)

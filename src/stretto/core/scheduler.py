@@ -5,8 +5,9 @@
     commit(outcome, now)      -> Events
 
 A plan, in this order: preemptions that the last plan chose and requests that are over, before any row is
-added; admission; rows (decode first, then prompts); the choice of who gives way next. A commit settles
-operations, adds tokens, ends what is done and frees its slot. No I/O, no clock, no threads: time comes in.
+added; admission, for which less urgent work gives way at once; rows (decode first, then prompts); the choice
+of who gives way next after a time-out. A commit settles operations, adds tokens, ends what is done and frees
+its slot. No I/O, no clock, no threads: time comes in.
 """
 
 from __future__ import annotations

@@ -87,14 +87,15 @@ def attention(
 ) -> Attention:
     """What `flash_attention: auto | on | off | long` comes to.
 
-    `long`: only for long prompts, where they can be kept apart and scores are small; else it means on.
+    `long`: only for long prompts, where they can be kept apart and scores are small; else it means on. That
+    is also what auto means.
     """
     if any(shape.recurrent) or asked == "off":
         return Attention(flash=False, sprint=False, n_ubatch=n_ubatch)
     cells = _padded(context_window)
     rows = SCORES_BYTES_MAX // (4 * max(1, shape.heads) * cells) // _ROWS * _ROWS
     plain = {cache_type_k, cache_type_v} <= {"f16", "f32"} and not any(shape.sliding) and not unified
-    if asked != "long" or on_gpu or not plain or rows < _ROWS:
+    if asked == "on" or on_gpu or not plain or rows < _ROWS:
         return Attention(flash=True, sprint=False, n_ubatch=n_ubatch)
     stream_bytes = _row_sum(shape, _cache_type(cache_type_k), _cache_type(cache_type_v), cells, cells)
     sprint = context_window >= SPRINT_WINDOW_MIN and stream_bytes <= SPRINT_CACHE_BYTES_MAX

@@ -113,7 +113,7 @@ class ModelSettings(BaseModel):
     split_mode: Literal["none", "layer", "row"] = "layer"
     """How several GPUs share a model."""
     flash_attention: Annotated[Literal["auto", "on", "off", "long"], BeforeValidator(_switch)] = "auto"
-    """auto: on, but for hybrid models. long: only for long prompts, which makes CPUs decode faster."""
+    """on, off, or long: only for long prompts, which makes CPUs decode faster. auto: long; on with GPUs."""
     n_gpu_layers: Annotated[Count, Field(le=100_000)] | Literal["all"] = "all"
     """Layers on the GPU; 0 is none."""
     main_gpu: Annotated[Count, Field(le=1024)] = 0

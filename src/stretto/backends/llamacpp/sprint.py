@@ -96,7 +96,7 @@ class Sprint:
         return tick.starts[span] - (self.context.positions(0)[1] + 1)
 
     def begin(self, sequence: int) -> None:
-        self.drop()
+        """Nobody runs here: it is empty."""
         self.sequence = sequence
         self.done = False
         self._idle = 0

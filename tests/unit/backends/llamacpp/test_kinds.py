@@ -43,7 +43,7 @@ def test_capabilities_are_those_of_the_kind(kind: str, layout: str) -> None:
     assert can.rewind is expected
     assert can.share is (Share.RANGE if pooled else Share.COPY)
     assert (can.pages > 0) == pooled
-    flash = kind not in STATEFUL_KINDS
+    flash = kind not in STATEFUL_KINDS and (layout == "unified" or kind == "swa")
     assert backend.context.flash_attention == flash
     assert can.row_quantum == (64 if flash else 16)
     assert can.contiguous == (not pooled)

@@ -37,7 +37,7 @@ def model() -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def reference(model: Model) -> Iterator[Reference]:
-    made = Reference(model)
+    made = Reference(model, flash=False)  # as streams run on a CPU
     yield made
     made.close()
 

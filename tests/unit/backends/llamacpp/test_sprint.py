@@ -169,7 +169,7 @@ def test_a_sequence_that_cannot_land_costs_a_rebuild_and_no_request():
     ("more", "sprints"),
     [
         ({}, True),
-        ({"flash_attention": "auto"}, False),
+        ({"flash_attention": "auto"}, True),
         ({"context_window": 1024}, False),
         ({"flash_attention": "on"}, False),
         ({"flash_attention": "off"}, False),
