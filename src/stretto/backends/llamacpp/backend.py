@@ -1,9 +1,8 @@
 """llama.cpp behind the Backend protocol: binds samplers, carries out operations, runs rows, samples.
 
-One thread calls it. A tick is one or two llama_decode calls: decode rows and prompt chunks apart where that
-is faster (measured at load; on a CPU it is). All work happens in `launch`; `collect` hands the outcome over.
-After a failed pass nothing runs until `recover`, which cuts sequences back or, after a fatal error, makes a
-new context and names every sequence lost.
+One thread calls it. A tick is one or a few llama_decode calls (`calls.py`). All work happens in `launch`;
+`collect` hands the outcome over. After a failed pass nothing runs until `recover`, which cuts sequences back
+or, after a fatal error, makes a new context and names every sequence lost.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from stretto.backends.llamacpp.arena import Arena
 from stretto.backends.llamacpp.batch import Columns, Rows
 from stretto.backends.llamacpp.calibration import Measures, aside, calibrate, measure
+from stretto.backends.llamacpp.calls import Calls
 from stretto.backends.llamacpp.capabilities import capabilities_of, rewind_of
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.kvops import Memory
@@ -30,7 +30,6 @@ from stretto.backends.llamacpp.quanta import Quanta, widened
 from stretto.backends.llamacpp.samplers import Samplers
 from stretto.backends.llamacpp.scrub import Scrub, ScrubError
 from stretto.backends.llamacpp.seats import BAD_OUTPUT, MakeSampler, Sampled, Seat
-from stretto.backends.llamacpp.splits import Chunk, even_out
 from stretto.backends.llamacpp.sprint import NOBODY, LandingError, Sprint
 from stretto.core.capabilities import Parts, Rewind
 from stretto.core.kv.ops import OpResult
@@ -62,12 +61,11 @@ class LlamaCppBackend:
         rewind, _ = rewind_of(context, self.measures)
         self.memory = Memory(context, Arena(int(cache_ram_bytes * ARENA_SLACK)), rewind)
         self._scrub = Scrub(context, self.memory)
-        self._one_call = not self.measures.two_calls or (context.plan.unified and rewind is not Rewind.ANY)
+        one_call = not self.measures.two_calls or (context.plan.unified and rewind is not Rewind.ANY)
         can = self.capabilities
         redoes = can.rewind is Rewind.ANY and not can.pages and not self.model.on_gpu
-        self._quanta = Quanta(can.row_quantum, tiled=can.parts is Parts.WHOLE) if redoes else None
-        self._exact = self._quanta is not None and not self._quanta.tiled
-        self._one_call = self._one_call and not self._exact
+        quanta = Quanta(can.row_quantum, tiled=can.parts is Parts.WHOLE) if redoes else None
+        self._calls = Calls(context, self.memory, quanta, one_call=one_call)
         self.samplers = Samplers(self.model.vocabulary)
         self._make_sampler = make_sampler or self.samplers
         self._owns_model = owns_model
@@ -217,13 +215,11 @@ class LlamaCppBackend:
         if sprinting is not None:
             tick = self._from_the_start(tick, sprinting)
         spans = [at for at in spans if at != sprinting]
-        prompts = [at for at in spans if self._is_prompt(tick, at)]
-        tick = self._whole_chunks(tick, prompts)
-        tick, apart = self._even_chunks(tick, prompts)
+        tick, calls = self._calls.arrange(tick, spans, self._seats)
         columns = Columns(tick)
         got: dict[int, list[int]] = {}
-        for call in self._calls(columns, spans, prompts, apart):
-            if not self._run_call(tick, call, outcome, got, self.context):
+        for rows in self._calls.gather(columns, calls):
+            if not self._run_call(tick, rows, outcome, got, self.context):
                 return
         if sprinting is not None and not self._run_sprint(tick, columns.gather([sprinting]), outcome, got):
             return
@@ -234,40 +230,6 @@ class LlamaCppBackend:
             drafts = self._seats[slot].propose(tokens) if tokens else ()
             if drafts:
                 outcome.drafts[slot] = array("i", drafts)
-
-    def _is_prompt(self, tick: Tick, at: int) -> bool:
-        """A chunk; and the last row of a prompt, all that is left of it, where a row alone rounds otherwise."""
-        if at >= tick.decode_spans:
-            return True
-        return self._exact and self._seats[tick.slots[at]].is_last_of_prompt(tick.starts[at])
-
-    def _whole_chunks(self, tick: Tick, prompts: Sequence[int]) -> Tick:
-        """Chunks too short for the fast kernel begin earlier, behind a sequence that is cut back that far."""
-        if self._quanta is None or not prompts:
-            return tick
-        missing: dict[int, int] = {}
-        room = self.context.n_batch - tick.rows
-        for at in prompts:
-            rows = self._quanta.missing(tick.counts[at], tick.starts[at])
-            if rows and sum(missing.values()) + rows <= room:
-                missing[at] = rows
-        return self._redo(tick, missing)
-
-    def _even_chunks(self, tick: Tick, prompts: Sequence[int]) -> tuple[Tick, list[int]]:
-        """The tick and the spans that have a call to themselves, so that no row of a prompt runs alone."""
-        if not self._exact or len(prompts) < 2:
-            return tick, []
-        chunks = {at: Chunk(tick.sequences[at], tick.counts[at], tick.starts[at]) for at in prompts}
-        spare = self.context.n_batch - tick.rows
-        even = even_out(chunks, rows_max=self.context.n_ubatch, spare=spare)
-        return self._redo(tick, even.missing), even.apart
-
-    def _redo(self, tick: Tick, missing: dict[int, int]) -> Tick:
-        """Spans begin so many rows earlier, behind sequences that are cut back that far."""
-        for at, rows in missing.items():
-            if not self.memory.cut_back(tick.sequences[at], tick.starts[at] - rows):
-                raise InvariantError(f"sequence {tick.sequences[at]} could not be cut back")
-        return widened(tick, missing, self._seats) if missing else tick
 
     def _check(self, tick: Tick, spans: Sequence[int]) -> None:
         """M-RoPE models take any position without a word: our own count is what notices a hole."""
@@ -284,19 +246,6 @@ class LlamaCppBackend:
             if tick.slots[at] not in self._seats:
                 raise InvariantError(f"slot {tick.slots[at]} has rows and no request")
             seen.add(sequence)
-
-    def _calls(
-        self, columns: Columns, spans: list[int], prompts: list[int], apart: Sequence[int]
-    ) -> list[Rows]:
-        if not prompts:
-            return [columns.gather(spans)] if spans else []
-        decode = [at for at in spans if at not in prompts]
-        if self._one_call:
-            rows = columns.gather(spans)
-            if len(rows) <= self.context.n_batch and rows.outputs_count <= self.context.outputs_max:
-                return [rows]
-        together = [at for at in prompts if at not in apart]
-        return [columns.gather(call) for call in (decode, together, *([at] for at in apart)) if call]
 
     def _from_the_start(self, tick: Tick, span: int) -> Tick:
         """What a prompt that begins to sprint had found in its sequence is computed again, there."""
@@ -334,8 +283,8 @@ class LlamaCppBackend:
             self._fail(outcome, code, rows.sequences.tolist())
             return False
         outcome.ran = True
-        if self._quanta is not None:
-            self._quanta.learn(tick, rows.spans, time.perf_counter() - started)
+        if self._calls.quanta is not None:
+            self._calls.quanta.learn(tick, rows.spans, time.perf_counter() - started)
         for at in rows.spans:
             self.memory.lengths[tick.sequences[at]] += tick.counts[at]
         if logits is not None:

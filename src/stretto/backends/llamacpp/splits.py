@@ -1,9 +1,9 @@
 """How llama.cpp cuts the rows of prompts into passes, so that none of them runs alone.
 
-Streams go in passes of as many rows of each sequence as the shortest has left. Of prompts with 40 and 41 rows
-the last row of the longer one has a pass to itself, and goes through the kernels of decoding, which round
-otherwise: the prompt's text would depend on its neighbour. So that one begins a row earlier, with a token that
-is known; where it cannot, it has a call to itself.
+Streams go in passes of as many rows of each sequence as the shortest has left. Of prompts with 40 and 41
+rows the last row of the longer one has a pass to itself, and goes through the kernels of decoding, which
+round otherwise: the prompt's text would depend on its neighbour. So that one begins a row earlier, with a
+token that is known; where it cannot, it has a call to itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The prefix store: what is worth reusing, and how much of a prompt it covers.
 
 A `Content` is a run of tokens whose KV exists somewhere: in a sequence, or as a snapshot in host memory.
-Snapshots share one byte budget and leave in least-recently-used order, those of parked requests last. Reuse compares token ids, nothing
-else, and only within one scope. The store knows no operation; the ledger decides when a snapshot is real.
+Snapshots share one byte budget and leave in least-recently-used order, those of parked requests last. Reuse
+compares token ids, nothing else, and only within one scope. The store knows no operation; the ledger decides
+when a snapshot is real.
 """
 
 from __future__ import annotations

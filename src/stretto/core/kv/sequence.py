@@ -91,7 +91,7 @@ class SequenceTable:
         return [s for s in self.all if s.slot is None]
 
     def idle_contents(self) -> list[Sequence]:
-        """Idle sequences that hold something, least worth keeping first: those of parked requests last, then by use."""
+        """Those that hold something, least worth keeping first: parked requests' last, then by use."""
         held = [(s, s.content) for s in self.all if s.slot is None and s.content is not None]
         held.sort(key=lambda pair: (pair[1].awaited != "", pair[0].last_used, pair[0].index))
         return [sequence for sequence, _ in held]

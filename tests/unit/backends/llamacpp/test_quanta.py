@@ -85,7 +85,7 @@ def test_redone_rows_change_no_token(kind):
     """Prompts that share a head, cached and not, in chunks of odd sizes beside streams that go on."""
     backend = make_backend(kind, n_seq_max=4, flash_attention="on")
     assert backend.capabilities.parts is Parts.WHOLE
-    backend._quanta = quanta = Always(64, tiled=True)
+    backend._calls.quanta = quanta = Always(64, tiled=True)
     head = text(90, 5)
     requests = [ask(f"r{i}", [*head, *text(7 + 11 * i, 20 + i)], max_tokens=10) for i in range(6)]
     loop = Loop(backend, Limits(n_seq_max=4, n_batch=256, prefill_chunk=37, cache_min_tokens=8))
