@@ -1,10 +1,12 @@
 """The curves of docs/guides/tuning.md: slots, load and cache types against throughput and latency.
 
     python bench/tuning.py [--json bench/results/tuning.json] [--plots docs/guides/tuning] [--only slots …]
+                           [--check]
 
 slots: always 16 users; n_seq_max 1, 2, 4, 8, 16.    load: 8 slots; open loop from 20 % to 120 % of capacity.
 cache: 8 slots, 8 users with prompts of 1,000 tokens; f16 against q8_0.
-Each point is a freshly started server and texts of its own. Wants a quiet machine.
+Each point is a freshly started server and texts of its own. Wants a quiet machine. `--check`: no request
+failed, and eight slots serve at least half as many tokens again as one.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.bench import known_peers, plots
+from stretto.bench.bars import Bar
 from stretto.bench.conditions import conditions
 from stretto.bench.figures import Slo, summary
 from stretto.bench.known_peers import Serving
@@ -34,6 +37,7 @@ LOGS = Path(__file__).resolve().parent.parent / "build" / "bench-logs"
 SLOTS = (1, 2, 4, 8, 16)
 LOADS = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2)
 CACHE_TYPES = ("f16", "q8_0")
+GAIN_MIN = 1.5  # tokens/s of 8 slots over those of 1
 WARM = Shape(users=2, requests=2, input_tokens=16, output_tokens=8)
 
 
@@ -101,6 +105,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=list(CURVES), default=list(CURVES), metavar="CURVE")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", type=Path, help="a GGUF file (default: SmolLM2-135M-Instruct as Q4_0)")
+    parser.add_argument(
+        "--check", action="store_true", help="exit 1 when the curves are not as the guide says"
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are ended too
@@ -123,7 +130,20 @@ def main() -> int:
         if chosen.json:
             chosen.json.parent.mkdir(parents=True, exist_ok=True)
             chosen.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return 0
+    wanted = bars(report)
+    print("\n".join(bar.line() for bar in wanted))
+    return 1 if chosen.check and not all(bar.held for bar in wanted) else 0
+
+
+def bars(report: dict[str, Any]) -> list[Bar]:
+    """What the guide says of these curves."""
+    runs = {name: [run["all"] for run in report[name]["runs"]] for name in CURVES if name in report}
+    failed = sum(sum(run["errors"].values()) for found in runs.values() for run in found)
+    wanted = [Bar("requests that failed", failed, "≤", 0)]
+    if "slots" in runs:
+        rates = dict(zip(SLOTS, (run["output_tokens_per_s"] for run in runs["slots"]), strict=True))
+        wanted.append(Bar("tokens/s of 8 slots ÷ those of 1", rates[8] / rates[1], "≥", GAIN_MIN))
+    return wanted
 
 
 def _draw(
