@@ -50,6 +50,7 @@ class Capabilities:
     copy_bytes_per_s: float = 10e9
     snapshot_bytes_per_s: float = 10e9
     rows_max: int = 2048
+    chunk_max: int = 1 << 30  # rows of one prompt in a tick
     outputs_max: int = 2048
     row_quantum: int = 1
     parts: Parts = Parts.DEAR

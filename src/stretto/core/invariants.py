@@ -41,6 +41,7 @@ def check_tick(scheduler: Scheduler, tick: Tick) -> None:
         _need(0 <= span.outputs <= span.rows, "more outputs than rows")
         if rows >= tick.decode_rows:
             _need(span.rows <= limits.prefill_chunk, f"a chunk of {span.rows} rows is over prefill_chunk")
+            _need(span.rows <= can.chunk_max, f"a chunk of {span.rows} rows is over what the backend takes")
             ends = span.start + span.rows == len(slot.known)
             _need(
                 span.outputs == int(ends), "logits belong on the last row of the last chunk, and only there"
@@ -65,8 +66,8 @@ def _check_saves(scheduler: Scheduler, tick: Tick) -> None:
     """What parked requests come back for is saved in any case; they are few."""
     ledger = scheduler.state.ledger
     if isinstance(ledger, SequenceLedger):
-        awaited = {snapshot.id for snapshot in ledger.store if snapshot.content.awaited}
-        ops = [op for op in tick.ops if op.kind is OpKind.SAVE and op.blob not in awaited]
+        due = {snapshot.id for snapshot in ledger.store if snapshot.due}
+        ops = [op for op in tick.ops if op.kind is OpKind.SAVE and op.blob not in due]
         saves = [scheduler.state.can.snapshot_bytes(op.length) for op in ops]
         _need(len(saves) <= 1 or sum(saves) <= ledger.save_bytes_max, "snapshots take too much of a tick")
         _need(ledger.store.bytes_used <= ledger.store.bytes_max, "the snapshot arena is over its budget")

@@ -27,7 +27,7 @@ class RowPlanner:
     def __init__(self, state: State, recovery: Recovery) -> None:
         self._state = state
         self._recovery = recovery
-        self._sharer = ChunkSharer(state.cost, quantum=state.quantum, chunk_max=state.limits.prefill_chunk)
+        self._sharer = ChunkSharer(state.cost, quantum=state.quantum, chunk_max=state.chunk_max)
         self._budget = min(state.limits.n_batch, state.can.rows_max)
 
     def fill(self, tick: Tick) -> list[Slot]:

@@ -48,7 +48,11 @@ class State:
     @property
     def quantum(self) -> int:
         """The smallest efficient chunk, unless the operator caps chunks below it."""
-        return min(self.can.row_quantum, self.limits.prefill_chunk, self.limits.n_batch)
+        return min(self.can.row_quantum, self.chunk_max, self.limits.n_batch)
+
+    @property
+    def chunk_max(self) -> int:
+        return min(self.limits.prefill_chunk, self.can.chunk_max)
 
     def note(self, name: str, job: Job | None = None, slot: int = -1, value: float = 0.0) -> None:
         self.events.notes.append(Note(name, job.id if job is not None else "", slot, value))
@@ -112,7 +116,7 @@ class State:
         return job
 
     def finish(self, slot: Slot, end: End, reason: str, kept: int | None = None) -> None:
-        """What a request leaves is for others, but where its numbers were none: those spoil more than it."""
+        """What a request leaves is for others, unless its outputs were bad: then what it left may be, too."""
         job = slot.job
         assert job is not None
         keep = 0 if reason == BadOutputError.code else self.policy.keep_at_close(job, slot.computed)

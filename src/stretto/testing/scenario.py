@@ -121,6 +121,7 @@ def _capabilities(r: random.Random, layout: str, slots: int, window: int, limits
         "parts": tuple(Parts)[slots % 3],
         "efficient_quanta": 1 + slots % 3 // 2,
         "rows_max": max(limits.n_batch, 1),
+        "chunk_max": max(limits.n_batch // 2, 1),
         "vocab": VOCAB,
         "snapshots": r.random() < 0.8,
         "share_from_running": r.random() < 0.7,

@@ -218,7 +218,8 @@ class LlamaCppBackend:
         tick, calls = self._calls.arrange(tick, spans, self._seats)
         columns = Columns(tick)
         got: dict[int, list[int]] = {}
-        for rows in self._calls.gather(columns, calls):
+        for call in calls:
+            rows = self._calls.rows(tick, columns, call)
             if not self._run_call(tick, rows, outcome, got, self.context):
                 return
         if sprinting is not None and not self._run_sprint(tick, columns.gather([sprinting]), outcome, got):
@@ -283,6 +284,8 @@ class LlamaCppBackend:
             self._fail(outcome, code, rows.sequences.tolist())
             return False
         outcome.ran = True
+        if runner is self.context:
+            self.memory.copying = False
         if self._calls.quanta is not None:
             self._calls.quanta.learn(tick, rows.spans, time.perf_counter() - started)
         for at in rows.spans:

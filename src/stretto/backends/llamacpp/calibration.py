@@ -32,6 +32,7 @@ BANDWIDTH_MIN, BANDWIDTH_MAX = 1e8, 1e12
 DRAFT_COST_DEFAULT = 0.5
 CHUNK_TOKENS = 64
 REPEATS = 3
+PATIENCE_S = 2.0  # on a machine that is busy passes take seconds: what has not been measured by then is not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +128,16 @@ def _copy_bandwidth(context: Context, per_token: int, start: int) -> float:
 
 
 def calibrate(context: Context, found: Measures) -> Measures:
-    """The slower half: calls, drafts and threads. A second or so; without it the CPU's defaults hold."""
-    threads = _best_threads(context)
-    two = _two_calls(context)
-    cost = _draft_cost(context) if found.can_cut else DRAFT_COST_DEFAULT
+    """The slower half: threads, calls and drafts. A second or so; without it the CPU's defaults hold."""
+    started = time.perf_counter()
+    found = replace(found, n_threads=_best_threads(context))
+    always_two = found.can_cut and not (context.flash_attention or context.plan.unified)  # see `calls`
+    if not always_two and time.perf_counter() - started < PATIENCE_S:
+        found = replace(found, two_calls=_two_calls(context))
+    if found.can_cut and time.perf_counter() - started < PATIENCE_S:
+        found = replace(found, draft_cost=_draft_cost(context))
     _clear(context)
-    return replace(found, draft_cost=cost, two_calls=two, n_threads=threads)
+    return found
 
 
 def _best_threads(context: Context) -> int:
@@ -152,7 +157,12 @@ def _best_threads(context: Context) -> int:
 def _decode_times(context: Context, rows: int, repeats: int) -> list[float]:
     """Seconds of passes with so many rows of one sequence, without the first, which plans the graph."""
     _clear(context)
-    return [_timed(partial(_run, context, [(0, at * rows, rows)])) for at in range(repeats + 1)][1:]
+    times: list[float] = []
+    for at in range(repeats + 1):
+        times.append(_timed(partial(_run, context, [(0, at * rows, rows)])))
+        if at and sum(times) > PATIENCE_S / 4:
+            break
+    return times[1:]
 
 
 def _draft_cost(context: Context) -> float:

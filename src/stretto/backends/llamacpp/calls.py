@@ -1,13 +1,14 @@
 """A tick's rows as llama_decode calls: who runs with whom, and which known rows run again.
 
 Decode rows and prompt chunks go apart where that is faster (measured at load; on a CPU it is). A chunk
-begins earlier, behind a sequence that is cut back that far, where that is cheaper (`quanta`) or where one of
-its rows would run alone and round otherwise (`splits`).
+begins earlier, behind a sequence that is cut back that far, where that is cheaper (`quanta`). Where prompts
+give the same logits however they are cut, if only no row runs alone, it begins earlier for that, too, and
+chunks always go apart (`splits`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from stretto.backends.llamacpp.batch import Columns, Rows
 from stretto.backends.llamacpp.context import Context
@@ -28,55 +29,60 @@ class Calls:
         self._prefers_one = one_call
         self.quanta = quanta
 
-    @property
-    def exact(self) -> bool:
-        """Do prompts give the same logits to the last bit however they are cut, if no row runs alone?"""
-        return self.quanta is not None and not self.quanta.tiled
-
     def arrange(self, tick: Tick, spans: list[int], seats: dict[int, Seat]) -> tuple[Tick, list[list[int]]]:
         """The tick with the rows that run again, and the spans of each call."""
-        prompts = [at for at in spans if self._is_prompt(tick, at, seats)]
+        if not spans:
+            return tick, []
+        if self.quanta is not None and not self.quanta.tiled:
+            return self._arrange_exactly(tick, spans, seats)
+        decode = [at for at in spans if at < tick.decode_spans]
+        prompts = spans[len(decode) :]
         if not prompts:
-            return tick, [spans] if spans else []
-        tick = self._redo(tick, self._missing(tick, prompts), seats)
+            return tick, [spans]
+        missing = self._missing(tick, prompts)
+        tick = widened(tick, missing, seats) if missing else tick
+        if decode and self._prefers_one and self._is_one(tick, spans):
+            return tick, [spans]
+        return tick, [call for call in (decode, prompts) if call]
+
+    def _arrange_exactly(
+        self, tick: Tick, spans: list[int], seats: dict[int, Seat]
+    ) -> tuple[Tick, list[list[int]]]:
+        """The last row of a prompt counts as a chunk of it, also when it is all that is left."""
+        slots, starts, chunks = tick.slots, tick.starts, tick.decode_spans
+        prompts = [at for at in spans if at >= chunks or starts[at] + 1 == seats[slots[at]].prompt]
+        if not prompts:
+            return tick, [spans]
         decode = [at for at in spans if at not in prompts]
-        if not self.exact:
-            return tick, [call for call in (decode, prompts) if call]
-        chunks = {at: Chunk(tick.sequences[at], tick.counts[at], tick.starts[at]) for at in prompts}
-        spare = self._context.n_batch - tick.rows
-        even = even_out(chunks, rows_max=self._context.n_ubatch, spare=spare)
-        together = [at for at in prompts if at not in even.apart]
-        calls = (decode, together, *([at] for at in even.apart))
-        return self._redo(tick, even.missing, seats), [call for call in calls if call]
+        even = even_out(
+            {at: Chunk(tick.sequences[at], tick.counts[at], starts[at]) for at in prompts},
+            rows_max=self._context.n_ubatch,
+            call_max=self._context.n_batch,
+        )
+        tick = widened(tick, even.missing, seats) if even.missing else tick
+        return tick, [call for call in (decode, *even.calls) if call]
 
-    def gather(self, columns: Columns, calls: Sequence[list[int]]) -> list[Rows]:
-        if len(calls) == 2 and self._prefers_one and not self.exact:
-            rows = columns.gather(sorted(calls[0] + calls[1]))
-            if len(rows) <= self._context.n_batch and rows.outputs_count <= self._context.outputs_max:
-                return [rows]
-        return [columns.gather(call) for call in calls]
+    def rows(self, tick: Tick, columns: Columns, spans: list[int]) -> Rows:
+        """The rows of a call that is about to run: what runs again is cut off first."""
+        for at in spans:
+            sequence, start = tick.sequences[at], tick.starts[at]
+            if start < self._memory.lengths[sequence] and not self._memory.cut_back(sequence, start):
+                raise InvariantError(f"sequence {sequence} could not be cut back")
+        return columns.gather(spans)
 
-    def _is_prompt(self, tick: Tick, at: int, seats: Mapping[int, Seat]) -> bool:
-        """A chunk; and the last row of a prompt, if it is all that is left and rows alone round otherwise."""
-        if at >= tick.decode_spans:
-            return True
-        return self.exact and seats[tick.slots[at]].is_last_of_prompt(tick.starts[at])
+    def _is_one(self, tick: Tick, spans: Sequence[int]) -> bool:
+        rows, outputs = sum(tick.counts[at] for at in spans), sum(tick.outputs[at] for at in spans)
+        return rows <= self._context.n_batch and outputs <= self._context.outputs_max
 
     def _missing(self, tick: Tick, prompts: Sequence[int]) -> dict[int, int]:
         """Rows to begin earlier, because the fast kernel wants more of them."""
         missing: dict[int, int] = {}
-        room = self._context.n_batch - tick.rows
         if self.quanta is None:
             return missing
+        room = self._context.n_batch - tick.rows
         for at in prompts:
             rows = self.quanta.missing(tick.counts[at], tick.starts[at])
             if 0 < rows <= room:
                 missing[at] = rows
                 room -= rows
         return missing
-
-    def _redo(self, tick: Tick, missing: dict[int, int], seats: dict[int, Seat]) -> Tick:
-        for at, rows in missing.items():
-            if not self._memory.cut_back(tick.sequences[at], tick.starts[at] - rows):
-                raise InvariantError(f"sequence {tick.sequences[at]} could not be cut back")
-        return widened(tick, missing, seats) if missing else tick

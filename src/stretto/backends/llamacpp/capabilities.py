@@ -96,6 +96,7 @@ def capabilities_of(context: Context, measures: Measures, *, sprints: bool = Fal
         copy_bytes_per_s=measures.copy_bytes_per_s,
         snapshot_bytes_per_s=measures.snapshot_bytes_per_s,
         rows_max=context.n_batch,
+        chunk_max=context.n_batch if tiled or model.on_gpu else context.n_ubatch,  # see `splits`
         outputs_max=context.outputs_max,
         row_quantum=ROW_QUANTUM_CPU_FLASH if tiled or sprints else 1 if model.on_gpu else ROW_QUANTUM_CPU,
         parts=_parts(tiled=tiled, redoes=not pooled and rewind is Rewind.ANY),

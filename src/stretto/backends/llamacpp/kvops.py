@@ -27,6 +27,7 @@ class Memory:
         self.arena = arena
         self._rewind = rewind
         self.lengths = [0] * context.n_seq_max
+        self.copying = False  # a copy was asked for that no pass has carried out yet
 
     def execute(self, ops: Sequence[KvOp]) -> tuple[tuple[OpResult, ...], set[int]]:
         """Every operation in order, and the sequences whose content is not what was asked for."""
@@ -91,6 +92,7 @@ class Memory:
         if held == 0:
             return OpResult(ok=True)
         self._context.copy(op.other, op.sequence, op.length)
+        self.copying = True
         self.lengths[op.sequence] = held
         trimmed = self._trim(op.sequence, op.length)
         if not trimmed.ok:
@@ -147,9 +149,13 @@ class Memory:
         return OpResult(ok=True, bytes=taken)
 
     def _can_cut(self, blob: NDArray[np.uint8], length: int) -> bool:
-        """Not with NaN behind the cut. States that are only ever restored whole have none there."""
+        """Not with NaN behind the cut. States that are only ever restored whole have none there.
+
+        Not looked at: caches of two types, and cells that hold more than a position.
+        """
         plan = self._context.plan
-        if self._rewind is Rewind.CHECKPOINT or plan.cache_type_k != plan.cache_type_v:
+        mixed = plan.cache_type_k != plan.cache_type_v
+        if self._rewind is Rewind.CHECKPOINT or mixed or self._context.model.has_mrope:
             return True
         streams = 1 if plan.unified else plan.n_seq_max
         return can_cut(blob, length, streams=streams, cache_type=plan.cache_type_k)
@@ -189,3 +195,4 @@ class Memory:
     def forget_all(self) -> None:
         """The context is new: every sequence is empty. Blobs are bytes of ours and stay good."""
         self.lengths = [0] * len(self.lengths)
+        self.copying = False

@@ -34,6 +34,9 @@ class ModelOptions:
     use_direct_io: bool = False
 
 
+MROPE_TYPES = (8, 40)  # llama.cpp's numbers: positions of several dimensions
+
+
 class LoadWarning(NamedTuple):
     """Something that was changed or will be slow; shown at start, never an error."""
 
@@ -67,6 +70,7 @@ class Model:
         self.vocabulary = Vocabulary(lib, self.weights)
         self.is_hybrid = bool(lib.llama_model_is_hybrid(handle))
         self.is_recurrent = bool(lib.llama_model_is_recurrent(handle))
+        self.has_mrope = lib.llama_model_rope_type(handle) in MROPE_TYPES
         self.n_swa = int(lib.llama_model_n_swa(handle))
         self.n_head = int(lib.llama_model_n_head(handle))
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle))

@@ -3,7 +3,8 @@
 llama.cpp multiplies what a mask hides by 0 instead of leaving it out, always without flash attention and, on
 a CPU, with it in the tiles of long chunks; and 0 × NaN is NaN. So the freed cells of a request whose logits
 were not finite would spoil the next one in that slot. llama.cpp has no call that zeroes a sequence's cells,
-only one that zeroes all: what the other sequences hold is read, and written back.
+only one that zeroes all: what the other sequences hold is read, and written back. In a unified pool the
+context is made anew, and everybody computes again.
 
 Left as it is: what nobody has noticed. A prompt that is cancelled or copied from before its first token, and
 in a unified pool without flash attention whoever runs in the same pass: all rows see the same cells there.
@@ -47,12 +48,14 @@ class Scrub:
         self._spoiled.clear()
 
     def before(self, ops: Sequence[KvOp], sprint: Sprint | None) -> None:
-        """At the start of a tick: a pass has run since, so no copy between streams is under way."""
-        due = self._due(ops) if self._spoiled else set()
+        """At the start of a tick. A copy between streams that no pass has carried out yet comes first."""
+        due = self._due(ops) if self._spoiled and not self._memory.copying else set()
         if not due:
             return
-        if sprint is not None and sprint.sequence in due:
-            sprint.drop()
+        if sprint is not None:
+            sprint.spoiled = True
+            if sprint.sequence in due:
+                sprint.drop()
         for sequence in due:
             self._memory.drop(sequence)
         try:
@@ -70,7 +73,12 @@ class Scrub:
 
 
 def zero_free_cells(context: Context) -> None:
-    """Every cell that no sequence holds becomes zero; the sequences stay what they are."""
+    """Every cell that no sequence holds becomes zero; the sequences stay what they are.
+
+    Not in a unified pool: cells that sequences share would come back as one for each.
+    """
+    if context.plan.unified:
+        raise ScrubError
     kept: list[tuple[int, int, NDArray[np.uint8]]] = []
     for sequence in range(context.n_seq_max):
         last = context.positions(sequence)[1]

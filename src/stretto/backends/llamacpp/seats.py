@@ -42,7 +42,7 @@ class Seat:
         self, binding: Binding, make_sampler: MakeSampler, *, draft_cost: float, drafts_max: int
     ) -> None:
         self.request = binding.request
-        self._prompt = len(binding.request.tokens)
+        self.prompt = len(binding.request.tokens)  # tokens of it
         self._output = array("i", binding.generated)
         self._make = make_sampler
         self._sampler: SamplerLike | None = None
@@ -56,12 +56,12 @@ class Seat:
 
     def __len__(self) -> int:
         """Tokens that are known: the prompt and what was generated."""
-        return self._prompt + len(self._output)
+        return self.prompt + len(self._output)
 
     def known(self, begin: int, end: int) -> array[int]:
         """The tokens at these positions, of the prompt and of what was generated since."""
         tokens = array("i", self.request.tokens[begin:end])
-        tokens.extend(self._output[max(0, begin - self._prompt) : max(0, end - self._prompt)])
+        tokens.extend(self._output[max(0, begin - self.prompt) : max(0, end - self.prompt)])
         return tokens
 
     def at(self, index: int) -> SamplerLike:
@@ -77,12 +77,9 @@ class Seat:
         sampler.accept(token)
         self._output.append(token)
 
-    def is_last_of_prompt(self, position: int) -> bool:
-        return position + 1 == self._prompt
-
     def index_of(self, position: int) -> int:
         """The output index of the token that the row at `position` gives."""
-        return position + 1 - self._prompt
+        return position + 1 - self.prompt
 
     def sample(self, logits: NDArray[np.float32], rows: Sequence[int], position: int) -> Sampled:
         """One token for each row of `logits`, as long as the draft in the row behind it was right.

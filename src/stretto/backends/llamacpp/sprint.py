@@ -49,6 +49,7 @@ class Sprint:
         self.context = Context(main.model, options)
         self.sequence = NOBODY
         self.done = False  # its last chunk has run
+        self.spoiled = False  # there may be NaN in its cells (see `scrub`)
         self._idle = 0
 
     # --- who runs here ---------------------------------------------------------------------------
@@ -96,7 +97,8 @@ class Sprint:
         return tick.starts[span] - (self.context.positions(0)[1] + 1)
 
     def begin(self, sequence: int) -> None:
-        """Nobody runs here: it is empty."""
+        if self.spoiled:
+            self.drop()
         self.sequence = sequence
         self.done = False
         self._idle = 0
@@ -124,9 +126,11 @@ class Sprint:
             raise LandingError
 
     def drop(self) -> None:
-        """Zeroed, too: tiles multiply what they mask by 0, and NaN stays NaN (see `scrub`)."""
-        self.context.clear()
-        self.sequence = NOBODY
+        if self.spoiled:
+            self.context.clear()
+        else:
+            self.context.remove(0, 0)
+        self.sequence, self.spoiled = NOBODY, False
 
     def close(self) -> None:
         self.context.close()

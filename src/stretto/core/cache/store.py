@@ -81,14 +81,18 @@ class Content:
 
 
 class Snapshot:
-    """A blob in host memory. It can be matched once `ready`; while `pins` > 0 it may not be dropped."""
+    """A blob in host memory. It can be matched once `ready`; while `pins` > 0 it may not be dropped.
 
-    __slots__ = ("bytes", "content", "id", "last_used", "pins", "ready")
+    `due`: it was written for a parked request, which may come back for it in the same tick.
+    """
+
+    __slots__ = ("bytes", "content", "due", "id", "last_used", "pins", "ready")
 
     def __init__(self, blob: int, content: Content, size: int, now: int) -> None:
         self.id = blob
         self.content = content
         self.bytes = size
+        self.due = content.awaited != ""
         self.last_used = now
         self.pins = 0
         self.ready = False

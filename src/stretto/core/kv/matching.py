@@ -45,7 +45,9 @@ def _in_sequence(table: SequenceTable, sequence: Sequence, job: Job) -> Source |
 
 def _in_snapshot(table: SequenceTable, snapshot: Snapshot, job: Job) -> Source | None:
     content = snapshot.content
-    if not snapshot.ready or not content.visible_to(job.scope, job.id):
+    if not content.visible_to(job.scope, job.id):
+        return None
+    if not snapshot.ready and content.awaited != job.id:  # what is saved for it comes before it is restored
         return None
     common = common_prefix(job.known, content.tokens, min(len(job.known) - 1, content.length))
     if common == 0:

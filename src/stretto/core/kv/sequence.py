@@ -170,8 +170,14 @@ class SequenceTable:
         lost, worth = content.length - keep, 1 if content.awaited else self._worth_tokens
         return 0 if lost < worth or self._is_covered(sequence, content) else lost
 
+    def _is_saved(self, content: Content) -> bool:
+        """For a parked request only its own state will do: a twin's goes with it, or is rounded otherwise."""
+        return any(s.content.awaited == content.awaited and s.content.covers(content) for s in self.store)
+
     def _is_covered(self, sequence: Sequence, content: Content) -> bool:
         """Looked up once a plan where the answer is no: with n sequences a burst would ask n² times."""
+        if content.awaited:
+            return self._is_saved(content)
         if self._bare.get(sequence.index) == (content, content.length):
             return False
         if self._is_held_elsewhere(sequence, content):

@@ -21,39 +21,46 @@ from stretto.backends.llamacpp.splits import Chunk, even_out, passes
     ids=["one is longer", "a gap in the ids", "a gap comes up", "the pass is full", "alone"],
 )
 def test_passes(rows, found):
-    assert list(passes(rows, 128)) == found
+    assert [(list(left), count) for left, count in passes(rows, 128)] == found
 
 
 def test_the_longer_prompt_begins_a_row_earlier():
     chunks = {0: Chunk(3, 40, before=0), 1: Chunk(4, 41, before=7)}
-    assert even_out(chunks, rows_max=512, spare=100) == ({1: 1}, [])
+    assert even_out(chunks, rows_max=512, call_max=512) == ([[0, 1]], {1: 1})
 
 
-@pytest.mark.parametrize(("before", "spare"), [(0, 100), (7, 0)], ids=["nothing before it", "no room"])
-def test_who_cannot_begin_earlier_has_a_call_to_itself(before, spare):
+@pytest.mark.parametrize(("before", "call_max"), [(0, 512), (7, 81)], ids=["nothing before it", "no room"])
+def test_who_cannot_begin_earlier_has_a_call_to_itself(before, call_max):
     chunks = {0: Chunk(3, 40, before=0), 1: Chunk(4, 41, before=before)}
-    assert even_out(chunks, rows_max=512, spare=spare) == ({}, [1])
+    assert even_out(chunks, rows_max=512, call_max=call_max) == ([[0], [1]], {})
+
+
+def test_a_prompt_of_one_token_costs_its_neighbours_nothing():
+    chunks = {at: Chunk(at, 40, before=0) for at in range(10)} | {10: Chunk(10, 1, before=0)}
+    assert even_out(chunks, rows_max=512, call_max=512) == ([list(range(10)), [10]], {})
+
+
+def test_a_last_row_beside_a_call_that_is_full():
+    chunks = {0: Chunk(0, 1, before=320), 1: Chunk(1, 511, before=0)}
+    assert even_out(chunks, rows_max=512, call_max=512) == ([[1], [0]], {0: 1})
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 200), st.integers(0, 99)), min_size=2, max_size=16),
+    st.lists(st.tuples(st.integers(1, 200), st.integers(0, 99)), min_size=1, max_size=16),
     st.sets(st.integers(0, 40), min_size=16, max_size=16),
-    st.integers(0, 64),
+    st.sampled_from((256, 512)),
 )
-def test_no_row_runs_alone(chunks, ids, spare):
-    """But for prompts that are a single row, and what a single call is too long for."""
+def test_no_row_runs_alone(chunks, ids, rows_max):
+    """But for prompts that are a single row."""
     spans = {
         at: Chunk(sequence, rows, before)
         for at, ((rows, before), sequence) in enumerate(zip(chunks, sorted(ids), strict=False))
     }
-    even = even_out(spans, rows_max=512, spare=spare)
-    assert sum(even.missing.values()) <= spare
-    assert not set(even.missing) & set(even.apart)
+    even = even_out(spans, rows_max=rows_max, call_max=3200)
+    assert sorted(at for call in even.calls for at in call) == list(spans)
     assert all(rows <= spans[at].before for at, rows in even.missing.items())
-    together = {
-        chunk.sequence: chunk.rows + even.missing.get(at, 0)
-        for at, chunk in spans.items()
-        if at not in even.apart
-    }
-    if len(together) > 1:
-        assert all(count > 1 for _, count in passes(together, 512))
+    for call in even.calls:
+        rows = {spans[at].sequence: spans[at].rows + even.missing.get(at, 0) for at in call}
+        assert sum(rows.values()) <= 3200
+        alone = call == [call[0]] and spans[call[0]][1:] == (1, 0)
+        assert alone or all(step > 1 for _, step in passes(rows, rows_max))

@@ -52,6 +52,29 @@ def test_what_a_parked_request_left_is_saved_however_short_it_is_and_whatever_it
     assert {snapshot.content.awaited for snapshot in bench.ledger.store} == {"", "r1"}
 
 
+def test_a_parked_request_comes_back_in_the_tick_that_saves_what_it_left():
+    bench = Bench(streams(2), cache_min_tokens=100)
+    slots = [bench.open(job(f"r{index}", 30, start=index)) for index in range(2)]
+    bench.tick(rows=tuple((slot, 20) for slot in slots))
+    left = [parked(bench, slot) for slot in slots]
+    new = bench.open(job("new", 30, start=9))
+    gone = left[new.sequence]
+    again = bench.open(gone, bench.best(gone))
+    assert again.computed == 20
+    assert kinds(bench.tick(rows=((new, 5), (again, 25)))) == ["SAVE", "SAVE", "CLEAR", "CLEAR", "RESTORE"]
+    assert again.computed == 25
+
+
+def test_a_twin_that_runs_is_no_substitute_for_what_a_parked_request_left():
+    """It ends, and under some policies nobody may use it."""
+    bench = Bench(streams(2), cache="none")
+    slots = [bench.open(job(f"r{index}", 30, start=1)) for index in range(2)]
+    bench.tick(rows=((slots[0], 20), (slots[1], 25)))
+    parked(bench, slots[0])
+    bench.open(job("new", 30, start=9))
+    assert kinds(bench.tick()) == ["SAVE", "CLEAR"]
+
+
 def test_what_parked_requests_come_back_for_is_given_up_last():
     bench = Bench(streams(2, bytes_per_token=10), cache_ram_bytes=450)
     first = parked(bench, bench.run(job("first", 30, start=1), 20))
