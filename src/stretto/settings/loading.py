@@ -244,7 +244,7 @@ def _resolved(layers: list[_Layer], path: Path | None) -> Loaded:
                 "version": version,
                 "models": {key.removeprefix("models."): built[key] for key in built if key != "defaults"},
                 "defaults": built["defaults"],
-                **{section: _plain(section, chosen) for section, chosen in plain.items()},
+                **{section: _plain(section, chosen, origin) for section, chosen in plain.items()},
             }
         )
     except ValidationError as error:
@@ -252,11 +252,11 @@ def _resolved(layers: list[_Layer], path: Path | None) -> Loaded:
     return Loaded(settings, origin, path)
 
 
-def _plain(section: str, chosen: dict[str, Any]) -> BaseModel:
+def _plain(section: str, chosen: dict[str, Any], origin: Mapping[str, str]) -> BaseModel:
     try:
         return PLAIN_CLASSES[section].model_validate(chosen)
     except ValidationError as error:
-        raise from_validation(error, where=section) from None
+        raise from_validation(error, where=section, origin=origin) from None
 
 
 def _model(layers: list[_Layer], name: str | None, origin: dict[str, str]) -> ModelSettings:
@@ -272,7 +272,7 @@ def _model(layers: list[_Layer], name: str | None, origin: dict[str, str]) -> Mo
     try:
         return ModelSettings.model_validate(merged)
     except ValidationError as error:
-        raise from_validation(error, where=where) from None
+        raise from_validation(error, where=where, origin=origin) from None
 
 
 def _merge(

@@ -116,7 +116,7 @@ def test_a_prompt_of_ten_megabytes(shell, dense):
         (["show", "nothing-here"], "stretto ls"),
         (["estimate", "--example", "x.gguf"], "leave out one"),
         (["estimate", "--example", "--weights", "heavy"], "24GB"),
-        (["estimate", "--example", "--cache-type-k", "q9"], "config show"),
+        (["estimate", "--example", "--cache-type-k", "q9"], "serve --help"),
         (["--config", "nowhere.yaml", "config", "show"], "--config"),
     ],
 )
