@@ -283,9 +283,16 @@ def circumstances(lab: Lab) -> dict[str, Any]:
     }
 
 
-def run_claims(lab: Lab, names: Sequence[str], path: Path | None) -> list[Bar]:
-    """Measure and print; the file is written after every claim, so that a long run loses nothing."""
-    report: dict[str, Any] = {"conditions": circumstances(lab), "claims": {}}
+def run_claims(lab: Lab, names: Sequence[str], path: Path | None, *, keep: bool = False) -> list[Bar]:
+    """Measure and print; the file is written after every claim, so that a long run loses nothing.
+
+    `keep`: the other claims of the file stay; those that are measured anew say when and with what.
+    """
+    made = circumstances(lab)
+    report: dict[str, Any] = {"conditions": made, "claims": {}}
+    if keep and path is not None and path.exists():
+        report = msgspec.json.decode(path.read_bytes())
+    again = {"conditions": made} if report["conditions"] is not made else {}
     bars: list[Bar] = []
     for name in names:
         print(f"{name}: {CLAIMS[name].__doc__}", flush=True)
@@ -293,7 +300,8 @@ def run_claims(lab: Lab, names: Sequence[str], path: Path | None) -> list[Bar]:
         bars += found
         for bar in found:
             print(bar.line(), flush=True)
-        report["claims"][name] = {**figures, "bars": [{**asdict(bar), "held": bar.held} for bar in found]}
+        held = [{**asdict(bar), "held": bar.held} for bar in found]
+        report["claims"][name] = {**figures, "bars": held, **again}
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
@@ -310,6 +318,7 @@ def main() -> int:
     )
     parser.add_argument("--plots", type=Path, help="write SVG plots into this directory")
     parser.add_argument("--only", nargs="+", choices=list(CLAIMS), default=list(CLAIMS), metavar="CLAIM")
+    parser.add_argument("--keep", action="store_true", help="keep the other claims of the --json file")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", type=Path, help="a GGUF file (default: SmolLM2-135M-Instruct as Q4_0)")
@@ -341,7 +350,7 @@ def main() -> int:
         serial_python=chosen.serial,
         vllm=(chosen.vllm, chosen.vllm_model) if chosen.vllm and chosen.vllm_model else None,
     )
-    bars = run_claims(lab, chosen.only, chosen.json)
+    bars = run_claims(lab, chosen.only, chosen.json, keep=chosen.keep)
     missed = [bar for bar in bars if not bar.held]
     print(f"{len(bars) - len(missed)} of {len(bars)} bars hold")
     return 1 if missed and chosen.check else 0

@@ -54,7 +54,7 @@ def _cell(item: dict[str, float] | None, unit: str) -> str:
 
 
 def table(report: dict[str, Any]) -> str:
-    peers = list(dict.fromkeys(peer for claim in _claims(report) for peer in claim.get("rounds", ())))
+    peers = list(dict.fromkeys(peer for claim in _claims(report) for peer in claim.get("rounds", {})))
     made = report["conditions"]
     if made["quick"]:
         raise SystemExit("made with --quick: its figures mean nothing")
@@ -67,9 +67,18 @@ def table(report: dict[str, Any]) -> str:
         f"{made['cpu']}, {made['cores']} cores, {made['threads']} threads; {made['model']}; "
         f"stretto {made['stretto']} ({made['commit']}), llama.cpp of llama-cpp-python "
         f"{made['llama_cpp_python']}; `flash_attention: {made['flash_attention']}`; {made['date']}; "
-        f"medians of {made['rounds']} rounds, ratios with range.",
+        f"medians of {made['rounds']} rounds, ratios with range{_again(report)}.",
     ]
     return "\n".join(lines)
+
+
+def _again(report: dict[str, Any]) -> str:
+    """Claims that were measured anew later, by the commit that they were measured with."""
+    later: dict[str, list[str]] = {}
+    for name, claim in report["claims"].items():
+        if "conditions" in claim:
+            later.setdefault(claim["conditions"]["commit"], []).append(name)
+    return "".join(f"; {', '.join(names)} with {commit}" for commit, names in later.items())
 
 
 def alone(report: dict[str, Any]) -> list[str]:
@@ -80,7 +89,8 @@ def alone(report: dict[str, Any]) -> list[str]:
 
 def _claims(report: dict[str, Any]) -> list[dict[str, Any]]:
     found = list(report["claims"].values())
-    return found + [inner for claim in found for inner in claim.values() if isinstance(inner, dict)]
+    inner = [item for claim in found for name, item in claim.items() if name != "conditions"]
+    return found + [item for item in inner if isinstance(item, dict)]
 
 
 def main() -> int:

@@ -37,6 +37,12 @@ def test_rows_have_medians_and_ratios_with_their_range():
     assert not any(line.startswith("| steady") for line in lines), "what was not measured has no row"
 
 
+def test_what_was_measured_again_says_with_what():
+    made = report()
+    made["claims"]["burst"]["conditions"] = {**CONDITIONS, "commit": "def"}
+    assert table(made).endswith("ratios with range; burst with def.")
+
+
 def test_the_readme_holds_the_table_of_the_committed_results():
     root = Path(__file__).parents[2]
     made = json.loads((root / "bench/results/compare.json").read_text(encoding="utf-8"))
