@@ -45,6 +45,8 @@ from bench.lab import LLAMA_SERVER, LOGS, OURS, ROOT, THEIRS, VLLM, Lab, Summary
 
 STEADY_ROUNDS = 10  # requests of a user: users that are out of step begin and end with fewer than all at work
 TRACE_SLOTS = 16
+TRACE_TRIES = 3
+TRACE_DRIFT = 0.1  # of the capacity, from before the replay to after it
 TRACE_ITL_MS = 400.0  # room for a chunk of 128 rows beside 16 streams on two cores: what `auto` would give it
 ITL_CURVE_MS = (25, 50, 100, 200, 400)
 VLLM_CPU_TTFT_S = {"burst": 1.65, "turns": 0.90}  # float32, tuned, measured before on a machine of this kind
@@ -183,6 +185,12 @@ def turns(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
     ]
 
 
+def trace_capacity(lab: Lab, shape: Shape, flags: Sequence[str], run_id: str) -> float:
+    """Requests of the trace that a fresh server ends in a second."""
+    with serving(lab.peer(OURS, TRACE_SLOTS, flags), LOGS) as url:
+        return capacity_per_s("trace", shape, find_target(url), users=2 * TRACE_SLOTS, run_id=run_id)
+
+
 def trace(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
     """The first 300 requests of a trace at 80 % of the capacity, ours alone."""
     names = ("trace: failures", "trace: TTFT p95, s", "trace: inter-token p99, ms")
@@ -193,16 +201,21 @@ def trace(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
         bounds = (0.0, 2.0, itl_bar_ms)
         return {}, [Bar(name, None, "≤", bound) for name, bound in zip(names, bounds, strict=True)]
     shape = Shape(trace=lab.trace, requests=24 if lab.quick else 300)
-    run_id = f"{lab.run_id}/trace"
-    with serving(lab.peer(OURS, TRACE_SLOTS, flags), LOGS) as url:
-        target = find_target(url)
-        full = capacity_per_s("trace", shape, target, users=2 * TRACE_SLOTS, run_id=run_id)
-    replay = Shape(trace=lab.trace, requests=shape.requests, rate=0.8 * full)
-    run = lab.once(OURS, "trace", replay, slots=TRACE_SLOTS, run_id=run_id, flags=flags)
+    tries: list[dict[str, Any]] = []  # on a machine that grew slower meanwhile the load was not 80 %
+    for number in range(TRACE_TRIES):
+        run_id = f"{lab.run_id}/trace{number}"
+        before = trace_capacity(lab, shape, flags, f"{run_id}/before")
+        replay = Shape(trace=lab.trace, requests=shape.requests, rate=0.8 * before)
+        run = lab.once(OURS, "trace", replay, slots=TRACE_SLOTS, run_id=run_id, flags=flags)
+        after = trace_capacity(lab, shape, flags, f"{run_id}/after")
+        tries.append({"capacity_before": before, "capacity_after": after, "run": summary(run, Slo())})
+        if lab.quick or abs(after / before - 1.0) <= TRACE_DRIFT:
+            break
+        print(f"  trace: the capacity drifted from {before:.2f} to {after:.2f} requests/s", file=sys.stderr)
     lab.draw("trace-timeline", lambda: plots.timeline_plot(run, "trace at 80 % of capacity"))
-    found = summary(run, Slo())
+    found = tries[-1]["run"]
     p99_s = compare.value(found, ("all", "itl_s", "p99"))
-    return {"capacity_per_s": full, "run": found}, [
+    return {"tries": tries, "run": found}, [
         Bar(names[0], float(sum(found["all"]["errors"].values())), "≤", 0.0),
         Bar(names[1], compare.value(found, ("all", "ttft_s", "p95")), "≤", 2.0),
         Bar(names[2], None if p99_s is None else p99_s * 1e3, "≤", itl_bar_ms),

@@ -18,7 +18,6 @@ F_WEIGHT = 0.2
 MARGIN_STEP = 0.05
 TARGET_S = 0.05  # between two tokens of a stream, where the operator did not say
 DECODE_TICKS = 4.0  # … or this many decode-only ticks: prompts get three quarters of a slow machine
-LONGEST_S = 0.55  # of an efficient chunk: beyond it streams come before efficiency
 NEAR_THE_END = 0.85  # of a prompt: at the very end half as many rows must do
 COVERED = 0.75  # a chunk of that share of what is trusted says enough to trust twice as much
 IDLE_TARGETS = 4.0  # with nobody decoding, a tick may take this many targets: newcomers still get in soon
@@ -104,14 +103,12 @@ class CostModel:
 
         They always get at least half the machine; a fixed target would starve them. With no target (auto)
         chunks may also take as long as the last ones of this prompt must: shorter ones before would not make
-        the longest gap shorter, only the prompt later. But where that is long, one quantum has to do.
+        the longest gap shorter, only the prompt later.
         """
         least_s = decode_s
         if target_s is None:
             target_s = max(TARGET_S, DECODE_TICKS * decode_s)
-            end = int(length * NEAR_THE_END)
-            least_s = self.chunk_s(self.efficient, end)
-            least_s = min(least_s, max(LONGEST_S, self.chunk_s(self._quantum, end)))
+            least_s = self.chunk_s(self.efficient, int(length * NEAR_THE_END))
         return max(target_s - decode_s if decode_s else target_s * IDLE_TARGETS, least_s)
 
     def largest_chunk(self, context: int, allowance_s: float, *, least: int = 0) -> int:
