@@ -64,8 +64,10 @@ class LlamaCppBackend:
         one_call = not self.measures.two_calls or (context.plan.unified and rewind is not Rewind.ANY)
         can = self.capabilities
         redoes = can.rewind is Rewind.ANY and not can.pages and not self.model.on_gpu
-        quanta = Quanta(can.row_quantum, tiled=can.parts is Parts.WHOLE) if redoes else None
-        self._calls = Calls(context, self.memory, quanta, one_call=one_call)
+        tiled = can.parts is Parts.WHOLE
+        quanta = Quanta(can.row_quantum) if redoes and tiled else None
+        exact = redoes and not tiled
+        self._calls = Calls(context, self.memory, quanta, one_call=one_call, exact=exact)
         self.samplers = Samplers(self.model.vocabulary)
         self._make_sampler = make_sampler or self.samplers
         self._owns_model = owns_model

@@ -21,19 +21,22 @@ from stretto.errors import InvariantError
 
 
 class Calls:
-    """`quanta`: None where no row can run again, because sequences cannot be cut back at will."""
+    """`quanta`: where chunks can be filled up. `exact`: where it is enough that no row runs alone."""
 
-    def __init__(self, context: Context, memory: Memory, quanta: Quanta | None, *, one_call: bool) -> None:
+    def __init__(
+        self, context: Context, memory: Memory, quanta: Quanta | None, *, one_call: bool, exact: bool
+    ) -> None:
         self._context = context
         self._memory = memory
         self._prefers_one = one_call
+        self._exact = exact
         self.quanta = quanta
 
     def arrange(self, tick: Tick, spans: list[int], seats: dict[int, Seat]) -> tuple[Tick, list[list[int]]]:
         """The tick with the rows that run again, and the spans of each call."""
         if not spans:
             return tick, []
-        if self.quanta is not None and not self.quanta.tiled:
+        if self._exact:
             return self._arrange_exactly(tick, spans, seats)
         decode = [at for at in spans if at < tick.decode_spans]
         prompts = spans[len(decode) :]

@@ -5,10 +5,9 @@ sequence on, that goes in tiles and costs a tenth. 33 rows behind a context of 8
 the 64 that end with them. So a chunk that is shorter than a quantum begins earlier: the sequence is cut back,
 and rows whose tokens are known run again. Whether that pays is learned from the passes themselves.
 
-And a chunk is never a single row, which would go through the kernels of decoding and round otherwise: from
-two rows on a prompt gives the same logits to the last bit however it is cut (without flash attention, and
-with it below a quantum). Without flash attention that goes for the very last row of a prompt as well, where
-all before it is known; with it that one is a decode row like any other.
+And a chunk is never a single row, which would go through the kernels of decoding and round otherwise. The
+very last row of a prompt, where all before it is known, is a decode row like any other. (Without flash
+attention there are no tiles, and `splits` sees to all of this.)
 """
 
 from __future__ import annotations
@@ -28,16 +27,13 @@ ALIKE = 2  # rows of a sequence from which on they do not depend on how many the
 class Quanta:
     """What rows cost in either kernel, and the rows to begin earlier for each chunk."""
 
-    def __init__(self, quantum: int, *, tiled: bool) -> None:
+    def __init__(self, quantum: int) -> None:
         self._quantum = quantum
-        self.tiled = tiled
         self._single = LeastSquares(3)  # a call, a row, a row's context
         self._tiled = LeastSquares(3)
 
     def learn(self, tick: Tick, spans: Sequence[int], seconds: float) -> None:
         """A call with these spans took so long. Calls that used both kernels teach nothing."""
-        if not self.tiled:
-            return
         counts = [tick.counts[at] for at in spans]
         if min(counts) >= self._quantum:
             fit = self._tiled

@@ -87,6 +87,10 @@ class SequenceTable:
     def of(self, slot: Slot) -> Sequence:
         return self.all[slot.sequence]
 
+    def contents(self) -> list[Content]:
+        """Of sequences and of snapshots."""
+        return [s.content for s in self.all if s.content is not None] + [s.content for s in self.store]
+
     def idle(self) -> list[Sequence]:
         return [s for s in self.all if s.slot is None]
 

@@ -69,7 +69,7 @@ class SequenceLedger:
         else:
             length = self._bring(target, job, source)
         if job.parks:
-            self._came_back(job.id)
+            self._snapshots.came_back(job.id)
         target.slot = slot
         target.last_used = self._clock
         slot.sequence = target.index
@@ -297,14 +297,7 @@ class SequenceLedger:
             if sequence.content is not None and sequence.content.owner == request_id:
                 self._empty(sequence)
         self.store.discard_owned(request_id)
-        self._came_back(request_id)
-
-    def _came_back(self, request_id: str) -> None:
-        """Nobody waits any more for what a parked request had left."""
-        contents = [s.content for s in self.table.all if s.content is not None]
-        for content in contents + [s.content for s in self.store]:
-            if content.awaited == request_id:
-                content.awaited = ""
+        self._snapshots.came_back(request_id)
 
     # --- keeping running ids together ------------------------------------------------------------
 

@@ -144,9 +144,14 @@ class Snapshots:
     def discard(self, blob: int) -> None:
         """It failed to restore: nobody shall try it again."""
         self._store.discard(blob)
-        contents = [s.content for s in self._table.all if s.content is not None]
-        for content in contents + [s.content for s in self._store]:
+        for content in self._table.contents():
             self._store.detach(content, blob)
+
+    def came_back(self, request_id: str) -> None:
+        """Nobody waits any more for what a parked request had left."""
+        for content in self._table.contents():
+            if content.awaited == request_id:
+                content.awaited = ""
 
     def blobs(self) -> list[int]:
         """Blobs that the backend holds between two ticks: the known ones, and those about to be dropped."""
