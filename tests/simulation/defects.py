@@ -131,6 +131,18 @@ DEFECTS = (
         "others = [s for s in running if s is not needy]",
     ),
     Defect(
+        "the anchor gives up its slot for a turn",
+        "core/turns.py",
+        "[s for s in state.active if s is not anchor and self._had_a_turn(s, waiter, least)]",
+        "[s for s in state.active if self._had_a_turn(s, waiter, least)]",
+    ),
+    Defect(
+        "a turn for somebody who is not read along",
+        "core/turns.py",
+        "[job for job in state.queue.parked if job.request.streamed]",
+        "list(state.queue.parked)",
+    ),
+    Defect(
         "copies out of order (real)",
         "core/kv/sequences.py",
         "sorted(planned, key=lambda s: s.copy_turn)",

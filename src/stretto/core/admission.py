@@ -51,16 +51,23 @@ class Admission:
         return self._state.now - entered_s < self._state.limits.cache_slot_timeout_s
 
     def next_in_line(self) -> Job | None:
-        """Who was promised a slot; then who was parked; then the queue's order."""
+        """Who was promised a slot; then who was parked; then the queue's order.
+
+        Streams that took a turn before others had one come back behind those who are senior.
+        """
         while self.promised:
             job = self.promised[0]
-            if job.where is Where.WAITING:
+            if job.where in (Where.WAITING, Where.PARKED):
                 first = self._state.queue.next_urgent()
                 if first is None or first.level >= job.level:
                     return job
                 break
             self.promised.pop(0)
-        return self._state.queue.next_parked() or self._state.queue.next_first()
+        parked, first = self._state.queue.next_parked(), self._state.queue.next_first()
+        if parked is None or first is None:
+            return parked or first
+        overtook = parked.turned_out and first.seniority < parked.seniority and first.level <= parked.level
+        return first if overtook else parked
 
     def _admit(self, job: Job) -> bool:
         """False when the job must be waited for. A deferral is an answer, too."""

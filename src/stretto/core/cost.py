@@ -18,7 +18,7 @@ F_WEIGHT = 0.2
 MARGIN_STEP = 0.05
 TARGET_S = 0.05  # between two tokens of a stream, where the operator did not say
 DECODE_TICKS = 4.0  # … or this many decode-only ticks: prompts get three quarters of a slow machine
-NEAR_THE_END = 0.85  # of a prompt: at the very end half as many rows must do
+NEAR_THE_END = 0.75  # of a prompt: behind it half as many rows must do
 COVERED = 0.75  # a chunk of that share of what is trusted says enough to trust twice as much
 IDLE_TARGETS = 4.0  # with nobody decoding, a tick may take this many targets: newcomers still get in soon
 

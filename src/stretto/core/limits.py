@@ -37,6 +37,7 @@ class Limits:
     cache_slot_timeout_s: float = 30.0
     cache_ram_bytes: int = 1 << 30
     preemption: Preemption = Preemption.RESUME
+    turn_tokens: int = 64  # 0: a request keeps its slot until it ends
     headroom_tokens: int = 64
     priority_park_min_tokens: int = 16
     priority_parks_max: int = 4
@@ -48,6 +49,8 @@ class Limits:
             raise ValueError("n_batch must hold one decode row for each of n_seq_max slots")
         if self.prefill_chunk < 1 or self.queue_depth < 1 or self.max_queue < 0:
             raise ValueError("prefill_chunk and queue_depth start at 1, max_queue at 0")
+        if self.turn_tokens < 0:
+            raise ValueError("turn_tokens starts at 0")
         if self.cache not in CACHE_POLICIES:
             raise ValueError(f"cache must be one of {', '.join(CACHE_POLICIES)}, not {self.cache!r}")
         if any(weight <= 0 for weight in self.tenant_weights.values()):

@@ -41,6 +41,7 @@ SEED_NAMES = (
 # Ours
 SLOT_STARTED = "slot-started"
 SLOT_PARKED = "slot-parked"
+TURN_TAKEN = "turn-taken"
 PARKED_FOR_MEMORY = "parked-for-memory"
 SLOT_RESUMED = "slot-resumed"
 SLOT_REBUILD = "slot-rebuild"

@@ -7,8 +7,8 @@ work cannot lock urgent work out. Submitting never blocks: it is accepted or ref
 
 Order of first admission: priority, then the tenant's counter, then seniority; but every fourth goes to the
 most senior waiting request of any class. That is the ageing: it bounds every wait without a clock.
-Parked requests go first unless a strictly more urgent one waits. A deferred request stands aside, so it
-blocks nobody; it comes back when its reason is gone.
+Parked requests go first unless a strictly more urgent one waits, or somebody whom they overtook to have a
+turn. A deferred request stands aside, so it blocks nobody; it comes back when its reason is gone.
 """
 
 from __future__ import annotations
@@ -104,6 +104,17 @@ class Queue:
         """The first of the most urgent class that waits."""
         heads = [head for line in list(self._lines) if (head := self._head(line)) is not None]
         return min(heads, key=lambda j: (j.level, j.seniority), default=None)
+
+    def next_streamed(self) -> Job | None:
+        """The first one to whom somebody listens; background work is in no hurry."""
+        best: Job | None = None
+        for line, jobs in self._lines.items():
+            if line[0] == Priority.BACKGROUND:
+                continue
+            job = next((j for j in jobs if j.where is Where.WAITING and j.request.streamed), None)
+            if job is not None and (best is None or _order(job) < _order(best)):
+                best = job
+        return best
 
     def admit(self, job: Job, now: float, *, counted: bool = True) -> None:
         """The job leaves the queue for a slot. A slot taken away for it does not count as a turn."""

@@ -76,6 +76,7 @@ class Request:
 
     `boundaries` are ascending token offsets where messages end, so that caches can cut there.
     `cache_group` is set by the operator alone and joins tenants; `cache_salt` divides a tenant.
+    `streamed`: somebody reads the text as it comes, so the first word is worth another's slot.
     `fork_of` names a request with the same prompt (n > 1): its KV is shared under every cache policy.
     """
 
@@ -89,6 +90,7 @@ class Request:
     cache_group: str = ""
     deadline_s: float | None = None
     fork_of: str = ""
+    streamed: bool = False
 
     @property
     def scope(self) -> Scope:

@@ -5,9 +5,9 @@
     commit(outcome, now)      -> Events
 
 A plan, in this order: preemptions that the last plan chose and requests that are over, before any row is
-added; admission, for which less urgent work gives way at once; rows (decode first, then prompts); the choice
-of who gives way next after a time-out. A commit settles operations, adds tokens, ends what is done and frees
-its slot. No I/O, no clock, no threads: time comes in.
+added; admission, for which less urgent work gives way at once, and streams take turns; rows (decode first,
+then prompts); the choice of who gives way next after a time-out. A commit settles operations, adds tokens,
+ends what is done and frees its slot. No I/O, no clock, no threads: time comes in.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from stretto.core.rows import RowPlanner
 from stretto.core.slot import Job, Slot, Where
 from stretto.core.state import State
 from stretto.core.tick import End, Events, Idle, Outcome, Tick
+from stretto.core.turns import Turn, Turns
 from stretto.errors import (
     DuplicateRequestError,
     EmptyPromptError,
@@ -53,6 +54,7 @@ class Scheduler:
         self._recovery = Recovery()
         self._admission = Admission(self.state)
         self._preemptor = Preemptor(self.state, self._admission)
+        self._turns = Turns(self.state, self._admission)
         self._rows = RowPlanner(self.state, self._recovery)
         self._committer = Committer(self.state, self._recovery)
         self._in_flight: deque[InFlight] = deque()
@@ -140,13 +142,14 @@ class Scheduler:
         state.now = now
         state.in_flight = len(self._in_flight)
         self._preemptor.carry_out()
+        self._turns.taken.clear()
         self._end_what_is_over()
         if self._in_flight and (self._recovery.active or self._in_flight[0].void):
             self._preemptor.watch_building()
             return Idle(self._next_due_s())  # judge tick by tick, and on nothing that is not certain
         if not self._recovery.active and not (self._recovery.tight and state.active):
             self._admission.run()
-            if self._preemptor.make_way():
+            if self._preemptor.make_way() or self._turns.take():
                 self._admission.run()
             state.ledger.compact(state.active)
         tick = Tick(self._next_tick)
@@ -205,6 +208,11 @@ class Scheduler:
     def ways_made(self) -> tuple[Way, ...]:
         """Who gave way to somebody more urgent in the last plan."""
         return tuple(self._preemptor.ways)
+
+    @property
+    def turns_taken(self) -> tuple[Turn, ...]:
+        """Who gave up a slot in the last plan, so that somebody else had a turn."""
+        return tuple(self._turns.taken)
 
     def next_that_fits(self) -> Job | None:
         """Who would be admitted now if a slot were free, without any prefix to share."""

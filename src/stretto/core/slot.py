@@ -49,6 +49,7 @@ class Job:
         "known",
         "length_max",
         "level",
+        "parked_s",
         "parks",
         "prompt_tokens",
         "request",
@@ -58,6 +59,8 @@ class Job:
         "stopped_at",
         "stops",
         "turn_charge",
+        "turned_out",
+        "turns",
         "wait_for",
         "where",
     )
@@ -84,6 +87,9 @@ class Job:
         self.first_token_s: float | None = None
         self.where = Where.WAITING
         self.parks = 0
+        self.turns = 0  # of these, so that somebody else had a turn
+        self.turned_out = False  # the last one was
+        self.parked_s = now
         self.high_water = 0  # tokens ever computed: redone work is free
         self.cached = 0
         self.cancelled = ""  # reason, once asked for

@@ -104,11 +104,13 @@ class State:
         slot.clear()
         self.note(notes.SLOT_FINISHED, job, slot.index)
 
-    def park(self, slot: Slot) -> Job:
-        """The job leaves its slot and will be continued, its text intact."""
+    def park(self, slot: Slot, *, turn: bool = False) -> Job:
+        """The job leaves its slot and will be continued, its text intact. `turn`: it had its turn."""
         job = slot.job
         assert job is not None
         job.parks += 1
+        job.turns += turn
+        job.turned_out, job.parked_s = turn, self.now
         job.high_water = max(job.high_water, slot.computed)
         self.queue.park(job)
         self.note(notes.SLOT_PARKED, job, slot.index, slot.computed)

@@ -39,7 +39,7 @@ def for_priority(running: Sequence[Slot], anchor: Slot | None, level: int, limit
         if s is not anchor
         and s.job is not None
         and s.job.level > level
-        and s.job.parks < limits.priority_parks_max
+        and _parks(s) < limits.priority_parks_max
         and s.computed > s.started_at
     ]
 
@@ -65,4 +65,5 @@ def had_its_time(slot: Slot, now: float, limits: Limits) -> bool:
 
 
 def _parks(slot: Slot) -> int:
-    return slot.job.parks if slot.job is not None else 0
+    """How often it had to give way; turns are no sacrifice."""
+    return slot.job.parks - slot.job.turns if slot.job is not None else 0

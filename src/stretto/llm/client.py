@@ -76,7 +76,7 @@ class LLM:
 
     def stream(self, prompt: str | Messages, **options: Any) -> Stream:
         """Deltas as they come: a list of messages is a chat, a string is continued."""
-        return Stream(self._runtime, self._call(self._any_prompt(prompt), self._parse(options)))
+        return Stream(self._runtime, self._streamed(prompt, options))
 
     async def achat(
         self, messages: str | Messages, *, tools: Messages | None = None, **options: Any
@@ -97,7 +97,7 @@ class LLM:
         return list(await asyncio.gather(*(one(replace(call, fork_of="", request_id="")) for call in calls)))
 
     def astream(self, prompt: str | Messages, **options: Any) -> AsyncStream:
-        return AsyncStream(self._runtime, self._call(self._any_prompt(prompt), self._parse(options)))
+        return AsyncStream(self._runtime, self._streamed(prompt, options))
 
     # --- vectors and rankings --------------------------------------------------------------------
 
@@ -250,6 +250,9 @@ class LLM:
 
     def _any_prompt(self, prompt: str | Messages) -> Prompt:
         return self._text_prompt(prompt) if isinstance(prompt, str) else self._chat_prompt(prompt, None)
+
+    def _streamed(self, prompt: str | Messages, options: Mapping[str, Any]) -> Call:
+        return replace(self._call(self._any_prompt(prompt), self._parse(options)), streamed=True)
 
     def _call(self, prompt: Prompt, options: Options) -> Call:
         params = replace(options.params, max_tokens=options.max_tokens or ANSWER_TOKENS)

@@ -63,6 +63,7 @@ class GenerateParams(Message):
     deadline_ms: float | None = None
     fork_of: str = ""  # stream id of a generation with the same prompt (n > 1)
     echo_tokens: bool = False  # send token ids beside the text
+    streamed: bool = False  # somebody reads the text as it comes
 
     @property
     def guidance_mode(self) -> str:

@@ -52,6 +52,7 @@ class Call:
     timeout_s: float | None = None
     fork_of: str = ""
     request_id: str = ""
+    streamed: bool = False
 
 
 @cache  # an environment of minijinja is never freed: one for each chat would be a leak
@@ -147,6 +148,7 @@ class ModelRuntime:
                 cache_salt=call.cache_salt,
                 deadline_s=deadline_s,
                 fork_of=call.fork_of,
+                streamed=call.streamed,
             )
         )
         return request_id

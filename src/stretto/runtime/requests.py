@@ -58,6 +58,7 @@ def prepare(loaded: Loaded, params: GenerateParams, parent: Prompt | None = None
         priority=options.priority,
         tenant=options.tenant,
         cache_salt=options.cache_salt,
+        streamed=params.streamed,
     )
 
 

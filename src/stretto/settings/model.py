@@ -105,6 +105,9 @@ class ModelSettings(BaseModel):
     """Callers that may wait beyond that, for each priority."""
     max_queue_wait_s: Annotated[Seconds, Field(gt=0)] | None = None
     """Longest wait in the queue; the server sets 60 where nothing is said."""
+    turn_tokens: Annotated[Count, Field(le=1 << 20)] = 64
+    """Where more streams are read than there are slots: tokens that each writes before another has a turn;
+    0: a request keeps its slot until it ends."""
     preemption: Literal["resume", "fail"] = "resume"
     """What happens to the victim of a slot time-out."""
     tenant_weights: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = {}
@@ -206,6 +209,7 @@ class ModelSettings(BaseModel):
                 cache_min_tokens=self.cache_min_tokens,
                 cache_slot_timeout_s=self.cache_slot_timeout,
                 cache_ram_bytes=self.cache_ram_bytes,
+                turn_tokens=self.turn_tokens,
                 preemption=Preemption(self.preemption),
                 tenant_weights=dict(self.tenant_weights),
             )

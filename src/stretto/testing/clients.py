@@ -180,6 +180,7 @@ class Clients:
             priority=priority,
             tenant=conversation.tenant,
             cache_salt=conversation.salt,
+            streamed=self._number % 4 < 4 * self._t.streamed,
         )
 
     def _fork(self, parent: Request) -> Request:
@@ -194,6 +195,7 @@ class Clients:
             tenant=parent.tenant,
             cache_salt=parent.cache_salt,
             fork_of=parent.id,
+            streamed=parent.streamed,
         )
 
     def _hostile(self) -> list[tuple[Request, Conversation | None]]:

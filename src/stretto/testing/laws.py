@@ -16,6 +16,7 @@ from stretto.core.preemption import Order, Way
 from stretto.core.scheduler import Scheduler
 from stretto.core.slot import Job, Where
 from stretto.core.tick import End, Events, Idle, Note, Outcome, PassFailure, Terminal, Tick
+from stretto.core.turns import OUT_MAX_S, SHORT_TURN, Turn
 from stretto.errors import InvariantError
 
 SOMETIMES = (
@@ -23,6 +24,8 @@ SOMETIMES = (
     "parked and resumed",
     "parked for priority",
     "parked for memory",
+    "a newcomer took a turn",
+    "a stream took a turn back",
     "preempted for good",
     "prompt split in three chunks or more",
     "several prompts in one tick",
@@ -101,6 +104,7 @@ class Laws:
         self._check_parked()
         self._check_orders(scheduler.preemption_orders, now)
         self._check_ways(scheduler.ways_made)
+        self._check_turns(scheduler.turns_taken, now)
         self._check_deadlines(now)
         if isinstance(planned, Tick):
             invariants.check_tick(scheduler, planned)
@@ -170,8 +174,22 @@ class Laws:
         limits = self._scheduler.state.limits
         for way in ways:
             _need(way.victim.level > way.waiter.level, "parked for somebody who is not more urgent")
-            _need(way.victim.parks <= limits.priority_parks_max, "parked too often for priority")
+            parks = way.victim.parks - way.victim.turns
+            _need(parks <= limits.priority_parks_max, "parked too often for priority")
             self.saw("parked for priority")
+
+    def _check_turns(self, turns: Iterable[Turn], now: float) -> None:
+        """Only for somebody who reads along, only from one who wrote enough, and not for many at once."""
+        state = self._scheduler.state
+        whole = state.limits.turn_tokens
+        for turn in turns:
+            back = turn.waiter.parks > 0
+            least = whole if back and now - turn.waiter.parked_s < OUT_MAX_S else min(SHORT_TURN, whole)
+            _need(turn.waiter.request.streamed, f"{turn.waiter.id} took a turn, and nobody reads along")
+            _need(turn.victim.level >= turn.waiter.level, "a turn was taken from somebody more urgent")
+            _need(turn.tokens >= least, "a turn was cut short")
+            _need(back or len(state.queue.parked) <= len(state.slots), "too many streams are parked")
+            self.saw("a stream took a turn back" if back else "a newcomer took a turn")
 
     def _check_deadlines(self, now: float) -> None:
         for job in self._scheduler.state.jobs.values():

@@ -6,7 +6,7 @@ Swarm testing: each seed switches features on and off, so that rare combinations
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stretto.backends.simulated.model import LatencyModel
 from stretto.core.capabilities import Capabilities, Parts, Rewind, Share
@@ -69,6 +69,7 @@ class Traffic:
     panic: float  # chance that a client gives up when a pass fails
     poison: float  # chance that a request breaks every pass that carries it
     drain: float  # chance per run that the operator drains half-way
+    streamed: float  # share of requests that somebody reads along
 
 
 def draw(seed: int) -> Scenario:
@@ -78,7 +79,8 @@ def draw(seed: int) -> Scenario:
     )
     slots = r.choice((1, 2, 3, 4, 6, 8))
     window = r.choice((96, 160, 256, 400))
-    limits = _limits(r, slots)
+    turns = random.Random(f"{seed}:turns").choice((0, 1, 3, 8, 64))
+    limits = replace(_limits(r, slots), turn_tokens=turns)
     can = _capabilities(r, layout, slots, window, limits)
     return Scenario(
         seed=seed,
@@ -217,4 +219,5 @@ def _traffic(r: random.Random, slots: int, window: int) -> Traffic:
         panic=often(0.5),
         poison=often(0.01),
         drain=often(0.3),
+        streamed=r.choice((0.0, 0.5, 1.0)),
     )

@@ -74,6 +74,7 @@ def requests(
         priority=draw(st.sampled_from(Priority)),
         tenant=draw(st.sampled_from(("a", "b"))),
         cache_salt=draw(st.sampled_from(("", "salt"))),
+        streamed=draw(st.booleans()),
     )
 
 
@@ -95,6 +96,7 @@ def limits(
         preemption=st.sampled_from(Preemption),
         headroom_tokens=st.sampled_from((0, 8)),
         priority_park_min_tokens=st.sampled_from((1, 1, 16)),
+        turn_tokens=st.sampled_from((0, 1, 4, 64)),
     )
 
 
@@ -112,6 +114,7 @@ def _limits(
     preemption: Preemption,
     headroom_tokens: int,
     priority_park_min_tokens: int,
+    turn_tokens: int,
 ) -> Limits:
     return Limits(
         n_seq_max=slots,
@@ -127,6 +130,7 @@ def _limits(
         preemption=preemption,
         headroom_tokens=headroom_tokens,
         priority_park_min_tokens=priority_park_min_tokens,
+        turn_tokens=turn_tokens,
     )
 
 

@@ -59,6 +59,7 @@ def ask(
     cache_salt: str = "",
     deadline_s: float | None = None,
     fork_of: str = "",
+    streamed: bool = False,
     **params,
 ) -> Request:
     """A request that runs to its length unless told otherwise; every id has a text of its own."""
@@ -74,6 +75,7 @@ def ask(
         cache_salt=cache_salt,
         deadline_s=deadline_s,
         fork_of=fork_of,
+        streamed=streamed,
     )
 
 

@@ -107,9 +107,9 @@ def test_auto_gives_prompts_three_quarters_and_never_less_than_their_last_chunks
     train(model, CPU, ticks=300, draw=random.Random(4))
     short_s, long_s = (model.allowance_s(0.01, None, length) for length in (0, 3000))
     assert short_s == pytest.approx(model.chunk_s(128, 0))
-    assert long_s == pytest.approx(model.chunk_s(128, 2550))
+    assert long_s == pytest.approx(model.chunk_s(128, 2250))
     assert model.allowance_s(0.4, None, 0) == pytest.approx(1.2)
-    assert model.largest_chunk(2500, long_s) == 128
+    assert model.largest_chunk(2200, long_s) == 128
     assert model.largest_chunk(2990, long_s) == 64
     assert model.largest_chunk(200, long_s) > 128
 

@@ -53,17 +53,15 @@ def test_grammars_and_drafts_need_the_last_token_on_the_host(params, host_side):
     assert SamplingParams(**params).host_side is host_side
 
 
+KIT_FIELDS = ("id", "tokens", "params", "boundaries", "priority", "tenant", "cache_salt", "streamed")
+
+
 @STEADY
 @given(strategies.requests())
 def test_the_kits_requests_are_valid(request):
     assert len(request.tokens) > 0
     assert all(0 < offset <= len(request.tokens) for offset in request.boundaries)
-    assert request == Request(
-        **{
-            name: getattr(request, name)
-            for name in ("id", "tokens", "params", "boundaries", "priority", "tenant", "cache_salt")
-        }
-    )
+    assert request == Request(**{name: getattr(request, name) for name in KIT_FIELDS})
 
 
 def test_ask_makes_texts_that_differ_by_id():

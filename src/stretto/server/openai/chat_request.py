@@ -139,6 +139,7 @@ class ChatRequest(Harmless, Unsupported, Guided, Sampling, Extensions):
             tenant=caller.tenant,
             cache_salt=self.cache_salt or "",
             deadline_ms=self.deadline_ms,
+            streamed=bool(self.stream),
         )
 
     def _check(self) -> None:

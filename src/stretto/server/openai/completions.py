@@ -104,6 +104,7 @@ class CompletionRequest(Harmless, Guided, Sampling, Extensions):
             tenant=caller.tenant,
             cache_salt=self.cache_salt or "",
             deadline_ms=self.deadline_ms,
+            streamed=bool(self.stream),
         )
 
 

@@ -252,6 +252,7 @@ class ResponseRequest(Guided, Sampling, Extensions):
             tenant=caller.tenant,
             cache_salt=self.cache_salt or "",
             deadline_ms=self.deadline_ms,
+            streamed=bool(self.stream),
         )
 
     def _shape(self) -> Guidance | None:
