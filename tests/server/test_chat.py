@@ -132,6 +132,22 @@ def test_raw_stream_ends_with_done_and_has_no_usage_unasked(rig: Rig) -> None:
     assert reply.headers["x-request-id"].startswith("req_")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO}),
+        ("/v1/completions", {"prompt": "Once"}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 9}),
+    ],
+)
+def test_the_engine_knows_who_reads_along(rig: Rig, path: str, asked: dict, stream: bool) -> None:
+    reply = rig.http.post(path, json={"model": "tiny", "stream": stream, **asked})
+    assert reply.status_code == 200, reply.text
+    assert rig.engine.last.streamed is stream
+
+
 def test_several_answers_fork_off_the_first(rig: Rig) -> None:
     reply = rig.openai.chat.completions.create(model="tiny", messages=HELLO, n=3, seed=10)
     assert [choice.index for choice in reply.choices] == [0, 1, 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -242,6 +243,27 @@ def test_many_at_once(clients: Clients) -> None:
     with ThreadPoolExecutor(6) as pool:
         together = list(pool.map(ask, [0, 1, 2, 0, 1, 2]))
     assert together == alone * 2
+
+
+def test_one_reader_more_than_slots_need_not_wait_for_an_answer(clients: Clients) -> None:
+    """Four slots write 60 tokens each; the fifth stream begins before any of them is done."""
+    asked = {"model": clients.model, "temperature": 0, "max_tokens": 60, "extra_body": {"ignore_eos": True}}
+    texts = [f"Write about the number {number}." for number in range(5)]
+    moments: dict[int, list[float]] = {}
+
+    def read(number: int) -> str:
+        messages = [{"role": "user", "content": texts[number]}]
+        words = []
+        for chunk in clients.openai.chat.completions.create(messages=messages, stream=True, **asked):
+            moments.setdefault(number, []).append(time.monotonic())
+            words.append(chunk.choices[0].delta.content or "")
+        return "".join(words)
+
+    with ThreadPoolExecutor(5) as pool:
+        together = list(pool.map(read, range(5)))
+    begun, ended = ([seen[at] for seen in moments.values()] for at in (1, -1))
+    assert max(begun) < min(ended)
+    assert together == [read(number) for number in range(5)]
 
 
 def test_a_few_schemas_and_forced_calls(clients: Clients) -> None:

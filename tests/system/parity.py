@@ -61,6 +61,9 @@ def conversations(count: int) -> list[list[dict[str, str]]]:
     return [[{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}] for text in asked]
 
 
+GREEDY = {"max_tokens": OUTPUT, "temperature": 0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
 @dataclass(slots=True)
 class Tally:
     setting: str
@@ -86,6 +89,7 @@ def settings(*, full: bool) -> Iterator[tuple[str, dict[str, object]]]:
         )
     yield "speculation", {"n_seq_max": 8, "cache": "prefix", "speculation": "ngram"}
     yield "preemption forced", {"n_seq_max": 2, "cache": "incremental", "cache_slot_timeout": 0.05}
+    yield "turns of four tokens", {"n_seq_max": 4, "turn_tokens": 4, "queue_depth": 16}
 
 
 def compare(tally: Tally, loop: PlainLoop, prompt: list[int], expected: list[int], got: list[int]) -> None:
@@ -107,13 +111,13 @@ def compare(tally: Tally, loop: PlainLoop, prompt: list[int], expected: list[int
 
 
 def ask_all(llm: LLM, asked: list[list[dict[str, str]]]) -> list[Completion]:
-    """All at once. With a time-out so short that it forces preemption, all slots may be building for that
+    """All at once, and read along, so that they may take turns. With a time-out so short that it forces preemption, all slots may be building for that
     long, and who waits is turned away, as documented; such a client asks again."""
 
     def ask(messages: list[dict[str, str]]) -> Completion:
         while True:
             try:
-                return llm.chat(messages, max_tokens=OUTPUT, temperature=0, top_k=0, top_p=1.0, min_p=0.0)
+                return llm.stream(messages, **GREEDY).read()
             except ServerBusyError:
                 time.sleep(0.02)
 

@@ -59,6 +59,13 @@ class Stream:
             raise StopIteration
         return delta
 
+    def read(self) -> Completion:
+        """All of it."""
+        for _ in self:
+            pass
+        assert self.completion is not None
+        return self.completion
+
     def close(self) -> None:
         """Stop generating; the slot is free within one tick."""
         self._reading.leave()
