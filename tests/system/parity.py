@@ -111,8 +111,11 @@ def compare(tally: Tally, loop: PlainLoop, prompt: list[int], expected: list[int
 
 
 def ask_all(llm: LLM, asked: list[list[dict[str, str]]]) -> list[Completion]:
-    """All at once, and read along, so that they may take turns. With a time-out so short that it forces preemption, all slots may be building for that
-    long, and who waits is turned away, as documented; such a client asks again."""
+    """All at once, and read along, so that they may take turns.
+
+    With a time-out so short that it forces preemption, all slots may be building for that long, and who
+    waits is turned away, as documented; such a client asks again.
+    """
 
     def ask(messages: list[dict[str, str]]) -> Completion:
         while True:
