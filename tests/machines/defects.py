@@ -63,8 +63,15 @@ PLANTED = (
         "queue",
         "the ageing turn is dropped",
         "core/queue.py",
-        "if self.admissions % AGEING_TURN == AGEING_TURN - 1:",
-        "if self.admissions < 0:",
+        "return self.admissions % AGEING_TURN == AGEING_TURN - 1",
+        "return self.admissions < 0",
+    ),
+    _planted(
+        "queue",
+        "returns from a turn do not count (real)",
+        "core/queue.py",
+        "self.admissions += counted and job.turned_out and not self.is_ageing_turn",
+        "pass",
     ),
     _planted(
         "queue",

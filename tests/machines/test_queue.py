@@ -35,6 +35,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.since: dict[str, float] = {}  # callers that stepped back
         self.entered: dict[str, float] = {}  # the model's own word on who is in flight, since when
         self.admissions = 0
+        self.aged_at = 0
         self.pushed = 0
         self.now = 0.0
 
@@ -67,7 +68,12 @@ class QueueMachine(RuleBasedStateMachine):
             return
         account = self.accounts[dice.choice("abc")]
         request = Request(
-            f"r{self.pushed}", text(3, 1), SamplingParams(), priority=Priority(level), tenant=account.tenant
+            f"r{self.pushed}",
+            text(3, 1),
+            SamplingParams(),
+            priority=Priority(level),
+            tenant=account.tenant,
+            streamed=dice.random() < 0.5,
         )
         job = Job(request, seniority=self.pushed, account=account, now=self.now, length_max=9)
         self.pushed += 1
@@ -77,10 +83,15 @@ class QueueMachine(RuleBasedStateMachine):
         self.jobs.append(job)
 
     def next_job(self) -> Job | None:
-        """Parked first unless somebody strictly more urgent waits; then the order; each fourth the oldest."""
+        """Parked first unless somebody strictly more urgent waits; then the order; each fourth the oldest.
+
+        And after every fourth one that was parked passes who is more urgent.
+        """
         waiting, parked = self.of(Where.WAITING), self.of(Where.PARKED)
         urgent = min((j.level for j in waiting), default=9)
-        back = next((j for j in parked if j.level <= urgent), None)
+        aged = self.admissions - self.aged_at >= AGEING_TURN
+        behind = next((j for j in parked if j.level > urgent), None) if aged else None
+        back = behind or next((j for j in parked if j.level <= urgent), None)
         if back is not None:
             return back
         if self.admissions % AGEING_TURN == AGEING_TURN - 1:
@@ -99,7 +110,12 @@ class QueueMachine(RuleBasedStateMachine):
         first = job.where is not Where.PARKED
         self.queue.admit(job, self.now, counted=counted)
         assert job.where is Where.RUNNING
-        if first:
+        if not first:
+            ageing = self.admissions % AGEING_TURN == AGEING_TURN - 1
+            self.admissions += counted and job.turned_out and not ageing
+            if any(j.level < job.level for j in self.of(Where.WAITING)):
+                self.aged_at = self.admissions
+        else:
             self.admissions += counted
             self._enter(job)
             check_admission(job)
@@ -140,6 +156,9 @@ class QueueMachine(RuleBasedStateMachine):
     def park(self, dice):
         job = dice.choice(self.of(Where.RUNNING))
         job.parks += 1
+        job.turned_out = dice.random() < 0.5
+        if not self.of(Where.PARKED):
+            self.aged_at = self.admissions
         self.queue.park(job)
 
     @precondition(lambda self: self.jobs)
@@ -203,6 +222,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert (queue.next_parked() or queue.next_first()) is self.next_job(), "who is next"
         urgent = min(self.of(Where.WAITING), key=lambda j: (j.level, j.seniority), default=None)
         assert queue.next_urgent() is urgent
+        readers = [j for j in self.of(Where.WAITING) if j.request.streamed and j.level < Priority.BACKGROUND]
+        assert queue.readers(2) == sorted(readers, key=lambda j: (j.level, j.account.served, j.seniority))[:2]
         for level in Priority:
             assert queue.entered(level) == self.in_flight(level)
             assert queue.callers(level) == len(self.callers(level)) <= self.limits.max_queue

@@ -204,6 +204,7 @@ class ScriptedEngine:
             model_id=MODEL,
             ticks=10,
             preemptions=2,
+            turns=3,
             active_slots=len(self.running),
             slots=self.slots,
             queued={"default": len(self.queue)},

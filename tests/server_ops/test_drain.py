@@ -93,7 +93,7 @@ def test_what_waits_is_told_at_once() -> None:
         refused = list(await asyncio.gather(*waiting))
         return refused, list(await asyncio.gather(*tasks)), time.monotonic() - started
 
-    with server(slots=2) as running:
+    with server("--turn-tokens", "0", slots=2) as running:
         refused, finished, _ = asyncio.run(drain(running))
         assert all(b"shutting_down" in reply.tail for reply in refused), [r.tail for r in refused]
         assert all(reply.last_s <= finished[0].last_s for reply in refused)

@@ -65,8 +65,8 @@ DEFECTS = (
     Defect(
         "starvation of background: no ageing turn",
         "core/queue.py",
-        "if self.admissions % AGEING_TURN == AGEING_TURN - 1:",
-        "if self.admissions < 0:",
+        "return self.admissions % AGEING_TURN == AGEING_TURN - 1",
+        "return self.admissions < 0",
     ),
     Defect(
         "slot time-out counted from arrival",
@@ -133,14 +133,14 @@ DEFECTS = (
     Defect(
         "the anchor gives up its slot for a turn",
         "core/turns.py",
-        "[s for s in state.active if s is not anchor and self._had_a_turn(s, waiter, least)]",
-        "[s for s in state.active if self._had_a_turn(s, waiter, least)]",
+        "if slot is anchor or slot.computed - slot.started_at < short:",
+        "if slot.computed - slot.started_at < short:",
     ),
     Defect(
-        "a turn for somebody who is not read along",
-        "core/turns.py",
-        "[job for job in state.queue.parked if job.request.streamed]",
-        "list(state.queue.parked)",
+        "a turn for a newcomer whom nobody reads along",
+        "core/queue.py",
+        "if job.request.streamed and job.level != Priority.BACKGROUND:",
+        "if job.level != Priority.BACKGROUND:",
     ),
     Defect(
         "copies out of order (real)",

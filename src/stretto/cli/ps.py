@@ -162,7 +162,7 @@ def _show(
         line(
             f"{model['model_id']}: {model['active_slots']}/{model['slots']} slots busy, "
             f"KV {model['kv_used']:.0%}, waiting: {queued}, "
-            f"{model['tokens']:,} tokens, {model['preemptions']} preemptions"
+            f"{model['tokens']:,} tokens, {model['preemptions']} preemptions, {model['turns']} turns"
         )
     _show_batches(health.get("batcher", {}).get("generate", {}))
     if waits is not None:

@@ -64,10 +64,12 @@ class Admission:
                 break
             self.promised.pop(0)
         parked, first = self._state.queue.next_parked(), self._state.queue.next_first()
-        if parked is None or first is None:
+        if parked is None or first is None or not parked.turned_out:
             return parked or first
-        overtook = parked.turned_out and first.seniority < parked.seniority and first.level <= parked.level
-        return first if overtook else parked
+        overtaken = (first.level, first.seniority) < (parked.level, parked.seniority)
+        if (overtaken or self._state.queue.is_ageing_turn) and self.fits(first, None):
+            return first
+        return parked
 
     def _admit(self, job: Job) -> bool:
         """False when the job must be waited for. A deferral is an answer, too."""
@@ -111,13 +113,13 @@ class Admission:
             slot_requests=state.slot_requests(),
         )
 
-    def fits(self, job: Job, source: Source | None) -> bool:
-        """The whole prompt, the unfinished prompts of all who run, and some headroom for each."""
+    def fits(self, job: Job, source: Source | None, *, kept: int = 0) -> bool:
+        """The whole prompt, the unfinished prompts of all who run, headroom for each, and what is kept."""
         state = self._state
         if not state.active:
             return True
         ledger, headroom = state.ledger, state.limits.headroom_tokens
-        need = ledger.room_for(len(job.known) + headroom) - ledger.room_shared(job, source)
+        need = kept + ledger.room_for(len(job.known) + headroom) - ledger.room_shared(job, source)
         for slot in state.active:
             running = slot.job
             assert running is not None

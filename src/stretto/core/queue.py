@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from heapq import nsmallest
 from itertools import chain
 
 from stretto.core.limits import Limits
@@ -30,12 +31,14 @@ class Queue:
         self._limits = limits
         self._lines: dict[tuple[int, str], deque[Job]] = {}  # (priority, tenant) -> first come, first served
         self._by_age: deque[Job] = deque()
+        self._readers: list[Job] = []  # of these, who reads along and is in a hurry
         self._callers: list[deque[Job]] = [deque() for _ in Priority]  # not entered yet, oldest first
         self._entered = [0 for _ in Priority]  # in flight, slots included
         self._waiting = [0 for _ in Priority]  # callers that have not entered
         self.deferred: list[Job] = []
         self.parked: list[Job] = []  # by seniority
-        self.admissions = 0  # first admissions
+        self.admissions = 0  # first ones; and returns from a turn, which take slots as those do
+        self._aged_at = 0  # how many there were when a parked request last passed a more urgent one
         self.size = 0  # waiting or deferred, parked not included
 
     # --- coming in -------------------------------------------------------------------------------
@@ -50,6 +53,8 @@ class Queue:
         job.admissions_before = self.admissions
         self._lines.setdefault((job.level, job.account.tenant), deque()).append(job)
         self._by_age.append(job)
+        if job.request.streamed and job.level != Priority.BACKGROUND:
+            self._readers.append(job)
         self.size += 1
         if len(self._by_age) > 2 * self.size + PRUNE_SLACK:
             self._prune()
@@ -79,9 +84,13 @@ class Queue:
 
     # --- going out -------------------------------------------------------------------------------
 
+    @property
+    def is_ageing_turn(self) -> bool:
+        return self.admissions % AGEING_TURN == AGEING_TURN - 1
+
     def next_first(self) -> Job | None:
         """Who is admitted next of those that never ran; the ageing turn goes to the most senior."""
-        if self.admissions % AGEING_TURN == AGEING_TURN - 1:
+        if self.is_ageing_turn:
             return self._oldest()
         best: Job | None = None
         for line in list(self._lines):
@@ -91,36 +100,38 @@ class Queue:
         return best
 
     def next_parked(self) -> Job | None:
-        """The most senior parked request, unless somebody strictly more urgent waits."""
+        """The most senior parked request, unless somebody strictly more urgent waits.
+
+        For the less urgent there is an ageing turn, too: after every fourth admission one of them comes back.
+        """
         if not self.parked:
             return None
         first = self.next_urgent()
-        for job in self.parked:
-            if first is None or job.level <= first.level:
-                return job
-        return None
+        if first is None:
+            return self.parked[0]
+        aged = self.admissions - self._aged_at >= AGEING_TURN
+        behind = next((job for job in self.parked if job.level > first.level), None) if aged else None
+        return behind or next((job for job in self.parked if job.level <= first.level), None)
 
     def next_urgent(self) -> Job | None:
         """The first of the most urgent class that waits."""
         heads = [head for line in list(self._lines) if (head := self._head(line)) is not None]
         return min(heads, key=lambda j: (j.level, j.seniority), default=None)
 
-    def next_streamed(self) -> Job | None:
-        """The first one to whom somebody listens; background work is in no hurry."""
-        best: Job | None = None
-        for line, jobs in self._lines.items():
-            if line[0] == Priority.BACKGROUND:
-                continue
-            job = next((j for j in jobs if j.where is Where.WAITING and j.request.streamed), None)
-            if job is not None and (best is None or _order(job) < _order(best)):
-                best = job
-        return best
+    def readers(self, count: int) -> list[Job]:
+        """The first ones who read along and wait; background work is in no hurry."""
+        self._readers = [job for job in self._readers if _waits(job)]
+        return nsmallest(count, (job for job in self._readers if job.where is Where.WAITING), key=_order)
 
     def admit(self, job: Job, now: float, *, counted: bool = True) -> None:
         """The job leaves the queue for a slot. A slot taken away for it does not count as a turn."""
         overtakes = job.entered_s is None
         if job.where is Where.PARKED:
             self.parked.remove(job)
+            self.admissions += counted and job.turned_out and not self.is_ageing_turn
+            first = self.next_urgent()
+            if first is not None and job.level > first.level:
+                self._aged_at = self.admissions
         else:
             self._take(job)
             self.admissions += counted
@@ -157,6 +168,8 @@ class Queue:
     # --- standing aside --------------------------------------------------------------------------
 
     def park(self, job: Job) -> None:
+        if not self.parked:
+            self._aged_at = self.admissions
         job.where = Where.PARKED
         self.parked.append(job)
         self.parked.sort(key=lambda j: j.seniority)
@@ -229,6 +242,7 @@ class Queue:
     def _prune(self) -> None:
         """Jobs leave from the middle of the lines by changing where they are; sweep them out now and then."""
         self._by_age = deque(job for job in self._by_age if job.where is Where.WAITING)
+        self._readers = [job for job in self._readers if _waits(job)]
         for line, jobs in list(self._lines.items()):
             self._lines[line] = deque(job for job in jobs if job.where is Where.WAITING)
             self._head(line)

@@ -44,6 +44,7 @@ class Job:
         "deferred_at",
         "entered_s",
         "first_token_s",
+        "held_s",
         "high_water",
         "id",
         "known",
@@ -90,6 +91,7 @@ class Job:
         self.turns = 0  # of these, so that somebody else had a turn
         self.turned_out = False  # the last one was
         self.parked_s = now
+        self.held_s = 0.0  # how long it had slots before, where turns were all that came between
         self.high_water = 0  # tokens ever computed: redone work is free
         self.cached = 0
         self.cancelled = ""  # reason, once asked for

@@ -111,6 +111,7 @@ class State:
         job.parks += 1
         job.turns += turn
         job.turned_out, job.parked_s = turn, self.now
+        job.held_s = job.held_s + self.now - slot.started_s if turn else 0.0
         job.high_water = max(job.high_water, slot.computed)
         self.queue.park(job)
         self.note(notes.SLOT_PARKED, job, slot.index, slot.computed)

@@ -54,14 +54,19 @@ def for_priority(running: Sequence[Slot], anchor: Slot | None, level: int, limit
 def for_timeout(running: Sequence[Slot], now: float, limits: Limits) -> Slot | None:
     """The longest-running of those that had their full time and used it."""
     able = [s for s in running if had_its_time(s, now, limits)]
-    return min(able, key=lambda s: (s.started_s, s.index), default=None)
+    return max(able, key=lambda s: (held_s(s, now), -s.index), default=None)
 
 
 def had_its_time(slot: Slot, now: float, limits: Limits) -> bool:
     """It ran for the whole time-out, and got further than ever before: so a round robin still advances."""
-    if slot.job is None or now - slot.started_s < limits.cache_slot_timeout_s:
+    if held_s(slot, now) < limits.cache_slot_timeout_s:
         return False
     return slot.computed > slot.started_at
+
+
+def held_s(slot: Slot, now: float) -> float:
+    """How long it has had a slot; a turn of somebody else does not begin it anew."""
+    return now - slot.started_s + slot.job.held_s if slot.job is not None else 0.0
 
 
 def _parks(slot: Slot) -> int:

@@ -279,6 +279,7 @@ class ModelStats(Message):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    turns: int = 0
     active_slots: int = 0
     slots: int = 0
     queued: dict[str, int] = field(default_factory=dict)  # by priority

@@ -40,6 +40,7 @@ class LoopStats:
     prompt_tokens: int = 0  # of requests that ended
     cached_tokens: int = 0
     preemptions: int = 0
+    turns: int = 0
     active_slots: int = 0
     slots: int = 0
     queued: int = 0
@@ -230,7 +231,10 @@ class EngineLoop:
             tokens=before.tokens + (len(events.tokens) if events is not None else 0),
             prompt_tokens=before.prompt_tokens + (_sum_prompts(events.ends) if events is not None else 0),
             cached_tokens=before.cached_tokens + (_sum_cached(events.ends) if events is not None else 0),
-            preemptions=before.preemptions + (_parks(events) if events is not None else 0),
+            preemptions=before.preemptions
+            + _noted(events, notes.SLOT_PARKED)
+            - _noted(events, notes.TURN_TAKEN),
+            turns=before.turns + _noted(events, notes.TURN_TAKEN),
             active_slots=len(state.active),
             slots=before.slots,
             queued=state.queue.size,
@@ -267,5 +271,5 @@ def _sum_cached(ends: list[Terminal]) -> int:
     return sum(terminal.cached_tokens for terminal in ends) if ends else 0
 
 
-def _parks(events: Events) -> int:
-    return sum(note.name == notes.SLOT_PARKED for note in events.notes) if events.notes else 0
+def _noted(events: Events | None, name: str) -> int:
+    return sum(note.name == name for note in events.notes) if events is not None and events.notes else 0

@@ -42,6 +42,7 @@ async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> Mode
         prompt_tokens=stats.prompt_tokens,
         cached_tokens=stats.cached_tokens,
         preemptions=stats.preemptions,
+        turns=stats.turns,
         active_slots=stats.active_slots,
         slots=stats.slots,
         queued=look.queued if look is not None else {},

@@ -155,6 +155,7 @@ def _runtime(stats: Stats) -> Iterator[Metric]:
     for name, text, field in (
         ("stretto_ticks", "Ticks.", "ticks"),
         ("stretto_preemptions", "Times that a request lost its slot.", "preemptions"),
+        ("stretto_turns", "Times that a stream gave its slot to another, to go on later.", "turns"),
         ("stretto_computed_prompt_tokens", "Prompt tokens that the model computed.", "prompt_tokens"),
     ):
         counter = CounterMetricFamily(name, text, labels=["model"])

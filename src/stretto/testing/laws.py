@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from stretto.core import invariants, notes
+from stretto.core import invariants, notes, victims
 from stretto.core.kv.ops import OpKind
 from stretto.core.preemption import Order, Way
 from stretto.core.scheduler import Scheduler
@@ -167,7 +167,7 @@ class Laws:
             entered_s = order.waiter.entered_s
             waited = entered_s is not None and now - entered_s >= limits.cache_slot_timeout_s
             _need(waited, f"{order.waiter.id} takes a slot before its time-out")
-            served_s = now - victim.started_s
+            served_s = victims.held_s(victim, now)
             _need(served_s >= limits.cache_slot_timeout_s, f"slot {order.slot} is taken before its time")
 
     def _check_ways(self, ways: Iterable[Way]) -> None:
@@ -179,13 +179,14 @@ class Laws:
             self.saw("parked for priority")
 
     def _check_turns(self, turns: Iterable[Turn], now: float) -> None:
-        """Only for somebody who reads along, only from one who wrote enough, and not for many at once."""
+        """Only for newcomers who read along, only from one who wrote enough, and not for many at once."""
         state = self._scheduler.state
         whole = state.limits.turn_tokens
         for turn in turns:
             back = turn.waiter.parks > 0
             least = whole if back and now - turn.waiter.parked_s < OUT_MAX_S else min(SHORT_TURN, whole)
-            _need(turn.waiter.request.streamed, f"{turn.waiter.id} took a turn, and nobody reads along")
+            reads = turn.waiter.request.streamed or turn.waiter.turned_out
+            _need(reads, f"{turn.waiter.id} took a turn, and nobody reads along")
             _need(turn.victim.level >= turn.waiter.level, "a turn was taken from somebody more urgent")
             _need(turn.tokens >= least, "a turn was cut short")
             _need(back or len(state.queue.parked) <= len(state.slots), "too many streams are parked")

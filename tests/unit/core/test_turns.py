@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from stretto.core import notes
+from stretto.core.capabilities import Rewind
 from stretto.core.limits import Limits
 from stretto.core.request import Priority
 from stretto.core.slot import Where
-from stretto.core.turns import OUT_MAX_S, SHORT_TURN
+from stretto.core.turns import LAST_WORDS, OUT_MAX_S, SHORT_TURN
 from tests.unit.core.rig import Rig, ask, paged, streams
 
 SLOTS = 3
@@ -133,10 +134,12 @@ def test_turns_are_longer_where_changing_takes_long():
     assert len(rig.output(parked.id)) > 2 * SHORT_TURN
 
 
-def test_without_snapshots_what_must_be_computed_again_counts():
+def test_without_snapshots_nobody_changes_places():
+    """What was said would have to be computed again, and might round otherwise."""
     rig = busy(SHORT_TURN + 4, can=streams(SLOTS, snapshots=False, share_from_running=False))
     rig.accept(newcomer())
-    rig.step()
+    for _ in range(50):
+        rig.step()
     assert rig.slot_of("new") is None
 
 
@@ -167,3 +170,91 @@ def test_having_had_a_turn_does_not_shield_from_somebody_urgent():
     rig.accept(ask("urgent", 9, priority=Priority.URGENT))
     rig.step()
     assert rig.slot_of("urgent") is not None
+
+
+def test_who_is_about_to_end_keeps_the_slot():
+    rig = busy(SHORT_TURN, max_tokens=SHORT_TURN + LAST_WORDS - 1)
+    rig.accept(newcomer())
+    rig.step()
+    assert rig.slot_of("new") is None
+    assert not rig.state.queue.parked
+
+
+def test_a_pool_that_holds_the_running_alone_is_not_shared_by_more():
+    """Parked pages would be evicted and computed again, turn after turn."""
+    rig = Rig(Limits(n_seq_max=4), paged(4, pages=340, page_tokens=16))
+    rig.accept(*(ask(f"s{at}", 800, start=at, max_tokens=400, streamed=True) for at in range(8)))
+    rig.run()
+    rows = sum(tick.rows - tick.decode_rows for tick in rig.ticks)
+    assert rows < 1.25 * 8 * 800
+
+
+def test_who_nobody_reads_along_takes_a_slot_back_too():
+    rig = Rig(Limits(n_seq_max=2), streams(2))
+    rig.accept(ask("anchor", 20, max_tokens=3000, streamed=True), ask("silent", 20, max_tokens=100))
+    rig.run(until=lambda: len(rig.output("silent")) >= 60)
+    rig.accept(newcomer(max_tokens=3000))
+    rig.run(until=lambda: "silent" in rig.ends)
+    assert rig.ends["silent"].parks == 1
+    assert not {"anchor", "new"} & set(rig.ends)
+
+
+def test_one_that_cannot_come_back_does_not_keep_the_others_out():
+    rig = Rig(Limits(n_seq_max=3), streams(3))
+    rig.accept(
+        ask("anchor", 20, max_tokens=2000, streamed=True),
+        ask("d1", 20, max_tokens=2000, streamed=True),
+        ask("low", 20, max_tokens=2000, streamed=True, priority=Priority.BACKGROUND),
+    )
+    rig.run(until=lambda: len(rig.output("anchor")) >= 30)
+    longest = pauses(rig)
+    rig.accept(*(newcomer(name, max_tokens=2000) for name in ("d2", "d3")))
+    rig.run(until=lambda: "anchor" in rig.ends)
+    assert rig.job("low").where is Where.PARKED
+    assert all(longest[name] < 1.5 * OUT_MAX_S for name in ("d1", "d2", "d3"))
+
+
+def test_one_that_must_wait_for_a_cache_does_not_hold_up_the_newcomers_behind_it():
+    can = streams(SLOTS, rewind=Rewind.CHECKPOINT, state_bytes=50)
+    rig = busy(SHORT_TURN + 4, can=can, cache="incremental", cache_min_tokens=4)
+    conversation = [*rig.witnesses["s1"].request.tokens, 7, 8, 9]
+    rig.accept(ask("again", conversation, streamed=True, boundaries=(20,)), newcomer())
+    for _ in range(10):
+        rig.step()
+    assert rig.first_token_tick.get("new") is not None
+
+
+@pytest.mark.parametrize("clients", [6, 8])
+def test_streams_without_end_starve_nobody(clients):
+    """A request of the same class, and one in the background, among streams that always want more."""
+    rig = Rig(Limits(n_seq_max=3, queue_depth=16), streams(3))
+    number = 0
+
+    def feed(_):
+        nonlocal number
+        while sum(job.request.streamed for job in rig.state.jobs.values()) < clients:
+            rig.accept(newcomer(f"s{number}", start=number, max_tokens=100 + number * 37 % 60))
+            number += 1
+
+    feed(None)
+    rig.after_plan.append(feed)
+    for _ in range(40):
+        rig.step()
+    rig.accept(ask("low", 20, max_tokens=5, priority=Priority.BACKGROUND), ask("silent", 20, max_tokens=5))
+    rig.run(until=lambda: {"low", "silent"} <= set(rig.ends))
+    assert len(rig.ends) < 30
+
+
+def test_a_turn_of_somebody_else_does_not_begin_a_slot_time_out_anew():
+    waits = {}
+    for turn_tokens in (0, 64):
+        rig = Rig(
+            Limits(n_seq_max=4, cache="incremental", cache_slot_timeout_s=5.0, turn_tokens=turn_tokens),
+            streams(4),
+        )
+        rig.accept(*(newcomer(f"s{at}", start=at, max_tokens=3000) for at in range(5)))
+        rig.run(until=lambda rig=rig: len(rig.output("s0")) > 40)
+        rig.accept(*(ask(f"q{at}", 20, max_tokens=5) for at in range(3)))
+        rig.run(until=lambda rig=rig: {"q0", "q1", "q2"} <= set(rig.ends))
+        waits[turn_tokens] = max(rig.ends[f"q{at}"].queue_wait_s for at in range(3))
+    assert waits[64] < 1.5 * waits[0]
