@@ -24,6 +24,8 @@ def test_the_machine_sees_it(planted: Planted, monkeypatch: pytest.MonkeyPatch):
     assert answer.caught, f"{planted.machine} did not see it: {answer.by}"
 
 
-def test_each_machine_has_two():
+def test_each_machine_has_two_at_least():
     machines = {path.name for path in HERE.glob("test_*.py")} - {"test_defects.py"}
-    assert Counter(planted.machine for planted in PLANTED) == dict.fromkeys(machines, 2)
+    counts = Counter(planted.machine for planted in PLANTED)
+    assert set(counts) == machines
+    assert min(counts.values()) >= 2

@@ -19,6 +19,8 @@ from stretto.core.capabilities import Capabilities, Parts, Rewind, Share
 
 ROW_QUANTUM_CPU_FLASH = 64  # the tiled kernel begins at 64 rows; 63 cost twice as much
 ROW_QUANTUM_CPU = 16  # fewer rows cost a CPU nearly as much as these
+ROW_QUANTUM_SPRINT = 32  # about two layers of a pass of 512 rows (see `sprint`)
+EFFICIENT_SPRINT = 3  # quanta: more save decode passes, fewer shorten the streams' gaps
 
 
 def rewind_of(context: Context, measures: Measures) -> tuple[Rewind, int]:
@@ -62,12 +64,16 @@ def efficient_quanta(heads: int, threads: int) -> int:
     return 2 if two <= 0.8 * 2 * one else 1
 
 
-def _efficient_quanta(context: Context, measures: Measures, *, tiled: bool) -> int:
+def _quanta(context: Context, measures: Measures, *, tiled: bool, sprints: bool) -> tuple[int, int]:
+    """Rows of a quantum, and how many quanta are efficient."""
     if context.model.on_gpu:
-        return 1
+        return 1, 1
+    if sprints:
+        return ROW_QUANTUM_SPRINT, EFFICIENT_SPRINT
     if not tiled:
-        return ROW_QUANTUM_CPU_FLASH // ROW_QUANTUM_CPU
-    return efficient_quanta(context.model.n_head, measures.n_threads or context.plan.n_threads)
+        return ROW_QUANTUM_CPU, ROW_QUANTUM_CPU_FLASH // ROW_QUANTUM_CPU
+    threads = measures.n_threads or context.plan.n_threads
+    return ROW_QUANTUM_CPU_FLASH, efficient_quanta(context.model.n_head, threads)
 
 
 def _parts(*, tiled: bool, redoes: bool) -> Parts:
@@ -82,6 +88,7 @@ def capabilities_of(context: Context, measures: Measures, *, sprints: bool = Fal
     rewind, tokens = rewind_of(context, measures)
     pooled = context.plan.unified and not model.is_recurrent
     tiled = context.flash_attention and not model.on_gpu
+    quantum, efficient = _quanta(context, measures, tiled=tiled, sprints=sprints)
     return Capabilities(
         rewind=rewind,
         rewind_tokens=tokens,
@@ -98,9 +105,9 @@ def capabilities_of(context: Context, measures: Measures, *, sprints: bool = Fal
         rows_max=context.n_batch,
         chunk_max=context.n_batch if tiled or model.on_gpu else context.n_ubatch,  # see `splits`
         outputs_max=context.outputs_max,
-        row_quantum=ROW_QUANTUM_CPU_FLASH if tiled or sprints else 1 if model.on_gpu else ROW_QUANTUM_CPU,
+        row_quantum=quantum,
         parts=_parts(tiled=tiled, redoes=not pooled and rewind is Rewind.ANY),
-        efficient_quanta=_efficient_quanta(context, measures, tiled=tiled or sprints),
+        efficient_quanta=efficient,
         contiguous=not pooled,
         equal_spans=not context.plan.unified or model.is_hybrid or model.is_recurrent,
         vocab=context.vocab,

@@ -26,8 +26,10 @@ _BYTES = ctypes.POINTER(ctypes.c_uint8)
 
 
 class Context:
-    def __init__(self, model: Model, options: ContextOptions) -> None:
+    def __init__(self, model: Model, options: ContextOptions, *, on_node: Any = None) -> None:
+        """`on_node`: a callback that llama.cpp asks at the nodes of its graphs (see `strides`)."""
         self.lib = library()
+        self._on_node = on_node
         self.model = model
         self.weights = model.weights
         self.options = options
@@ -44,7 +46,10 @@ class Context:
         if plan.n_ctx >= N_CTX_MAX:
             raise ContextError(f"{plan.n_ctx} tokens of context are more than llama.cpp can count")
         forget_log()
-        handle = lib.llama_init_from_model(self.weights.handle, _native(lib, plan))
+        params = _native(lib, plan)
+        if self._on_node is not None:
+            params.cb_eval = self._on_node
+        handle = lib.llama_init_from_model(self.weights.handle, params)
         if not handle:
             raise ContextError(f"no context of {plan.n_seq_max} × {plan.window} tokens: {last_error()}")
         self._handle = handle

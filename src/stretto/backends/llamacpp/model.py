@@ -73,6 +73,7 @@ class Model:
         self.has_mrope = lib.llama_model_rope_type(handle) in MROPE_TYPES
         self.n_swa = int(lib.llama_model_n_swa(handle))
         self.n_head = int(lib.llama_model_n_head(handle))
+        self.n_layer = int(lib.llama_model_n_layer(handle))
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle))
         self.size_bytes = int(lib.llama_model_size(handle))
 

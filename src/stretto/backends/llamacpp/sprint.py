@@ -6,7 +6,13 @@ after its last chunk, or before anything else is done to its sequence: its state
 forgotten. The two kinds of memory differ in one thing, the order of the values: by token here, by channel
 there.
 
-Whether this build of llama.cpp writes states as we read them is tried at the start, not assumed.
+Rows are cheapest by the hundred, and streams must not wait for so many. So a pass takes as many as it can,
+and every tick as many of its layers as the rows that it asked for are of all its rows (`strides`): after a
+quarter of the layers of 512 rows the core believes that 128 are done. They are when the pass is; until then
+nobody looks.
+
+Whether this build of llama.cpp pauses where we want, and writes states as we read them, is tried at the
+start, not assumed.
 """
 
 from __future__ import annotations
@@ -17,23 +23,26 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.llamacpp.batch import Rows
+from stretto.backends.llamacpp.batch import Ints, Rows
 from stretto.backends.llamacpp.calibration import rows_for
 from stretto.backends.llamacpp.context import WHOLE, Context
 from stretto.backends.llamacpp.seats import Seat
+from stretto.backends.llamacpp.strides import Strides
 from stretto.core.kv.ops import KvOp, OpKind
 from stretto.core.tick import Tick
 
 TOKENS_MIN = 1024  # of a prompt; handing a shorter one over costs more than it gains
-ROWS_MIN = 64  # of a chunk: the tiled kernel begins there
+ROWS_MIN = 16  # of a chunk: fewer are not worth a pause
+ROWS_A_LAYER = 32  # at most: a quantum of rows is at least a layer of a pass
 REDONE_MAX = 64  # tokens of a template that every prompt begins with are computed again
 IDLE_TICKS = 8  # without rows, and the prompt lands: others may want to run here
-TRIAL_TOKENS = 8
+TRIAL_TOKENS = 8  # half of them, then the rest
 TRIAL_TOLERANCE = 0.05  # of the logits' spread: kernels round differently
 NOBODY = -1
 LAYERS_MAX = 4096
 ELEMENT_BYTES = {0: 4, 1: 2}  # ggml's f32 and f16
 Bytes = NDArray[np.uint8]
+NOTHING: Ints = np.zeros(0, dtype=np.int32)
 
 
 class LandingError(Exception):
@@ -46,8 +55,13 @@ class Sprint:
     def __init__(self, main: Context) -> None:
         self._main = main
         options = replace(main.options, n_seq_max=1, flash_attention="on", drafts_max=0)
-        self.context = Context(main.model, options)
+        self._strides = Strides(main.model.n_layer)
+        self.context = Context(main.model, options, on_node=self._strides.callback)
+        self._pass_rows = min(self.context.n_ubatch, ROWS_A_LAYER * self._strides.layers)
         self.sequence = NOBODY
+        self._text: Ints = NOTHING  # all that is to be computed
+        self._held = 0  # rows that are computed
+        self._asked = 0  # rows that the core believes to be
         self.done = False  # its last chunk has run
         self.spoiled = False  # there may be NaN in its cells (see `scrub`)
         self._idle = 0
@@ -69,7 +83,7 @@ class Sprint:
         running = next((at for at in spans if tick.sequences[at] == self.sequence), None)
         others = len(spans) > 1 or not any(op.kind is OpKind.COPY for op in tick.ops)
         if running is not None:
-            if others and _is_chunk(tick, running):
+            if others and running >= tick.decode_spans:
                 self._idle = 0
                 return running
             self.land()
@@ -81,8 +95,9 @@ class Sprint:
             return None
         for at in spans:
             long = tick.starts[at] <= REDONE_MAX and len(seats[tick.slots[at]]) >= TOKENS_MIN
-            if long and _is_chunk(tick, at) and self._may_begin(tick, at):
-                self.begin(tick.sequences[at])
+            if long and at >= tick.decode_spans and self._may_begin(tick, at):
+                seat = seats[tick.slots[at]]
+                self.begin(tick.sequences[at], seat.known(0, len(seat)))
                 return at
         return None
 
@@ -90,33 +105,68 @@ class Sprint:
         """Not with what a copy brings: it is there only after a pass of the main context."""
         copied = {op.sequence for op in tick.ops if op.kind is OpKind.COPY}
         fits = tick.starts[span] + tick.counts[span] <= self.context.n_batch
-        return fits and tick.sequences[span] not in copied
+        return fits and tick.counts[span] >= ROWS_MIN and tick.sequences[span] not in copied
 
     def missing(self, tick: Tick, span: int) -> int:
-        """Rows before the span's that this context does not hold."""
-        return tick.starts[span] - (self.context.positions(0)[1] + 1)
+        """Rows before the span's that this context was never asked for."""
+        return tick.starts[span] - self._asked
 
-    def begin(self, sequence: int) -> None:
+    def begin(self, sequence: int, text: Sequence[int]) -> None:
         if self.spoiled:
             self.drop()
         self.sequence = sequence
+        self._text = np.asarray(text, dtype=np.int32)
+        self._held = self._asked = 0
         self.done = False
         self._idle = 0
 
     # --- rows ------------------------------------------------------------------------------------
 
     def decode(self, rows: Rows) -> int:
-        return self.context.decode(replace(rows, sequences=np.zeros_like(rows.sequences)))
+        """As much of the text as these rows are, in layers; all of it where it ends."""
+        end = int(rows.positions[-1]) + 1
+        while self._held < end:
+            code = self._go_on(end)
+            if code is None:
+                break
+            if code != 0:
+                return code
+        self._asked = end
+        return 0
+
+    def _go_on(self, end: int) -> int | None:
+        """With the pass that holds the next rows: its answer, or None where it is paused."""
+        strides, first = self._strides, self._held
+        last = min(first + self._pass_rows, len(self._text))
+        layers = -(-strides.layers * (min(end, last) - first) // (last - first))
+        if not strides.paused:
+            code = strides.start(lambda: self.context.decode(self._rows(first, last)), layers)
+        elif strides.done < layers or layers == strides.layers:
+            code = strides.go_on(layers)
+        else:
+            return None
+        if code == 0:
+            self._held = last
+        return code
+
+    def _rows(self, first: int, last: int) -> Rows:
+        outputs = np.zeros(last - first, dtype=np.int8)
+        outputs[-1] = last == len(self._text)
+        positions = np.arange(first, last, dtype=np.int32)
+        return Rows(
+            [], self._text[first:last], positions, np.zeros_like(positions), outputs, int(outputs[-1])
+        )
 
     def logits(self) -> NDArray[np.float32]:
         return self.context.logits()
 
     def land(self) -> None:
-        """Hand the sequence over."""
-        sequence = self.sequence
+        """Hand the sequence over: a pass that is paused ends first, and what nobody asked for is cut off."""
+        sequence, length = self.sequence, self._asked
+        done = not self._strides.paused or self._strides.go_on(self._strides.layers) == 0
+        done = done and self.context.remove(0, length)
         state = np.empty(self.context.state_size(0, WHOLE), dtype=np.uint8)
-        done = self.context.read_state(0, state, WHOLE) == len(state)
-        length = self.context.positions(0)[1] + 1
+        done = done and self.context.read_state(0, state, WHOLE) == len(state)
         self.drop()
         if done:
             turned = by_channel(state, streams=self._main.n_seq_max)
@@ -126,13 +176,16 @@ class Sprint:
             raise LandingError
 
     def drop(self) -> None:
+        self._strides.give_up()
         if self.spoiled:
             self.context.clear()
         else:
             self.context.remove(0, 0)
         self.sequence, self.spoiled = NOBODY, False
+        self._text, self._held, self._asked = NOTHING, 0, 0
 
     def close(self) -> None:
+        self._strides.give_up()
         self.context.close()
 
     def works(self) -> bool:
@@ -144,8 +197,11 @@ class Sprint:
                 return False
             right = main.logits()[0].copy()
             main.remove(0, 0)
-            self.begin(0)
-            if self.decode(rows_for(begin, vocab=vocab)):
+            rows = rows_for(begin, vocab=vocab)
+            self.begin(0, rows.tokens.tolist())
+            if self.decode(rows_for([(0, 0, TRIAL_TOKENS // 2)], vocab=vocab)) or not self._strides.paused:
+                return False
+            if self.decode(rows) or self._strides.done != self._strides.layers:
                 return False
             self.land()
             if main.decode(rows_for(last, vocab=vocab)):
@@ -157,10 +213,6 @@ class Sprint:
         finally:
             main.remove(0, 0)
             self.drop()
-
-
-def _is_chunk(tick: Tick, span: int) -> bool:
-    return span >= tick.decode_spans and tick.counts[span] >= ROWS_MIN
 
 
 def by_channel(state: Bytes, *, streams: int) -> Bytes | None:

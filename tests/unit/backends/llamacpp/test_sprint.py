@@ -77,9 +77,9 @@ def counted(backend):
     sprint, seen = backend._sprint, {"begun": 0, "landed": 0}
     begin, land = sprint.begin, sprint.land
 
-    def begun(sequence: int) -> None:
+    def begun(sequence: int, text) -> None:
         seen["begun"] += 1
-        begin(sequence)
+        begin(sequence, text)
 
     def landed() -> None:
         seen["landed"] += 1
@@ -120,7 +120,7 @@ def test_others_share_the_prefix_of_a_prompt_that_sprints():
     others = [ask(f"other{i}", [*head, *text(20, 40 + i)], max_tokens=6) for i in range(2)]
     loop = Loop(backend, Limits(n_seq_max=3, n_batch=512, cache_min_tokens=50))
     loop.submit(first)
-    for _ in range(4):
+    while not (active := loop.scheduler.state.active) or active[0].computed < 960:
         loop.step()
     outputs = loop.run(*others)
     assert seen["begun"] >= 1
@@ -180,3 +180,59 @@ def test_only_where_it_can_help(more, sprints):
     backend = make_backend("dense", **{"context_window": WINDOW, "flash_attention": "long"} | more)
     assert (backend._sprint is not None) == sprints
     backend.close()
+
+
+def test_a_pass_that_is_paused_can_be_given_up_or_finished():
+    """Whatever the core asks for, it gets; what it did not ask for is nowhere."""
+    sprint = sprinter(n_seq_max=2, n_batch=512, n_ubatch=512)
+    main, tokens = sprint._main, list(text(1400, 5))
+
+    def asked(count: int) -> int:
+        chunk = rows_for([(0, 0, count)], vocab=main.vocab)
+        return sprint.decode(chunk)
+
+    sprint.begin(0, tokens)
+    assert asked(80) == 0
+    assert sprint._strides.paused
+    sprint.drop()
+    assert not sprint._strides.paused
+    assert sprint.context.positions(0)[1] < 0
+
+    sprint.begin(1, tokens)
+    for count in (64, 65, 511, 512, 513, 660):
+        assert asked(count) == 0
+    assert sprint._strides.paused
+    sprint.land()
+    assert main.positions(1)[1] == 659
+    assert sprint.sequence == NOBODY
+
+    sprint.begin(0, tokens)
+    assert asked(1400) == 0
+    assert not sprint._strides.paused
+    whole = sprint.logits()[-1].copy()
+    sprint.drop()
+    sprint.begin(0, tokens)
+    for count in range(50, 1450, 50):
+        assert asked(count) == 0
+    assert np.array_equal(sprint.logits()[-1], whole), "pauses change nothing"
+    sprint.close()
+
+
+def test_streams_write_while_a_pass_is_paused():
+    """Every tick carries the streams' rows and a part of the prompt's layers."""
+    backend = long_backend()
+    loop = Loop(backend, Limits(n_seq_max=3, n_batch=512, prefill_chunk=64))
+    requests = [ask("stream", text(40, 3), max_tokens=40), ask("long", text(1500, 4), max_tokens=6)]
+    loop.submit(requests[0])
+    for _ in range(3):
+        loop.step()
+    loop.submit(requests[1])
+    paused = 0
+    for _ in range(20):
+        loop.step()
+        paused += backend._sprint._strides.paused
+    assert paused >= 5
+    outputs = loop.run()
+    assert {end.end for end in loop.ends.values()} == {End.FINISHED}
+    backend.close()
+    assert worst_gap(requests, outputs) <= TOLERANCE
