@@ -52,12 +52,14 @@ class Strides:
     def go_on(self, until: int) -> int | None:
         """The same for a pass that is paused. All layers: to its end."""
         self._until = until if until < self.layers else self.layers + 1
-        self._pass.parent = getcurrent()
-        answer = self._pass.switch()
-        if self._pass.dead:
-            self._pass = None
-            return int(answer)
-        return None
+        running = self._pass
+        running.parent = getcurrent()
+        try:
+            answer = running.switch()
+        finally:
+            if running.dead:
+                self._pass = None
+        return int(answer) if running.dead else None
 
     def give_up(self) -> None:
         """What the pass has computed is worth nothing; it ends without computing more."""

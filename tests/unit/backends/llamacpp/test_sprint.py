@@ -236,3 +236,15 @@ def test_streams_write_while_a_pass_is_paused():
     assert {end.end for end in loop.ends.values()} == {End.FINISHED}
     backend.close()
     assert worst_gap(requests, outputs) <= TOLERANCE
+
+
+def test_a_pass_that_breaks_is_over():
+    strides = sprinter(n_seq_max=1)._strides
+
+    def breaks() -> int:
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        strides.start(breaks, 1)
+    assert not strides.paused
+    assert strides.start(lambda: 7, 1) == 7
