@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -114,6 +117,9 @@ def test_long_prompts_beside_short_ones_give_the_right_tokens(kind):
 def test_others_share_the_prefix_of_a_prompt_that_sprints():
     """The sequence lands before it is copied from, and goes on in the main context."""
     backend = long_backend()
+    backend.capabilities = replace(
+        backend.capabilities, copy_bytes_per_s=1e12
+    )  # a tiny model computes as fast
     seen = counted(backend)
     head = text(1200, 9)
     first = ask("first", [*head, *text(300, 1)], max_tokens=6)
