@@ -19,6 +19,7 @@ MARGIN_STEP = 0.05
 TARGET_S = 0.05  # between two tokens of a stream, where the operator did not say
 DECODE_TICKS = 4.0  # … or this many decode-only ticks: prompts get three quarters of a slow machine
 NEAR_THE_END = 0.75  # of a prompt: behind it half as many rows must do
+WORTH_CONTEXT = 256.0  # where a token's price is taken: at 0 a fit may put it all on the context
 COVERED = 0.75  # a chunk of that share of what is trusted says enough to trust twice as much
 IDLE_TARGETS = 4.0  # with nobody decoding, a tick may take this many targets: newcomers still get in soon
 
@@ -96,7 +97,7 @@ class CostModel:
     @property
     def prefill_s_per_token(self) -> float:
         """For comparing a prefix's worth with the cost of bringing it in; a guess until measured."""
-        return self._prefill.predict([1.0, 0.0]) if self._prefill.samples else 1e-3
+        return self._prefill.predict([1.0, WORTH_CONTEXT]) if self._prefill.samples else 1e-3
 
     def allowance_s(self, decode_s: float, target_s: float | None, length: int) -> float:
         """Time for prompts in a tick, the most senior of which is `length` tokens long.

@@ -118,7 +118,7 @@ def test_others_share_the_prefix_of_a_prompt_that_sprints():
     """The sequence lands before it is copied from, and goes on in the main context."""
     backend = long_backend()
     backend.capabilities = replace(
-        backend.capabilities, copy_bytes_per_s=1e12
+        backend.capabilities, copy_bytes_per_s=math.inf
     )  # a tiny model computes as fast
     seen = counted(backend)
     head = text(1200, 9)
