@@ -89,9 +89,12 @@ class QueueMachine(RuleBasedStateMachine):
         """
         waiting, parked = self.of(Where.WAITING), self.of(Where.PARKED)
         urgent = min((j.level for j in waiting), default=9)
-        aged = self.admissions - self.aged_at >= AGEING_TURN
-        behind = next((j for j in parked if j.level > urgent), None) if aged else None
-        back = behind or next((j for j in parked if j.level <= urgent), None)
+        aged = urgent == Priority.DEFAULT and self.admissions - self.aged_at >= AGEING_TURN
+        behind = [j for j in parked if j.level > urgent] if aged else []
+        able = behind or [j for j in parked if j.level <= urgent]
+        firm = [j for j in able if not j.turned_out]
+        turned = sorted(able, key=lambda j: (j.level, j.account.served, j.seniority))
+        back = (firm or turned or [None])[0]
         if back is not None:
             return back
         if self.admissions % AGEING_TURN == AGEING_TURN - 1:

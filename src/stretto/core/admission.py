@@ -10,6 +10,7 @@ from stretto.core import notes
 from stretto.core.cache.policies import Admit, Defer, Situation, WaitFor
 from stretto.core.capabilities import Rewind
 from stretto.core.kv.ledger import Match, Source
+from stretto.core.queue import order
 from stretto.core.slot import Job, Where
 from stretto.core.state import State
 
@@ -66,8 +67,7 @@ class Admission:
         parked, first = self._state.queue.next_parked(), self._state.queue.next_first()
         if parked is None or first is None or not parked.turned_out:
             return parked or first
-        overtaken = (first.level, first.seniority) < (parked.level, parked.seniority)
-        if (overtaken or self._state.queue.is_ageing_turn) and self.fits(first, None):
+        if (order(first) < order(parked) or self._state.queue.is_ageing_turn) and self.fits(first, None):
             return first
         return parked
 

@@ -95,23 +95,26 @@ class Queue:
         best: Job | None = None
         for line in list(self._lines):
             head = self._head(line)
-            if head is not None and (best is None or _order(head) < _order(best)):
+            if head is not None and (best is None or order(head) < order(best)):
                 best = head
         return best
 
     def next_parked(self) -> Job | None:
         """The most senior parked request, unless somebody strictly more urgent waits.
 
-        For the less urgent there is an ageing turn, too: after every fourth admission one of them comes back.
+        Those who only made room for a turn come behind the others, in the queue's order. Background requests
+        have an ageing turn, too: after every fourth admission one of them passes default ones that wait.
         """
         if not self.parked:
             return None
         first = self.next_urgent()
         if first is None:
-            return self.parked[0]
-        aged = self.admissions - self._aged_at >= AGEING_TURN
-        behind = next((job for job in self.parked if job.level > first.level), None) if aged else None
-        return behind or next((job for job in self.parked if job.level <= first.level), None)
+            return min(self.parked, key=_order_back)
+        aged = first.level == Priority.DEFAULT and self.admissions - self._aged_at >= AGEING_TURN
+        behind = [job for job in self.parked if job.level > first.level] if aged else []
+        return min(
+            behind or [j for j in self.parked if j.level <= first.level], key=_order_back, default=None
+        )
 
     def next_urgent(self) -> Job | None:
         """The first of the most urgent class that waits."""
@@ -121,7 +124,7 @@ class Queue:
     def readers(self, count: int) -> list[Job]:
         """The first ones who read along and wait; background work is in no hurry."""
         self._readers = [job for job in self._readers if _waits(job)]
-        return nsmallest(count, (job for job in self._readers if job.where is Where.WAITING), key=_order)
+        return nsmallest(count, (job for job in self._readers if job.where is Where.WAITING), key=order)
 
     def admit(self, job: Job, now: float, *, counted: bool = True) -> None:
         """The job leaves the queue for a slot. A slot taken away for it does not count as a turn."""
@@ -223,7 +226,7 @@ class Queue:
 
     def in_order(self) -> list[Job]:
         """The same, the next one first: by class, by what their tenants were served, by age."""
-        return sorted(self.waiting(), key=_order)
+        return sorted(self.waiting(), key=order)
 
     def _head(self, line: tuple[int, str]) -> Job | None:
         jobs = self._lines[line]
@@ -260,8 +263,12 @@ def _waits(job: Job) -> bool:
     return job.where in (Where.WAITING, Where.DEFERRED)
 
 
-def _order(job: Job) -> tuple[int, float, int]:
+def order(job: Job) -> tuple[int, float, int]:
     return (job.level, job.account.served, job.seniority)
+
+
+def _order_back(job: Job) -> tuple[bool, int, float, int]:
+    return (job.turned_out, *(order(job) if job.turned_out else (0, 0.0, job.seniority)))
 
 
 def _insert(line: deque[Job], job: Job) -> None:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from stretto.core import notes
 from stretto.core.admission import Admission
 from stretto.core.capabilities import Share
+from stretto.core.fairness import Account
 from stretto.core.slot import Job, Slot
 from stretto.core.state import State
 
@@ -82,18 +83,23 @@ class Turns:
 
     def _give(self, able: list[Slot], waiters: Iterable[tuple[Job, int]]) -> bool:
         """The slot of whoever had most becomes the first waiter's for whom that is enough."""
-        most = dict(sorted((_level(slot), had(slot)) for slot in able))  # of each class
+        most: dict[tuple[int, Account], int] = {}  # of each class and tenant
+        for slot in able:
+            key = (_job(slot).level, _job(slot).account)
+            most[key] = max(most.get(key, 0), had(slot))
         tried = 0
         for waiter, least in waiters:
-            enough = any(level >= waiter.level and tokens >= least for level, tokens in most.items())
+            enough = any(tokens >= least and _may_take(waiter, *whose) for whose, tokens in most.items())
             if not enough or waiter in self._admission.promised:
                 continue
             tried += 1
             if tried > TRIED_MAX:
                 break
             if self._holds_all(waiter) and not self._admission.must_wait(waiter):
-                fit = [s for s in able if _level(s) >= waiter.level and had(s) >= least]
-                self._change(max(fit, key=lambda s: (_level(s), had(s), s.index)), waiter)
+                fit = [
+                    s for s in able if had(s) >= least and _may_take(waiter, _job(s).level, _job(s).account)
+                ]
+                self._change(max(fit, key=_most), waiter)
                 return True
         return False
 
@@ -146,6 +152,17 @@ def had(slot: Slot) -> int:
     return min(slot.computed - slot.started_at, slot.job.generated)
 
 
-def _level(slot: Slot) -> int:
+def _may_take(waiter: Job, level: int, account: Account) -> bool:
+    """Not from somebody more urgent, and not from a tenant that was served less."""
+    return level >= waiter.level and account.served >= waiter.account.served
+
+
+def _most(slot: Slot) -> tuple[int, float, int, int]:
+    """The lowest class, whose tenant was served most, and who had most."""
+    job = _job(slot)
+    return (job.level, job.account.served, had(slot), slot.index)
+
+
+def _job(slot: Slot) -> Job:
     assert slot.job is not None
-    return slot.job.level
+    return slot.job

@@ -258,3 +258,19 @@ def test_a_turn_of_somebody_else_does_not_begin_a_slot_time_out_anew():
         rig.run(until=lambda rig=rig: {"q0", "q1", "q2"} <= set(rig.ends))
         waits[turn_tokens] = max(rig.ends[f"q{at}"].queue_wait_s for at in range(3))
     assert waits[64] < 1.5 * waits[0]
+
+
+def test_turns_keep_the_tenants_shares():
+    """One tenant sends five times as much: each still writes a third."""
+    rig = Rig(Limits(n_seq_max=4, queue_depth=16), streams(4))
+    for tenant, count in (("heavy", 30), ("b", 6), ("c", 6)):
+        rig.accept(
+            *(ask(f"{tenant}{at}", 20, max_tokens=100, streamed=True, tenant=tenant) for at in range(count))
+        )
+    rig.run(until=lambda: all(f"b{at}" in rig.ends for at in range(5)))
+    written = {
+        tenant: sum(len(w.output) for w in rig.witnesses.values() if w.request.tenant == tenant)
+        for tenant in ("heavy", "b", "c")
+    }
+    jain = sum(written.values()) ** 2 / (3 * sum(tokens**2 for tokens in written.values()))
+    assert jain >= 0.95, written
