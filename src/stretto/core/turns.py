@@ -153,14 +153,13 @@ def had(slot: Slot) -> int:
 
 
 def _may_take(waiter: Job, level: int, account: Account) -> bool:
-    """Not from somebody more urgent, and not from a tenant that was served less."""
-    return level >= waiter.level and account.served >= waiter.account.served
+    """Not from somebody more urgent, and only within a tenant: who gets how much is settled elsewhere."""
+    return level >= waiter.level and account is waiter.account
 
 
-def _most(slot: Slot) -> tuple[int, float, int, int]:
-    """The lowest class, whose tenant was served most, and who had most."""
-    job = _job(slot)
-    return (job.level, job.account.served, had(slot), slot.index)
+def _most(slot: Slot) -> tuple[int, int, int]:
+    """The lowest class, and who had most."""
+    return (_job(slot).level, had(slot), slot.index)
 
 
 def _job(slot: Slot) -> Job:

@@ -188,8 +188,7 @@ class Laws:
             reads = turn.waiter.request.streamed or turn.waiter.turned_out
             _need(reads, f"{turn.waiter.id} took a turn, and nobody reads along")
             _need(turn.victim.level >= turn.waiter.level, "a turn was taken from somebody more urgent")
-            fair = turn.victim.account.served >= turn.waiter.account.served
-            _need(fair, "a turn was taken from a tenant that was served less")
+            _need(turn.victim.account is turn.waiter.account, "a turn was taken from another tenant")
             _need(turn.tokens >= least, "a turn was cut short")
             _need(back or len(state.queue.parked) <= len(state.slots), "too many streams are parked")
             self.saw("a stream took a turn back" if back else "a newcomer took a turn")
