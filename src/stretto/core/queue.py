@@ -56,7 +56,7 @@ class Queue:
         if job.request.streamed and job.level != Priority.BACKGROUND:
             self._readers.append(job)
         self.size += 1
-        if len(self._by_age) > 2 * self.size + PRUNE_SLACK:
+        if max(len(self._by_age), len(self._readers)) > 2 * self.size + PRUNE_SLACK:
             self._prune()
         if self._entered[job.level] < self._limits.in_flight_max:
             self._enter(job, now)

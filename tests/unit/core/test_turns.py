@@ -274,3 +274,10 @@ def test_turns_keep_the_tenants_shares():
     }
     jain = sum(written.values()) ** 2 / (3 * sum(tokens**2 for tokens in written.values()))
     assert jain >= 0.95, written
+
+
+def test_a_server_that_is_never_full_does_not_remember_its_readers():
+    rig = Rig(Limits(n_seq_max=2, cache="none"), streams(2), check=False)
+    for at in range(300):
+        rig.serve(newcomer(f"r{at}", max_tokens=1))
+    assert len(rig.state.queue._readers) <= 65
