@@ -1,8 +1,8 @@
 """How a tick's room for prompts is shared out.
 
-Half of the chunk goes to the most senior prompt, the rest to the others, the shortest first: short prompts
-pass, the long one still gets at least half. Where the chunk is a single quantum it cannot be halved in
-space, so it is halved in time: the senior prompt and the others take turns.
+Every second tick half of the chunk is for the most senior prompt (a single quantum is not halved); all the
+rest goes to the shortest first. Short prompts pass, which is what keeps most first tokens early; the long one
+still gets a quarter of the room and stands still for one tick at most.
 
 More urgent prompts come first, whoever is senior; but as at admission every fourth time is for the most
 senior of any class, so that a stream of urgent prompts holds nobody up for good.
@@ -37,25 +37,20 @@ class ChunkSharer:
         if not prompts or rows <= 0:
             return []
         senior = self._leader(prompts)
-        top = min(_level(slot) for slot in prompts)
+        order = sorted(prompts, key=_shortest)
+        top = _level(order[0])
         rivals = _level(senior) == top and sum(_level(slot) == top for slot in prompts) > 1
-        others = sorted((s for s in prompts if s is not senior), key=_shortest)
-        budget = min(self._cost.largest_chunk(senior.planned, allowance_s, least=least), rows)
+        left = min(self._cost.largest_chunk(senior.planned, allowance_s, least=least), rows)
         shares: dict[int, int] = {}
-        left = budget
-        if budget >= 2 * self._quantum and others:
-            left -= self._give(shares, senior, budget // 2, least=1)
-            left = self._give_others(shares, others, left)
-            self._give(shares, senior, left)
-        else:
-            if self._others_turn and rivals:
-                left = self._give_others(shares, others, left)
-            if left == budget:
-                left -= self._give(shares, senior, left, least=1)
-                self._give_others(shares, others, left)
+        if not (rivals and self._others_turn):
+            half = max(left // 2, self._quantum) if len(order) > 1 else left
+            left -= self._give(shares, senior, half, least=1)
+        left = self._give_shortest(shares, order, left)
+        if not shares:
+            self._give(shares, senior, left, least=1)
         if _level(senior) == top:
             self._others_turn = not rivals or not self._others_turn  # who comes new has the first turn
-        return [(slot, shares[slot.index]) for slot in (senior, *others) if shares.get(slot.index)]
+        return [(slot, shares[slot.index]) for slot in order if shares.get(slot.index)]
 
     def _leader(self, prompts: Sequence[Slot]) -> Slot:
         """The most senior of the most urgent ones, and regularly the most senior of all."""
@@ -67,8 +62,8 @@ class ChunkSharer:
         self._passed_over = (self._passed_over + 1) % SENIOR_TURN
         return first if self._passed_over else senior
 
-    def _give_others(self, shares: dict[int, int], others: Sequence[Slot], left: int) -> int:
-        for slot in others:
+    def _give_shortest(self, shares: dict[int, int], order: Sequence[Slot], left: int) -> int:
+        for slot in order:
             left -= self._give(shares, slot, left)
         return left
 

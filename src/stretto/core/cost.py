@@ -1,8 +1,9 @@
 """How long a tick takes, learned from ticks: the basis of the chunk rule.
 
 t = decode + f[chunk] * chunk * (beta + gamma * context), where decode = a + b * rows + c * (sum of contexts).
-Fitted online by recursive least squares from the backend's own `pass_s`, never from wall time. No linear
-formula sees a kernel's cliff (a 63-row chunk can cost twice a 64-row one), hence the factor f per chunk step.
+Fitted as ticks end, from the backend's own `pass_s`, never from wall time. No linear formula sees a kernel's
+cliff (a 63-row chunk can cost twice a 64-row one), hence the factor f per chunk step. Those of whole quanta
+that are not used drift to that of the one that is: a size that was slow once is tried again.
 Starts by trusting nothing: the smallest chunk, then twice as much, as measurements arrive. Where a backend
 fills quanta up (`Parts.WHOLE`), a part counts as a whole one, here and wherever chunks are shared out.
 """
@@ -10,11 +11,13 @@ fills quanta up (`Parts.WHOLE`), a part counts as a whole one, here and wherever
 from __future__ import annotations
 
 from stretto.core.capabilities import Parts
+from stretto.core.least_squares import LeastSquares
 
-FORGETTING = 0.98
 OUTLIER = 3.0
 OUTLIERS_BELIEVED = 3  # the third outlier in a row is the new truth
 F_WEIGHT = 0.2
+F_DRIFT = 0.01
+CLIFF = 2.0  # what a row of a part costs, in rows of a whole quantum, until it was seen
 MARGIN_STEP = 0.05
 TARGET_S = 0.05  # between two tokens of a stream, where the operator did not say
 DECODE_TICKS = 4.0  # … or this many decode-only ticks: prompts get three quarters of a slow machine
@@ -22,40 +25,6 @@ NEAR_THE_END = 0.75  # of a prompt: behind it half as many rows must do
 WORTH_CONTEXT = 256.0  # where a token's price is taken: at 0 a fit may put it all on the context
 COVERED = 0.75  # a chunk of that share of what is trusted says enough to trust twice as much
 IDLE_TARGETS = 4.0  # with nobody decoding, a tick may take this many targets: newcomers still get in soon
-
-
-class LeastSquares:
-    """Recursive least squares with forgetting; coefficients are kept from going below zero."""
-
-    def __init__(self, size: int, start: float = 1e6) -> None:
-        self.coefficients = [0.0] * size
-        self.samples = 0
-        self._start = start
-        self.doubt()
-
-    def doubt(self) -> None:
-        """What was learned does not hold any more: believe the next samples at once."""
-        size = len(self.coefficients)
-        self._p = [[self._start if i == j else 0.0 for j in range(size)] for i in range(size)]
-
-    def predict(self, x: list[float]) -> float:
-        return sum(max(0.0, c) * v for c, v in zip(self.coefficients, x, strict=True))
-
-    def update(self, x: list[float], y: float) -> None:
-        """Weighted by 1/y, so that relative errors count."""
-        weight = 1.0 / max(y, 1e-9)
-        x, y = [v * weight for v in x], 1.0
-        px = [sum(row[j] * x[j] for j in range(len(x))) for row in self._p]
-        gain_base = FORGETTING + sum(a * b for a, b in zip(x, px, strict=True))
-        gain = [v / gain_base for v in px]
-        error = y - sum(c * v for c, v in zip(self.coefficients, x, strict=True))
-        self.coefficients = [c + g * error for c, g in zip(self.coefficients, gain, strict=True)]
-        self._p = [
-            [(self._p[i][j] - gain[i] * px[j]) / FORGETTING for j in range(len(x))] for i in range(len(x))
-        ]
-        for i, row in enumerate(self._p):  # forgetting without new directions must not blow up
-            row[i] = min(row[i], 1e9)
-        self.samples += 1
 
 
 class CostModel:
@@ -88,8 +57,10 @@ class CostModel:
         return base * self._factor_of(self._step(chunk)) * self._margin
 
     def _factor_of(self, step: int) -> float:
-        """A size that was never seen is taken for the next smaller one."""
+        """A size that was never seen is taken for the next smaller one, a part for the cliff it may be."""
         known = self._factor.get(step)
+        if known is None and not step and self.parts is Parts.DEAR:
+            return CLIFF * self._factor.get(1, 1.0)
         if known is None:
             known = self._factor.get(max((s for s in self._factor if s < step), default=-1), 1.0)
         return known
@@ -142,16 +113,24 @@ class CostModel:
 
     def _observe_chunk(self, chunk: int, context: float, seconds: float) -> None:
         x, y = [1.0, context], seconds / chunk
-        factor = self._factor_of(self._step(chunk))
+        step = self._step(chunk)
+        factor = self._factor_of(step)
         predicted = self._prefill.predict(x) * factor
         if not self._believable(y, predicted, self._prefill):
             return
         if predicted > 0.0:
             ratio = y / predicted
-            step = MARGIN_STEP * (9.0 if ratio > self._margin else 1.0)  # settles near the 90th percentile
-            self._margin = min(2.0, max(1.0, self._margin + (step if ratio > self._margin else -step) * 0.1))
-            self._factor[self._step(chunk)] = min(8.0, max(0.125, factor * (1 + F_WEIGHT * (ratio - 1.0))))
+            rise = MARGIN_STEP * (9.0 if ratio > self._margin else 1.0)  # settles near the 90th percentile
+            self._margin = min(2.0, max(1.0, self._margin + (rise if ratio > self._margin else -rise) * 0.1))
+            self._learn_factor(step, min(8.0, max(0.125, factor * (1 + F_WEIGHT * (ratio - 1.0)))))
         self._prefill.update(x, y / factor)
+
+    def _learn_factor(self, step: int, factor: float) -> None:
+        self._factor[step] = factor
+        if step:
+            for other, known in self._factor.items():
+                if other:
+                    self._factor[other] = known + F_DRIFT * (factor - known)
 
     def _believable(self, measured: float, predicted: float, fit: LeastSquares) -> bool:
         if fit.samples < 3 or predicted <= 0.0 or measured <= OUTLIER * predicted:

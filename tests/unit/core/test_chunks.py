@@ -48,9 +48,20 @@ def shares(found) -> dict[int, int]:
     return {slot.index: count for slot, count in found}
 
 
-def test_half_to_the_senior_the_rest_shortest_first():
-    found = sharer(trusted=64).share(prompts(1000, 500, 20), allowance_s=1e9, rows=64)
-    assert shares(found) == {0: 32, 2: 20, 1: 12}
+def test_shortest_first_and_every_second_time_half_to_the_senior():
+    sharing = sharer(trusted=64)
+    turns = [shares(sharing.share(prompts(1000, 500, 20), allowance_s=1e9, rows=64)) for _ in range(4)]
+    assert turns == [{2: 20, 1: 44}, {0: 32, 2: 20, 1: 12}] * 2
+
+
+def test_of_equal_prompts_one_is_done_before_the_other():
+    """Side by side both would be late."""
+    sharing, slots = sharer(trusted=64, quantum=32), prompts(128, 128)
+    for left in ({0: 64}, {0: 64}, {1: 64}, {1: 64}):
+        found = shares(sharing.share([s for s in slots if s.rows_due], allowance_s=1e9, rows=64))
+        assert found == left
+        for index, count in found.items():
+            slots[index].planned += count
 
 
 def test_what_others_leave_goes_back_to_the_senior():
@@ -60,7 +71,7 @@ def test_what_others_leave_goes_back_to_the_senior():
 
 def test_a_single_quantum_is_shared_in_turns():
     sharing = sharer(trusted=64, quantum=64)
-    turns = [shares(sharing.share(prompts(640, 640), allowance_s=1e9, rows=64)) for _ in range(4)]
+    turns = [shares(sharing.share(prompts(640, 320), allowance_s=1e9, rows=64)) for _ in range(4)]
     assert turns == [{1: 64}, {0: 64}, {1: 64}, {0: 64}]
 
 
@@ -94,7 +105,7 @@ def test_urgent_prompts_lead_and_the_most_senior_one_does_so_every_fourth_time()
 
 def test_urgent_prompts_take_turns_among_themselves_and_leave_what_they_do_not_need():
     sharing = sharer(trusted=64, quantum=64)
-    slots = leveled((640, Priority.BACKGROUND), (640, Priority.URGENT), (640, Priority.URGENT))
+    slots = leveled((640, Priority.BACKGROUND), (640, Priority.URGENT), (320, Priority.URGENT))
     turns = [shares(sharing.share(slots, allowance_s=1e9, rows=64)) for _ in range(4)]
     assert turns == [{2: 64}, {1: 64}, {2: 64}, {0: 64}]
     slots = leveled((640, Priority.BACKGROUND), (640, Priority.BACKGROUND), (640, Priority.URGENT))
@@ -130,10 +141,12 @@ def test_whole_quanta_are_shared_out():
     for _ in range(20):
         cost.observe(rows=0, contexts=0, chunks=[(cost.largest_chunk(0, 1e9), 0)], pass_s=1e-3)
     sharing = ChunkSharer(cost, quantum=64, chunk_max=512)
-    assert shares(sharing.share(prompts(33, 20, 30), allowance_s=1e9, rows=256)) == {0: 33, 1: 20}
-    assert shares(sharing.share(prompts(640, 20, 30), allowance_s=1e9, rows=256)) == {0: 64, 1: 20}
-    assert shares(sharing.share(prompts(33, 20), allowance_s=0.0, rows=256)) == {1: 20}
-    assert shares(sharing.share(prompts(33, 20), allowance_s=0.0, rows=256)) == {0: 33}
+    for given in ({1: 20, 2: 30}, {0: 33, 1: 20}):
+        assert shares(sharing.share(prompts(33, 20, 30), allowance_s=1e9, rows=256)) == given
+    for given in ({1: 20, 2: 30}, {0: 64, 1: 20}):
+        assert shares(sharing.share(prompts(640, 20, 30), allowance_s=1e9, rows=256)) == given
+    for given in ({1: 20}, {0: 33}):
+        assert shares(sharing.share(prompts(33, 20), allowance_s=0.0, rows=256)) == given
     assert shares(sharing.share(prompts(33, 20), allowance_s=0.0, rows=256, least=128)) == {0: 33, 1: 20}
 
 

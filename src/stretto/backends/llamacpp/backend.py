@@ -23,6 +23,7 @@ from stretto.backends.llamacpp.calibration import Measures, aside, calibrate, me
 from stretto.backends.llamacpp.calls import Calls
 from stretto.backends.llamacpp.capabilities import capabilities_of, rewind_of
 from stretto.backends.llamacpp.context import Context
+from stretto.backends.llamacpp.holes import Holes
 from stretto.backends.llamacpp.kvops import Memory
 from stretto.backends.llamacpp.model import LoadWarning, Model, ModelOptions, Progress, load
 from stretto.backends.llamacpp.options import ContextOptions
@@ -59,7 +60,9 @@ class LlamaCppBackend:
         self._sprint = self._make_sprint() if context.plan.sprint else None
         self.capabilities = capabilities_of(context, self.measures, sprints=self._sprint is not None)
         rewind, _ = rewind_of(context, self.measures)
-        self.memory = Memory(context, Arena(int(cache_ram_bytes * ARENA_SLACK)), rewind)
+        arena = Arena(int(cache_ram_bytes * ARENA_SLACK))
+        relay_max = self.measures.relay_max(context.window)
+        self.memory = Memory(context, arena, rewind, relay_max=relay_max)
         self._scrub = Scrub(context, self.memory)
         one_call = not self.measures.two_calls or (context.plan.unified and rewind is not Rewind.ANY)
         can = self.capabilities
@@ -68,6 +71,8 @@ class LlamaCppBackend:
         quanta = Quanta(can.row_quantum) if redoes and tiled else None
         exact = redoes and not tiled
         self._calls = Calls(context, self.memory, quanta, one_call=one_call, exact=exact)
+        plain = exact and not self.model.n_swa and not self.model.has_mrope
+        self._holes = Holes(context, self.memory) if plain else None
         self.samplers = Samplers(self.model.vocabulary)
         self._make_sampler = make_sampler or self.samplers
         self._owns_model = owns_model
@@ -221,8 +226,7 @@ class LlamaCppBackend:
         columns = Columns(tick)
         got: dict[int, list[int]] = {}
         for call in calls:
-            rows = self._calls.rows(tick, columns, call)
-            if not self._run_call(tick, rows, outcome, got, self.context):
+            if not self._run_filled(tick, self._calls.rows(tick, columns, call), outcome, got):
                 return
         if sprinting is not None and not self._run_sprint(tick, columns.gather([sprinting]), outcome, got):
             return
@@ -265,6 +269,17 @@ class LlamaCppBackend:
         assert self._sprint is not None
         self._sprint.done = rows.outputs_count > 0
         return self._run_call(tick, rows, outcome, got, self._sprint)
+
+    def _run_filled(self, tick: Tick, rows: Rows, outcome: Outcome, got: dict[int, list[int]]) -> bool:
+        """In the main context. Rows that write one token each go without gaps between them (`holes`)."""
+        if self._holes is None or len(rows) != len(rows.spans):
+            return self._run_call(tick, rows, outcome, got, self.context)
+        closed = self._scrub.spoiled | ({self._sprint.sequence} if self._sprint is not None else set())
+        rows, holes = self._holes.fill(rows, closed)
+        try:
+            return self._run_call(tick, rows, outcome, got, self.context)
+        finally:
+            self._holes.forget(holes)
 
     def _run_call(
         self,

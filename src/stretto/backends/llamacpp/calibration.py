@@ -48,6 +48,10 @@ class Measures:
     two_calls: bool = True
     n_threads: int = 0
 
+    def relay_max(self, window: int) -> int:
+        """Tokens whose state is read and written in the time that a copy of the whole window takes."""
+        return int(window * self.snapshot_bytes_per_s / self.copy_bytes_per_s / 2)
+
 
 def aside(work: Callable[[], T]) -> T:
     """Do this in a thread of its own, so that OpenMP's team for it ends with it."""

@@ -22,10 +22,13 @@ from stretto.errors import InvariantError
 
 
 class Memory:
-    def __init__(self, context: Context, arena: Arena, rewind: Rewind) -> None:
+    def __init__(self, context: Context, arena: Arena, rewind: Rewind, *, relay_max: int = 0) -> None:
+        """`relay_max`: tokens up to which a sequence is copied sooner by reading and writing its state."""
         self._context = context
         self.arena = arena
         self._rewind = rewind
+        relays = rewind is Rewind.ANY and not context.plan.unified and not context.model.n_swa
+        self._relay_max = relay_max if relays else 0  # the state of a sliding window has no more than that
         self.lengths = [0] * context.n_seq_max
         self.copying = False  # a copy was asked for that no pass has carried out yet
 
@@ -91,13 +94,30 @@ class Memory:
             return OpResult(ok=False, reason="the target could not be emptied")
         if held == 0:
             return OpResult(ok=True)
-        self._context.copy(op.other, op.sequence, op.length)
-        self.copying = True
+        if not self._relay(op):
+            self._context.copy(op.other, op.sequence, op.length)
+            self.copying = True
         self.lengths[op.sequence] = held
         trimmed = self._trim(op.sequence, op.length)
         if not trimmed.ok:
             self._clear(op.sequence)
         return trimmed
+
+    def _relay(self, op: KvOp) -> bool:
+        """A copy between streams takes the whole window along: for a short sequence its state is sooner.
+
+        It is written at once, so not while a copy is pending that may be from there.
+        """
+        if self.lengths[op.other] > self._relay_max or self.copying:
+            return False
+        state = np.empty(self._context.state_size(op.other, WHOLE), dtype=np.uint8)
+        done = self._context.read_state(op.other, state, WHOLE) == len(state)
+        done = done and self._can_cut(state, op.length)
+        done = done and self._context.write_state(op.sequence, state, WHOLE) == len(state)
+        if done and self._context.positions(op.sequence)[1] + 1 == self.lengths[op.other]:
+            return True
+        self._context.remove(op.sequence, 0)
+        return False
 
     def _trim(self, sequence: int, length: int) -> OpResult:
         held = self.lengths[sequence]

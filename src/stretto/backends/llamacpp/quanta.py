@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stretto.backends.llamacpp.seats import Seat
-from stretto.core.cost import LeastSquares
+from stretto.core.least_squares import LeastSquares
 from stretto.core.tick import Tick
 
 SAMPLES_MIN = 3

@@ -36,20 +36,20 @@ class Scrub:
     def __init__(self, context: Context, memory: Memory) -> None:
         self._context = context
         self._memory = memory
-        self._spoiled: set[int] = set()
+        self.spoiled: set[int] = set()
 
     def note(self, sequence: int, logits: NDArray[np.float32]) -> None:
         """A request failed over these logits. A grammar that fails leaves cells as good as any."""
         if not np.isfinite(logits).all():
-            self._spoiled.add(sequence)
+            self.spoiled.add(sequence)
 
     def forget_all(self) -> None:
         """The context is new, and its cells are zero."""
-        self._spoiled.clear()
+        self.spoiled.clear()
 
     def before(self, ops: Sequence[KvOp], sprint: Sprint | None) -> None:
         """At the start of a tick. A copy between streams that no pass has carried out yet comes first."""
-        due = self._due(ops) if self._spoiled and not self._memory.copying else set()
+        due = self._due(ops) if self.spoiled and not self._memory.copying else set()
         if not due:
             return
         if sprint is not None:
@@ -62,14 +62,14 @@ class Scrub:
             zero_free_cells(self._context)
         except MemoryError as error:
             raise ScrubError from error
-        self._spoiled -= due
+        self.spoiled -= due
 
     def _due(self, ops: Sequence[KvOp]) -> set[int]:
         """Those that are empty, or that these operations empty before anybody reads them."""
         emptied = {op.sequence for op in ops if op.kind in EMPTIES}
         read = {op.sequence for op in ops if op.kind in READS} | {op.other for op in ops}
-        empty = {sequence for sequence in self._spoiled if not self._memory.lengths[sequence]}
-        return self._spoiled & ((emptied - read) | empty)
+        empty = {sequence for sequence in self.spoiled if not self._memory.lengths[sequence]}
+        return self.spoiled & ((emptied - read) | empty)
 
 
 def zero_free_cells(context: Context) -> None:
