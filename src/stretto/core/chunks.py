@@ -43,7 +43,7 @@ class ChunkSharer:
         left = min(self._cost.largest_chunk(senior.planned, allowance_s, least=least), rows)
         shares: dict[int, int] = {}
         if not (rivals and self._others_turn):
-            half = max(left // 2, self._quantum) if len(order) > 1 else left
+            half = min(left, max(left // 2, self._quantum)) if len(order) > 1 else left
             left -= self._give(shares, senior, half, least=1)
         left = self._give_shortest(shares, order, left)
         if not shares:

@@ -39,7 +39,7 @@ class CostModel:
         self._prefill = LeastSquares(2)
         self._factor: dict[int, float] = {}  # chunk in quanta -> measured / predicted
         self._outliers = 0
-        self._margin = 1.2  # about the 90th percentile of measured / predicted
+        self._margin = 1.2  # about the 80th percentile of measured / predicted
         self._trusted = row_quantum  # slow start: the largest chunk that measurements cover
         self._chunk_max = max(chunk_max, row_quantum)
 
@@ -120,7 +120,7 @@ class CostModel:
             return
         if predicted > 0.0:
             ratio = y / predicted
-            rise = MARGIN_STEP * (9.0 if ratio > self._margin else 1.0)  # settles near the 90th percentile
+            rise = MARGIN_STEP * (4.0 if ratio > self._margin else 1.0)  # settles near the 80th percentile
             self._margin = min(2.0, max(1.0, self._margin + (rise if ratio > self._margin else -rise) * 0.1))
             self._learn_factor(step, min(8.0, max(0.125, factor * (1 + F_WEIGHT * (ratio - 1.0)))))
         self._prefill.update(x, y / factor)

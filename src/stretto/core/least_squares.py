@@ -1,8 +1,8 @@
 """A line through what was measured, that stays a line: for figures that are learned while they are used.
 
 Least squares over the last samples (older ones fade). Traffic does not vary as an experiment would: for
-minutes every tick has the same rows. So each solution starts from the one before: what the samples do not tell
-apart stays as it was, and is not what noise makes of it. No coefficient is below zero: time is not given back.
+minutes every tick has the same rows. So each solution starts from the one before: what the samples do not
+tell apart stays as it was, and is not what noise makes of it. No coefficient is below zero.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 FORGETTING = 0.98
-STAYING = 0.01  # how much the solution before counts, beside the samples
+STAYING = 0.03  # how much the solution before counts, beside the samples
 NEVER_SEEN = 1e-30
 SOONEST_S = 1e-9
 

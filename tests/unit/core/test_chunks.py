@@ -130,6 +130,12 @@ def test_no_chunk_is_over_the_cap_and_no_tick_over_the_rows():
     assert sum(found.values()) <= 220
 
 
+def test_fewer_rows_than_a_quantum_are_not_made_one():
+    sharing = sharer(trusted=256, quantum=64)
+    turns = [shares(sharing.share(prompts(640, 320), allowance_s=1e9, rows=5)) for _ in range(2)]
+    assert all(sum(turn.values()) <= 5 for turn in turns)
+
+
 def test_no_prompts_or_no_rows():
     assert sharer().share([], allowance_s=1e9, rows=10) == []
     assert sharer().share(prompts(10), allowance_s=1e9, rows=0) == []

@@ -129,3 +129,26 @@ def test_a_tick_without_time_teaches_nothing():
     model = CostModel(row_quantum=1, chunk_max=64)
     model.observe(rows=3, contexts=9, chunks=[], pass_s=0.0)
     assert model.decode_s(3, 9) == 0.0
+
+
+def test_a_size_that_was_slow_once_is_tried_again():
+    """A neighbour on the host made every size slow, from the largest down: none is given up for good."""
+    model = CostModel(row_quantum=32, chunk_max=128)
+    for count in (32, 64, 96, 128) * 20:
+        model.observe(rows=0, contexts=0, chunks=[(count, 100)], pass_s=0.002 * count)
+    for count in (128, 96, 64, 32):
+        for _ in range(6):
+            model.observe(rows=0, contexts=0, chunks=[(count, 100)], pass_s=0.0055 * count)
+    assert model.largest_chunk(100, 0.35) < 128
+    for _ in range(400):
+        count = model.largest_chunk(100, 0.35)
+        model.observe(rows=0, contexts=0, chunks=[(count, 100)], pass_s=0.002 * count)
+    assert model.largest_chunk(100, 0.35) == 128
+
+
+def test_a_part_is_taken_for_the_cliff_it_may_be_until_it_was_seen():
+    dear, even = (CostModel(row_quantum=64, chunk_max=128, parts=parts) for parts in (Parts.DEAR, Parts.EVEN))
+    for model in (dear, even):
+        model.observe(rows=0, contexts=0, chunks=[(64, 0)], pass_s=0.1)
+    assert dear.chunk_s(56, 0) > dear.chunk_s(64, 0)
+    assert even.chunk_s(56, 0) < even.chunk_s(64, 0)

@@ -1,0 +1,145 @@
+"""Gaps between ids that write: they take part in the pass, and nobody notices."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import pytest
+
+from stretto.core.kv.ops import KvOp, OpKind
+from stretto.core.tick import Binding, PassFailure
+from tests.unit.backends.llamacpp.rig import ask, make_backend, text
+from tests.unit.backends.llamacpp.test_calls import tick
+
+WRITERS = (0, 2, 4)
+
+
+def begun(**more):
+    """Slots 0, 2 and 4 write; of slot 1 a part of the prompt has run, slot 3 is empty."""
+    backend = make_backend("dense", n_seq_max=5, flash_attention="off", **more)
+    bind = tuple(Binding(slot, ask(f"r{slot}", text(12, slot)), array("i")) for slot in (*WRITERS, 1))
+    spans = [(slot, 0, text(12, slot), 1) for slot in WRITERS]
+    backend.launch(tick(0, *spans, (1, 0, text(12, 1)[:8], 0), bind=bind))
+    return backend, dict(zip(WRITERS, backend.collect().tokens, strict=True))
+
+
+@pytest.fixture
+def backend_and_tokens():
+    backend, tokens = begun()
+    yield backend, tokens
+    backend.close()
+
+
+def write(backend, tokens, number: int, at: int):
+    """A token of each writer. Answers it, the logits, and the sequences of each call."""
+    calls, seen, decode = [], [], backend.context.decode
+
+    def spy(rows):
+        code = decode(rows)
+        calls.append(rows.sequences.tolist())
+        seen.append(backend.context.logits().copy())
+        return code
+
+    backend.context.decode = spy
+    backend.launch(tick(number, *((slot, at, [tokens[slot]], 1) for slot in WRITERS), decode=len(WRITERS)))
+    backend.context.decode = decode
+    outcome = backend.collect()
+    assert outcome.failure is None
+    return dict(zip(WRITERS, outcome.tokens, strict=True)), np.concatenate(seen), calls
+
+
+def test_gaps_of_one_sequence_take_part_and_are_forgotten(backend_and_tokens):
+    backend, tokens = backend_and_tokens
+    tokens, _, calls = write(backend, tokens, 1, 12)
+    assert calls == [[0, 1, 2, 3, 4]]
+    assert backend.memory.lengths == [13, 8, 13, 0, 13]
+    assert [backend.context.positions(slot)[1] for slot in range(5)] == [12, 7, 12, -1, 12]
+
+
+def test_the_texts_are_those_of_a_backend_that_leaves_gaps(backend_and_tokens):
+    """Of those who write, but for how a pass of another size rounds; of the prompt in the gap, to the last bit."""
+    (filled, ours), (plain, theirs) = backend_and_tokens, begun()
+    plain._holes = None
+    for number in range(1, 6):
+        ours, right, _ = write(filled, ours, number, 11 + number)
+        theirs, expected, calls = write(plain, theirs, number, 11 + number)
+        assert calls == [[0, 2, 4]]
+        assert ours == theirs
+        assert np.allclose(right, expected, atol=1e-5)
+    for backend in (filled, plain):
+        backend.launch(tick(6, (1, 8, text(12, 1)[8:], 1)))
+    assert filled.collect().tokens == plain.collect().tokens
+    assert np.array_equal(filled.context.logits(), plain.context.logits())
+    plain.close()
+
+
+def test_not_while_a_copy_is_pending_nor_where_numbers_were_none(backend_and_tokens):
+    backend, tokens = backend_and_tokens
+    backend._scrub.spoiled.add(1)
+    tokens, _, calls = write(backend, tokens, 1, 12)
+    assert calls == [[0, 2, 3, 4]]
+    backend.memory.copying = True
+    _, _, calls = write(backend, tokens, 2, 13)
+    assert calls == [[0, 2, 4]]
+
+
+def test_a_full_window_has_no_room_for_it():
+    backend, tokens = begun()
+    backend.memory.lengths[1] = backend.context.window
+    _, _, calls = write(backend, tokens, 1, 12)
+    assert calls == [[0, 2, 3, 4]]
+    backend.close()
+
+
+def test_it_is_forgotten_when_the_call_fails_too(backend_and_tokens):
+    backend, tokens = backend_and_tokens
+    decode = backend.context.decode
+
+    def fail(rows):
+        decode(rows)
+        return 1
+
+    backend.context.decode = fail
+    backend.launch(tick(1, *((slot, 12, [tokens[slot]], 1) for slot in WRITERS), decode=len(WRITERS)))
+    backend.context.decode = decode
+    assert backend.collect().failure is PassFailure.NO_ROOM
+    assert [backend.context.positions(slot)[1] for slot in (1, 3)] == [7, -1]
+    assert backend.recover({0: 12, 1: 8, 2: 12, 4: 12}) == frozenset()
+
+
+# --- copies of short sequences -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("relayed", [True, False])
+def test_a_short_sequence_is_copied_at_once_and_a_long_one_with_the_next_pass(relayed):
+    backend, _ = begun()
+    backend.memory._relay_max = 12 if relayed else 11
+    (result,), broken = backend.memory.execute([KvOp(OpKind.COPY, 3, 0, 9)])
+    assert result.ok
+    assert not broken
+    assert backend.memory.copying is not relayed
+    assert backend.memory.lengths[3] == 9
+    assert backend.context.positions(3) == (0, 8)
+    prompt = [*text(12, 0)[:9], *text(12, 5)[:4]]
+    backend.launch(tick(1, (3, 9, prompt[9:], 1), bind=(Binding(3, ask("r3", prompt), array("i")),)))
+    copied = backend.context.logits().copy()
+    backend.collect()
+    alone = make_backend("dense", n_seq_max=5, flash_attention="off")
+    bind = (Binding(0, ask("alone", prompt), array("i")),)
+    alone.launch(tick(0, (0, 0, prompt[:9], 0), bind=bind))
+    alone.launch(tick(1, (0, 9, prompt[9:], 1)))
+    assert np.array_equal(copied, alone.context.logits())
+    backend.close()
+    alone.close()
+
+
+def test_no_state_is_written_where_a_pending_copy_may_read():
+    backend, _ = begun()
+    backend.memory._relay_max = 12
+    backend.memory.copying = True
+    backend.memory.execute([KvOp(OpKind.COPY, 3, 0, 9)])
+    backend.launch(tick(1, (3, 9, [1, 2, 3], 0), bind=(Binding(3, ask("r3", text(12, 0)), array("i")),)))
+    assert backend.collect().failure is None
+    assert backend.memory.copying is False
+    backend.close()
