@@ -18,6 +18,7 @@ from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.kvops import Memory
 
 ANY_TOKEN = 0
+CELLS = 256  # llama.cpp looks at so many at a time, in every sequence of a pass as many as in the longest one
 
 
 class Holes:
@@ -28,13 +29,15 @@ class Holes:
     def fill(self, rows: Rows, closed: Collection[int]) -> tuple[Rows, list[int]]:
         """The rows with those of the gaps between them, and the sequences that these are in.
 
-        Only gaps of one sequence: two rows cost as much as a pass. Not the sequences that are `closed`, and
-        none while a copy is pending: it would take the row along.
+        Only gaps of one sequence: two rows cost as much as a pass. None that is longer than those who write,
+        for all would pay for its length. Not the sequences that are `closed`, and none while a copy is
+        pending: it would take the row along.
         """
         ids: list[int] = rows.sequences.tolist()
         gaps = [(at, after - 1) for at, (before, after) in enumerate(pairwise(ids), 1) if after - before == 2]
-        lengths, window = self._memory.lengths, self._context.window
-        gaps = [(at, gap) for at, gap in gaps if gap not in closed and lengths[gap] < window]
+        lengths = self._memory.lengths
+        room = min(CELLS * (1 + int(rows.positions.max()) // CELLS), self._context.window) if gaps else 0
+        gaps = [(at, gap) for at, gap in gaps if gap not in closed and lengths[gap] < room]
         if not gaps or self._memory.copying or len(rows) + len(gaps) > self._context.n_batch:
             return rows, []
         where, holes = [at for at, _ in gaps], [gap for _, gap in gaps]

@@ -58,7 +58,7 @@ def test_gaps_of_one_sequence_take_part_and_are_forgotten(backend_and_tokens):
 
 
 def test_the_texts_are_those_of_a_backend_that_leaves_gaps(backend_and_tokens):
-    """Of those who write, but for how a pass of another size rounds; of the prompt in the gap, to the last bit."""
+    """Of those who write, but for how another size rounds; of the prompt in the gap, to the last bit."""
     (filled, ours), (plain, theirs) = backend_and_tokens, begun()
     plain._holes = None
     for number in range(1, 6):
@@ -84,9 +84,10 @@ def test_not_while_a_copy_is_pending_nor_where_numbers_were_none(backend_and_tok
     assert calls == [[0, 2, 4]]
 
 
-def test_a_full_window_has_no_room_for_it():
+@pytest.mark.parametrize("length", [256, 512])
+def test_a_sequence_that_is_longer_than_those_who_write_is_left_out(length):
     backend, tokens = begun()
-    backend.memory.lengths[1] = backend.context.window
+    backend.memory.lengths[1] = length  # 512: the window is full
     _, _, calls = write(backend, tokens, 1, 12)
     assert calls == [[0, 2, 3, 4]]
     backend.close()
