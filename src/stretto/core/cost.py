@@ -16,7 +16,7 @@ from stretto.core.least_squares import LeastSquares
 OUTLIER = 3.0
 OUTLIERS_BELIEVED = 3  # the third outlier in a row is the new truth
 F_WEIGHT = 0.2
-F_DRIFT = 0.01
+F_DRIFT = 0.01  # a tick, towards the factor of the size that is used
 CLIFF = 2.0  # what a row of a part costs, in rows of a whole quantum, until it was seen
 MARGIN_STEP = 0.05
 TARGET_S = 0.05  # between two tokens of a stream, where the operator did not say

@@ -226,7 +226,7 @@ class LlamaCppBackend:
         columns = Columns(tick)
         got: dict[int, list[int]] = {}
         for call in calls:
-            if not self._run_filled(tick, self._calls.rows(tick, columns, call), outcome, got):
+            if not self._run_filled(tick, self._calls.rows(tick, columns, call), outcome, got, broken):
                 return
         if sprinting is not None and not self._run_sprint(tick, columns.gather([sprinting]), outcome, got):
             return
@@ -270,12 +270,14 @@ class LlamaCppBackend:
         self._sprint.done = rows.outputs_count > 0
         return self._run_call(tick, rows, outcome, got, self._sprint)
 
-    def _run_filled(self, tick: Tick, rows: Rows, outcome: Outcome, got: dict[int, list[int]]) -> bool:
+    def _run_filled(
+        self, tick: Tick, rows: Rows, outcome: Outcome, got: dict[int, list[int]], broken: set[int]
+    ) -> bool:
         """In the main context. Rows that write one token each go without gaps between them (`holes`)."""
         if self._holes is None or len(rows) != len(rows.spans):
             return self._run_call(tick, rows, outcome, got, self.context)
-        closed = self._scrub.spoiled | ({self._sprint.sequence} if self._sprint is not None else set())
-        rows, holes = self._holes.fill(rows, closed)
+        elsewhere = {self._sprint.sequence} if self._sprint is not None else set()
+        rows, holes = self._holes.fill(rows, broken | self._scrub.spoiled | elsewhere)
         try:
             return self._run_call(tick, rows, outcome, got, self.context)
         finally:

@@ -38,6 +38,7 @@ class Holes:
         lengths = self._memory.lengths
         room = min(CELLS * (1 + int(rows.positions.max()) // CELLS), self._context.window) if gaps else 0
         gaps = [(at, gap) for at, gap in gaps if gap not in closed and lengths[gap] < room]
+        gaps = [(at, gap) for at, gap in gaps if self._context.positions(gap)[1] + 1 == lengths[gap]]
         if not gaps or self._memory.copying or len(rows) + len(gaps) > self._context.n_batch:
             return rows, []
         where, holes = [at for at, _ in gaps], [gap for _, gap in gaps]

@@ -93,6 +93,29 @@ def test_a_sequence_that_is_longer_than_those_who_write_is_left_out(length):
     backend.close()
 
 
+def test_what_could_not_be_emptied_takes_no_part(backend_and_tokens):
+    """One sequence of which nothing is certain must not fail the pass of the others."""
+    backend, tokens = backend_and_tokens
+    remove = backend.context.remove
+    backend.context.remove = lambda sequence, start: sequence != 1 and remove(sequence, start)
+    made = tick(1, *((slot, 12, [tokens[slot]], 1) for slot in WRITERS), decode=len(WRITERS))
+    made.ops = (KvOp(OpKind.CLEAR, 1),)
+    calls, decode = [], backend.context.decode
+    backend.context.decode = lambda rows: (calls.append(rows.sequences.tolist()), decode(rows))[1]
+    backend.launch(made)
+    outcome = backend.collect()
+    assert not outcome.op_results[0].ok
+    assert outcome.failure is None
+    assert calls == [[0, 2, 3, 4]]
+
+
+def test_nor_does_one_that_holds_something_else_than_we_think(backend_and_tokens):
+    backend, tokens = backend_and_tokens
+    backend.memory.lengths[1] = 5
+    _, _, calls = write(backend, tokens, 1, 12)
+    assert calls == [[0, 2, 3, 4]]
+
+
 def test_it_is_forgotten_when_the_call_fails_too(backend_and_tokens):
     backend, tokens = backend_and_tokens
     decode = backend.context.decode
