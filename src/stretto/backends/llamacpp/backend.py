@@ -7,15 +7,11 @@ or, after a fatal error, makes a new context and names every sequence lost.
 
 from __future__ import annotations
 
-import math
 import time
 from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from stretto.backends.llamacpp.arena import Arena
 from stretto.backends.llamacpp.batch import Columns, Rows
@@ -27,15 +23,16 @@ from stretto.backends.llamacpp.holes import Holes
 from stretto.backends.llamacpp.kvops import Memory
 from stretto.backends.llamacpp.model import LoadWarning, Model, ModelOptions, Progress, load
 from stretto.backends.llamacpp.options import ContextOptions
+from stretto.backends.llamacpp.outputs import Outputs
 from stretto.backends.llamacpp.quanta import Quanta, widened
 from stretto.backends.llamacpp.samplers import Samplers
 from stretto.backends.llamacpp.scrub import Scrub, ScrubError
-from stretto.backends.llamacpp.seats import BAD_OUTPUT, MakeSampler, Sampled, Seat
+from stretto.backends.llamacpp.seats import MakeSampler, Seat
 from stretto.backends.llamacpp.sprint import NOBODY, LandingError, Sprint
 from stretto.core.capabilities import Parts, Rewind
 from stretto.core.kv.ops import OpResult
 from stretto.core.tick import Outcome, PassFailure, Tick
-from stretto.errors import InvariantError, StrettoError
+from stretto.errors import InvariantError
 
 NO_ROOM = 1
 REFUSED = -1  # memory is unchanged; below it llama.cpp is broken
@@ -77,6 +74,7 @@ class LlamaCppBackend:
         self._make_sampler = make_sampler or self.samplers
         self._owns_model = owns_model
         self._seats: dict[int, Seat] = {}
+        self._outputs = Outputs(self._seats, self._scrub)
         self._outcomes: deque[Outcome] = deque()
         self._broken = False  # a pass failed and nobody has called `recover` yet
         self._fatal = False
@@ -310,7 +308,7 @@ class LlamaCppBackend:
         for at in rows.spans:
             self.memory.lengths[tick.sequences[at]] += tick.counts[at]
         if logits is not None:
-            self._sample(tick, rows, logits, outcome, got)
+            self._outputs.sample(tick, rows, logits, outcome, got)
         return True
 
     def _fail(self, outcome: Outcome, code: int, sequences: Sequence[int] = ()) -> None:
@@ -322,80 +320,3 @@ class LlamaCppBackend:
         outcome.failure = PassFailure.NO_ROOM if code == NO_ROOM else PassFailure.FAILED
         outcome.failed.clear()
         outcome.extras.clear()
-
-    # --- sampling --------------------------------------------------------------------------------
-
-    def _sample(
-        self,
-        tick: Tick,
-        rows: Rows,
-        logits: NDArray[np.float32],
-        outcome: Outcome,
-        got: dict[int, list[int]],
-    ) -> None:
-        """Each output row with its slot's own sampler; rows that only want the best token all at once."""
-        at = 0
-        plain: list[tuple[int, int]] = []  # (span, row of logits)
-        for span in rows.spans:
-            count = tick.outputs[span]
-            if count and self._is_plain(tick, span, outcome):
-                plain.append((span, at))
-            elif count and tick.slots[span] not in outcome.failed:
-                self._sample_span(tick, span, logits[at : at + count], outcome, got)
-            at += count
-        if plain:
-            self._sample_plain(tick, plain, logits, outcome, got)
-
-    def _is_plain(self, tick: Tick, span: int, outcome: Outcome) -> bool:
-        """Is the best token all that this span wants? Making the sampler may fail, for this slot alone."""
-        seat = self._seats[tick.slots[span]]
-        last = tick.starts[span] + tick.counts[span] - 1
-        try:
-            return tick.outputs[span] == 1 and seat.at(seat.index_of(last)).greedy
-        except InvariantError:
-            raise
-        except Exception as error:
-            outcome.failed[tick.slots[span]] = _code(error)
-            return False
-
-    def _sample_span(
-        self, tick: Tick, span: int, logits: NDArray[np.float32], outcome: Outcome, got: dict[int, list[int]]
-    ) -> None:
-        slot, count = tick.slots[span], tick.outputs[span]
-        end = sum(tick.counts[: span + 1]) if count > 1 else 0  # drafts are few: no need for offsets
-        tokens = tick.tokens[end - count : end] if count > 1 else (0,)
-        position = tick.starts[span] + tick.counts[span] - count
-        try:
-            sampled: Sampled = self._seats[slot].sample(logits, tokens, position)
-        except InvariantError:
-            raise
-        except Exception as error:
-            outcome.failed[slot] = _code(error)
-            self._scrub.note(tick.sequences[span], logits)
-            return
-        got[span] = sampled.tokens
-        if any(extra is not None for extra in sampled.extras):
-            outcome.extras[slot] = sampled.extras
-
-    def _sample_plain(
-        self,
-        tick: Tick,
-        plain: list[tuple[int, int]],
-        logits: NDArray[np.float32],
-        outcome: Outcome,
-        got: dict[int, list[int]],
-    ) -> None:
-        if len(plain) == len(logits):
-            best = logits.argmax(axis=1).tolist()
-        else:
-            best = [int(logits[row].argmax()) for _, row in plain]
-        for (span, row), token in zip(plain, best, strict=True):
-            if not math.isfinite(logits[row, token]):  # NaN wins every argmax: the sampler knows what to do
-                self._sample_span(tick, span, logits[row : row + 1], outcome, got)
-                continue
-            self._seats[tick.slots[span]].take_best(token, tick.starts[span] + tick.counts[span] - 1)
-            got[span] = [token]
-
-
-def _code(error: Exception) -> str:
-    return error.code if isinstance(error, StrettoError) else BAD_OUTPUT
