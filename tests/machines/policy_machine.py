@@ -206,10 +206,16 @@ class PolicyMachine(RuleBasedStateMachine):
                 slot = self.state.slots[note.slot]
                 if slot.job is not None and slot.job.id == note.request_id:
                     self._check_reuse(slot, int(note.value), resumed=note.name == notes.SLOT_RESUMED)
+                    self._remember(
+                        slot.job, int(note.value)
+                    )  # who starts next in this plan may branch off it
         for slot in self.state.active:
-            past = self.past.setdefault(slot.job.id, Past(slot.job))
-            past.computed = max(past.computed, slot.planned)
+            self._remember(slot.job, slot.planned)
         self._check_nobody_blocked(planned)
+
+    def _remember(self, job: Job, computed: int) -> None:
+        past = self.past.setdefault(job.id, Past(job))
+        past.computed = max(past.computed, computed)
 
     def _check_reuse(self, slot: Slot, reused: int, *, resumed: bool) -> None:
         job = slot.job

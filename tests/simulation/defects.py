@@ -47,14 +47,20 @@ DEFECTS = (
     Defect(
         "decode after prefill",
         "core/rows.py",
-        "        drafts = self._plan_drafts(decode)\n",
-        "        drafts = self._plan_drafts(decode)\n        decode = decode[:1] if len(ready) < len(running) else decode\n",
+        "        decode, drafts = self._plan_decode(ready)\n",
+        "        decode, drafts = self._plan_decode(ready)\n        decode = decode[:1]\n",
+    ),
+    Defect(
+        "prompts have two ticks in a row",
+        "core/rows.py",
+        "            self._prompts_next = False\n",
+        "",
     ),
     Defect(
         "prompts take the decode rows' budget",
         "core/rows.py",
-        "rows = self._budget - len(decode) - extra",
-        "rows = self._budget",
+        "rows=self._budget - len(decode) - extra",
+        "rows=self._budget",
     ),
     Defect(
         "head-of-line blocking by a deferred job",
@@ -77,7 +83,7 @@ DEFECTS = (
     Defect(
         "victim's rows in the batch that it is cleaned from",
         "core/rows.py",
-        "            decode = [s for s in decode if s.job is not None]  # a prompt's memory may have parked some\n",
+        "        decode = [s for s in decode if s.job is not None]  # a prompt's memory may have parked some\n",
         "",
         ("--where", "layout=unified"),
     ),

@@ -57,6 +57,7 @@ class Capabilities:
     efficient_quanta: int = 1  # quanta of a tick from which on more of them save little
     contiguous: bool = False
     equal_spans: bool = False
+    mixes: bool = True  # rows of prompts and of streams go in one pass; else they have ticks in turns
     plan_ahead: int = 0
     vocab: int = 0  # 0: not known, outputs are not checked
 
@@ -65,6 +66,8 @@ class Capabilities:
             raise ValueError("plan_ahead is 0 or 1")
         if self.plan_ahead and self.share is not Share.PAGES:
             raise ValueError("planning ahead needs pages: sequence operations are not fenced by tick")
+        if self.plan_ahead and not self.mixes:
+            raise ValueError("planning ahead hides what ticks in turns would win")
         if self.share in (Share.PAGES, Share.RANGE) and self.pages < 1:
             raise ValueError("a shared pool needs its size in pages")
         if self.share is Share.PAGES and self.rewind is not Rewind.ANY:

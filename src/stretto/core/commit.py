@@ -248,7 +248,8 @@ class Committer:
         if not running or state.ledger.relieve():
             return
         rows = max(tick.counts)
-        victim = victims.for_memory(running, state.anchor(), running[0]) if len(running) > 1 else None
+        several = len(state.active) > 1  # in this tick or in another
+        victim = victims.for_memory(state.active, state.anchor(), running[0]) if several else None
         if victim is not None:
             state.park(victim)
         elif rows > 1:

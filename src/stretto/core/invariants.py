@@ -52,7 +52,11 @@ def check_tick(scheduler: Scheduler, tick: Tick) -> None:
 
 
 def _check_decode_first(scheduler: Scheduler, tick: Tick) -> None:
-    """No decode row goes without budget because of a prefill row."""
+    """No decode row goes without budget because of a prefill row; where ticks are in turns, one may wait."""
+    if not scheduler.state.can.mixes:
+        _need(tick.decode_rows in (0, tick.rows), f"tick {tick.id} mixes prompts and streams")
+        if tick.rows and not tick.decode_rows:
+            return
     if scheduler.recovering:
         return
     planned = set(tick.slots)

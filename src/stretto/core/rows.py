@@ -3,6 +3,9 @@
 Decode rows come first in the budget: one for each generating slot, 1 + k when it speculates. What is left is
 for prompts. Memory for all of them is reserved before any row is written down, because reserving may park
 somebody, and a victim must not have rows in the batch that it is cleaned from.
+
+Where a backend computes the two one after the other anyway (`Capabilities.mixes`), they have ticks in turns:
+what was decoded is handed out before prompts run, and who came meanwhile is among them.
 """
 
 from __future__ import annotations
@@ -29,22 +32,41 @@ class RowPlanner:
         self._recovery = recovery
         self._sharer = ChunkSharer(state.cost, quantum=state.quantum, chunk_max=state.chunk_max)
         self._budget = min(state.limits.n_batch, state.can.rows_max)
+        self._prompts_next = True  # where ticks do not mix: the last one was for decode
 
     def fill(self, tick: Tick) -> list[Slot]:
         """Write rows for everybody who can have some. Answers the slots, in the order of the spans."""
         running = self._allowed()
         ready = [s for s in running if len(s.known) + s.pending - s.planned == 1]
-        decode = self._reserve_decode([s for s in ready if not s.pending or _may_run_ahead(s)])
-        drafts = self._plan_drafts(decode)
-        shares = []
-        if len(ready) < len(running):
-            shares = self._plan_prompts(running, decode, extra=sum(map(len, drafts.values())))
-            decode = [s for s in decode if s.job is not None]  # a prompt's memory may have parked some
-        self._write_decode(tick, decode, drafts)
-        prompts = [(slot, count) for slot, count in shares if slot.job is not None]
-        for slot, count in prompts:
-            self._write_chunk(tick, slot, count)
-        return decode + [slot for slot, _ in prompts]
+        if len(ready) == len(running):
+            self._prompts_next = True
+            return self._write_decode(tick, *self._plan_decode(ready))
+        if self._state.can.mixes:
+            return self._fill_mixed(tick, running, ready)
+        return self._fill_apart(tick, running, ready)
+
+    def _fill_mixed(self, tick: Tick, running: Sequence[Slot], ready: list[Slot]) -> list[Slot]:
+        decode, drafts = self._plan_decode(ready)
+        extra = sum(map(len, drafts.values()))
+        shares = self._plan_prompts(running, decode, extra=extra, rows=self._budget - len(decode) - extra)
+        decode = [s for s in decode if s.job is not None]  # a prompt's memory may have parked some
+        return self._write_decode(tick, decode, drafts) + self._write_chunks(tick, shares)
+
+    def _fill_apart(self, tick: Tick, running: Sequence[Slot], ready: list[Slot]) -> list[Slot]:
+        """In turns. Decode never waits for more than one tick of prompts, nor prompts for one of decode."""
+        if self._prompts_next:
+            self._prompts_next = False
+            drafts = sum(len(s.drafts) for s in ready)
+            shares = self._plan_prompts(running, ready, extra=drafts, rows=self._budget)
+            spans = self._write_chunks(tick, shares)
+            ready = [s for s in ready if s.job is not None]
+            if spans:
+                return spans
+        decode, proposed = self._plan_decode(ready)
+        if decode:
+            self._prompts_next = True
+            return self._write_decode(tick, decode, proposed)
+        return self._write_chunks(tick, self._plan_prompts(running, (), rows=self._budget))
 
     # --- who -------------------------------------------------------------------------------------
 
@@ -55,6 +77,10 @@ class RowPlanner:
             return active
         group = self._recovery.group([slot.job.id for slot in active if slot.job is not None])
         return [slot for slot in active if slot.job is not None and slot.job.id in group]
+
+    def _plan_decode(self, ready: Sequence[Slot]) -> tuple[list[Slot], dict[int, array[int]]]:
+        decode = self._reserve_decode([s for s in ready if not s.pending or _may_run_ahead(s)])
+        return decode, self._plan_drafts(decode)
 
     # --- memory ----------------------------------------------------------------------------------
 
@@ -109,8 +135,9 @@ class RowPlanner:
     # --- prompts ---------------------------------------------------------------------------------
 
     def _plan_prompts(
-        self, running: Sequence[Slot], decode: Sequence[Slot], *, extra: int
+        self, running: Sequence[Slot], decode: Sequence[Slot], *, rows: int, extra: int = 0
     ) -> list[tuple[Slot, int]]:
+        """Rows for prompts, beside those who decode in this tick or in the one after it."""
         state = self._state
         prompts = [s for s in running if s.job is not None and s.rows_due > 1]
         if not prompts:
@@ -118,7 +145,6 @@ class RowPlanner:
         decode_s = state.cost.decode_s(len(decode) + extra, sum(slot.planned for slot in decode))
         length = len(min(prompts, key=_seniority).known)
         allowance_s = state.cost.allowance_s(decode_s, state.limits.target_itl_s, length)
-        rows = self._budget - len(decode) - extra
         several = len(prompts) > 1 and state.limits.target_itl_s is None
         least = state.cost.efficient if several else 0
         fitted = self._fit(self._sharer.share(prompts, allowance_s=allowance_s, rows=rows, least=least))
@@ -146,11 +172,11 @@ class RowPlanner:
 
     # --- columns ---------------------------------------------------------------------------------
 
-    def _write_decode(self, tick: Tick, decode: list[Slot], drafts: dict[int, array[int]]) -> None:
+    def _write_decode(self, tick: Tick, decode: list[Slot], drafts: dict[int, array[int]]) -> list[Slot]:
         if drafts:
             for slot in decode:
                 self._write_drafts(tick, slot, drafts.get(slot.index, NO_DRAFTS))
-            return
+            return decode
         count = len(decode)
         tick.slots = array("i", [s.index for s in decode])
         tick.sequences = array("i", [s.sequence for s in decode])
@@ -162,6 +188,7 @@ class RowPlanner:
         for slot in decode:
             slot.planned += 1
             slot.pending += 1
+        return decode
 
     def _write_drafts(self, tick: Tick, slot: Slot, drafts: array[int]) -> None:
         rows = 1 + len(drafts)
@@ -171,6 +198,12 @@ class RowPlanner:
         tick.decode_spans += 1
         slot.drafts = NO_DRAFTS
         slot.pending += 1
+
+    def _write_chunks(self, tick: Tick, shares: Sequence[tuple[Slot, int]]) -> list[Slot]:
+        prompts = [(slot, count) for slot, count in shares if slot.job is not None]
+        for slot, count in prompts:
+            self._write_chunk(tick, slot, count)
+        return [slot for slot, _ in prompts]
 
     def _write_chunk(self, tick: Tick, slot: Slot, count: int) -> None:
         start = slot.planned

@@ -98,7 +98,7 @@ class Outcome:
     op_results: tuple[OpResult, ...] = ()
     drafts: dict[int, array[int]] = field(default_factory=dict)  # proposals for the next tick
     extras: dict[int, object] = field(default_factory=dict)  # slot -> logprobs and the like, passed through
-    ran: bool = True  # did any row run? Copies between streams happen only then
+    ran: bool = True  # did rows run where sequences live? Copies between them happen only then
     pass_s: float = 0.0
     ops_s: float = 0.0
     failure: PassFailure | None = None

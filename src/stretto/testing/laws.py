@@ -29,6 +29,7 @@ SOMETIMES = (
     "preempted for good",
     "prompt split in three chunks or more",
     "several prompts in one tick",
+    "prompts had a tick of their own while others could decode",
     "hit after an eviction",
     "hit by restoring a snapshot",
     "hit by copying a running sequence",
@@ -77,6 +78,9 @@ class Laws:
         self._building_since: float | None = None
         self._recovering_before = False
         self._evicted = False
+        self._waited: dict[
+            str, int
+        ] = {}  # who could decode in a tick of prompts, and how many tokens it knew
         self._chunks: Counter[str] = Counter()
         self._troubled: set[str] = set()
         self._failed_alone: set[str] = set()
@@ -108,6 +112,7 @@ class Laws:
         self._check_deadlines(now)
         if isinstance(planned, Tick):
             invariants.check_tick(scheduler, planned)
+            self._check_turns_of_decode(planned)
             self._observe_tick(planned)
         elif not in_flight:
             invariants.check_idle(scheduler)
@@ -206,6 +211,22 @@ class Laws:
                 self._building_since = now
         else:
             self._building_since = None
+
+    def _check_turns_of_decode(self, tick: Tick) -> None:
+        """Where prompts have ticks of their own, nobody who could decode waits for two of them in a row."""
+        state = self._scheduler.state
+        if not tick.rows or state.can.mixes:
+            return
+        waiting = {}
+        if not tick.decode_rows and not self._scheduler.recovering:
+            able = [
+                s for s in state.active if s.rows_due == 1 and not s.pending and s.index not in tick.slots
+            ]
+            waiting = {s.job.id: len(s.known) for s in able if s.job is not None}
+        again = sorted(request for request, _ in waiting.items() & self._waited.items())
+        _need(not again, f"{again} could decode and waited for two ticks of prompts")
+        self._waited = waiting
+        self.sometimes["prompts had a tick of their own while others could decode"] += bool(waiting)
 
     def _observe_tick(self, tick: Tick) -> None:
         rows = prompts = 0

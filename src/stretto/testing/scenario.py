@@ -81,7 +81,8 @@ def draw(seed: int) -> Scenario:
     window = r.choice((96, 160, 256, 400))
     turns = random.Random(f"{seed}:turns").choice((0, 1, 3, 8, 64))
     limits = replace(_limits(r, slots), turn_tokens=turns)
-    can = _capabilities(r, layout, slots, window, limits)
+    mixes = layout == "ahead" or random.Random(f"{seed}:mixes").random() < 0.5
+    can = replace(_capabilities(r, layout, slots, window, limits), mixes=mixes)
     return Scenario(
         seed=seed,
         layout=layout,

@@ -55,13 +55,15 @@ class LlamaCppBackend:
         if calibrated:
             self.calibrate()
         self._sprint = self._make_sprint() if context.plan.sprint else None
-        self.capabilities = capabilities_of(context, self.measures, sprints=self._sprint is not None)
         rewind, _ = rewind_of(context, self.measures)
+        one_call = not self.measures.two_calls or (context.plan.unified and rewind is not Rewind.ANY)
+        self.capabilities = capabilities_of(
+            context, self.measures, sprints=self._sprint is not None, one_call=one_call
+        )
         arena = Arena(int(cache_ram_bytes * ARENA_SLACK))
         relay_max = self.measures.relay_max(context.window)
         self.memory = Memory(context, arena, rewind, relay_max=relay_max)
         self._scrub = Scrub(context, self.memory)
-        one_call = not self.measures.two_calls or (context.plan.unified and rewind is not Rewind.ANY)
         can = self.capabilities
         redoes = can.rewind is Rewind.ANY and not can.pages and not self.model.on_gpu
         tiled = can.parts is Parts.WHOLE
@@ -300,8 +302,8 @@ class LlamaCppBackend:
         if code != 0:
             self._fail(outcome, code, rows.sequences.tolist())
             return False
-        outcome.ran = True
-        if runner is self.context:
+        if runner is self.context:  # copies wait for a pass of this one
+            outcome.ran = True
             self.memory.copying = False
         if self._calls.quanta is not None:
             self._calls.quanta.learn(tick, rows.spans, time.perf_counter() - started)

@@ -83,11 +83,14 @@ def _parts(*, tiled: bool, redoes: bool) -> Parts:
     return Parts.WHOLE if redoes else Parts.DEAR
 
 
-def capabilities_of(context: Context, measures: Measures, *, sprints: bool = False) -> Capabilities:
+def capabilities_of(
+    context: Context, measures: Measures, *, sprints: bool = False, one_call: bool = False
+) -> Capabilities:
     model = context.model
     rewind, tokens = rewind_of(context, measures)
     pooled = context.plan.unified and not model.is_recurrent
     tiled = context.flash_attention and not model.on_gpu
+    redoes = not pooled and rewind is Rewind.ANY
     quantum, efficient = _quanta(context, measures, tiled=tiled, sprints=sprints)
     return Capabilities(
         rewind=rewind,
@@ -106,9 +109,10 @@ def capabilities_of(context: Context, measures: Measures, *, sprints: bool = Fal
         chunk_max=context.n_batch if tiled or model.on_gpu else context.n_ubatch,  # see `splits`
         outputs_max=context.outputs_max,
         row_quantum=quantum,
-        parts=_parts(tiled=tiled, redoes=not pooled and rewind is Rewind.ANY),
+        parts=_parts(tiled=tiled, redoes=redoes),
         efficient_quanta=efficient,
         contiguous=not pooled,
+        mixes=one_call and (tiled or model.on_gpu or not redoes),  # see `calls`
         equal_spans=not context.plan.unified or model.is_hybrid or model.is_recurrent,
         vocab=context.vocab,
     )

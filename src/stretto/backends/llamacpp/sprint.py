@@ -81,9 +81,8 @@ class Sprint:
     def choose(self, tick: Tick, spans: Sequence[int], seats: dict[int, Seat]) -> int | None:
         """The span that runs here in this tick, if any. Lands what cannot go on here."""
         running = next((at for at in spans if tick.sequences[at] == self.sequence), None)
-        others = len(spans) > 1 or not any(op.kind is OpKind.COPY for op in tick.ops)
         if running is not None:
-            if others and running >= tick.decode_spans:
+            if running >= tick.decode_spans:
                 self._idle = 0
                 return running
             self.land()
@@ -91,7 +90,7 @@ class Sprint:
             self._idle += 1
             if self.done or self._idle > IDLE_TICKS:
                 self.land()
-        if self.sequence != NOBODY or not others:  # copies wait for a pass of the main context
+        if self.sequence != NOBODY:
             return None
         for at in spans:
             long = tick.starts[at] <= REDONE_MAX and len(seats[tick.slots[at]]) >= TOKENS_MIN
