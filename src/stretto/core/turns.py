@@ -51,6 +51,8 @@ class Turns:
         state = self._state
         if not state.limits.turn_tokens or state.free_slot() is not None:
             return False
+        if not state.queue.parked and not state.queue.readers(1):
+            return False
         able = [slot for slot in self._settled() if self._lasted(slot)]
         if not able:
             return False
