@@ -43,7 +43,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.lab import LLAMA_SERVER, LOGS, OURS, ROOT, THEIRS, VLLM, Lab, Summary
 
-STEADY_ROUNDS = 10  # requests of a user: users that are out of step begin and end with fewer than all at work
+STEADY_REQUESTS = 6  # of a user: users that are out of step begin and end with fewer than all at work
+STEADY_ROUNDS = 3  # for one of the others: two servers that are within a tenth of each other, on a machine
+# that is faster or slower by a tenth from one minute to the next
 TRACE_SLOTS = 16
 TRACE_TRIES = 3
 TRACE_DRIFT = 0.1  # of the capacity, from before the replay to after it
@@ -88,10 +90,11 @@ def steady(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
     report: dict[str, Any] = {}
     bars = []
     for slots in (8, 16):
-        shape = Shape(users=slots, requests=slots * (2 if lab.quick else STEADY_ROUNDS))
-        found = lab.both("steady", shape, slots=slots)
+        shape = Shape(users=slots, requests=slots * (2 if lab.quick else STEADY_REQUESTS))
+        rounds = 1 if lab.quick else STEADY_ROUNDS * lab.rounds
+        found = lab.both("steady", shape, slots=slots, rounds=rounds)
         prompt = _prompt_tokens(found)
-        bare = [_bare(lab, slots, prompt) for _ in range(lab.rounds)]
+        bare = [_bare(lab, slots, prompt) for _ in range(rounds)]
         against = [
             item["all"]["output_tokens_per_s"] / alone for item, alone in zip(found[OURS], bare, strict=True)
         ]

@@ -77,7 +77,7 @@ class Lab:
             return measure(workload, shape, target, run_id=run_id)
 
     def both(
-        self, workload: str, shape: Shape, *, slots: int, also: Sequence[str] = ()
+        self, workload: str, shape: Shape, *, slots: int, also: Sequence[str] = (), rounds: int | None = None
     ) -> dict[str, list[Summary]]:
         """The workload on both servers, and on others where they are given, interleaved."""
 
@@ -89,7 +89,7 @@ class Lab:
         return compare.interleave(
             [OURS, THEIRS, *([SERIAL] if self.serial_python is not None else []), *also],
             run,
-            rounds=self.rounds,
+            rounds=rounds or self.rounds,
             run_id=f"{self.run_id}/{workload}{slots}",
             slo=Slo(),
             tell=lambda text: print(f"  {workload}: {text}", file=sys.stderr, flush=True),

@@ -173,6 +173,21 @@ def test_no_room_gives_up_idle_entries_and_then_goes_on():
     assert PassFailure.NO_ROOM in [outcome.failure for outcome in rig.outcomes]
 
 
+def test_no_room_for_a_row_alone_in_its_tick_parks_somebody_who_waits_for_the_next():
+    """Where ticks are in turns, a tick of one row does not mean that nobody else holds memory."""
+    can = streams(2, mixes=False, row_quantum=8)
+    faults = ScriptedFaults({5: TickFaults(no_room=True)})
+    rig = Rig(Limits(n_seq_max=2, cache="none", prefill_chunk=8), can, faults=faults)
+    rig.accept(ask("a", 8, max_tokens=20))
+    rig.run(until=lambda: "a" in rig.first_token_tick)
+    rig.accept(ask("b", 80, max_tokens=4))
+    rig.run()
+    assert rig.outcomes[5].failure is PassFailure.NO_ROOM
+    assert list(rig.ticks[5].counts) == [1]
+    assert rig.ends["b"].parks == 1
+    assert {end.end for end in rig.ends.values()} == {End.FINISHED}
+
+
 def test_logprobs_and_the_like_are_passed_through():
     rig = Rig(Limits(n_seq_max=1), streams(1))
     rig.accept(ask("a", 3))

@@ -125,3 +125,57 @@ def test_columns_are_arrays():
     tick = rig.step()
     for column in (tick.slots, tick.sequences, tick.starts, tick.counts, tick.outputs, tick.tokens):
         assert isinstance(column, array)
+
+
+# --- ticks in turns ------------------------------------------------------------------------------
+
+
+def apart(slots: int, **limits) -> Rig:
+    return Rig(Limits(n_seq_max=slots, cache="none", **limits), streams(slots, mixes=False, row_quantum=16))
+
+
+def kinds(ticks: list[Tick]) -> str:
+    return "".join("d" if tick.decode_rows else "p" for tick in ticks)
+
+
+def test_where_a_backend_does_not_mix_prompts_and_streams_have_ticks_in_turns():
+    rig = apart(3, prefill_chunk=16)
+    rig.accept(ask("d0", 3, max_tokens=60), ask("d1", 3, max_tokens=60))
+    rig.run(until=lambda: len(rig.first_token_tick) == 2)
+    rig.accept(ask("long", 64, max_tokens=8))
+    before = len(rig.ticks)
+    rig.run(until=lambda: "long" in rig.first_token_tick)
+    assert kinds(rig.ticks[before:]) == "dpdpdpdp"  # the first tokens were those of a tick of prompts
+    assert all(tick.decode_rows in (0, tick.rows) for tick in rig.ticks)
+    rig.run()
+    assert {terminal.generated_tokens for terminal in rig.ends.values()} == {60, 8}
+
+
+def test_a_slot_that_comes_free_is_taken_in_the_next_tick_of_prompts():
+    """Its last token is handed out before the prompts run, so whoever answers it is among the next ones."""
+    rig = apart(2, prefill_chunk=16)
+    rig.accept(ask("stays", 3, max_tokens=90), ask("ends", 3, max_tokens=9))
+    rig.run(until=lambda: "ends" in rig.ends)
+    at = len(rig.ticks)
+    rig.accept(ask("next", 32, max_tokens=4))
+    rig.run(until=lambda: "next" in rig.first_token_tick)
+    assert kinds(rig.ticks[at:]) == "pdp"
+
+
+def test_prompts_alone_have_every_tick():
+    rig = apart(2, prefill_chunk=16)
+    rig.accept(ask("a", 64, max_tokens=2), ask("b", 64, max_tokens=2))
+    rig.run(until=lambda: bool(rig.first_token_tick))
+    assert set(kinds(rig.ticks)) == {"p"}
+
+
+def test_drafts_wait_for_the_tick_of_decode():
+    rig = apart(2, prefill_chunk=16)
+    rig.accept(ask("d", 3, max_tokens=60))
+    rig.run(until=lambda: len(rig.output("d")) > 1)
+    slot = rig.slot_of("d")
+    slot.drafts = array("i", [1, 2])
+    rig.accept(ask("long", 20, max_tokens=2))
+    first, second = rig.step(), rig.step()
+    assert kinds([first, second]) == "pd"
+    assert list(second.counts) == [3]
