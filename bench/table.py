@@ -26,7 +26,7 @@ ROWS = {
 
 
 ALONE = {  # bars of ours alone: how they are written
-    "trace: TTFT p95, s": "trace at 80 % of capacity (16 slots, `target_itl_ms` 400): TTFT p95 {:.1f} s",
+    "trace: TTFT p95, s": "trace at 80 % of capacity (16 slots, `target_itl_ms` 400): TTFT p95 {:.2f} s",
     "trace: inter-token p99, ms": "inter-token p99 {:.0f} ms",
     "tenants: fairness (Jain)": "fairness when one of three tenants sends ten times the load: {:.3f}",
     "mixed: urgent TTFT p95 later, ms": "urgent first tokens under background load: {:.0f} ms later (p95)",
