@@ -78,9 +78,7 @@ class Laws:
         self._building_since: float | None = None
         self._recovering_before = False
         self._evicted = False
-        self._waited: dict[
-            str, int
-        ] = {}  # who could decode in a tick of prompts, and how many tokens it knew
+        self._waited: dict[str, int] = {}  # could decode in a tick of prompts, knowing so many tokens
         self._chunks: Counter[str] = Counter()
         self._troubled: set[str] = set()
         self._failed_alone: set[str] = set()

@@ -218,7 +218,9 @@ class LlamaCppBackend:
     def _run(self, tick: Tick, outcome: Outcome, broken: set[int]) -> None:
         spans = [at for at, sequence in enumerate(tick.sequences) if sequence not in broken]
         self._check(tick, spans)
-        sprinting = self._sprint.choose(tick, spans, self._seats) if self._sprint is not None else None
+        sprinting = None
+        if self._sprint is not None:
+            sprinting = self._sprint.choose(tick, spans, self._seats, self.memory.copying)
         if sprinting is not None:
             tick = self._from_the_start(tick, sprinting)
         spans = [at for at in spans if at != sprinting]
@@ -304,7 +306,7 @@ class LlamaCppBackend:
             return False
         if runner is self.context:  # copies wait for a pass of this one
             outcome.ran = True
-            self.memory.copying = False
+            self.memory.copying.clear()
         if self._calls.quanta is not None:
             self._calls.quanta.learn(tick, rows.spans, time.perf_counter() - started)
         for at in rows.spans:

@@ -30,7 +30,7 @@ class Memory:
         relays = rewind is Rewind.ANY and not context.plan.unified and not context.model.n_swa
         self._relay_max = relay_max if relays else 0  # the state of a sliding window has no more than that
         self.lengths = [0] * context.n_seq_max
-        self.copying = False  # a copy was asked for that no pass has carried out yet
+        self.copying: set[int] = set()  # targets of copies that no pass has carried out yet
 
     def execute(self, ops: Sequence[KvOp]) -> tuple[tuple[OpResult, ...], set[int]]:
         """Every operation in order, and the sequences whose content is not what was asked for."""
@@ -96,7 +96,7 @@ class Memory:
             return OpResult(ok=True)
         if not self._relay(op):
             self._context.copy(op.other, op.sequence, op.length)
-            self.copying = True
+            self.copying.add(op.sequence)
         self.lengths[op.sequence] = held
         trimmed = self._trim(op.sequence, op.length)
         if not trimmed.ok:
@@ -215,4 +215,4 @@ class Memory:
     def forget_all(self) -> None:
         """The context is new: every sequence is empty. Blobs are bytes of ours and stay good."""
         self.lengths = [0] * len(self.lengths)
-        self.copying = False
+        self.copying.clear()

@@ -17,7 +17,7 @@ start, not assumed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -78,8 +78,13 @@ class Sprint:
         else:
             self.land()
 
-    def choose(self, tick: Tick, spans: Sequence[int], seats: dict[int, Seat]) -> int | None:
-        """The span that runs here in this tick, if any. Lands what cannot go on here."""
+    def choose(
+        self, tick: Tick, spans: Sequence[int], seats: dict[int, Seat], copying: Collection[int]
+    ) -> int | None:
+        """The span that runs here in this tick, if any. Lands what cannot go on here.
+
+        Who waits for a copy does not begin: it comes with a pass of the main context, over what had landed.
+        """
         running = next((at for at in spans if tick.sequences[at] == self.sequence), None)
         if running is not None:
             if running >= tick.decode_spans:
@@ -94,17 +99,16 @@ class Sprint:
             return None
         for at in spans:
             long = tick.starts[at] <= REDONE_MAX and len(seats[tick.slots[at]]) >= TOKENS_MIN
-            if long and at >= tick.decode_spans and self._may_begin(tick, at):
+            waits = tick.sequences[at] in copying
+            if long and at >= tick.decode_spans and not waits and self._may_begin(tick, at):
                 seat = seats[tick.slots[at]]
                 self.begin(tick.sequences[at], seat.known(0, len(seat)))
                 return at
         return None
 
     def _may_begin(self, tick: Tick, span: int) -> bool:
-        """Not with what a copy brings: it is there only after a pass of the main context."""
-        copied = {op.sequence for op in tick.ops if op.kind is OpKind.COPY}
         fits = tick.starts[span] + tick.counts[span] <= self.context.n_batch
-        return fits and tick.counts[span] >= ROWS_MIN and tick.sequences[span] not in copied
+        return fits and tick.counts[span] >= ROWS_MIN
 
     def missing(self, tick: Tick, span: int) -> int:
         """Rows before the span's that this context was never asked for."""

@@ -79,7 +79,7 @@ def test_not_while_a_copy_is_pending_nor_where_numbers_were_none(backend_and_tok
     backend._scrub.spoiled.add(1)
     tokens, _, calls = write(backend, tokens, 1, 12)
     assert calls == [[0, 2, 3, 4]]
-    backend.memory.copying = True
+    backend.memory.copying.add(3)
     _, _, calls = write(backend, tokens, 2, 13)
     assert calls == [[0, 2, 4]]
 
@@ -142,7 +142,7 @@ def test_a_short_sequence_is_copied_at_once_and_a_long_one_with_the_next_pass(re
     (result,), broken = backend.memory.execute([KvOp(OpKind.COPY, 3, 0, 9)])
     assert result.ok
     assert not broken
-    assert backend.memory.copying is not relayed
+    assert backend.memory.copying == (set() if relayed else {3})
     assert backend.memory.lengths[3] == 9
     assert backend.context.positions(3) == (0, 8)
     prompt = [*text(12, 0)[:9], *text(12, 5)[:4]]
@@ -161,9 +161,9 @@ def test_a_short_sequence_is_copied_at_once_and_a_long_one_with_the_next_pass(re
 def test_no_state_is_written_where_a_pending_copy_may_read():
     backend, _ = begun()
     backend.memory._relay_max = 12
-    backend.memory.copying = True
+    backend.memory.copying.add(4)
     backend.memory.execute([KvOp(OpKind.COPY, 3, 0, 9)])
     backend.launch(tick(1, (3, 9, [1, 2, 3], 0), bind=(Binding(3, ask("r3", text(12, 0)), array("i")),)))
     assert backend.collect().failure is None
-    assert backend.memory.copying is False
+    assert not backend.memory.copying
     backend.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from stretto.backends.llamacpp.calibration import rows_for
 from stretto.backends.llamacpp.context import WHOLE
 from stretto.backends.llamacpp.sprint import NOBODY, LandingError, Sprint, by_channel
 from stretto.core.limits import Limits
-from stretto.core.tick import End
+from stretto.core.tick import Binding, End, Tick
 from tests.unit.backends.llamacpp.rig import (
     TOLERANCE,
     Loop,
@@ -222,6 +223,24 @@ def test_a_pass_that_is_paused_can_be_given_up_or_finished():
         assert asked(count) == 0
     assert np.array_equal(sprint.logits()[-1], whole), "pauses change nothing"
     sprint.close()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_who_waits_for_a_copy_does_not_sprint(waits):
+    """The copy comes with a pass of the main context, and would overwrite what had landed."""
+    backend, tokens = long_backend(), text(1200, 4)
+    if waits:
+        backend.memory.copying.add(1)
+    bind = (Binding(1, ask("long", tokens), array("i")),)
+    rows = {"starts": [0], "counts": [64], "outputs": [0], "tokens": tokens[:64]}
+    columns = {name: array("i", given) for name, given in {"slots": [1], "sequences": [1], **rows}.items()}
+    backend.launch(Tick(0, bind=bind, **columns))
+    outcome = backend.collect()
+    assert outcome.failure is None
+    assert outcome.ran is waits, "copies wait for the main context, and rows that ran elsewhere are not its"
+    assert backend._sprint.sequence == (NOBODY if waits else 1)
+    assert not backend.memory.copying
+    backend.close()
 
 
 def test_streams_write_while_a_pass_is_paused():
