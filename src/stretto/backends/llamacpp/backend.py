@@ -21,6 +21,7 @@ from stretto.backends.llamacpp.capabilities import capabilities_of, rewind_of
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.holes import Holes
 from stretto.backends.llamacpp.kvops import Memory
+from stretto.backends.llamacpp.library import rows_alike
 from stretto.backends.llamacpp.model import LoadWarning, Model, ModelOptions, Progress, load
 from stretto.backends.llamacpp.options import ContextOptions
 from stretto.backends.llamacpp.outputs import Outputs
@@ -67,7 +68,7 @@ class LlamaCppBackend:
         can = self.capabilities
         redoes = can.rewind is Rewind.ANY and not can.pages and not self.model.on_gpu
         tiled = can.parts is Parts.WHOLE
-        quanta = Quanta(can.row_quantum) if redoes and tiled else None
+        quanta = Quanta(can.row_quantum, alike=rows_alike()) if redoes and tiled else None
         exact = redoes and not tiled
         self._calls = Calls(context, self.memory, quanta, one_call=one_call, exact=exact)
         plain = exact and not self.model.n_swa and not self.model.has_mrope

@@ -2,8 +2,8 @@
 
 Decode rows and prompt chunks go apart where that is faster (measured at load; on a CPU it is). A chunk
 begins earlier, behind a sequence that is cut back that far, where that is cheaper (`quanta`). Where prompts
-give the same logits however they are cut, if only no row runs alone, it begins earlier for that, too, and
-chunks always go apart (`splits`).
+give the same logits however they are cut, if only no pass has too few rows of one, it begins earlier for
+that, too, and chunks always go apart (`splits`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from stretto.backends.llamacpp.batch import Columns, Rows
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.kvops import Memory
+from stretto.backends.llamacpp.library import rows_alike
 from stretto.backends.llamacpp.quanta import Quanta, widened
 from stretto.backends.llamacpp.seats import Seat
 from stretto.backends.llamacpp.splits import Chunk, even_out
@@ -21,7 +22,7 @@ from stretto.errors import InvariantError
 
 
 class Calls:
-    """`quanta`: where chunks can be filled up. `exact`: where it is enough that no row runs alone."""
+    """`quanta`: where chunks can be filled up. `exact`: where a few rows in each pass are enough."""
 
     def __init__(
         self, context: Context, memory: Memory, quanta: Quanta | None, *, one_call: bool, exact: bool
@@ -61,6 +62,7 @@ class Calls:
             {at: Chunk(tick.sequences[at], tick.counts[at], starts[at]) for at in prompts},
             rows_max=self._context.n_ubatch,
             call_max=self._context.n_batch,
+            alike=rows_alike(),
         )
         tick = widened(tick, even.missing, seats) if even.missing else tick
         return tick, [call for call in (decode, *even.calls) if call]

@@ -57,7 +57,7 @@ def _ignore(line: str) -> None:
 def _processor() -> str:
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            if line.startswith("flags"):
+            if line.startswith(("flags", "Features")):  # x86, ARM
                 return str(zlib.crc32(line.encode()))
     return platform.processor()
 

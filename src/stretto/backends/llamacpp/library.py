@@ -7,6 +7,7 @@ Only the low-level `llama_cpp` API is used, never its `Llama`, server or disk ca
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
 import weakref
@@ -75,6 +76,15 @@ def last_error() -> str:
 
 def has_gpu() -> bool:
     return bool(library().llama_supports_gpu_offload())
+
+
+@functools.cache
+def rows_alike() -> int:
+    """Rows of a sequence in a pass from which on their rounding does not depend on how many there are.
+
+    llama.cpp's matrix kernels begin at two rows, on ARM with half precision at eight; fewer go row by row.
+    """
+    return 8 if b"FP16_VA = 1" in library().llama_print_system_info() else 2
 
 
 class Weights:

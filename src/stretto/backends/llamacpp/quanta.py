@@ -5,9 +5,9 @@ sequence on, that goes in tiles and costs a tenth. 33 rows behind a context of 8
 the 64 that end with them. So a chunk that is shorter than a quantum begins earlier: the sequence is cut back,
 and rows whose tokens are known run again. Whether that pays is learned from the passes themselves.
 
-And a chunk is never a single row, which would go through the kernels of decoding and round otherwise. The
-very last row of a prompt, where all before it is known, is a decode row like any other. (Without flash
-attention there are no tiles, and `splits` sees to all of this.)
+And a chunk is never so few rows that they would go through the kernels of decoding, which round otherwise
+(`splits.lacking`). The very last row of a prompt, where all before it is known, is a decode row like any
+other. (Without flash attention there are no tiles, and `splits` sees to all of this.)
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stretto.backends.llamacpp.seats import Seat
+from stretto.backends.llamacpp.splits import lacking
 from stretto.core.least_squares import LeastSquares
 from stretto.core.tick import Tick
 
 SAMPLES_MIN = 3
-ALIKE = 2  # rows of a sequence from which on they do not depend on how many there are
 
 
 class Quanta:
     """What rows cost in either kernel, and the rows to begin earlier for each chunk."""
 
-    def __init__(self, quantum: int) -> None:
+    def __init__(self, quantum: int, *, alike: int) -> None:
         self._quantum = quantum
+        self._alike = alike
         self._single = LeastSquares(3)  # a call, a row, a row's context
         self._tiled = LeastSquares(3)
 
@@ -46,7 +47,7 @@ class Quanta:
 
     def missing(self, count: int, start: int) -> int:
         """Rows before `start` that a chunk of `count` rows should compute again; mostly none."""
-        alike = ALIKE - count if count < ALIKE <= start + count else 0
+        alike = lacking(count, start, self._alike)
         rows = self._quantum - count
         if not 0 < rows <= start or min(self._single.samples, self._tiled.samples) < SAMPLES_MIN:
             return alike

@@ -1,9 +1,10 @@
-"""How llama.cpp cuts the rows of prompts into passes, and calls in which none of them runs alone.
+"""How llama.cpp cuts the rows of prompts into passes, and calls in which none has too few of them.
 
 Streams go in passes of as many rows of each sequence as the shortest has left. Of prompts with 40 and 41
 rows the last row of the longer one has a pass to itself, and goes through the kernels of decoding, which
 round otherwise: the prompt's text would depend on its neighbour. So that one begins a row earlier, with a
-token that is known; where it cannot, it has a call to itself.
+token that is known; where it cannot, it has a call to itself. How many rows are enough depends on the
+processor (`library.rows_alike`).
 """
 
 from __future__ import annotations
@@ -48,34 +49,53 @@ def passes(rows: Mapping[int, int], rows_max: int) -> Iterator[Pass]:
                 del left[sequence]
 
 
-def even_out(chunks: Mapping[int, Chunk], *, rows_max: int, call_max: int) -> Even:
-    """Calls of at most `call_max` rows in which no row of these chunks runs alone, if that can be."""
-    together, apart, missing = dict(chunks), [], dict[int, int]()
-    spare = call_max - sum(chunk.rows for chunk in chunks.values())
+def lacking(rows: int, before: int, alike: int) -> int:
+    """Rows before a chunk that must run again with it, so that neither it nor what had run is too few."""
+    return before if before < alike else max(0, alike - rows)
+
+
+def even_out(chunks: Mapping[int, Chunk], *, rows_max: int, call_max: int, alike: int) -> Even:
+    """Calls of at most `call_max` rows in which every pass has `alike` rows of a prompt, if that can be."""
+    least = {span: lacking(chunk.rows, chunk.before, alike) for span, chunk in chunks.items()}
+    least = {span: more for span, more in least.items() if 0 < more <= rows_max - chunks[span].rows}
+    together, apart, missing = dict(chunks), list[int](), dict(least)
+    spare = call_max - sum(chunk.rows for chunk in chunks.values()) - sum(missing.values())
     turns = 2 * len(together)
-    while len(together) > 1 and (span := _lone(together, missing, rows_max)) is not None:
+    while len(together) > 1:
+        short = _short(together, missing, rows_max, alike)
+        if short is None and spare >= 0:
+            break
+        span, more = short or Short(max(together, key=lambda at: missing.get(at, 0)), 0)
         turns -= 1
-        if missing.get(span, 0) < together[span].before and spare > 0 and turns >= 0:
-            missing[span] = missing.get(span, 0) + 1
-            spare -= 1
+        if 0 < more <= min(together[span].before - missing.get(span, 0), spare) and turns >= 0:
+            missing[span] = missing.get(span, 0) + more
+            spare -= more
         else:
             spare += together.pop(span).rows + missing.pop(span, 0)
             apart.append(span)
     calls = [list(together)] if len(together) > 1 else []
     for span in apart if len(together) > 1 else [*together, *apart]:
         missing.pop(span, None)
-        if chunks[span].rows == 1 and chunks[span].before:
-            missing[span] = 1
+        if span in least:
+            missing[span] = least[span]
         calls.append([span])
     return Even(calls, missing)
 
 
-def _lone(chunks: Mapping[int, Chunk], missing: Mapping[int, int], rows_max: int) -> int | None:
-    """A span of which a row would run alone: whose rows end there, else the last of a crowd."""
+class Short(NamedTuple):
+    span: int
+    more: int  # rows that its pass lacks; 0: it is full, and too many share it
+
+
+def _short(
+    chunks: Mapping[int, Chunk], missing: Mapping[int, int], rows_max: int, alike: int
+) -> Short | None:
+    """A span with too few rows in a pass: whose rows end there, else the last of a crowd."""
     rows = {chunk.sequence: chunk.rows + missing.get(span, 0) for span, chunk in chunks.items()}
     for left, step in passes(rows, rows_max):
-        if step == 1:
-            ending = [sequence for sequence, count in left.items() if count == 1]
+        if step < alike:
+            ending = [sequence for sequence, count in left.items() if count == step]
             guilty = (ending or list(left))[-1]
-            return next(span for span, chunk in chunks.items() if chunk.sequence == guilty)
+            span = next(span for span, chunk in chunks.items() if chunk.sequence == guilty)
+            return Short(span, alike - step if ending else 0)
     return None

@@ -7,12 +7,16 @@ from array import array
 import numpy as np
 import pytest
 
+from stretto.backends.llamacpp.library import rows_alike
 from stretto.core.kv.ops import KvOp, OpKind
 from stretto.core.tick import Binding, PassFailure
 from tests.unit.backends.llamacpp.rig import ask, make_backend, text
 from tests.unit.backends.llamacpp.test_calls import tick
 
 WRITERS = (0, 2, 4)
+ROUNDING = (
+    1e-5 if rows_alike() == 2 else 3e-4
+)  # of logits, between passes of three and of five rows; ARM rounds more
 
 
 def begun(**more):
@@ -66,7 +70,7 @@ def test_the_texts_are_those_of_a_backend_that_leaves_gaps(backend_and_tokens):
         theirs, expected, calls = write(plain, theirs, number, 11 + number)
         assert calls == [[0, 2, 4]]
         assert ours == theirs
-        assert np.allclose(right, expected, atol=1e-5)
+        assert np.allclose(right, expected, atol=ROUNDING)
     for backend in (filled, plain):
         backend.launch(tick(6, (1, 8, text(12, 1)[8:], 1)))
     assert filled.collect().tokens == plain.collect().tokens

@@ -26,7 +26,7 @@ def call(*spans: tuple[int, int]) -> Tick:
 
 def learned(row_s: float = 2e-3, row_context_s: float = 16e-6, tile_context_s: float = 1.4e-6) -> Quanta:
     """As measured with SmolLM2 on two cores."""
-    quanta = Quanta(64)
+    quanta = Quanta(64, alike=2)
     for context in range(50, 2000, 150):
         decode = call(*[(1, context + at) for at in range(8)])
         quanta.learn(decode, range(8), 8 * (row_s + row_context_s * context))
@@ -45,7 +45,7 @@ def test_chunks_begin_earlier_where_that_is_cheaper(count, start, rows):
 
 
 def test_nothing_is_redone_before_both_kernels_were_seen():
-    quanta = Quanta(64)
+    quanta = Quanta(64, alike=2)
     assert quanta.missing(33, 840) == 0
     for at in range(5):
         quanta.learn(call((1, 800 + at)), [0], 0.02)
@@ -53,11 +53,23 @@ def test_nothing_is_redone_before_both_kernels_were_seen():
 
 
 @pytest.mark.parametrize(
-    ("count", "start", "rows"), [(1, 840, 1), (1, 1, 1), (1, 0, 0), (2, 840, 0), (40, 840, 0)]
+    ("count", "start", "alike", "rows"),
+    [
+        (1, 840, 2, 1),
+        (1, 1, 2, 1),
+        (1, 0, 2, 0),
+        (2, 840, 2, 0),
+        (40, 840, 2, 0),
+        (1, 840, 8, 7),
+        (7, 840, 8, 1),
+        (5, 2, 8, 2),
+        (8, 840, 8, 0),
+        (7, 7, 8, 7),
+    ],
 )
-def test_a_row_of_a_prompt_never_runs_alone(count, start, rows):
-    """A single one goes through the kernels of decoding, which round otherwise."""
-    assert Quanta(64).missing(count, start) == rows
+def test_too_few_rows_of_a_prompt_never_run_alone(count, start, alike, rows):
+    """They go through the kernels of decoding, which round otherwise."""
+    assert Quanta(64, alike=alike).missing(count, start) == rows
 
 
 def test_a_call_with_both_kernels_teaches_nothing():
@@ -84,7 +96,7 @@ def test_redone_rows_change_no_token(kind):
     """Prompts that share a head, cached and not, in chunks of odd sizes beside streams that go on."""
     backend = make_backend(kind, n_seq_max=4, flash_attention="on")
     assert backend.capabilities.parts is Parts.WHOLE
-    backend._calls.quanta = quanta = Always(64)
+    backend._calls.quanta = quanta = Always(64, alike=2)
     head = text(90, 5)
     requests = [ask(f"r{i}", [*head, *text(7 + 11 * i, 20 + i)], max_tokens=10) for i in range(6)]
     loop = Loop(backend, Limits(n_seq_max=4, n_batch=256, prefill_chunk=37, cache_min_tokens=8))
