@@ -11,6 +11,8 @@ import threading
 import time
 from pathlib import Path
 
+from stretto.bench.conditions import cpu_name
+
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _READY = re.compile(r"ready: (http://\S+)")
@@ -88,16 +90,11 @@ def descriptors(pid: int) -> int:
 
 def conditions() -> dict[str, str | int]:
     """What a figure needs beside it."""
-    names = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if "model name" in line
-    ]
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     )
     return {
-        "cpu": names[0] if names else "unknown",
+        "cpu": cpu_name(),
         "cores": os.cpu_count() or 0,
         "python": sys.version.split()[0],
         "commit": commit.stdout.strip(),

@@ -11,13 +11,21 @@ from pathlib import Path
 import stretto
 
 _CPU_FILE = Path("/proc/cpuinfo")
+_ARM_PARTS = {  # the kernel knows ARM's own processors by number alone
+    "0xd08": "Cortex-A72",
+    "0xd0b": "Cortex-A76",
+    "0xd0c": "Neoverse-N1",
+    "0xd40": "Neoverse-V1",
+    "0xd49": "Neoverse-N2",
+    "0xd4f": "Neoverse-V2",
+}
 
 
 def conditions() -> dict[str, str | int]:
     """Date, machine and versions."""
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count() or 0,
         "load_before": _load(),
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
@@ -26,13 +34,14 @@ def conditions() -> dict[str, str | int]:
     }
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
     try:
-        lines = _CPU_FILE.read_text(encoding="utf-8").splitlines()
+        rows = [row.partition(":") for row in _CPU_FILE.read_text(encoding="utf-8").splitlines()]
     except OSError:
-        lines = []
-    named = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor()
+        rows = []
+    found = {name.strip(): rest.strip() for name, _, rest in rows}
+    by_part = _ARM_PARTS.get(found.get("CPU part", ""), "") if found.get("CPU implementer") == "0x41" else ""
+    return found.get("model name") or by_part or platform.processor() or platform.machine()
 
 
 def _load() -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from stretto import __version__
+from stretto.bench.conditions import cpu_name
 from stretto.cli import llama_facts, machine, weights
 from stretto.cli.context import Context
 from stretto.cli.listing import default_files
@@ -76,7 +77,7 @@ def examine(context: Context) -> dict[str, Any]:
         "executable": sys.executable,
         "platform": platform.platform(),
         "packages": packages,
-        "cpu": {"name": machine.cpu_name(), "architecture": platform.machine(), "cores": machine.cores()},
+        "cpu": {"name": cpu_name(), "architecture": platform.machine(), "cores": machine.cores()},
         "memory": {"total_bytes": memory.total, "available_bytes": memory.available},
         "gpus": [asdict(gpu) for gpu in machine.gpus()],
         "llama_cpp": asdict(llama),

@@ -1,10 +1,9 @@
-"""What this machine has: memory, cores, the name of its CPU, its GPUs. Reads, never changes anything."""
+"""What this machine has: memory, cores, its GPUs. Reads, never changes anything."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -56,15 +55,6 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        for row in Path("/proc/cpuinfo").read_text().splitlines():
-            name, _, rest = row.partition(":")
-            if name.strip() == "model name":
-                return rest.strip()
-    return platform.processor() or platform.machine()
 
 
 def gpus() -> list[Gpu]:

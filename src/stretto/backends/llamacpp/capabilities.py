@@ -20,7 +20,7 @@ from stretto.core.capabilities import Capabilities, Parts, Rewind, Share
 ROW_QUANTUM_CPU_FLASH = 64  # the tiled kernel begins at 64 rows; 63 cost twice as much
 ROW_QUANTUM_CPU = 16  # fewer rows cost a CPU nearly as much as these
 ROW_QUANTUM_SPRINT = 32  # about two layers of a pass of 512 rows (see `sprint`)
-EFFICIENT_SPRINT = 3  # quanta: more save decode passes, fewer shorten the streams' gaps
+EFFICIENT_SPRINT = 2  # quanta: more save decode passes, fewer shorten the streams' gaps
 
 
 def rewind_of(context: Context, measures: Measures) -> tuple[Rewind, int]:
