@@ -32,6 +32,7 @@ BANDWIDTH_MIN, BANDWIDTH_MAX = 1e8, 1e12
 DRAFT_COST_DEFAULT = 0.5
 CHUNK_TOKENS = 64
 REPEATS = 3
+CLEARLY_BETTER = 0.95
 PATIENCE_S = 2.0  # on a machine that is busy passes take seconds: what has not been measured by then is not
 
 
@@ -145,15 +146,19 @@ def calibrate(context: Context, found: Measures) -> Measures:
 
 
 def _best_threads(context: Context) -> int:
-    """All processors or half of them (two hardware threads of one core rarely help)."""
+    """All processors or half of them (two hardware threads of one core rarely help).
+
+    A server's processes start together, and whoever is disturbed here would be slow for good: so the best
+    pass of each counts, all of them have two chances, and half must be clearly better.
+    """
     chosen = context.plan.n_threads
     if context.options.n_threads or chosen < 2 or context.model.on_gpu:
         return chosen
-    times: dict[int, float] = {}
-    for count in (chosen, max(1, chosen // 2)):
+    half, times = max(1, chosen // 2), dict[int, list[float]]()
+    for count in (chosen, half, chosen):
         context.set_threads(count, count)
-        times[count] = median(_decode_times(context, 1, REPEATS))
-    best = min(times, key=lambda count: times[count])
+        times.setdefault(count, []).extend(_decode_times(context, 1, REPEATS))
+    best = half if min(times[half]) < CLEARLY_BETTER * min(times[chosen]) else chosen
     context.set_threads(best, context.options.n_threads_batch or best)
     return best
 
