@@ -23,6 +23,7 @@ TARGET_S = 0.05  # between two tokens of a stream, where the operator did not sa
 DECODE_TICKS = 4.0  # … or this many decode-only ticks: prompts get three quarters of a slow machine
 NEAR_THE_END = 0.75  # of a prompt: behind it half as many rows must do
 WORTH_CONTEXT = 256.0  # where a token's price is taken: at 0 a fit may put it all on the context
+TOGETHER = 1.5  # efficient chunks of several prompts: fewer rows, and most wait for others' decode passes
 COVERED = 0.75  # a chunk of that share of what is trusted says enough to trust twice as much
 IDLE_TARGETS = 4.0  # with nobody decoding, a tick may take this many targets: newcomers still get in soon
 
@@ -34,6 +35,7 @@ class CostModel:
         self._quantum = row_quantum
         self.parts = parts
         self.efficient = efficient_quanta * row_quantum
+        self.efficient_together = int(TOGETHER * self.efficient)
         self._least = row_quantum if parts is Parts.WHOLE else 0
         self._decode = LeastSquares(3)
         self._prefill = LeastSquares(2)

@@ -146,7 +146,7 @@ class RowPlanner:
         length = len(min(prompts, key=_seniority).known)
         allowance_s = state.cost.allowance_s(decode_s, state.limits.target_itl_s, length)
         several = len(prompts) > 1 and state.limits.target_itl_s is None
-        least = state.cost.efficient if several else 0
+        least = state.cost.efficient_together if several else 0
         fitted = self._fit(self._sharer.share(prompts, allowance_s=allowance_s, rows=rows, least=least))
         if not fitted and not decode:  # it was the others' turn, and memory has no room for them
             senior = min((s for s in prompts if s.job is not None), key=_seniority, default=None)
