@@ -23,7 +23,7 @@ TARGET_S = 0.05  # between two tokens of a stream, where the operator did not sa
 DECODE_TICKS = 4.0  # … or this many decode-only ticks: prompts get three quarters of a slow machine
 NEAR_THE_END = 0.75  # of a prompt: behind it half as many rows must do
 WORTH_CONTEXT = 256.0  # where a token's price is taken: at 0 a fit may put it all on the context
-TOGETHER = 1.5  # efficient chunks of several prompts: fewer rows, and most wait for others' decode passes
+TOGETHER = 1.5  # efficient chunks for several prompts: with less, each waits for too many decode passes
 COVERED = 0.75  # a chunk of that share of what is trusted says enough to trust twice as much
 IDLE_TARGETS = 4.0  # with nobody decoding, a tick may take this many targets: newcomers still get in soon
 
