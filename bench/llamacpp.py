@@ -29,7 +29,7 @@ from pathlib import Path
 
 from stretto.backends.base import complete
 from stretto.backends.llamacpp import Context, ContextOptions, LlamaCppBackend, Model, load
-from stretto.backends.llamacpp.batch import Columns
+from stretto.backends.llamacpp.batch import gather
 from stretto.core.limits import Limits
 from stretto.core.request import Request, SamplingParams
 from stretto.core.scheduler import Scheduler
@@ -127,9 +127,9 @@ class BareLoop:
 
 def _calls(tick: Tick):
     """What the backend makes of a tick: decode rows, then prompts."""
-    columns, decode, total = Columns(tick), tick.decode_spans, len(tick.slots)
+    decode, total = tick.decode_spans, len(tick.slots)
     parts = [list(range(decode)), list(range(decode, total))]
-    return [columns.gather(part) for part in parts if part]
+    return [gather(tick, part) for part in parts if part]
 
 
 def options(slots: int, threads: int) -> ContextOptions:

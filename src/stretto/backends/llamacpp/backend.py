@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stretto.backends.llamacpp.arena import Arena
-from stretto.backends.llamacpp.batch import Columns, Rows
+from stretto.backends.llamacpp.batch import Rows, gather
 from stretto.backends.llamacpp.calibration import Measures, aside, calibrate, measure
 from stretto.backends.llamacpp.calls import Calls
 from stretto.backends.llamacpp.capabilities import capabilities_of, rewind_of
@@ -226,12 +226,11 @@ class LlamaCppBackend:
             tick = self._from_the_start(tick, sprinting)
         spans = [at for at in spans if at != sprinting]
         tick, calls = self._calls.arrange(tick, spans, self._seats)
-        columns = Columns(tick)
         got: dict[int, list[int]] = {}
         for call in calls:
-            if not self._run_filled(tick, self._calls.rows(tick, columns, call), outcome, got, broken):
+            if not self._run_filled(tick, self._calls.rows(tick, call), outcome, got, broken):
                 return
-        if sprinting is not None and not self._run_sprint(tick, columns.gather([sprinting]), outcome, got):
+        if sprinting is not None and not self._run_sprint(tick, gather(tick, [sprinting]), outcome, got):
             return
         for at, slot in enumerate(tick.slots):
             tokens = got.get(at, ())
@@ -280,7 +279,7 @@ class LlamaCppBackend:
         if self._holes is None or len(rows) != len(rows.spans):
             return self._run_call(tick, rows, outcome, got, self.context)
         elsewhere = {self._sprint.sequence} if self._sprint is not None else set()
-        rows, holes = self._holes.fill(rows, broken | self._scrub.spoiled | elsewhere)
+        holes = self._holes.fill(rows, broken | self._scrub.spoiled | elsewhere)
         try:
             return self._run_call(tick, rows, outcome, got, self.context)
         finally:
@@ -303,7 +302,7 @@ class LlamaCppBackend:
         except Exception:
             code, logits = REFUSED - 1, None
         if code != 0:
-            self._fail(outcome, code, rows.sequences.tolist())
+            self._fail(outcome, code, rows.sequences)
             return False
         if runner is self.context:  # copies wait for a pass of this one
             outcome.ran = True

@@ -12,6 +12,7 @@ to a thread that had only loaded the model.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -62,18 +63,15 @@ def aside(work: Callable[[], T]) -> T:
 
 def rows_for(spans: list[tuple[int, int, int]], *, vocab: int, output: bool = True) -> Rows:
     """Rows of made-up tokens for (sequence, start, count), each span's last row an output."""
-    sequences = np.concatenate([np.full(count, s, dtype=np.int32) for s, _, count in spans])
-    positions = np.concatenate([np.arange(at, at + n, dtype=np.int32) for _, at, n in spans])
-    flags = np.zeros(len(sequences), dtype=np.int8)
-    if output:
-        flags[np.cumsum([count for _, _, count in spans]) - 1] = 1
+    positions = array("i", [at for _, start, count in spans for at in range(start, start + count)])
+    flags = array("b", [output and at == count - 1 for _, _, count in spans for at in range(count)])
     return Rows(
         spans=[],
-        tokens=((positions * 7 + 1) % vocab).astype(np.int32),
+        tokens=array("i", [(7 * position + 1) % vocab for position in positions]),
         positions=positions,
-        sequences=sequences,
+        sequences=array("i", [sequence for sequence, _, count in spans for _ in range(count)]),
         outputs=flags,
-        outputs_count=int(flags.sum()),
+        outputs_count=sum(flags),
     )
 
 

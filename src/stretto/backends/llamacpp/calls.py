@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stretto.backends.llamacpp.batch import Columns, Rows
+from stretto.backends.llamacpp.batch import Rows, gather
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.kvops import Memory
 from stretto.backends.llamacpp.library import rows_alike
@@ -67,13 +67,13 @@ class Calls:
         tick = widened(tick, even.missing, seats) if even.missing else tick
         return tick, [call for call in (decode, *even.calls) if call]
 
-    def rows(self, tick: Tick, columns: Columns, spans: list[int]) -> Rows:
+    def rows(self, tick: Tick, spans: list[int]) -> Rows:
         """The rows of a call that is about to run: what runs again is cut off first."""
         for at in spans:
             sequence, start = tick.sequences[at], tick.starts[at]
             if start < self._memory.lengths[sequence] and not self._memory.cut_back(sequence, start):
                 raise InvariantError(f"sequence {sequence} could not be cut back")
-        return columns.gather(spans)
+        return gather(tick, spans)
 
     def _is_one(self, tick: Tick, spans: Sequence[int]) -> bool:
         rows, outputs = sum(tick.counts[at] for at in spans), sum(tick.outputs[at] for at in spans)

@@ -102,9 +102,9 @@ class Context:
             raise InvariantError(f"{len(rows)} rows in a batch of {self.n_batch}")
         if rows.outputs_count > self.outputs_max:
             raise InvariantError(f"{rows.outputs_count} outputs of {self.outputs_max} in one pass")
-        if int(rows.sequences.min()) < 0 or int(rows.sequences.max()) >= self.n_seq_max:
+        if min(rows.sequences) < 0 or max(rows.sequences) >= self.n_seq_max:
             raise InvariantError(f"a sequence id outside 0 to {self.n_seq_max - 1}")
-        if int(rows.tokens.min()) < 0 or int(rows.tokens.max()) >= self.vocab:
+        if min(rows.tokens) < 0 or max(rows.tokens) >= self.vocab:
             raise InvariantError("a token outside the vocabulary")
         self._outputs = rows.outputs_count
         return int(self.lib.llama_decode(self.handle, self._batch.fill(rows)))

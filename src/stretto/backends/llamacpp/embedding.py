@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -194,15 +196,15 @@ class EmbeddingContext:
         fits = total <= self.pass_tokens_max or (self._splits and len(inputs) == 1 and total <= self.window)
         if not inputs or len(inputs) > self.sequences_max or min(counts) < 1 or not fits:
             raise InvariantError(f"{len(inputs)} inputs of {total} tokens do not fit one pass")
-        tokens = np.fromiter((token for row in inputs for token in row), dtype=np.int32, count=total)
-        if int(tokens.min()) < 0 or int(tokens.max()) >= self._model.vocabulary.vocab_size:
+        tokens = array("i", chain.from_iterable(inputs))
+        if min(tokens) < 0 or max(tokens) >= self._model.vocabulary.vocab_size:
             raise InvariantError("a token outside the vocabulary")
         return Rows(
             spans=[],
             tokens=tokens,
-            positions=np.concatenate([np.arange(count, dtype=np.int32) for count in counts]),
-            sequences=np.repeat(np.arange(len(inputs), dtype=np.int32), counts),
-            outputs=np.ones(total, dtype=np.int8),
+            positions=array("i", chain.from_iterable(map(range, counts))),
+            sequences=array("i", chain.from_iterable(map(repeat, range(len(inputs)), counts))),
+            outputs=array("b", repeat(1, total)),
             outputs_count=total,
         )
 

@@ -8,10 +8,7 @@ is lost. So the gap takes part: one row behind what its sequence holds, forgotte
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from itertools import pairwise
-
-import numpy as np
 
 from stretto.backends.llamacpp.batch import Rows
 from stretto.backends.llamacpp.context import Context
@@ -26,30 +23,23 @@ class Holes:
         self._context = context
         self._memory = memory
 
-    def fill(self, rows: Rows, closed: Collection[int]) -> tuple[Rows, list[int]]:
-        """The rows with those of the gaps between them, and the sequences that these are in.
+    def fill(self, rows: Rows, closed: Collection[int]) -> list[int]:
+        """Adds rows in the gaps between the others, and answers the sequences that these are in.
 
         Only gaps of one sequence: two rows cost as much as a pass. None that is longer than those who write,
         for all would pay for its length. Not the sequences that are `closed`, and none while a copy is
         pending: it would take the row along.
         """
-        ids: list[int] = rows.sequences.tolist()
-        gaps = [(at, after - 1) for at, (before, after) in enumerate(pairwise(ids), 1) if after - before == 2]
-        lengths = self._memory.lengths
-        room = min(CELLS * (1 + int(rows.positions.max()) // CELLS), self._context.window) if gaps else 0
-        gaps = [(at, gap) for at, gap in gaps if gap not in closed and lengths[gap] < room]
-        gaps = [(at, gap) for at, gap in gaps if self._context.positions(gap)[1] + 1 == lengths[gap]]
+        gaps = [before + 1 for before, after in pairwise(rows.sequences) if after - before == 2]
         if not gaps or self._memory.copying or len(rows) + len(gaps) > self._context.n_batch:
-            return rows, []
-        where, holes = [at for at, _ in gaps], [gap for _, gap in gaps]
-        filled = replace(
-            rows,
-            tokens=np.insert(rows.tokens, where, ANY_TOKEN),
-            positions=np.insert(rows.positions, where, [lengths[hole] for hole in holes]),
-            sequences=np.insert(rows.sequences, where, holes),
-            outputs=np.insert(rows.outputs, where, 0),
-        )
-        return filled, holes
+            return []
+        lengths = self._memory.lengths
+        room = min(CELLS * (1 + max(rows.positions) // CELLS), self._context.window)
+        holes = [gap for gap in gaps if gap not in closed and lengths[gap] < room]
+        holes = [hole for hole in holes if self._context.positions(hole)[1] + 1 == lengths[hole]]
+        for hole in holes:
+            rows.add_unread(hole, lengths[hole], ANY_TOKEN)
+        return holes
 
     def forget(self, holes: list[int]) -> None:
         for hole in holes:

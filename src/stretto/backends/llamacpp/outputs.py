@@ -43,7 +43,7 @@ class Outputs:
             self._sample_plain(tick, plain, logits, outcome, got)
 
     def _is_plain(self, tick: Tick, span: int, outcome: Outcome) -> bool:
-        """Is the best token all that this span wants? Making the sampler may fail, for this slot alone."""
+        """Does this span want the best token? Making the sampler may fail, for this slot alone."""
         seat = self._seats[tick.slots[span]]
         last = tick.starts[span] + tick.counts[span] - 1
         try:
@@ -86,11 +86,11 @@ class Outputs:
         else:
             best = [int(logits[row].argmax()) for _, row in plain]
         for (span, row), token in zip(plain, best, strict=True):
-            if not math.isfinite(logits[row, token]):  # NaN wins every argmax: the sampler knows what to do
+            seat, position = self._seats[tick.slots[span]], tick.starts[span] + tick.counts[span] - 1
+            if math.isfinite(logits[row, token]) and seat.take_best(token, position):
+                got[span] = [token]
+            else:  # NaN wins every argmax, and the best may be a token that is not wanted
                 self._sample_span(tick, span, logits[row : row + 1], outcome, got)
-                continue
-            self._seats[tick.slots[span]].take_best(token, tick.starts[span] + tick.counts[span] - 1)
-            got[span] = [token]
 
 
 def _code(error: Exception) -> str:

@@ -23,6 +23,8 @@ from stretto.errors import BadOutputError, InvariantError
 class SamplerLike(Protocol):
     @property
     def greedy(self) -> bool: ...
+    @property
+    def lowered(self) -> frozenset[int]: ...
     def sample(self, logits: NDArray[np.float32], index: int) -> Any: ...
     def accept(self, token: int) -> None: ...
 
@@ -104,9 +106,13 @@ class Seat:
             self._drafter.learn(proposed=len(rows) - 1, accepted=len(tokens) - 1)
         return Sampled(tokens, extras)
 
-    def take_best(self, token: int, position: int) -> None:
-        """The best token of a row, found for many rows at once."""
-        self.take(self.at(self.index_of(position)), token)
+    def take_best(self, token: int, position: int) -> bool:
+        """The best token of a row, found for many rows at once. False: the sampler must look at it."""
+        sampler = self.at(self.index_of(position))
+        if token in sampler.lowered:
+            return False
+        self.take(sampler, token)
+        return True
 
     def propose(self, tokens: Sequence[int]) -> array[int]:
         if self._drafter is None:

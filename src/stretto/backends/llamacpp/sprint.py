@@ -17,13 +17,14 @@ start, not assumed.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.llamacpp.batch import Ints, Rows
+from stretto.backends.llamacpp.batch import Rows
 from stretto.backends.llamacpp.calibration import rows_for
 from stretto.backends.llamacpp.context import WHOLE, Context
 from stretto.backends.llamacpp.seats import Seat
@@ -42,7 +43,7 @@ NOBODY = -1
 LAYERS_MAX = 4096
 ELEMENT_BYTES = {0: 4, 1: 2}  # ggml's f32 and f16
 Bytes = NDArray[np.uint8]
-NOTHING: Ints = np.zeros(0, dtype=np.int32)
+NOTHING = array("i")
 
 
 class LandingError(Exception):
@@ -59,7 +60,7 @@ class Sprint:
         self.context = Context(main.model, options, on_node=self._strides.callback)
         self._pass_rows = min(self.context.n_ubatch, ROWS_A_LAYER * self._strides.layers)
         self.sequence = NOBODY
-        self._text: Ints = NOTHING  # all that is to be computed
+        self._text = NOTHING  # all that is to be computed
         self._held = 0  # rows that are computed
         self._asked = 0  # rows that the core believes to be
         self.done = False  # its last chunk has run
@@ -118,7 +119,7 @@ class Sprint:
         if self.spoiled:
             self.drop()
         self.sequence = sequence
-        self._text = np.asarray(text, dtype=np.int32)
+        self._text = array("i", text)
         self._held = self._asked = 0
         self.done = False
         self._idle = 0
@@ -127,7 +128,7 @@ class Sprint:
 
     def decode(self, rows: Rows) -> int:
         """As much of the text as these rows are, in layers; all of it where it ends."""
-        end = int(rows.positions[-1]) + 1
+        end = rows.positions[-1] + 1
         while self._held < end:
             code = self._go_on(end)
             if code is None:
@@ -153,12 +154,11 @@ class Sprint:
         return code
 
     def _rows(self, first: int, last: int) -> Rows:
-        outputs = np.zeros(last - first, dtype=np.int8)
-        outputs[-1] = last == len(self._text)
-        positions = np.arange(first, last, dtype=np.int32)
-        return Rows(
-            [], self._text[first:last], positions, np.zeros_like(positions), outputs, int(outputs[-1])
-        )
+        count, output = last - first, last == len(self._text)
+        outputs = array("b", bytes(count))
+        outputs[-1] = output
+        positions = array("i", range(first, last))
+        return Rows([], self._text[first:last], positions, array("i", bytes(4 * count)), outputs, int(output))
 
     def logits(self) -> NDArray[np.float32]:
         return self.context.logits()
@@ -201,7 +201,7 @@ class Sprint:
             right = main.logits()[0].copy()
             main.remove(0, 0)
             rows = rows_for(begin, vocab=vocab)
-            self.begin(0, rows.tokens.tolist())
+            self.begin(0, rows.tokens)
             if self.decode(rows_for([(0, 0, TRIAL_TOKENS // 2)], vocab=vocab)) or not self._strides.paused:
                 return False
             if self.decode(rows) or self._strides.done != self._strides.layers:

@@ -42,6 +42,7 @@ class GreedySampler:
     """The least a sampler can be, for tests that are not about sampling."""
 
     greedy = True
+    lowered: frozenset[int] = frozenset()
 
     def __init__(self, request: Request, generated: array[int]) -> None:
         self.accepted = array("i", generated)
@@ -61,6 +62,7 @@ class SlowSampler(GreedySampler):
     """Takes the way of samplers that look at every logit."""
 
     greedy = False
+    lowered: frozenset[int] = frozenset()
 
 
 @lru_cache(maxsize=16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from stretto.backends.llamacpp.batch import Batch, Columns
+from stretto.backends.llamacpp.batch import Batch, gather
 from stretto.backends.llamacpp.library import library
 from stretto.core.tick import Tick
 
@@ -22,7 +22,7 @@ def tick() -> Tick:
 
 
 def test_rows_are_gathered_by_ascending_sequence() -> None:
-    rows = Columns(tick()).gather([0, 1, 2])
+    rows = gather(tick(), [0, 1, 2])
     assert rows.spans == [1, 2, 0]
     assert rows.tokens.tolist() == [200, 201, 300, 301, 302, 100]
     assert rows.positions.tolist() == [4, 5, 0, 1, 2, 10]
@@ -32,13 +32,13 @@ def test_rows_are_gathered_by_ascending_sequence() -> None:
 
 
 def test_a_part_of_the_spans_is_a_call_of_its_own() -> None:
-    rows = Columns(tick()).gather([0])
+    rows = gather(tick(), [0])
     assert (rows.tokens.tolist(), rows.positions.tolist(), rows.outputs.tolist()) == ([100], [10], [1])
 
 
 def test_the_native_batch_points_at_our_arrays() -> None:
     batch = Batch(library(), 16)
-    native = batch.fill(Columns(tick()).gather([0, 1, 2]))
+    native = batch.fill(gather(tick(), [0, 1, 2]))
     assert native.n_tokens == 6
     assert [native.token[at] for at in range(6)] == [200, 201, 300, 301, 302, 100]
     assert [native.seq_id[at][0] for at in range(6)] == [0, 0, 1, 1, 1, 2]

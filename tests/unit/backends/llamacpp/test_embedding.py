@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from functools import lru_cache
 from pathlib import Path
 
@@ -203,7 +204,7 @@ def test_a_context_can_be_rebuilt_and_closed():
 def test_a_refused_batch_is_an_error_with_its_code():
     context = EmbeddingContext(tiny("embedding-last"))
     rows = context._rows([[5, 6]])
-    rows.positions[:] = [4, 9]  # llama.cpp wants positions in a row
+    rows.positions[:] = array("i", [4, 9])  # llama.cpp wants positions in a row
     with pytest.raises(PassFailedError, match="code -1"):
         context._pass(rows)
     assert context.run([[5, 6]]).shape == (1, 64)

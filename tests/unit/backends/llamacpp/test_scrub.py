@@ -113,6 +113,7 @@ def test_a_long_prompt_with_a_bad_token_spoils_neither_context(dense):
 def test_a_grammar_that_fails_costs_no_scrub(monkeypatch: pytest.MonkeyPatch):
     class Refuses(GreedySampler):
         greedy = False
+        lowered: frozenset[int] = frozenset()
 
         def sample(self, logits: np.ndarray, index: int):
             raise ValueError("no token is allowed")

@@ -72,10 +72,11 @@ class Sampler:
         self._history = _penalties(params, request.tokens + generated, breakers)
         self._deterministic = params.temperature <= TEMPERATURE_MIN or params.top_k == 1
         self._untouched = not self._bias_ids.size and not self._history and not (params.ignore_eos and eos)
-        held = params.min_tokens > 0 and self._ends.size > 0
-        self.greedy = (
-            self._deterministic and self._untouched and not held and guide is None and params.logprobs < 0
-        )
+        plain = not self._history and guide is None and params.logprobs < 0
+        # The best token is the answer, unless it is one of those `lowered`: no other is raised.
+        self.greedy = self._deterministic and plain and not bool((self._bias > 0).any())
+        masked = [*(self._ends if params.min_tokens > 0 else ()), *(self._eos if params.ignore_eos else ())]
+        self.lowered = frozenset(map(int, [*self._bias_ids, *masked]))
 
     def accept(self, token: int) -> None:
         """The token became part of the text."""
@@ -86,8 +87,8 @@ class Sampler:
 
     def sample(self, logits: Floats, index: int) -> Sampled:
         """The token for output `index`; `logits` stay as they are. Raises BadLogits or the guide's error."""
-        if self.greedy:
-            return Sampled(_argmax(logits))
+        if self.greedy and (best := _argmax(logits)) not in self.lowered:
+            return Sampled(best)
         scratch = _scratch.fit(self._vocab)
         with np.errstate(over="ignore"):  # absurd logits, biases and penalties end at infinity
             edited = self._edit(logits, index, scratch, hold=True)
@@ -111,7 +112,8 @@ class Sampler:
         """
         if all(sampler.greedy for sampler in samplers):
             tokens = rows.argmax(axis=1)
-            if np.isfinite(rows[np.arange(len(rows)), tokens]).all():
+            lowered = any(token in sampler.lowered for token, sampler in zip(tokens, samplers, strict=True))
+            if not lowered and np.isfinite(rows[np.arange(len(rows)), tokens]).all():
                 return [Sampled(token) for token in tokens.tolist()]
         answers: list[Sampled | StrettoError] = []
         for row, sampler, index in zip(rows, samplers, indices, strict=True):

@@ -146,11 +146,12 @@ def test_all_greedy_rows_with_and_without_a_bad_one() -> None:
         ({"seed": 5, "top_p": 0.5, "min_p": 0.1}, True),
         ({"repeat_last_n": 0, "repeat_penalty": 2.0}, True),
         ({"min_tokens": 3}, True),  # nothing to hold back
-        ({"min_tokens": 3, "eos": frozenset({EOS})}, False),
-        ({"min_tokens": 3, "stop_token_ids": frozenset({EOS})}, False),
-        ({"ignore_eos": True, "eos": frozenset({EOS})}, False),
+        ({"min_tokens": 3, "eos": frozenset({EOS})}, True),
+        ({"min_tokens": 3, "stop_token_ids": frozenset({EOS})}, True),
+        ({"ignore_eos": True, "eos": frozenset({EOS})}, True),
         ({"logit_bias": {1: 1.0}}, False),
-        ({"suppressed": np.array([3])}, False),
+        ({"logit_bias": {1: -1.0}}, True),
+        ({"suppressed": np.array([3])}, True),
         ({"presence_penalty": 0.1}, False),
         ({"dry_multiplier": 1.0}, False),
         ({"logprobs": 0}, False),
@@ -160,6 +161,29 @@ def test_all_greedy_rows_with_and_without_a_bad_one() -> None:
 )
 def test_greedy_says_when_argmax_is_enough(options: dict[str, Any], greedy: bool) -> None:
     assert make(**{"temperature": 0.0, **options}).greedy is greedy
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"min_tokens": 3, "eos": frozenset({EOS})},
+        {"min_tokens": 3, "stop_token_ids": frozenset({EOS})},
+        {"ignore_eos": True, "eos": frozenset({EOS})},
+        {"logit_bias": {EOS: -3.0}},
+        {"suppressed": np.array([EOS])},
+    ],
+)
+def test_a_best_token_that_is_lowered_is_looked_at_again(options: dict[str, Any]) -> None:
+    sampler = make(temperature=0.0, **options)
+    assert sampler.lowered == {EOS}
+    logits = rows(2)
+    logits[1, EOS] = logits[1].max() + 1.0  # wins as it is, and does not once it is lowered
+    best = [int(row.argmax()) for row in logits]
+    second = int(np.delete(logits[1], EOS).argmax())
+    second += second >= EOS
+    assert (best[0] in sampler.lowered, best[1]) == (False, EOS)
+    assert [sampler.sample(row, 0).token for row in logits] == [best[0], second]
+    assert [got.token for got in Sampler.sample_many(logits, [sampler] * 2, [0, 0])] == [best[0], second]
 
 
 def test_temperature_zero_is_greedy_after_edits() -> None:
