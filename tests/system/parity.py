@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stretto.backends.llamacpp.kernels import special_buffers_work
+from stretto.backends.llamacpp.library import half_precision
 from stretto.errors import ServerBusyError
 from stretto.llm import LLM
 from stretto.llm.results import Completion
@@ -131,7 +132,8 @@ def ask_all(llm: LLM, asked: list[list[dict[str, str]]]) -> list[Completion]:
 def run(count: int, *, full: bool, path: Path, share: int = 0, of: int = 1) -> list[Tally]:
     """Every setting, or one share of them."""
     asked = conversations(count)
-    loop = PlainLoop(str(path), special_buffers=special_buffers_work(cache_home()), threads=THREADS)
+    special = special_buffers_work(cache_home())
+    loop = PlainLoop(str(path), special_buffers=special, by_row=half_precision(), threads=THREADS)
     with LLM(path, n_seq_max=1, context_window=1024, n_threads=THREADS) as llm:
         prompts = [list(llm.chat_prompt_tokens(messages)) for messages in asked]
     expected = [loop.greedy(prompt, OUTPUT) for prompt in prompts]

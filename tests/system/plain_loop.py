@@ -14,9 +14,11 @@ def _silence(level: int, text: bytes, user_data: object) -> None:
 
 
 class PlainLoop:
-    """`special_buffers` must be as in the backend: repacked weights are multiplied by other kernels."""
+    """`special_buffers` and `by_row` must be as in the backend: other kernels differ by a few tenths."""
 
-    def __init__(self, path: str, *, special_buffers: bool, window: int = 2048, threads: int = 2) -> None:
+    def __init__(
+        self, path: str, *, special_buffers: bool, by_row: bool = False, window: int = 2048, threads: int = 2
+    ) -> None:
         llama_cpp.llama_log_set(_silence, ctypes.c_void_p())
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
@@ -25,9 +27,10 @@ class PlainLoop:
         assert self._model, "the reference does not load"
         context = llama_cpp.llama_context_default_params()
         context.n_ctx = window
-        context.n_batch = context.n_ubatch = 512
+        context.n_batch = 512
+        context.n_ubatch = 56 if by_row else 512
         context.n_threads = context.n_threads_batch = threads
-        context.flash_attn_type = 0  # as our slots run on a CPU; with it logits differ by a few tenths
+        context.flash_attn_type = int(by_row)  # else, as our slots run on a CPU, without flash attention
         self._context = llama_cpp.llama_init_from_model(self._model, context)
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._size = llama_cpp.llama_vocab_n_tokens(self._vocab)

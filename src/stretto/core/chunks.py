@@ -28,11 +28,12 @@ class ChunkSharer:
         self._passed_over = 0
 
     def share(
-        self, prompts: Sequence[Slot], *, allowance_s: float, rows: int, least: int = 0
+        self, prompts: Sequence[Slot], *, allowance_s: float, rows: int, least: int | None = None
     ) -> list[tuple[Slot, int]]:
         """Rows for each prompt that gets any this tick, in the order in which they were given.
 
-        `least`: rows to give out in all, whatever they take.
+        `least`: rows to give out in all, whatever they take. Those who are done wait for the others' rows:
+        no more than these are filled up with a part of a prompt that is not done with it.
         """
         if not prompts or rows <= 0:
             return []
@@ -40,12 +41,13 @@ class ChunkSharer:
         order = sorted(prompts, key=_shortest)
         top = _level(order[0])
         rivals = _level(senior) == top and sum(_level(slot) == top for slot in prompts) > 1
-        left = min(self._cost.largest_chunk(senior.planned, allowance_s, least=least), rows)
+        left = min(self._cost.largest_chunk(senior.planned, allowance_s, least=least or 0), rows)
+        enough = left if least is None else least
         shares: dict[int, int] = {}
         if not (rivals and self._others_turn):
             half = min(left, max(left // 2, self._quantum)) if len(order) > 1 else left
             left -= self._give(shares, senior, half, least=1)
-        left = self._give_shortest(shares, order, left)
+        self._give_shortest(shares, order, left, enough)
         if not shares:
             self._give(shares, senior, left, least=1)
         if _level(senior) == top:
@@ -62,10 +64,15 @@ class ChunkSharer:
         self._passed_over = (self._passed_over + 1) % SENIOR_TURN
         return first if self._passed_over else senior
 
-    def _give_shortest(self, shares: dict[int, int], order: Sequence[Slot], left: int) -> int:
+    def _give_shortest(self, shares: dict[int, int], order: Sequence[Slot], left: int, enough: int) -> None:
+        done = False
         for slot in order:
-            left -= self._give(shares, slot, left)
-        return left
+            have = shares.get(slot.index, 0)
+            part = done and have + left < slot.rows_due
+            room = min(left, enough - sum(shares.values())) if part else left
+            if room > 0:
+                left -= self._give(shares, slot, room)
+            done = done or shares.get(slot.index) == slot.rows_due
 
     def _give(self, shares: dict[int, int], slot: Slot, count: int, *, least: int = 0) -> int:
         """Up to `count` more rows: to the end of the prompt, to a mark, or a multiple of the quantum.

@@ -95,7 +95,10 @@ class Committer:
             known = slot.known
             known.append(token)
             ids.append(job.id)
-            job.account.served += job.turn_charge
+            if job.prepaid > 0.0:
+                job.prepaid -= job.turn_charge
+            else:
+                job.account.served += job.turn_charge
             if job.first_token_s is None:
                 job.first_token_s = now
             if token in job.stops or len(known) >= job.length_max:
@@ -171,7 +174,7 @@ class Committer:
         state.events.requests.append(job.id)
         state.events.counts.append(len(taken))
         state.events.tokens.extend(taken)
-        job.account.served += job.turn_charge * len(taken)
+        job.pay(job.turn_charge * len(taken))
         if job.first_token_s is None and taken:
             job.first_token_s = state.now
         return end

@@ -23,7 +23,11 @@ TARGET_S = 0.05  # between two tokens of a stream, where the operator did not sa
 DECODE_TICKS = 4.0  # … or this many decode-only ticks: prompts get three quarters of a slow machine
 NEAR_THE_END = 0.75  # of a prompt: behind it half as many rows must do
 WORTH_CONTEXT = 256.0  # where a token's price is taken: at 0 a fit may put it all on the context
-TOGETHER = 1.5  # efficient chunks for several prompts: with less, each waits for too many decode passes
+TOGETHER = (
+    2.0  # efficient chunks that several prompts get in a tick: with less, each waits for many decode passes
+)
+TOGETHER_S = 0.3  # … but no more than this, …
+TOGETHER_TICKS = 6.0  # … or so many decode-only ticks: who is done waits for the others' rows
 COVERED = 0.75  # a chunk of that share of what is trusted says enough to trust twice as much
 IDLE_TARGETS = 4.0  # with nobody decoding, a tick may take this many targets: newcomers still get in soon
 
@@ -35,7 +39,6 @@ class CostModel:
         self._quantum = row_quantum
         self.parts = parts
         self.efficient = efficient_quanta * row_quantum
-        self.efficient_together = int(TOGETHER * self.efficient)
         self._least = row_quantum if parts is Parts.WHOLE else 0
         self._decode = LeastSquares(3)
         self._prefill = LeastSquares(2)
@@ -84,6 +87,11 @@ class CostModel:
             target_s = max(TARGET_S, DECODE_TICKS * decode_s)
             least_s = self.chunk_s(self.efficient, int(length * NEAR_THE_END))
         return max(target_s - decode_s if decode_s else target_s * IDLE_TARGETS, least_s)
+
+    def together(self, decode_s: float, context: int) -> int:
+        """Rows that several prompts get in a tick, whatever the allowance."""
+        seconds = max(TOGETHER_S, TOGETHER_TICKS * decode_s)
+        return min(int(TOGETHER * self.efficient), self.largest_chunk(context, seconds))
 
     def largest_chunk(self, context: int, allowance_s: float, *, least: int = 0) -> int:
         """The largest multiple of the quantum within the allowance; at least one quantum, or `least`."""

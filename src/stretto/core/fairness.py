@@ -2,6 +2,10 @@
 
 A tenant pays for new prompt tokens computed and twice for each generated token, divided by its weight.
 Redone work (after parking) is free. The tenant with the smallest counter goes first within a priority.
+
+A request that takes a slot pays in advance what answers cost on average, and gets back what it did not use.
+Else slots that become free at the same time would all go to the same tenant, and the others' turn would come
+when these are free again: shares would be even over minutes, and uneven at any time.
 """
 
 from __future__ import annotations
@@ -9,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 ACCOUNTS_IDLE_MAX = 1024
+TOKEN_COST = 2.0  # of a generated one, in prompt tokens
+OUTPUT_GUESS = 64.0  # tokens of an answer, before one was seen
+OUTPUT_WEIGHT = 0.1
 
 
 class Account:
@@ -32,6 +39,7 @@ class Accounts:
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
         self._by_tenant: dict[str, Account] = {}
+        self._output_mean = OUTPUT_GUESS  # tokens of an answer
 
     def join(self, tenant: str) -> Account:
         """The tenant's account, with one more active job."""
@@ -42,6 +50,16 @@ class Accounts:
             account.served = max(account.served, self.floor())
         account.active += 1
         return account
+
+    def pay_ahead(self, account: Account, generated: int) -> float:
+        """Charge what an answer of which this much is there will probably cost; how much that is."""
+        cost = TOKEN_COST * max(0.0, self._output_mean - generated) / account.weight
+        account.served += cost
+        return cost
+
+    def learn(self, generated: int) -> None:
+        """An answer ended with so many tokens."""
+        self._output_mean += OUTPUT_WEIGHT * (generated - self._output_mean)
 
     def leave(self, account: Account) -> None:
         account.active -= 1

@@ -143,14 +143,13 @@ class RowPlanner:
         if not prompts:
             return []
         decode_s = state.cost.decode_s(len(decode) + extra, sum(slot.planned for slot in decode))
-        length = len(min(prompts, key=_seniority).known)
-        allowance_s = state.cost.allowance_s(decode_s, state.limits.target_itl_s, length)
+        senior = min(prompts, key=_seniority)
+        allowance_s = state.cost.allowance_s(decode_s, state.limits.target_itl_s, len(senior.known))
         several = len(prompts) > 1 and state.limits.target_itl_s is None
-        least = state.cost.efficient_together if several else 0
+        least = state.cost.together(decode_s, senior.planned) if several else None
         fitted = self._fit(self._sharer.share(prompts, allowance_s=allowance_s, rows=rows, least=least))
         if not fitted and not decode:  # it was the others' turn, and memory has no room for them
-            senior = min((s for s in prompts if s.job is not None), key=_seniority, default=None)
-            alone = [senior] if senior is not None else []
+            alone = sorted((s for s in prompts if s.job is not None), key=_seniority)[:1]
             fitted = self._fit(self._sharer.share(alone, allowance_s=allowance_s, rows=rows))
         return fitted
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from enum import Enum
 
-from stretto.core.fairness import Account
+from stretto.core.fairness import TOKEN_COST, Account
 from stretto.core.request import Request
 
 _EMPTY: array[int] = array("i")
@@ -52,6 +52,7 @@ class Job:
         "level",
         "parked_s",
         "parks",
+        "prepaid",
         "prompt_tokens",
         "request",
         "scope",
@@ -80,7 +81,8 @@ class Job:
         self.level = int(request.priority)
         self.seniority = seniority  # arrival number, kept for life
         self.account = account
-        self.turn_charge = 2.0 / account.weight  # what one generated token costs the tenant
+        self.turn_charge = TOKEN_COST / account.weight  # what one generated token costs the tenant
+        self.prepaid = 0.0  # of what was charged in advance, not used yet
         self.arrival_s = now
         self.caller_since_s = now  # since when it waits to enter
         self.entered_s: float | None = None  # when it took one of the in-flight places
@@ -102,6 +104,13 @@ class Job:
         self.deferrals = 0
         self.deferred_at = 0
         self.wait_for: object = None  # the Defer verdict while deferred
+
+    def pay(self, cost: float) -> None:
+        """From what was paid in advance, while there is some. A rest below 0 is settled with the slot."""
+        if self.prepaid > 0.0:
+            self.prepaid -= cost
+        else:
+            self.account.served += cost
 
     @property
     def generated(self) -> int:

@@ -78,6 +78,7 @@ class State:
         resumed = job.where is Where.PARKED
         self.queue.admit(job, self.now, counted=counted)
         slot.job, slot.known = job, job.known
+        job.prepaid = self.accounts.pay_ahead(job.account, job.generated)
         job.high_water = max(job.high_water, slot.computed)
         slot.started_s, slot.started_at = self.now, job.high_water
         slot.marks = tuple(m for m in self.ledger.marks(job, self.policy.keep(job)) if m > slot.computed)
@@ -96,6 +97,8 @@ class State:
         """The slot is idle again. Rows of it that are still in flight belong to an older epoch."""
         job = slot.job
         assert job is not None
+        job.account.served -= job.prepaid
+        job.prepaid = 0.0
         self.ledger.close(slot, keep, private=private)
         self.active.remove(slot)
         if self.bindings.pop(slot.index, None) is None:
@@ -124,6 +127,8 @@ class State:
         assert job is not None
         keep = 0 if reason == BadOutputError.code else self.policy.keep_at_close(job, slot.computed)
         self.release(slot, keep)
+        if end is End.FINISHED:
+            self.accounts.learn(job.generated)
         self.end(job, end, reason, kept)
 
     def end(self, job: Job, end: End, reason: str, kept: int | None = None) -> None:

@@ -2,7 +2,7 @@
 
 Runs a few small passes in empty sequences and leaves them empty. Answers: bytes of a token and of a state,
 how fast snapshots and copies are, whether decode rows and a chunk are faster as one call or two, what a
-draft row costs, and how many threads decode best.
+draft row costs, whether rows are best in fours, and how many threads decode best.
 
 All of it runs in threads that end (`aside`). OpenMP keeps a team for each thread that ever computed, and once
 there are more of them than processors its barriers sleep where they would spin: a fifth of the speed was lost
@@ -48,6 +48,7 @@ class Measures:
     copy_bytes_per_s: float
     draft_cost: float = DRAFT_COST_DEFAULT
     two_calls: bool = True
+    fours: bool = False  # a pass of four sequences is faster than one of three
     n_threads: int = 0
 
     def relay_max(self, window: int) -> int:
@@ -134,11 +135,14 @@ def calibrate(context: Context, found: Measures) -> Measures:
     """The slower half: threads, calls and drafts. A second or so; without it the CPU's defaults hold."""
     started = time.perf_counter()
     found = replace(found, n_threads=_best_threads(context))
-    always_two = found.can_cut and not (context.flash_attention or context.plan.unified)  # see `calls`
+    tiled = context.flash_attention and not context.by_row
+    always_two = found.can_cut and not (tiled or context.plan.unified)  # see `calls`
     if not always_two and time.perf_counter() - started < PATIENCE_S:
         found = replace(found, two_calls=_two_calls(context))
     if found.can_cut and time.perf_counter() - started < PATIENCE_S:
         found = replace(found, draft_cost=_draft_cost(context))
+    if always_two and time.perf_counter() - started < PATIENCE_S:
+        found = replace(found, fours=_fours(context))
     _clear(context)
     return found
 
@@ -178,6 +182,18 @@ def _draft_cost(context: Context) -> float:
     plain = median(_decode_times(context, 1, REPEATS + 2))
     four = median(_decode_times(context, 5, REPEATS))
     return min(1.0, max(0.05, (four / plain - 1.0) / 4.0))
+
+
+def _fours(context: Context) -> bool:
+    """Repacked weights are multiplied by rows in fours; what is left goes one by one."""
+    if context.n_seq_max < 4 or context.window < 2 * REPEATS + 2:
+        return False
+    _clear(context)
+    times: dict[int, list[float]] = {3: [], 4: []}
+    for at in range(2 * REPEATS + 2):
+        spans = [(0, at, 1), (1, at, 1), (2, at, 1), (3, at // 2, 1)][: 3 + at % 2]
+        times[len(spans)].append(_timed(partial(_run, context, spans)))
+    return min(times[4]) < min(times[3])
 
 
 def _two_calls(context: Context) -> bool:

@@ -14,12 +14,14 @@ from itertools import pairwise
 
 from stretto.backends.llamacpp.calibration import Measures
 from stretto.backends.llamacpp.context import Context
-from stretto.backends.llamacpp.options import CELLS_QUANTUM
+from stretto.backends.llamacpp.options import CELLS_QUANTUM, TILE_ROWS
 from stretto.core.capabilities import Capabilities, Parts, Rewind, Share
+from stretto.models.fit import BY_ROW_ROWS_MAX
 
-ROW_QUANTUM_CPU_FLASH = 64  # the tiled kernel begins at 64 rows; 63 cost twice as much
+ROW_QUANTUM_CPU_FLASH = TILE_ROWS  # 63 rows cost twice as much
 ROW_QUANTUM_CPU = 16  # fewer rows cost a CPU nearly as much as these
 ROW_QUANTUM_SPRINT = 32  # about two layers of a pass of 512 rows (see `sprint`)
+ROW_QUANTUM_BY_ROW = 14  # a quarter of a pass
 EFFICIENT_SPRINT = 2  # quanta: more save decode passes, fewer shorten the streams' gaps
 
 
@@ -68,6 +70,8 @@ def _quanta(context: Context, measures: Measures, *, tiled: bool, sprints: bool)
     """Rows of a quantum, and how many quanta are efficient."""
     if context.model.on_gpu:
         return 1, 1
+    if context.by_row:
+        return ROW_QUANTUM_BY_ROW, BY_ROW_ROWS_MAX // ROW_QUANTUM_BY_ROW
     if sprints:
         return ROW_QUANTUM_SPRINT, EFFICIENT_SPRINT
     if not tiled:
@@ -89,7 +93,7 @@ def capabilities_of(
     model = context.model
     rewind, tokens = rewind_of(context, measures)
     pooled = context.plan.unified and not model.is_recurrent
-    tiled = context.flash_attention and not model.on_gpu
+    tiled = context.flash_attention and not context.by_row and not model.on_gpu
     redoes = not pooled and rewind is Rewind.ANY
     quantum, efficient = _quanta(context, measures, tiled=tiled, sprints=sprints)
     return Capabilities(

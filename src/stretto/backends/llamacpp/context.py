@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from stretto.backends.llamacpp.batch import Batch, Rows
 from stretto.backends.llamacpp.library import forget_log, last_error, library, log_lines
 from stretto.backends.llamacpp.model import LoadWarning, Model
-from stretto.backends.llamacpp.options import CACHE_TYPES, ROPE_SCALING, ContextOptions, Plan, resolve
+from stretto.backends.llamacpp.options import (
+    CACHE_TYPES,
+    ROPE_SCALING,
+    TILE_ROWS,
+    ContextOptions,
+    Plan,
+    resolve,
+)
 from stretto.errors import ContextError, InvariantError
 
 WHOLE, STATE_ONLY = 0, 1  # llama_state_seq flags; ON_DEVICE (2) aborts on bad data and is never used
@@ -87,6 +94,11 @@ class Context:
             off = LoadWarning("flash_attention_off", "this model runs without flash attention")
             return (*self.plan.warnings, off)
         return self.plan.warnings
+
+    @property
+    def by_row(self) -> bool:
+        """Flash attention in passes that are too small for its tiles, which round otherwise."""
+        return self.flash_attention and not self.model.on_gpu and self.n_ubatch < TILE_ROWS
 
     @property
     def handle(self) -> Any:

@@ -1,8 +1,10 @@
-"""Rows that nobody reads, where a gap in the ids would cost a pass of its own.
+"""Rows that nobody reads, where a pass is better with one more.
 
-Streams run as one pass only where their ids follow one another. While a prompt is computed between sequences
-that write, these run in two passes, and each reads all weights: of 12 rows in four groups a third of the time
-is lost. So the gap takes part: one row behind what its sequence holds, forgotten as soon as it has run.
+Each is a row behind what its sequence holds, forgotten as soon as it has run. There are three reasons.
+Streams run as one pass only where their ids follow one another: while a prompt is computed between sequences
+that write, these would run in two passes, and each reads all weights; of 12 rows in four groups a third of
+the time is lost. Matrix kernels take rows in fours, and the rest one by one: seven rows are slower than
+eight. And flash attention divides a long text among the threads where a row is alone, which rounds otherwise.
 """
 
 from __future__ import annotations
@@ -19,28 +21,65 @@ CELLS = 256  # llama.cpp looks at so many at a time, in every sequence of a pass
 
 
 class Holes:
-    def __init__(self, context: Context, memory: Memory) -> None:
+    def __init__(self, context: Context, memory: Memory, *, fours: bool) -> None:
         self._context = context
         self._memory = memory
+        self._fours = fours
 
     def fill(self, rows: Rows, closed: Collection[int]) -> list[int]:
-        """Adds rows in the gaps between the others, and answers the sequences that these are in.
+        """Adds rows to these, which are one of each sequence, and answers the sequences that they are in.
 
-        Only gaps of one sequence: two rows cost as much as a pass. None that is longer than those who write,
-        for all would pay for its length. Not the sequences that are `closed`, and none while a copy is
-        pending: it would take the row along.
+        Not in those that are `closed`, and none while a copy is pending: it would take the row along.
         """
-        gaps = [before + 1 for before, after in pairwise(rows.sequences) if after - before == 2]
-        if not gaps or self._memory.copying or len(rows) + len(gaps) > self._context.n_batch:
+        if self._memory.copying:
             return []
-        lengths = self._memory.lengths
-        room = min(CELLS * (1 + max(rows.positions) // CELLS), self._context.window)
-        holes = [gap for gap in gaps if gap not in closed and lengths[gap] < room]
-        holes = [hole for hole in holes if self._context.positions(hole)[1] + 1 == lengths[hole]]
-        for hole in holes:
-            rows.add_unread(hole, lengths[hole], ANY_TOKEN)
+        longest = max(rows.positions)
+        room = min(CELLS * (1 + longest // CELLS), self._context.window)
+        holes = [gap for gap in _gaps(rows) if self._is_open(gap, closed, room)]
+        self._add(rows, holes)
+        for group in _groups(rows):
+            beside = {group[0] - 1, group[-1] + 1}.difference(rows.sequences)
+            if len(group) == 1 and self._context.by_row and longest >= CELLS:
+                able = [at for at in beside if self._is_open(at, closed, self._context.window)]
+            elif self._fours and len(group) % 4 == 3:
+                able = [at for at in beside if self._is_open(at, closed, CELLS)]  # a long one costs more
+            else:
+                continue
+            shortest = sorted(able, key=self._length)[:1]
+            self._add(rows, shortest)
+            holes += shortest
         return holes
 
     def forget(self, holes: list[int]) -> None:
         for hole in holes:
-            self._context.remove(hole, self._memory.lengths[hole])
+            self._context.remove(hole, self._length(hole))
+
+    def _length(self, sequence: int) -> int:
+        return self._memory.lengths[sequence]
+
+    def _is_open(self, sequence: int, closed: Collection[int], room: int) -> bool:
+        """Does it hold what we think, and less than `room`? All rows pay for a sequence that is longer."""
+        if not 0 <= sequence < self._context.n_seq_max or sequence in closed:
+            return False
+        held = self._length(sequence)
+        return held < room and self._context.positions(sequence)[1] + 1 == held
+
+    def _add(self, rows: Rows, holes: list[int]) -> None:
+        for hole in holes:
+            rows.add_unread(hole, self._length(hole), ANY_TOKEN)
+
+
+def _gaps(rows: Rows) -> list[int]:
+    """Of one sequence: two rows cost as much as a pass."""
+    return [before + 1 for before, after in pairwise(rows.sequences) if after - before == 2]
+
+
+def _groups(rows: Rows) -> list[list[int]]:
+    """Sequences that run as one pass."""
+    groups: list[list[int]] = []
+    for sequence in rows.sequences:
+        if groups and sequence == groups[-1][-1] + 1:
+            groups[-1].append(sequence)
+        else:
+            groups.append([sequence])
+    return groups

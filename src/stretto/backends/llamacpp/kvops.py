@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,19 @@ from stretto.backends.llamacpp.finite import can_cut
 from stretto.core.capabilities import Rewind
 from stretto.core.kv.ops import WRITES, KvOp, OpKind, OpResult, check_order
 from stretto.errors import InvariantError
+
+KEPT_BYTES_MAX = 64 << 20
+
+
+class Carried(NamedTuple):
+    """A sequence's state, of which so many tokens are copied. Empty: it could not be read, or not cut."""
+
+    sequence: int
+    length: int
+    state: NDArray[np.uint8]
+
+
+NOTHING = Carried(-1, 0, np.empty(0, dtype=np.uint8))
 
 
 class Memory:
@@ -31,10 +45,13 @@ class Memory:
         self._relay_max = relay_max if relays else 0  # the state of a sliding window has no more than that
         self.lengths = [0] * context.n_seq_max
         self.copying: set[int] = set()  # targets of copies that no pass has carried out yet
+        self._carried = NOTHING  # what the last copy carried, for the next one from there
+        self._kept = np.empty(0, dtype=np.uint8)  # memory for it: the first touch costs most
 
     def execute(self, ops: Sequence[KvOp]) -> tuple[tuple[OpResult, ...], set[int]]:
         """Every operation in order, and the sequences whose content is not what was asked for."""
         check_order(ops)
+        self._carried = NOTHING
         results: list[OpResult] = []
         broken: set[int] = set()
         for op in ops:
@@ -43,6 +60,8 @@ class Memory:
             else:
                 started = time.perf_counter()
                 result = self._execute(op)._replace(seconds=time.perf_counter() - started)
+            if op.kind in WRITES and op.sequence == self._carried.sequence:
+                self._carried = NOTHING
             if op.kind in WRITES and not result.ok:
                 broken.add(op.sequence)
             results.append(result)
@@ -110,14 +129,22 @@ class Memory:
         """
         if self.lengths[op.other] > self._relay_max or self.copying:
             return False
-        state = np.empty(self._context.state_size(op.other, WHOLE), dtype=np.uint8)
-        done = self._context.read_state(op.other, state, WHOLE) == len(state)
-        done = done and self._can_cut(state, op.length)
-        done = done and self._context.write_state(op.sequence, state, WHOLE) == len(state)
+        if (op.other, op.length) != self._carried[:2]:
+            self._carried = self._carry(op.other, op.length)
+        state = self._carried.state
+        done = len(state) > 0 and self._context.write_state(op.sequence, state, WHOLE) == len(state)
         if done and self._context.positions(op.sequence)[1] + 1 == self.lengths[op.other]:
             return True
         self._context.remove(op.sequence, 0)
         return False
+
+    def _carry(self, sequence: int, length: int) -> Carried:
+        size = self._context.state_size(sequence, WHOLE)
+        if len(self._kept) < size <= KEPT_BYTES_MAX:
+            self._kept = np.empty(size, dtype=np.uint8)
+        state = self._kept[:size] if size <= KEPT_BYTES_MAX else np.empty(size, dtype=np.uint8)
+        done = self._context.read_state(sequence, state, WHOLE) == size and self._can_cut(state, length)
+        return Carried(sequence, length, state if done else state[:0])
 
     def _trim(self, sequence: int, length: int) -> OpResult:
         held = self.lengths[sequence]

@@ -79,12 +79,17 @@ def has_gpu() -> bool:
 
 
 @functools.cache
+def half_precision() -> bool:
+    """ARM with arithmetic in 16 bits: other kernels, that begin at other sizes."""
+    return b"FP16_VA = 1" in library().llama_print_system_info()
+
+
 def rows_alike() -> int:
     """Rows of a sequence in a pass from which on their rounding does not depend on how many there are.
 
     llama.cpp's matrix kernels begin at two rows, on ARM with half precision at eight; fewer go row by row.
     """
-    return 8 if b"FP16_VA = 1" in library().llama_print_system_info() else 2
+    return 8 if half_precision() else 2
 
 
 class Weights:

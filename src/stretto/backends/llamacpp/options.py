@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from stretto.backends.llamacpp.library import half_precision
 from stretto.backends.llamacpp.model import LoadWarning, Model
 from stretto.errors import ContextError, StrettoError
 from stretto.models import fit
@@ -18,6 +19,7 @@ from stretto.models import fit
 SEQUENCES_MAX = 256  # LLAMA_MAX_SEQ
 WINDOW_DEFAULT_MAX = 8192
 CELLS_QUANTUM = 256
+TILE_ROWS = 64  # of a sequence in a pass: from here on flash attention goes in tiles on a CPU
 CACHE_TYPES = {
     "f32": 0,
     "f16": 1,
@@ -190,6 +192,7 @@ def _attention(
         cache_type_v=values,
         unified=options.unified,
         on_gpu=model.on_gpu,
+        by_row=half_precision(),
     )
     return keys, values, chosen
 

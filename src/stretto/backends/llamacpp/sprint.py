@@ -172,7 +172,7 @@ class Sprint:
         done = done and self.context.read_state(0, state, WHOLE) == len(state)
         self.drop()
         if done:
-            turned = by_channel(state, streams=self._main.n_seq_max)
+            turned = handed_over(state, streams=self._main.n_seq_max, by_token=self._main.by_row)
             done = turned is not None and self._main.write_state(sequence, turned, WHOLE) == len(turned)
         if not done or self._main.positions(sequence)[1] + 1 != length:
             self._main.remove(sequence, 0)
@@ -218,17 +218,29 @@ class Sprint:
             self.drop()
 
 
-def by_channel(state: Bytes, *, streams: int) -> Bytes | None:
-    """A state whose values are written token by token, as one channel by channel; None: not such a state.
+def handed_over(state: Bytes, *, streams: int, by_token: bool) -> Bytes | None:
+    """A state of one stream as that of one among several; None: not such a state.
+
+    Its values are written token by token. So they stay where the other context has flash attention, too;
+    else they are wanted channel by channel.
 
     Eight bytes of llama.cpp's own, the count of streams, then for the one that holds cells: their count,
     (position, 1, sequence) of each, a flag (values by channel?), the count of layers; keys of every layer
     (type, bytes of a row, rows); values likewise, or by channel (type, bytes of an element, channels, those).
     """
     try:
-        return _turn(state, streams)
+        return _widened(state, streams) if by_token else _turn(state, streams)
     except (IndexError, KeyError, ValueError):  # shorter than it says, or numbers that make no sense
         return None
+
+
+def _widened(state: Bytes, streams: int) -> Bytes | None:
+    """The other streams are empty."""
+    (one,) = _numbers(state, 8, 1)
+    made = np.zeros(len(state) + 4 * (streams - 1), dtype=np.uint8)
+    made[: len(state)] = state
+    made[8:12] = _u32(streams)
+    return made if one == 1 else None
 
 
 def _turn(state: Bytes, streams: int) -> Bytes | None:

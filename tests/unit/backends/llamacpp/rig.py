@@ -88,12 +88,18 @@ class Reference:
     """One sequence, one context, no batching: what llama.cpp itself says. Token by token, or all at once."""
 
     def __init__(
-        self, model: Model, *, window: int = 1024, flash: bool | None = None, swa_full: bool = True
+        self,
+        model: Model,
+        *,
+        window: int = 1024,
+        flash: bool | None = None,
+        swa_full: bool = True,
+        n_ubatch: int = 512,
     ) -> None:
         self._lib = library()
         self._vocab = model.vocabulary.vocab_size
         params = self._lib.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = window, window, 512
+        params.n_ctx, params.n_batch, params.n_ubatch = window, window, n_ubatch
         params.n_threads = params.n_threads_batch = 1
         stateful = model.is_hybrid or model.is_recurrent
         params.flash_attn_type = int(not stateful if flash is None else flash)

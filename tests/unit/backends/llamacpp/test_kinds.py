@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stretto.backends.llamacpp.library import half_precision
 from stretto.core.capabilities import Rewind, Share
 from stretto.core.limits import CACHE_POLICIES, Limits
 from tests.unit.backends.llamacpp.rig import (
@@ -43,9 +44,10 @@ def test_capabilities_are_those_of_the_kind(kind: str, layout: str) -> None:
     assert can.rewind is expected
     assert can.share is (Share.RANGE if pooled else Share.COPY)
     assert (can.pages > 0) == pooled
-    flash = kind not in STATEFUL_KINDS and (layout == "unified" or kind == "swa")
-    assert backend.context.flash_attention == flash
-    assert can.row_quantum == (64 if flash else 16)
+    tiled = kind not in STATEFUL_KINDS and (layout == "unified" or kind == "swa")
+    by_row = half_precision() and not tiled and kind not in STATEFUL_KINDS  # the window is short
+    assert (backend.context.flash_attention, backend.context.by_row) == (tiled or by_row, by_row)
+    assert can.row_quantum == (64 if tiled else 14 if by_row else 16)
     assert can.contiguous == (not pooled)
     assert can.vocab == 49_152
     if kind != "recurrent":

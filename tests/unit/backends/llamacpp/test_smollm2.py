@@ -11,9 +11,11 @@ from collections.abc import Iterator
 import pytest
 
 from stretto.backends.llamacpp import Context, LlamaCppBackend, Model, load
+from stretto.backends.llamacpp.library import half_precision
 from stretto.core.limits import CACHE_POLICIES, Limits
 from stretto.core.request import Request, SamplingParams
 from stretto.models import bundled
+from stretto.models.fit import BY_ROW_ROWS_MAX
 from stretto.testing.tiny_models import default_directory
 from tests.unit.backends.llamacpp.rig import TOLERANCE, GreedySampler, Loop, Reference, options
 
@@ -37,7 +39,7 @@ def model() -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def reference(model: Model) -> Iterator[Reference]:
-    made = Reference(model, flash=False)  # as streams run on a CPU
+    made = Reference(model, flash=half_precision(), n_ubatch=BY_ROW_ROWS_MAX)  # as streams run on a CPU
     yield made
     made.close()
 

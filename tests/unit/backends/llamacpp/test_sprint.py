@@ -12,7 +12,7 @@ import pytest
 from stretto.backends.llamacpp import Context
 from stretto.backends.llamacpp.calibration import rows_for
 from stretto.backends.llamacpp.context import WHOLE
-from stretto.backends.llamacpp.sprint import NOBODY, LandingError, Sprint, by_channel
+from stretto.backends.llamacpp.sprint import NOBODY, LandingError, Sprint, handed_over
 from stretto.core.limits import Limits
 from stretto.core.tick import Binding, End, Tick
 from tests.unit.backends.llamacpp.rig import (
@@ -53,7 +53,7 @@ def numbers(state: np.ndarray, values: int) -> np.ndarray:
 def test_a_state_turned_is_the_other_contexts_own():
     sprint = sprinter(n_seq_max=1)
     there, here = state_of(sprint._main, 40), state_of(sprint.context, 40)
-    turned = by_channel(here, streams=1)
+    turned = handed_over(here, streams=1, by_token=False)
     assert turned is not None
     assert len(turned) == len(there)
     same = turned == there
@@ -68,12 +68,12 @@ def test_what_is_no_such_state_is_not_turned(cut):
     sprint = sprinter(n_seq_max=1)
     here, there = state_of(sprint.context, 40), state_of(sprint._main, 40)
     sprint.close()
-    assert by_channel(here[:cut], streams=1) is None
-    assert by_channel(np.concatenate([here, here[:4]]), streams=1) is None
-    assert by_channel(there, streams=1) is None
+    assert handed_over(here[:cut], streams=1, by_token=False) is None
+    assert handed_over(np.concatenate([here, here[:4]]), streams=1, by_token=False) is None
+    assert handed_over(there, streams=1, by_token=False) is None
     wrong = here.copy()
     wrong[16 + 12 * 40 + 8 :][:12] = 255
-    assert by_channel(wrong, streams=1) is None
+    assert handed_over(wrong, streams=1, by_token=False) is None
 
 
 def counted(backend):
