@@ -64,6 +64,6 @@ DEFAULTS = {
     "burst": Shape(users=8, input_tokens=32, output_tokens=32, shared_tokens=1000),
     "turns": Shape(users=12, turns=4, input_tokens=48, output_tokens=24, shared_tokens=256, think_s=0.0),
     "mixed": Shape(users=16, requests=64, input_tokens=48, output_tokens=48, rate=2.0, tenants=2),
-    "tenants": Shape(users=4, requests=96, input_tokens=48, output_tokens=48, tenants=3, heavy=10),
+    "tenants": Shape(users=8, requests=96, input_tokens=48, output_tokens=48, tenants=3, heavy=10),
     "trace": Shape(requests=300, rate=0.0, divide=8.0, tenants=1, heavy=1, users=0),
 }

@@ -116,7 +116,7 @@ class ModelSettings(BaseModel):
     split_mode: Literal["none", "layer", "row"] = "layer"
     """How several GPUs share a model."""
     flash_attention: Annotated[Literal["auto", "on", "off", "long"], BeforeValidator(_switch)] = "auto"
-    """on, off, or long: only for long prompts, which makes CPUs decode faster. auto: long; on with GPUs."""
+    """on, off, or long: only for long prompts. auto: on for GPUs and short windows on ARM, else long."""
     n_gpu_layers: Annotated[Count, Field(le=100_000)] | Literal["all"] = "all"
     """Layers on the GPU; 0 is none."""
     main_gpu: Annotated[Count, Field(le=1024)] = 0

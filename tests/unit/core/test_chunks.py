@@ -156,6 +156,16 @@ def test_whole_quanta_are_shared_out():
     assert shares(sharing.share(prompts(33, 20), allowance_s=0.0, rows=256, least=128)) == {0: 33, 1: 20}
 
 
+def test_who_is_done_does_not_wait_for_a_part_of_another():
+    """Unless there are so few rows in all that decode passes would take the time."""
+    for least, given in ((None, {0: 38, 1: 14}), (28, {0: 38}), (56, {0: 38, 1: 14}), (76, {0: 38, 1: 38})):
+        sharing = sharer(trusted=112, quantum=14)
+        allowance_s = sharing._cost.chunk_s(56, 0)
+        assert shares(sharing.share(prompts(38, 38), allowance_s=allowance_s, rows=256, least=least)) == given
+    sharing = sharer(trusted=56, quantum=14)
+    assert shares(sharing.share(prompts(900, 800), allowance_s=1e9, rows=256, least=28)) == {1: 56}
+
+
 # --- the gap guarantee, replayed against tables ------------------------------------------------------
 
 

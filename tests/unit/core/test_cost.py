@@ -114,6 +114,16 @@ def test_auto_gives_prompts_three_quarters_and_never_less_than_their_last_chunks
     assert model.largest_chunk(200, long_s) > 128
 
 
+@pytest.mark.parametrize(("row_s", "rows"), [(0.0018, 112), (0.007, 42), (0.1, 14)])
+def test_several_prompts_get_more_rows_as_long_as_these_are_cheap(row_s, rows):
+    model = CostModel(row_quantum=14, chunk_max=512, efficient_quanta=4)
+    for _ in range(200):
+        chunk = model.largest_chunk(0, 1e9)
+        model.observe(rows=0, contexts=0, chunks=[(chunk, 0)], pass_s=chunk * row_s)
+    assert model.together(0.01, 0) == rows
+    assert model.together(20.0 * row_s, 0) >= min(112, 98)  # many decode rows: prompts may take longer
+
+
 def test_a_part_of_a_quantum_counts_as_a_whole_one_where_the_backend_fills_it_up():
     whole, exact = (
         CostModel(row_quantum=64, chunk_max=512, parts=parts) for parts in (Parts.WHOLE, Parts.EVEN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.core.fairness import ACCOUNTS_IDLE_MAX, Account, Accounts
+from stretto.core.fairness import ACCOUNTS_IDLE_MAX, OUTPUT_GUESS, Account, Accounts
 from stretto.core.limits import Limits
 from tests.unit.core.rig import Rig, ask, streams
 
@@ -91,3 +91,25 @@ def test_weights_are_kept():
     totals = served_while_all_have_work({"b": 2.0})
     others = [totals[tenant] for tenant in ("flood", "c", "d", "e")]
     assert 1.5 <= totals["b"] / (sum(others) / len(others)) <= 2.5, totals
+
+
+def test_slots_that_become_free_together_are_shared_out():
+    """Nobody has generated anything yet: what they will is charged when they take a slot."""
+    rig = Rig(Limits(n_seq_max=6, n_batch=64, queue_depth=4, cache="none"), streams(6))
+    for tenant in ("a", "b", "c"):
+        for number in range(8):
+            rig.accept(ask(f"{tenant}{number}", 24, max_tokens=12, tenant=tenant))
+    rig.step()
+    taken = [slot.job.request.tenant for slot in rig.state.active]
+    assert sorted(taken.count(tenant) for tenant in ("a", "b", "c")) in ([2, 2, 2], [1, 2, 3])
+
+
+def test_what_was_paid_in_advance_is_settled_whatever_the_length():
+    rig = Rig(Limits(n_seq_max=2, cache="none"), streams(2))
+    for number, tokens in enumerate((1, 3, 200)):  # less than answers cost on average, and more
+        rig.accept(ask(f"r{number}", 10, max_tokens=tokens, tenant=f"t{number}"))
+    rig.run()
+    for number, tokens in enumerate((1, 3, 200)):
+        account = next(a for a in rig.state.accounts if a.tenant == f"t{number}")
+        assert account.served >= 9 + 2 * tokens  # or lifted to what the others were served meanwhile
+    assert rig.state.accounts._output_mean > OUTPUT_GUESS

@@ -21,7 +21,7 @@ from stretto.models.fit import BY_ROW_ROWS_MAX
 ROW_QUANTUM_CPU_FLASH = TILE_ROWS  # 63 rows cost twice as much
 ROW_QUANTUM_CPU = 16  # fewer rows cost a CPU nearly as much as these
 ROW_QUANTUM_SPRINT = 32  # about two layers of a pass of 512 rows (see `sprint`)
-ROW_QUANTUM_BY_ROW = 14  # a quarter of a pass
+ROW_QUANTUM_BY_ROW = 20  # a third of a pass
 EFFICIENT_SPRINT = 2  # quanta: more save decode passes, fewer shorten the streams' gaps
 
 
@@ -110,7 +110,9 @@ def capabilities_of(
         copy_bytes_per_s=measures.copy_bytes_per_s,
         snapshot_bytes_per_s=measures.snapshot_bytes_per_s,
         rows_max=context.n_batch,
-        chunk_max=context.n_batch if tiled or model.on_gpu else context.n_ubatch,  # see `splits`
+        chunk_max=context.n_batch
+        if context.flash_attention or model.on_gpu
+        else context.n_ubatch,  # `splits`
         outputs_max=context.outputs_max,
         row_quantum=quantum,
         parts=_parts(tiled=tiled, redoes=redoes),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Chunk(NamedTuple):
-    """Rows of a prompt, no more than a pass has; `before`: more of them, computed, that could run again."""
+    """Rows of a prompt; `before`: more of them, computed, that could run again."""
 
     sequence: int
     rows: int
@@ -56,8 +56,12 @@ def lacking(rows: int, before: int, alike: int) -> int:
 
 def even_out(chunks: Mapping[int, Chunk], *, rows_max: int, call_max: int, alike: int) -> Even:
     """Calls of at most `call_max` rows in which every pass has `alike` rows of a prompt, if that can be."""
-    least = {span: lacking(chunk.rows, chunk.before, alike) for span, chunk in chunks.items()}
-    least = {span: more for span, more in least.items() if 0 < more <= rows_max - chunks[span].rows}
+    least: dict[int, int] = {}
+    for span, chunk in chunks.items():
+        more = lacking(chunk.rows, chunk.before, alike) or _tail(chunk.rows, rows_max, alike)
+        room = (rows_max if chunk.rows <= rows_max else call_max) - chunk.rows
+        if 0 < more <= min(room, chunk.before):
+            least[span] = more
     together, apart, missing = dict(chunks), list[int](), dict(least)
     spare = call_max - sum(chunk.rows for chunk in chunks.values()) - sum(missing.values())
     turns = 2 * len(together)
@@ -80,6 +84,12 @@ def even_out(chunks: Mapping[int, Chunk], *, rows_max: int, call_max: int, alike
             missing[span] = least[span]
         calls.append([span])
     return Even(calls, missing)
+
+
+def _tail(rows: int, rows_max: int, alike: int) -> int:
+    """Rows that the last of a chunk's passes lacks."""
+    last = rows % rows_max
+    return alike - last if rows > rows_max and 0 < last < alike else 0
 
 
 class Short(NamedTuple):

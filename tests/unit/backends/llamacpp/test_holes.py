@@ -7,6 +7,8 @@ from array import array
 import numpy as np
 import pytest
 
+from stretto.backends.llamacpp.batch import Rows
+from stretto.backends.llamacpp.holes import Holes
 from stretto.backends.llamacpp.library import rows_alike
 from stretto.core.kv.ops import KvOp, OpKind
 from stretto.core.tick import Binding, PassFailure
@@ -170,4 +172,51 @@ def test_no_state_is_written_where_a_pending_copy_may_read():
     backend.launch(tick(1, (3, 9, [1, 2, 3], 0), bind=(Binding(3, ask("r3", text(12, 0)), array("i")),)))
     assert backend.collect().failure is None
     assert not backend.memory.copying
+    backend.close()
+
+
+def test_copies_from_one_sequence_are_read_once():
+    backend, _ = begun()
+    backend.memory._relay_max = 12
+    read, seen = backend.context.read_state, []
+    backend.context.read_state = lambda sequence, *more: (seen.append(sequence), read(sequence, *more))[1]
+    backend.memory.execute([KvOp(OpKind.COPY, 3, 0, 9), KvOp(OpKind.COPY, 1, 0, 9)])
+    assert seen == [0]
+    assert backend.memory.lengths == [12, 9, 12, 9, 12]
+    assert backend.context.positions(1) == backend.context.positions(3) == (0, 8)
+    backend.memory.execute([KvOp(OpKind.COPY, 3, 0, 7), KvOp(OpKind.COPY, 1, 2, 9)])
+    assert seen == [0, 0, 2]  # another tick, and another sequence
+    backend.close()
+
+
+# --- rows in fours -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("writers", "lengths", "ran"),
+    [
+        ((0, 1, 2), {}, [0, 1, 2, 3]),
+        ((1, 2, 3), {0: 100, 4: 50}, [1, 2, 3, 4]),  # the shorter one
+        ((1, 2, 3), {0: 100, 4: 300}, [0, 1, 2, 3]),
+        ((0, 1, 2), {3: 300}, [0, 1, 2]),  # its own attention would cost more
+        ((0, 1, 2, 4), {}, [0, 1, 2, 3, 4]),  # a gap, and then there are five
+        ((0, 1), {}, [0, 1]),
+        ((2,), {}, [2]),
+    ],
+)
+def test_three_rows_have_a_fourth_beside_them(writers, lengths, ran):
+    backend = make_backend("dense", n_seq_max=5, flash_attention="off")
+    backend.memory.lengths = [lengths.get(sequence, 0) for sequence in range(5)]
+    backend.context.positions = lambda sequence: (0, backend.memory.lengths[sequence] - 1)
+    holes = Holes(backend.context, backend.memory, fours=True)
+    count = len(writers)
+    ones, flags = array("i", [1] * count), array("b", [1] * count)
+    rows = Rows(list(range(count)), ones, array("i", [400] * count), array("i", writers), flags, count)
+    added = holes.fill(rows, ())
+    assert rows.sequences.tolist() == ran
+    assert sorted(added) == sorted(set(ran) - set(writers))
+    assert sum(rows.outputs) == count
+    assert [p for s, p in zip(rows.sequences, rows.positions, strict=True) if s in added] == [
+        backend.memory.lengths[hole] for hole in sorted(added)
+    ]
     backend.close()

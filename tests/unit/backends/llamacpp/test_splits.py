@@ -93,3 +93,12 @@ def test_no_pass_has_too_few_rows(chunks, ids, rows_max, alike):
         assert whole or all(step >= alike for _, step in passes(rows, rows_max))
         begun = {at for at in call if 0 < spans[at].before < alike}
         assert all(even.missing[at] == spans[at].before for at in begun)
+
+
+@pytest.mark.parametrize(
+    ("rows", "before", "more"),
+    [(123, 200, 5), (120, 200, 0), (128, 200, 0), (61, 200, 7), (61, 5, 5), (123, 0, 0)],
+)
+def test_the_last_pass_of_a_chunk_of_several_has_enough_rows(rows, before, more):
+    even = even_out({0: Chunk(3, rows, before)}, rows_max=60, call_max=512, alike=8)
+    assert even == ([[0]], {0: more} if more else {})
