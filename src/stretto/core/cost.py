@@ -23,9 +23,7 @@ TARGET_S = 0.05  # between two tokens of a stream, where the operator did not sa
 DECODE_TICKS = 4.0  # … or this many decode-only ticks: prompts get three quarters of a slow machine
 NEAR_THE_END = 0.75  # of a prompt: behind it half as many rows must do
 WORTH_CONTEXT = 256.0  # where a token's price is taken: at 0 a fit may put it all on the context
-TOGETHER = (
-    2.0  # efficient chunks that several prompts get in a tick: with less, each waits for many decode passes
-)
+TOGETHER = 2.0  # efficient chunks for several prompts in a tick: with less, each waits for many decode passes
 TOGETHER_S = 0.3  # … but no more than this, …
 TOGETHER_TICKS = 6.0  # … or so many decode-only ticks: who is done waits for the others' rows
 COVERED = 0.75  # a chunk of that share of what is trusted says enough to trust twice as much

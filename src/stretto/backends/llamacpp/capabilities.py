@@ -94,6 +94,7 @@ def capabilities_of(
     rewind, tokens = rewind_of(context, measures)
     pooled = context.plan.unified and not model.is_recurrent
     tiled = context.flash_attention and not context.by_row and not model.on_gpu
+    one_pass = not context.flash_attention and not model.on_gpu  # for a chunk, see `splits`
     redoes = not pooled and rewind is Rewind.ANY
     quantum, efficient = _quanta(context, measures, tiled=tiled, sprints=sprints)
     return Capabilities(
@@ -110,9 +111,7 @@ def capabilities_of(
         copy_bytes_per_s=measures.copy_bytes_per_s,
         snapshot_bytes_per_s=measures.snapshot_bytes_per_s,
         rows_max=context.n_batch,
-        chunk_max=context.n_batch
-        if context.flash_attention or model.on_gpu
-        else context.n_ubatch,  # `splits`
+        chunk_max=context.n_ubatch if one_pass else context.n_batch,
         outputs_max=context.outputs_max,
         row_quantum=quantum,
         parts=_parts(tiled=tiled, redoes=redoes),

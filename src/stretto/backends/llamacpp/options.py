@@ -54,9 +54,7 @@ class ContextOptions:
     n_ubatch: int = 512
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
-    flash_attention: str = (
-        "auto"  # on for GPUs, else see `fit.attention`; off for hybrid and recurrent models
-    )
+    flash_attention: str = "auto"  # see `fit.attention`
     unified: bool = False
     pool_tokens: int = 0  # unified: tokens of all slots together; 0: n_seq_max windows
     swa_full: bool = True
