@@ -22,7 +22,7 @@ SCORES_BYTES_MAX = 256 << 20  # of one pass without flash attention
 SPRINT_WINDOW_MIN = 2048  # smaller windows hold no prompt that is worth a second context
 SPRINT_CACHE_BYTES_MAX = 512 << 20
 BY_ROW_WINDOW_MAX = 4096  # on ARM: faster up to 700 tokens, a tenth slower behind 2,000
-BY_ROW_ROWS_MAX = 60  # in fours, and a few short of a tile
+BY_ROW_ROWS_MAX = 56  # in fours, and a few short of a tile
 _ROWS = 64  # passes are cut down to a multiple of this many rows
 _THUMB_BYTES = {"f32": 4, "f16": 2, "bf16": 2}  # every quantized type counts as one byte
 
