@@ -1,11 +1,12 @@
-"""How a tick's room for prompts is shared out.
+"""How a tick's room for prompts is shared out: the shortest first.
 
-Every second tick half of the chunk is for the most senior prompt (a single quantum is not halved); all the
-rest goes to the shortest first. Short prompts pass, which is what keeps most first tokens early; the long one
-still gets a quarter of the room and stands still for one tick at most.
+Short prompts pass, which is what keeps most first tokens early. The most senior one is not held up for good:
+every fourth tick half of the room is for it (a single quantum is not halved), so that it stands still for
+three ticks at most. Nobody waits another tick for a few rows: the shortest prompt is done where `NEARLY` all
+of it has room.
 
 More urgent prompts come first, whoever is senior; but as at admission every fourth time is for the most
-senior of any class, so that a stream of urgent prompts holds nobody up for good.
+senior of any class, so that a stream of urgent prompts holds nobody up for good either.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from stretto.core.capabilities import Parts
 from stretto.core.cost import CostModel
 from stretto.core.slot import Slot
 
-SENIOR_TURN = 4  # in so many ticks the most senior prompt leads once, whatever its class
+SENIOR_TURN = 4  # in so many ticks the most senior prompt leads once: of a class, and of all
+NEARLY = 1.1  # times the room: rows that may be given to end a prompt
 
 
 class ChunkSharer:
@@ -24,16 +26,22 @@ class ChunkSharer:
         self._cost = cost
         self._quantum = quantum
         self._chunk_max = chunk_max
-        self._others_turn = True
+        self._stood = 0  # ticks since the most senior of its class led
         self._passed_over = 0
 
     def share(
-        self, prompts: Sequence[Slot], *, allowance_s: float, rows: int, least: int | None = None
+        self,
+        prompts: Sequence[Slot],
+        *,
+        allowance_s: float,
+        rows: int,
+        least: int = 0,
+        enough: int | None = None,
     ) -> list[tuple[Slot, int]]:
         """Rows for each prompt that gets any this tick, in the order in which they were given.
 
-        `least`: rows to give out in all, whatever they take. Those who are done wait for the others' rows:
-        no more than these are filled up with a part of a prompt that is not done with it.
+        `least`: rows to give out in all, whatever they take. Those who are done wait for the others' rows: a
+        part of a prompt that is not done with it fills up no more than `enough`.
         """
         if not prompts or rows <= 0:
             return []
@@ -41,17 +49,19 @@ class ChunkSharer:
         order = sorted(prompts, key=_shortest)
         top = _level(order[0])
         rivals = _level(senior) == top and sum(_level(slot) == top for slot in prompts) > 1
-        left = min(self._cost.largest_chunk(senior.planned, allowance_s, least=least or 0), rows)
-        enough = left if least is None else least
+        leads = not rivals or self._stood + 1 == SENIOR_TURN
+        context = (senior if leads else order[0]).planned
+        left = min(self._cost.largest_chunk(context, allowance_s, least=least), rows)
+        enough = left if enough is None else enough
         shares: dict[int, int] = {}
-        if not (rivals and self._others_turn):
+        if leads:
             half = min(left, max(left // 2, self._quantum)) if len(order) > 1 else left
             left -= self._give(shares, senior, half, least=1)
-        self._give_shortest(shares, order, left, enough)
+        self._give_shortest(shares, order, left, enough, rows=rows, context=context)
         if not shares:
             self._give(shares, senior, left, least=1)
         if _level(senior) == top:
-            self._others_turn = not rivals or not self._others_turn  # who comes new has the first turn
+            self._stood = 0 if leads else self._stood + 1  # who comes new has the first turn
         return [(slot, shares[slot.index]) for slot in order if shares.get(slot.index)]
 
     def _leader(self, prompts: Sequence[Slot]) -> Slot:
@@ -64,15 +74,39 @@ class ChunkSharer:
         self._passed_over = (self._passed_over + 1) % SENIOR_TURN
         return first if self._passed_over else senior
 
-    def _give_shortest(self, shares: dict[int, int], order: Sequence[Slot], left: int, enough: int) -> None:
+    def _give_shortest(
+        self,
+        shares: dict[int, int],
+        order: Sequence[Slot],
+        left: int,
+        enough: int,
+        *,
+        rows: int,
+        context: int,
+    ) -> None:
+        """`left` are rows behind `context` tokens; they are fewer behind more."""
+        if self._nearly_done(shares, order[0], left, rows):
+            shares[order[0].index] = order[0].rows_due
+            return
         done = False
         for slot in order:
             have = shares.get(slot.index, 0)
-            part = done and have + left < slot.rows_due
-            room = min(left, enough - sum(shares.values())) if part else left
+            dearer = max(1.0, self._cost.dearer(slot.planned, context))
+            room = int(left / dearer)
+            if done and have + room < slot.rows_due:
+                room = min(room, enough - sum(shares.values()))
             if room > 0:
-                left -= self._give(shares, slot, room)
+                left -= round(self._give(shares, slot, room) * dearer)
             done = done or shares.get(slot.index) == slot.rows_due
+
+    def _nearly_done(self, shares: dict[int, int], slot: Slot, left: int, rows: int) -> bool:
+        """A little more than there is room for ends the prompt, and parts of quanta cost their share."""
+        due, room = slot.rows_due, sum(shares.values()) + left
+        missing = due - shares.get(slot.index, 0) - left
+        if self._cost.parts is not Parts.EVEN or any(mark > slot.planned for mark in slot.marks):
+            return False
+        known = due <= self._chunk_max and self._cost.trusts(due)
+        return known and 0 < missing <= min(NEARLY * room, rows) - room
 
     def _give(self, shares: dict[int, int], slot: Slot, count: int, *, least: int = 0) -> int:
         """Up to `count` more rows: to the end of the prompt, to a mark, or a multiple of the quantum.

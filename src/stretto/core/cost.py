@@ -26,8 +26,10 @@ WORTH_CONTEXT = 256.0  # where a token's price is taken: at 0 a fit may put it a
 TOGETHER = 2.0  # efficient chunks for several prompts in a tick: with less, each waits for many decode passes
 TOGETHER_S = 0.3  # … but no more than this, …
 TOGETHER_TICKS = 6.0  # … or so many decode-only ticks: who is done waits for the others' rows
+ENOUGH_TICKS = 3.0  # decode-only ticks that prompts take at least: more of them for whole prompts only
 COVERED = 0.75  # a chunk of that share of what is trusted says enough to trust twice as much
-IDLE_TARGETS = 4.0  # with nobody decoding, a tick may take this many targets: newcomers still get in soon
+IDLE_TARGETS = 4.0  # with nobody decoding, a tick may take this many targets, …
+IDLE_S = 0.3  # … but no more than this, or one target: newcomers get in soon
 
 
 class CostModel:
@@ -84,12 +86,30 @@ class CostModel:
         if target_s is None:
             target_s = max(TARGET_S, DECODE_TICKS * decode_s)
             least_s = self.chunk_s(self.efficient, int(length * NEAR_THE_END))
-        return max(target_s - decode_s if decode_s else target_s * IDLE_TARGETS, least_s)
+        idle_s = max(target_s, min(IDLE_TARGETS * target_s, IDLE_S))
+        return max(target_s - decode_s if decode_s else idle_s, least_s)
 
     def together(self, decode_s: float, context: int) -> int:
         """Rows that several prompts get in a tick, whatever the allowance."""
         seconds = max(TOGETHER_S, TOGETHER_TICKS * decode_s)
-        return min(int(TOGETHER * self.efficient), self.largest_chunk(context, seconds))
+        most, rows = int(TOGETHER * self.efficient), self.largest_chunk(context, seconds)
+        if self.parts is Parts.EVEN:
+            while rows < min(most, self._trusted) and self.chunk_s(rows + 1, context) <= seconds:
+                rows += 1
+        return min(most, rows)
+
+    def enough(self, decode_s: float, context: int) -> int:
+        """Rows beside which a decode pass is short: a part of a prompt beyond them saves nothing."""
+        return self.largest_chunk(context, ENOUGH_TICKS * decode_s)
+
+    def dearer(self, context: int, other: int) -> float:
+        """What a row behind so many tokens costs, in rows behind `other` ones."""
+        base = self._prefill.predict([1.0, other])
+        return self._prefill.predict([1.0, context]) / base if base > 0.0 else 1.0
+
+    def trusts(self, chunk: int) -> bool:
+        """Measurements cover such chunks."""
+        return chunk <= self._trusted
 
     def largest_chunk(self, context: int, allowance_s: float, *, least: int = 0) -> int:
         """The largest multiple of the quantum within the allowance; at least one quantum, or `least`."""

@@ -145,9 +145,14 @@ class RowPlanner:
         decode_s = state.cost.decode_s(len(decode) + extra, sum(slot.planned for slot in decode))
         senior = min(prompts, key=_seniority)
         allowance_s = state.cost.allowance_s(decode_s, state.limits.target_itl_s, len(senior.known))
-        several = len(prompts) > 1 and state.limits.target_itl_s is None
-        least = state.cost.together(decode_s, senior.planned) if several else None
-        fitted = self._fit(self._sharer.share(prompts, allowance_s=allowance_s, rows=rows, least=least))
+        least, enough = 0, None
+        if len(prompts) > 1:
+            if state.limits.target_itl_s is None:
+                least = enough = state.cost.together(decode_s, senior.planned)
+            if not state.can.mixes:
+                enough = state.cost.enough(decode_s, senior.planned)
+        given = self._sharer.share(prompts, allowance_s=allowance_s, rows=rows, least=least, enough=enough)
+        fitted = self._fit(given)
         if not fitted and not decode:  # it was the others' turn, and memory has no room for them
             alone = sorted((s for s in prompts if s.job is not None), key=_seniority)[:1]
             fitted = self._fit(self._sharer.share(alone, allowance_s=allowance_s, rows=rows))

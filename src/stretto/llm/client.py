@@ -241,11 +241,11 @@ class LLM:
     def _chat_prompt(self, messages: str | Messages, tools: Messages | None) -> Prompt:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return self._runtime.chat_prompt(messages, tools)
+        return self._runtime.chat_prompt(messages, tools, scope="")
 
     def _text_prompt(self, prompt: TextOrTokens) -> Prompt:
         if isinstance(prompt, str):
-            return self._runtime.text_prompt(prompt)
+            return self._runtime.text_prompt(prompt, scope="")
         return Prompt(PromptTokens(array("i", prompt)))
 
     def _any_prompt(self, prompt: str | Messages) -> Prompt:

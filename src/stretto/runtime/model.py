@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +25,7 @@ from stretto.runtime.loop import EngineLoop, LoopStats
 from stretto.runtime.output import OutputPump
 from stretto.runtime.text_stream import Delta, TextStream, ToolReading
 from stretto.text.reasoning import Tags, opened_by_prompt, tags_for
+from stretto.text.remembered import Memory
 from stretto.text.templates import CHATML, ChatTemplate, Rendered
 from stretto.text.tokenizer import PromptTokens, Tokenizer, encode_prompt, encode_text
 
@@ -75,6 +76,7 @@ class ModelRuntime:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tokenizer = tokenizer
+        self._remembered = Memory(tokenizer)
         self.template = template
         self.limits = limits
         self.capabilities = backend.capabilities
@@ -95,16 +97,22 @@ class ModelRuntime:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **options: Any,
+        options: Mapping[str, Any] | None = None,
+        *,
+        scope: Hashable = None,
     ) -> Prompt:
+        """`options` are the template's own. Texts are remembered within a scope, and not without one."""
         template = self.template or _chatml()
-        rendered: Rendered = template.render(messages, tools, **options)
-        tokens = encode_prompt(rendered, self.tokenizer, add_bos=self._add_bos)
+        rendered: Rendered = template.render(messages, tools, **(options or {}))
+        tokens = encode_prompt(rendered, self._tokenizer_for(scope), add_bos=self._add_bos)
         tags = tags_for(template.source)
         return Prompt(tokens, tags, tags is not None and opened_by_prompt(rendered.tail, tags))
 
-    def text_prompt(self, text: str) -> Prompt:
-        return Prompt(encode_text(text, self.tokenizer, add_bos=self._add_bos))
+    def text_prompt(self, text: str, *, scope: Hashable = None) -> Prompt:
+        return Prompt(encode_text(text, self._tokenizer_for(scope), add_bos=self._add_bos))
+
+    def _tokenizer_for(self, scope: Hashable) -> Tokenizer:
+        return self.tokenizer if scope is None else self._remembered.of(scope)
 
     def compile_grammar(self, grammar: str) -> None:
         """May take most of a second the first time: call it on a thread that nobody waits for."""

@@ -70,14 +70,15 @@ def prompt_of(model: ModelRuntime, params: GenerateParams) -> Prompt:
         )
     if params.tokens is not None:
         return Prompt(PromptTokens(_tokens(model, params.tokens)))
+    scope = (params.tenant, params.cache_salt)
     if params.prompt is not None:
-        return model.text_prompt(params.prompt)
+        return model.text_prompt(params.prompt, scope=scope)
     taken = [name for name in params.template_options if name in _TEMPLATE_OPTIONS_TAKEN]
     if taken:
         raise InvalidRequestError(f"template option {taken[0]} is not yours to set", hint="leave it out")
     use = params.tool_use
     offered = use.tools if use is not None and use.choice != "none" else None
-    return model.chat_prompt(params.messages or [], offered or None, **params.template_options)
+    return model.chat_prompt(params.messages or [], offered or None, params.template_options, scope=scope)
 
 
 def tokens_of(model: ModelRuntime | EmbeddingRuntime, params: TokenizeParams) -> list[int]:

@@ -1,4 +1,4 @@
-"""How prompts share a tick: half to the most senior, the rest shortest first; and the gap guarantee."""
+"""How prompts share a tick: shortest first, every fourth tick half to the most senior; the gap guarantee."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from stretto.backends.simulated import LatencyModel
 from stretto.backends.simulated.faults import NO_FAULTS, TickFaults
 from stretto.core.capabilities import Parts
-from stretto.core.chunks import ChunkSharer
+from stretto.core.chunks import SENIOR_TURN, ChunkSharer
 from stretto.core.cost import CostModel
 from stretto.core.fairness import Account
 from stretto.core.limits import Limits
@@ -48,10 +48,10 @@ def shares(found) -> dict[int, int]:
     return {slot.index: count for slot, count in found}
 
 
-def test_shortest_first_and_every_second_time_half_to_the_senior():
+def test_shortest_first_and_every_fourth_time_half_to_the_senior():
     sharing = sharer(trusted=64)
-    turns = [shares(sharing.share(prompts(1000, 500, 20), allowance_s=1e9, rows=64)) for _ in range(4)]
-    assert turns == [{2: 20, 1: 44}, {0: 32, 2: 20, 1: 12}] * 2
+    turns = [shares(sharing.share(prompts(1000, 500, 20), allowance_s=1e9, rows=64)) for _ in range(8)]
+    assert turns == [*[{2: 20, 1: 44}] * 3, {0: 32, 2: 20, 1: 12}] * 2
 
 
 def test_of_equal_prompts_one_is_done_before_the_other():
@@ -71,8 +71,8 @@ def test_what_others_leave_goes_back_to_the_senior():
 
 def test_a_single_quantum_is_shared_in_turns():
     sharing = sharer(trusted=64, quantum=64)
-    turns = [shares(sharing.share(prompts(640, 320), allowance_s=1e9, rows=64)) for _ in range(4)]
-    assert turns == [{1: 64}, {0: 64}, {1: 64}, {0: 64}]
+    turns = [shares(sharing.share(prompts(640, 320), allowance_s=1e9, rows=64)) for _ in range(8)]
+    assert turns == [*[{1: 64}] * 3, {0: 64}] * 2
 
 
 def test_a_prompt_ends_with_what_is_left_over():
@@ -106,8 +106,8 @@ def test_urgent_prompts_lead_and_the_most_senior_one_does_so_every_fourth_time()
 def test_urgent_prompts_take_turns_among_themselves_and_leave_what_they_do_not_need():
     sharing = sharer(trusted=64, quantum=64)
     slots = leveled((640, Priority.BACKGROUND), (640, Priority.URGENT), (320, Priority.URGENT))
-    turns = [shares(sharing.share(slots, allowance_s=1e9, rows=64)) for _ in range(4)]
-    assert turns == [{2: 64}, {1: 64}, {2: 64}, {0: 64}]
+    turns = [shares(sharing.share(slots, allowance_s=1e9, rows=64)) for _ in range(8)]
+    assert turns == [{2: 64}, {2: 64}, {2: 64}, {0: 64}, {1: 64}, {2: 64}, {2: 64}, {0: 64}]
     slots = leveled((640, Priority.BACKGROUND), (640, Priority.BACKGROUND), (640, Priority.URGENT))
     turns = [shares(sharing.share(slots, allowance_s=1e9, rows=64)) for _ in range(8)]
     assert turns == [{2: 64}, {2: 64}, {2: 64}, {0: 64}] * 2, "whoever else is in the class of the senior one"
@@ -147,23 +147,65 @@ def test_whole_quanta_are_shared_out():
     for _ in range(20):
         cost.observe(rows=0, contexts=0, chunks=[(cost.largest_chunk(0, 1e9), 0)], pass_s=1e-3)
     sharing = ChunkSharer(cost, quantum=64, chunk_max=512)
-    for given in ({1: 20, 2: 30}, {0: 33, 1: 20}):
+    for given in (*[{1: 20, 2: 30}] * 3, {0: 33, 1: 20}):
         assert shares(sharing.share(prompts(33, 20, 30), allowance_s=1e9, rows=256)) == given
-    for given in ({1: 20, 2: 30}, {0: 64, 1: 20}):
+    for given in (*[{1: 20, 2: 30}] * 3, {0: 64, 1: 20}):
         assert shares(sharing.share(prompts(640, 20, 30), allowance_s=1e9, rows=256)) == given
-    for given in ({1: 20}, {0: 33}):
+    for given in (*[{1: 20}] * 3, {0: 33}):
         assert shares(sharing.share(prompts(33, 20), allowance_s=0.0, rows=256)) == given
-    assert shares(sharing.share(prompts(33, 20), allowance_s=0.0, rows=256, least=128)) == {0: 33, 1: 20}
+    assert shares(sharing.share(prompts(33, 20), allowance_s=0.0, rows=256, least=128)) == {
+        0: 33,
+        1: 20,
+    }
 
 
 def test_who_is_done_does_not_wait_for_a_part_of_another():
     """Unless there are so few rows in all that decode passes would take the time."""
-    for least, given in ((None, {0: 38, 1: 14}), (28, {0: 38}), (56, {0: 38, 1: 14}), (76, {0: 38, 1: 38})):
+    for enough, given in ((None, {0: 38, 1: 14}), (28, {0: 38}), (56, {0: 38, 1: 14})):
         sharing = sharer(trusted=112, quantum=14)
         allowance_s = sharing._cost.chunk_s(56, 0)
-        assert shares(sharing.share(prompts(38, 38), allowance_s=allowance_s, rows=256, least=least)) == given
+        found = sharing.share(prompts(38, 38), allowance_s=allowance_s, rows=256, enough=enough)
+        assert shares(found) == given
+    for enough in (28, 76):  # whole ones come along, if there is room
+        sharing = sharer(trusted=112, quantum=14)
+        found = sharing.share(prompts(38, 38), allowance_s=0.0, rows=256, least=76, enough=enough)
+        assert shares(found) == {0: 38, 1: 38}
     sharing = sharer(trusted=56, quantum=14)
-    assert shares(sharing.share(prompts(900, 800), allowance_s=1e9, rows=256, least=28)) == {1: 56}
+    assert shares(sharing.share(prompts(900, 800), allowance_s=1e9, rows=256, enough=28)) == {1: 56}
+
+
+def test_nobody_waits_another_tick_for_a_few_rows():
+    """Where parts of quanta cost their share, a prompt that nearly has room is given whole."""
+    for length, given in ((56, 56), (61, 61), (62, 56), (200, 56)):
+        sharing = sharer(trusted=224, quantum=14, parts=Parts.EVEN)
+        allowance_s = sharing._cost.chunk_s(56, 0)
+        assert shares(sharing.share(prompts(length), allowance_s=allowance_s, rows=256)) == {0: given}
+    assert shares(sharing.share(prompts(61), allowance_s=allowance_s, rows=60)) == {0: 56}, "over the rows"
+    marked = prompts(61)
+    marked[0].marks = (59,)
+    assert shares(sharing.share(marked, allowance_s=allowance_s, rows=256)) == {0: 56}
+    tiled = sharer(trusted=224, quantum=14)
+    assert shares(tiled.share(prompts(61), allowance_s=allowance_s, rows=256)) == {0: 56}
+
+
+def test_rows_behind_a_long_context_count_for_more():
+    """What the shortest leaves is no room for as many rows of a prompt that is far on."""
+    cost = CostModel(row_quantum=14, chunk_max=448, parts=Parts.EVEN)
+    for at in range(60):
+        count, context = cost.largest_chunk(0, 1e9), 100 * (at % 30)
+        cost.observe(
+            rows=0,
+            contexts=0,
+            chunks=[(count, context)],
+            pass_s=count * (2e-3 + 5e-6 * (context + count / 2)),
+        )
+    far, near = prompts(3000, 20)
+    far.planned = 2500
+    sharing = ChunkSharer(cost, quantum=14, chunk_max=512)
+    found = shares(sharing.share([far, near], allowance_s=cost.chunk_s(112, 0), rows=256))
+    assert found == {1: 20}, "a quantum of the other would take longer than the tick may"
+    found = shares(sharing.share([far, near], allowance_s=cost.chunk_s(28, 2500), rows=256))
+    assert found == {0: 14, 1: 20}
 
 
 # --- the gap guarantee, replayed against tables ------------------------------------------------------
@@ -189,7 +231,7 @@ WARM_UP = 30
 @pytest.mark.parametrize("target_itl_s", [0.05, 0.3])
 @pytest.mark.parametrize("neighbours", [1, 7])
 def test_the_gap_guarantee(table, target_itl_s, neighbours):
-    """gap <= max(target, 2 decode, decode + t(quantum)) within 10 %, and the long prompt always advances.
+    """gap <= max(target, 2 decode, decode + t(quantum)) within 10 %, and the long prompt goes on.
 
     Ticks that the table itself makes slow are left out of the gaps; they may not starve anybody afterwards.
     """
@@ -219,7 +261,7 @@ def test_the_gap_guarantee(table, target_itl_s, neighbours):
         slot = rig.slot_of("long")
         advanced = slot is None or slot.index in tick.slots
         still = 0 if advanced else still + 1
-        assert still <= 1, "the long prompt stands still"
+        assert still < SENIOR_TURN, "the long prompt stands still"
     assert worst <= 1.1, f"worst gap is {worst:.2f} of the bound"
     rig.run(until=lambda: "second" in rig.first_token_tick)
 

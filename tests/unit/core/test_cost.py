@@ -99,7 +99,9 @@ def test_prompts_get_half_the_machine_where_the_target_is_out_of_reach():
     model = CostModel(row_quantum=1, chunk_max=64)
     assert model.allowance_s(0.24, 0.05, 100) == 0.24
     assert model.allowance_s(0.01, 0.05, 100) == pytest.approx(0.04)
-    assert model.allowance_s(0.0, 0.05, 100) > 0.05
+    assert model.allowance_s(0.0, 0.05, 100) == pytest.approx(0.2), "nobody waits for a token"
+    assert model.allowance_s(0.0, 0.1, 100) == pytest.approx(0.3), "newcomers still get in soon"
+    assert model.allowance_s(0.0, 0.4, 100) == pytest.approx(0.4)
 
 
 def test_auto_gives_prompts_three_quarters_and_never_less_than_their_last_chunks_take():
@@ -122,6 +124,28 @@ def test_several_prompts_get_more_rows_as_long_as_these_are_cheap(row_s, rows):
         model.observe(rows=0, contexts=0, chunks=[(chunk, 0)], pass_s=chunk * row_s)
     assert model.together(0.01, 0) == rows
     assert model.together(20.0 * row_s, 0) >= min(112, 98)  # many decode rows: prompts may take longer
+    assert model.enough(0.0, 0) == 14
+    assert 14 <= model.enough(10.0 * row_s, 0) <= 28, "three decode passes"
+
+
+def test_several_prompts_get_every_row_that_time_allows_where_parts_of_quanta_cost_their_share():
+    model = CostModel(row_quantum=14, chunk_max=512, efficient_quanta=4, parts=Parts.EVEN)
+    for _ in range(200):
+        chunk = model.largest_chunk(0, 1e9)
+        model.observe(rows=0, contexts=0, chunks=[(chunk, 0)], pass_s=chunk * 0.0085)
+    rows = model.together(0.01, 0)
+    assert model.largest_chunk(0, 0.3) < rows
+    assert model.chunk_s(rows, 0) <= 0.3 < model.chunk_s(rows + 1, 0)
+
+
+def test_rows_are_dearer_behind_more_tokens():
+    model = CostModel(row_quantum=16, chunk_max=64)
+    assert model.dearer(1000, 0) == 1.0, "nothing is known yet"
+    for at in range(200):
+        context = 40 * (at * 7 % 50)
+        model.observe(rows=0, contexts=0, chunks=[(16, context)], pass_s=16 * (2e-3 + 2e-6 * (context + 8)))
+    assert model.dearer(1000, 0) == pytest.approx(2.0, rel=0.1)
+    assert model.dearer(0, 1000) == pytest.approx(1.0 / model.dearer(1000, 0))
 
 
 def test_a_part_of_a_quantum_counts_as_a_whole_one_where_the_backend_fills_it_up():
