@@ -90,6 +90,8 @@ class ChunkSharer:
             return
         done = False
         for slot in order:
+            if left <= 0:
+                break
             have = shares.get(slot.index, 0)
             dearer = max(1.0, self._cost.dearer(slot.planned, context))
             room = int(left / dearer)
