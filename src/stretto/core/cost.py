@@ -23,6 +23,7 @@ TARGET_S = 0.05  # between two tokens of a stream, where the operator did not sa
 DECODE_TICKS = 4.0  # … or this many decode-only ticks: prompts get three quarters of a slow machine
 NEAR_THE_END = 0.75  # of a prompt: behind it half as many rows must do
 WORTH_CONTEXT = 256.0  # where a token's price is taken: at 0 a fit may put it all on the context
+NEAR_CONTEXT = 64.0  # where two prices are compared, at least: for the same reason
 TOGETHER = 2.0  # efficient chunks for several prompts in a tick: with less, each waits for many decode passes
 TOGETHER_S = 0.3  # … but no more than this, …
 TOGETHER_TICKS = 6.0  # … or so many decode-only ticks: who is done waits for the others' rows
@@ -104,8 +105,8 @@ class CostModel:
 
     def dearer(self, context: int, other: int) -> float:
         """What a row behind so many tokens costs, in rows behind `other` ones."""
-        base = self._prefill.predict([1.0, other])
-        return self._prefill.predict([1.0, context]) / base if base > 0.0 else 1.0
+        base, price = (self._prefill.predict([1.0, max(at, NEAR_CONTEXT)]) for at in (other, context))
+        return price / base if base > 0.0 else 1.0
 
     def trusts(self, chunk: int) -> bool:
         """Measurements cover such chunks."""
