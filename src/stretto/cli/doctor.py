@@ -69,7 +69,7 @@ def doctor(
 def examine(context: Context) -> dict[str, Any]:
     """Everything that `doctor` knows, as plain values."""
     packages = {name: _version(name) for name in (*REQUIRED, *OPTIONAL)}
-    llama = llama_facts.ask()
+    llama = llama_facts.ask(context.cache_dir)
     memory = machine.memory()
     found: dict[str, Any] = {
         "stretto": __version__,
@@ -129,6 +129,8 @@ def _advice(found: dict[str, Any]) -> list[str]:
         lines.append(
             f"llama.cpp was built without {', '.join(lacking)}: where this CPU has them, build it here"
         )
+    if "compile" in llama["kernels_not_ours"]:
+        lines.append("with a C compiler (cc) this processor would compute up to a third faster")
     if found["gpus"] and not llama["gpu"]:
         lines.append(
             "there is a GPU, and llama.cpp was built without it: CMAKE_ARGS=-DGGML_CUDA=on pip install …"
@@ -141,6 +143,12 @@ def _advice(found: dict[str, Any]) -> list[str]:
             "less than 2 GiB of memory are free: lower context_window and n_seq_max (`stretto estimate`)"
         )
     return [*lines, *weights.advice()]
+
+
+def _kernels(llama: dict[str, Any]) -> str:
+    if llama["problem"]:
+        return "unknown"
+    return f"llama.cpp's: {llama['kernels_not_ours']}" if llama["kernels_not_ours"] else "Stretto's own"
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -157,6 +165,7 @@ def _print(found: dict[str, Any]) -> None:
         ("memory", f"{size(memory['total_bytes'])}, {size(memory['available_bytes'])} available"),
         *(("gpu", f"{gpu['name']}, {size(gpu['total'])}") for gpu in found["gpus"]),
         ("llama.cpp", f"llama-cpp-python {llama['version']}" if not llama["problem"] else llama["problem"]),
+        ("kernels", _kernels(llama)),
         ("features", " ".join(llama["features"]) or "unknown"),
         ("cache", found["cache_dir"]),
         ("default model", state),

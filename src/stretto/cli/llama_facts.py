@@ -1,7 +1,7 @@
 """What llama.cpp says about its build, asked in a child process: a build for another CPU dies of an illegal
 instruction, and `doctor` is the one command that must survive that.
 
-Child: `python -m stretto.cli.llama_facts` prints one line of JSON.
+Child: `python -m stretto.cli.llama_facts CACHE_DIR` prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -9,33 +9,41 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 ASK_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaFacts:
-    """Features are llama.cpp's own names (AVX2, NEON, …); `problem` says why there are none."""
+    """Features are llama.cpp's own names (AVX2, NEON, …); `problem` says why there are none.
+
+    `kernels_not_ours`: why llama.cpp's kernels compute and not ours; empty where ours do.
+    """
 
     version: str = ""
     features: tuple[str, ...] = ()
     gpu: bool = False
+    kernels_not_ours: str = ""
     problem: str = ""
 
 
-def ask() -> LlamaFacts:
+def ask(cache_dir: Path) -> LlamaFacts:
     from stretto.models.child import run_child
 
     lines: list[str] = []
-    end = run_child(__name__, [], timeout_s=ASK_TIMEOUT_S, on_line=lines.append)
+    end = run_child(__name__, [str(cache_dir)], timeout_s=ASK_TIMEOUT_S, on_line=lines.append)
     try:
         said = json.loads(lines[-1])
-        return LlamaFacts(said["version"], tuple(said["features"]), said["gpu"])
+        return LlamaFacts(said["version"], tuple(said["features"]), said["gpu"], said["kernels_not_ours"])
     except (LookupError, ValueError, TypeError):
         return LlamaFacts(problem=end.reason)
 
 
-def _facts() -> dict[str, object]:
+def _facts(cache_dir: Path) -> dict[str, object]:
+    from stretto.backends.llamacpp.arm.standing_in import stand_in
+
+    kernels_not_ours = stand_in(cache_dir)  # before llama.cpp is loaded
     import llama_cpp
 
     said = llama_cpp.llama_print_system_info().decode("utf-8", "replace")
@@ -45,8 +53,9 @@ def _facts() -> dict[str, object]:
         "version": llama_cpp.__version__,
         "features": features,
         "gpu": bool(llama_cpp.llama_supports_gpu_offload()),
+        "kernels_not_ours": kernels_not_ours,
     }
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(_facts()) + "\n")
+    sys.stdout.write(json.dumps(_facts(Path(sys.argv[1]))) + "\n")

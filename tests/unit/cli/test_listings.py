@@ -186,7 +186,7 @@ def test_doctor_names_what_is_missing(tmp_path, monkeypatch):
     from stretto.cli.llama_facts import LlamaFacts
 
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == "llama-cpp-python" else "1")
-    monkeypatch.setattr(doctor.llama_facts, "ask", lambda: LlamaFacts(problem="it crashed (SIGILL)"))
+    monkeypatch.setattr(doctor.llama_facts, "ask", lambda _: LlamaFacts(problem="it crashed (SIGILL)"))
     found = doctor.examine(Context(cache_dir_given=tmp_path))
     assert found["ready"] is False
     assert any("pip install 'stretto[llamacpp]'" in line for line in found["advice"])

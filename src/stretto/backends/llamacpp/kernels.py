@@ -7,7 +7,6 @@ multiplies a small matrix in each such buffer. Parent: `special_buffers_work`. C
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import importlib.util
 import json
@@ -16,13 +15,12 @@ import sys
 import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+from stretto.backends.llamacpp.ggml import F32, Q4_0, Ggml
 from stretto.models.child import limit_self, run_child
 
 CACHE_FILE = "kernels.json"
 TIMEOUT_S = 60.0
-_Q4_0, _F32 = 2, 0
 _COLUMNS, _ROWS, _BATCH = 256, 64, 4
 _known: dict[str, bool] = {}
 
@@ -82,74 +80,27 @@ def _write(cache_dir: Path | None, found: dict[str, bool]) -> None:
 # ── the child ────────────────────────────────────────────────────────────────────────────────────
 
 
-class _InitParams(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_size_t), ("buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
-
-
-def _bind() -> Any:
-    """ggml's functions, from the libraries that llama-cpp-python brings."""
-    import llama_cpp
-
-    folder = Path(llama_cpp.__file__).parent / "lib"
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    signatures: dict[str, tuple[Any, list[Any]]] = {
-        "ggml_init": (pointer, [_InitParams]),
-        "ggml_new_tensor_2d": (pointer, [pointer, ctypes.c_int, number, number]),
-        "ggml_mul_mat": (pointer, [pointer, pointer, pointer]),
-        "ggml_nbytes": (ctypes.c_size_t, [pointer]),
-        "ggml_new_graph": (pointer, [pointer]),
-        "ggml_build_forward_expand": (None, [pointer, pointer]),
-        "ggml_backend_alloc_ctx_tensors": (pointer, [pointer, pointer]),
-        "ggml_backend_alloc_ctx_tensors_from_buft": (pointer, [pointer, pointer]),
-        "ggml_backend_tensor_set": (None, [pointer, pointer, ctypes.c_size_t, ctypes.c_size_t]),
-        "ggml_backend_graph_compute": (ctypes.c_int, [pointer, pointer]),
-        "ggml_backend_reg_dev_get": (pointer, [pointer, ctypes.c_size_t]),
-        "ggml_backend_reg_get_proc_address": (pointer, [pointer, ctypes.c_char_p]),
-        "ggml_backend_cpu_init": (pointer, []),
-        "ggml_backend_cpu_reg": (pointer, []),
-    }
-    libraries = [ctypes.CDLL(str(next(folder.glob(f"libggml-{name}.*")))) for name in ("base", "cpu")]
-    functions: dict[str, Any] = {}
-    for name, (result, arguments) in signatures.items():
-        function = getattr(libraries[name.startswith("ggml_backend_cpu")], name)
-        function.restype, function.argtypes = result, arguments
-        functions[name] = function
-    return functions
-
-
-def _multiply(ggml: Any, backend: int, kind: int) -> None:
+def _multiply(ggml: Ggml, kind: int) -> None:
     """Weights in a buffer of this kind, times a batch of a few rows."""
-    weights = ggml["ggml_init"](_InitParams(1 << 20, None, True))
-    matrix = ggml["ggml_new_tensor_2d"](weights, _Q4_0, _COLUMNS, _ROWS)
-    ggml["ggml_backend_alloc_ctx_tensors_from_buft"](weights, kind)
-    size = ggml["ggml_nbytes"](matrix)
-    ggml["ggml_backend_tensor_set"](matrix, ctypes.create_string_buffer(size), 0, size)
-    work = ggml["ggml_init"](_InitParams(1 << 22, None, True))
-    batch = ggml["ggml_new_tensor_2d"](work, _F32, _COLUMNS, _BATCH)
-    graph = ggml["ggml_new_graph"](work)
-    ggml["ggml_build_forward_expand"](graph, ggml["ggml_mul_mat"](work, matrix, batch))
-    ggml["ggml_backend_alloc_ctx_tensors"](work, backend)
-    size = ggml["ggml_nbytes"](batch)
-    ggml["ggml_backend_tensor_set"](batch, ctypes.create_string_buffer(size), 0, size)
-    if ggml["ggml_backend_graph_compute"](backend, graph) != 0:
-        raise SystemExit(1)
+    weights = ggml.context()
+    matrix = ggml.tensor(weights, Q4_0, (_COLUMNS, _ROWS))
+    ggml.backend_alloc_ctx_tensors_from_buft(weights, kind)
+    ggml.fill(matrix, bytes(ggml.nbytes(matrix)))
+    work = ggml.context()
+    batch = ggml.tensor(work, F32, (_COLUMNS, _BATCH))
+    product = ggml.mul_mat(work, matrix, batch)
+    ggml.backend_alloc_ctx_tensors(work, ggml.backend)
+    ggml.fill(batch, bytes(ggml.nbytes(batch)))
+    ggml.compute(work, product)
 
 
 def main() -> None:
     limit_self(memory_bytes=8 << 30, cpu_s=int(TIMEOUT_S), file_bytes=1 << 20)
-    ggml = _bind()
-    registry = ggml["ggml_backend_cpu_reg"]()
-    address = ggml["ggml_backend_reg_get_proc_address"](registry, b"ggml_backend_dev_get_extra_bufts")
-    if not address:
-        return
-    list_kinds = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)
-    kinds = list_kinds(ggml["ggml_backend_reg_dev_get"](registry, 0))
-    backend = ggml["ggml_backend_cpu_init"]()
-    at = 0
-    while kinds and kinds[at]:
-        _multiply(ggml, backend, kinds[at])
-        at += 1
-    sys.stdout.write(f"{at}\n")
+    ggml = Ggml()
+    kinds = ggml.special_buffers()
+    for kind in kinds.values():
+        _multiply(ggml, kind)
+    sys.stdout.write(f"{len(kinds)}\n")
 
 
 if __name__ == "__main__":

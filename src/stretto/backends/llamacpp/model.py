@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stretto.backends.llamacpp.arm.standing_in import stand_in
 from stretto.backends.llamacpp.library import Weights, forget_log, last_error, library
 from stretto.backends.llamacpp.vocabulary import Vocabulary
 from stretto.errors import ModelLoadError
@@ -114,6 +115,7 @@ def load(
         probe.require(path, cache_dir=cache_dir)
     from stretto.backends.llamacpp.kernels import special_buffers_work  # a child runs it as its main module
 
+    stand_in(cache_dir)
     lib = library()
     forget_log()
     params = _native(lib, options)

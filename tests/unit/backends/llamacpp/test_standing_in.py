@@ -1,0 +1,244 @@
+"""Our ARM kernels: for which processors, how compiled, in llama.cpp's place, and the same to the last bit.
+
+They stand in once for each process and before llama.cpp is loaded, so most of it happens in children.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stretto.backends.llamacpp.arm import standing_in
+
+FITTING = standing_in.fits(platform.system(), platform.machine(), standing_in._features())
+for_this_processor = pytest.mark.skipif(
+    not FITTING or shutil.which("cc") is None,
+    reason="our kernels are for ARM with dot products and without matrix instructions, and need a C compiler",
+)
+N1 = frozenset({"fp", "asimd", "atomics", "fphp", "asimdhp", "asimdrdm", "asimddp"})
+
+BEGIN = """
+import ctypes, sys
+from pathlib import Path
+from stretto.backends.llamacpp.arm import standing_in
+cache = Path(sys.argv[1])
+"""
+
+PRODUCTS = """
+import numpy as np
+from stretto.backends.llamacpp.arm import comparing
+from stretto.backends.llamacpp.ggml import Ggml, F16, F32, Q4_0, Q8_0
+print(repr(standing_in.stand_in(cache)))
+ours = ctypes.CDLL(str(standing_in.compiled(cache / "kernels")))
+own, used = standing_in.switch(ours), ctypes.c_int.in_dll(ours, "stretto_attended")
+ggml = Ggml(threads=2)
+rng = np.random.default_rng(2)
+"""
+
+
+def child(script: str, cache: Path, *more: str) -> list[str]:
+    command = [sys.executable, "-c", BEGIN + script, str(cache), *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "features", "fitting"),
+    [
+        ("Linux", "aarch64", N1, True),
+        ("Linux", "aarch64", N1 | {"i8mm", "sve"}, False),
+        ("Linux", "aarch64", N1 - {"asimddp"}, False),
+        ("Darwin", "arm64", N1, False),
+        ("Linux", "x86_64", frozenset({"avx2"}), False),
+    ],
+)
+def test_which_processors_they_are_for(system, machine, features, fitting):
+    assert standing_in.fits(system, machine, features) is fitting
+
+
+@for_this_processor
+def test_compiled_once(tmp_path):
+    first = standing_in.compiled(tmp_path)
+    written = first.stat().st_mtime_ns
+    assert standing_in.compiled(tmp_path) == first
+    assert first.stat().st_mtime_ns == written
+    assert [path.name for path in tmp_path.iterdir()] == [first.name]
+
+
+@for_this_processor
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_what_others_may_write_is_not_loaded(tmp_path, mode):
+    library = standing_in.compiled(tmp_path)
+    library.unlink()
+    library.write_bytes(b"planted")
+    library.chmod(mode)
+    assert standing_in.compiled(tmp_path).read_bytes()[:4] == b"\x7fELF"
+
+
+@for_this_processor
+def test_a_link_is_not_loaded(tmp_path):
+    library = standing_in.compiled(tmp_path)
+    elsewhere = tmp_path / "elsewhere.so"
+    library.rename(elsewhere)
+    library.symlink_to(elsewhere)
+    assert not standing_in.compiled(tmp_path).is_symlink()
+
+
+def test_no_compiler(tmp_path, monkeypatch):
+    monkeypatch.setattr(standing_in, "COMPILERS", ("no-such-compiler",))
+    with pytest.raises(FileNotFoundError, match="no C compiler"):
+        standing_in.compiled(tmp_path)
+
+
+@for_this_processor
+def test_without_a_compiler_llama_cpp_computes(tmp_path):
+    script = """
+standing_in.COMPILERS = ("no-such-compiler",)
+print(standing_in.stand_in(cache))
+"""
+    assert child(script, tmp_path) == ["they do not compile: no C compiler (no-such-compiler)"]
+
+
+@for_this_processor
+def test_a_cache_that_cannot_be_written(tmp_path):
+    (tmp_path / "kernels").write_text("a file where a folder should be")
+    (said,) = child("print(standing_in.stand_in(cache))", tmp_path)
+    assert said.startswith("they do not compile: ")
+
+
+@for_this_processor
+def test_llama_cpp_was_there_first(tmp_path):
+    script = "import llama_cpp\nprint(standing_in.stand_in(cache))"
+    assert child(script, tmp_path)[-1] == "llama.cpp was loaded before them"
+
+
+@for_this_processor
+def test_another_llama_cpp(tmp_path):
+    script = 'standing_in.LLAMA_CPP = "0.0.1"\nprint(standing_in.stand_in(cache))'
+    assert child(script, tmp_path) == ["llama-cpp-python is not 0.0.1"]
+
+
+@for_this_processor
+def test_products_with_two_threads(tmp_path):
+    """Also widths beyond what a row's scales have room for: those go on to the original."""
+    script = """
+kind = ggml.special_buffers()[comparing.REPACKED]
+for weights in (Q4_0, Q8_0):
+    for inner, columns in ((576, 1536), (1536, 576), (32 * 1030, 8)):
+        context = ggml.context()
+        matrix = ggml.tensor(context, weights, (inner, columns))
+        ggml.backend_alloc_ctx_tensors_from_buft(context, kind)
+        size = comparing._BLOCK_BYTES[weights]
+        blocks = rng.integers(0, 256, (inner * columns // 32, size), dtype=np.uint8)
+        blocks[:, :2] = rng.normal(0, 0.02, (len(blocks), 1)).astype(np.float16).view(np.uint8)
+        ggml.fill(matrix, blocks.tobytes())
+        rows = rng.normal(0, 1, (54, inner)).astype(np.float32)
+        alone = [comparing._product(ggml, matrix, row[None]) for row in rows]
+        wide = inner > 32768
+        for n in (4,) if wide else (4, 7, 8, 13, 16, 21, 54):
+            found = np.frombuffer(comparing._product(ggml, matrix, rows[:n]), np.float32)
+            expected = np.frombuffer(b"".join(alone[:n]), np.float32)
+            same = np.allclose(found, expected, rtol=1e-4, atol=1e-3) if wide else (found == expected).all()
+            if not same:
+                print("differs", weights, inner, n)
+print("done")
+"""
+    assert child(PRODUCTS + script, tmp_path) == ["''", "done"]
+
+
+@for_this_processor
+def test_attention_with_two_threads(tmp_path):
+    """Ours where it suits; the original for 64 rows, other heads, one row behind many tokens."""
+    script = """
+for size, rows, tokens, sequences, ours_computes in (
+    (64, 1, 256, 8, 1), (64, 54, 1000, 1, 1), (128, 7, 513, 2, 1), (64, 1, 511, 1, 1),
+    (64, 64, 300, 1, 0), (80, 5, 300, 1, 0), (64, 1, 512, 1, 0),
+):
+    context = ggml.context()
+    query = ggml.tensor(context, F32, (size, rows, 9, sequences))
+    keys, values = (ggml.tensor(context, F16, (size, tokens, 3, sequences)) for _ in range(2))
+    mask = ggml.tensor(context, F16, (tokens, rows, 1, sequences))
+    result = ggml.flash_attn_ext(context, query, keys, values, mask, size**-0.5, 0.0, 0.0)
+    buffer = ggml.backend_alloc_ctx_tensors(context, ggml.backend)
+    for tensor, kind in ((query, np.float32), (keys, np.float16), (values, np.float16)):
+        count = ggml.nbytes(tensor) // np.dtype(kind).itemsize
+        ggml.fill(tensor, rng.normal(0, 2, count).astype(kind).tobytes())
+    hidden = np.zeros((sequences, rows, tokens), np.float16)
+    for row in range(rows):
+        hidden[:, row, tokens - 50 - rows + row:] = -np.inf
+    hidden[-1, 0] = -np.inf  # a row that sees nothing
+    ggml.fill(mask, hidden.tobytes())
+    found = []
+    used.value = 0
+    for own.value in (0, 1):
+        ggml.compute(context, result)
+        found.append(ggml.bytes_of(result))
+    if found[0] != found[1] or used.value != ours_computes:
+        print("differs", size, rows, tokens, sequences, used.value)
+print("done")
+"""
+    assert child(PRODUCTS + script, tmp_path) == ["''", "done"]
+
+
+WRONG = {
+    "matrices.c": (
+        "kind == NIBBLES ? vmulq_n_f32(scales, 1.0f / 16)",
+        "kind == NIBBLES ? vmulq_n_f32(scales, 1.0f / 15)",
+    ),
+    "attention.c": ("total = fmaf(total, shrink, weight);", "total = total * shrink + weight + 1e-6f;"),
+}
+
+
+@for_this_processor
+@pytest.mark.parametrize("name", WRONG)
+def test_kernels_that_differ_do_not_compute(tmp_path, name):
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    for each in (*standing_in.SOURCES, *standing_in.HEADERS):
+        shutil.copy(standing_in.FOLDER / each, sources)
+    right, wrong = WRONG[name]
+    text = (sources / name).read_text()
+    assert text.count(right) == 1
+    (sources / name).write_text(text.replace(right, wrong))
+    script = """
+standing_in.FOLDER = Path(sys.argv[2])
+print(standing_in.stand_in(cache))
+ours = ctypes.CDLL(str(standing_in.compiled(cache / "kernels")))
+print(standing_in.switch(ours).value)
+"""
+    said, own = child(script, tmp_path, str(sources))
+    assert "otherwise" in said
+    assert own == "0"
+
+
+@for_this_processor
+def test_a_loaded_model_computes_with_them(tmp_path):
+    script = """
+from stretto.backends.llamacpp import load
+from stretto.backends.llamacpp.context import Context
+from stretto.backends.llamacpp.options import ContextOptions
+from stretto.backends.llamacpp.calibration import rows_for
+from stretto.models.bundled import ensure_default
+model = load(ensure_default(cache), cache_dir=cache, trial=False)
+ours = ctypes.CDLL(str(standing_in.compiled(cache / "kernels")))
+names = ("stretto_multiplied", "stretto_attended")
+used = [ctypes.c_int.in_dll(ours, name) for name in names]
+own = standing_in.switch(ours)
+context = Context(model, ContextOptions(n_seq_max=2, context_window=512))
+found = []
+for own.value in (0, 1):
+    for flag in used:
+        flag.value = 0
+    assert context.decode(rows_for([(0, 0, 40)], vocab=context.vocab)) == 0
+    found.append(bytes(context.logits()))
+    context.remove(0, 0)
+    print([flag.value for flag in used])
+print(found[0] == found[1])
+"""
+    assert child(script, tmp_path) == ["[1, 0]", "[1, 1]", "True"]
