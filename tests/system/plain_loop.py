@@ -1,11 +1,20 @@
-"""A plain one-sequence llama.cpp loop: the reference for greedy text. Nothing of ours but the file's path."""
+"""A plain one-sequence llama.cpp loop: the reference for greedy text. Nothing of ours but the file's path.
+
+Where our kernels stand in they pause while it computes.
+"""
 
 from __future__ import annotations
 
 import ctypes
 
-import llama_cpp
 import numpy as np
+
+from stretto.backends.llamacpp.arm.standing_in import paused, stand_in
+from stretto.settings.places import cache_home
+
+stand_in(cache_home())  # before llama.cpp is loaded, or they would not compute for ours either
+
+import llama_cpp  # noqa: E402
 
 
 @llama_cpp.llama_log_callback
@@ -41,7 +50,8 @@ class PlainLoop:
         for start in range(0, len(tokens), 512):
             part = tokens[start : start + 512]
             row = (llama_cpp.llama_token * len(part))(*part)
-            code = llama_cpp.llama_decode(self._context, llama_cpp.llama_batch_get_one(row, len(part)))
+            with paused():
+                code = llama_cpp.llama_decode(self._context, llama_cpp.llama_batch_get_one(row, len(part)))
             assert code == 0, f"llama_decode answered {code}"
         pointer = llama_cpp.llama_get_logits_ith(self._context, -1)
         return np.ctypeslib.as_array(

@@ -21,7 +21,6 @@ SEQUENCES_MAX = 256  # llama.cpp's LLAMA_MAX_SEQ
 SCORES_BYTES_MAX = 256 << 20  # of one pass without flash attention
 SPRINT_WINDOW_MIN = 2048  # smaller windows hold no prompt that is worth a second context
 SPRINT_CACHE_BYTES_MAX = 512 << 20
-BY_ROW_WINDOW_MAX = 4096  # on ARM: faster up to 700 tokens, a tenth slower behind 2,000
 BY_ROW_ROWS_MAX = 56  # in fours, and a few short of a tile
 _ROWS = 64  # passes are cut down to a multiple of this many rows
 _THUMB_BYTES = {"f32": 4, "f16": 2, "bf16": 2}  # every quantized type counts as one byte
@@ -86,13 +85,13 @@ def attention(
     cache_type_v: str = "f16",
     unified: bool = False,
     on_gpu: bool = False,
-    by_row: bool = False,
+    by_row_window: int = 0,
 ) -> Attention:
     """What `flash_attention: auto | on | off | long` comes to.
 
     `long`: only for long prompts, where they can be kept apart and scores are small; else it means on. That
-    is also what auto means; but where the processor is faster with it `by_row` for short texts, and the
-    window is short, rows of all texts have it, in passes that are too small for its tiles.
+    is also what auto means; but where the processor is faster with it row by row, up to windows of
+    `by_row_window` tokens, rows of all texts have it, in passes that are too small for its tiles.
     """
     if any(shape.recurrent) or asked == "off":
         return Attention(flash=False, sprint=False, n_ubatch=n_ubatch)
@@ -103,7 +102,7 @@ def attention(
         return Attention(flash=True, sprint=False, n_ubatch=n_ubatch)
     stream_bytes = _row_sum(shape, _cache_type(cache_type_k), _cache_type(cache_type_v), cells, cells)
     sprint = context_window >= SPRINT_WINDOW_MIN and stream_bytes <= SPRINT_CACHE_BYTES_MAX
-    if by_row and asked == "auto" and context_window <= BY_ROW_WINDOW_MAX:
+    if asked == "auto" and context_window <= by_row_window:
         return Attention(flash=True, sprint=sprint, n_ubatch=min(n_ubatch, BY_ROW_ROWS_MAX))
     return Attention(flash=False, sprint=sprint, n_ubatch=min(n_ubatch, rows))
 

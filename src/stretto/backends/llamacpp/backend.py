@@ -72,7 +72,8 @@ class LlamaCppBackend:
         exact = redoes and not tiled
         self._calls = Calls(context, self.memory, quanta, one_call=one_call, exact=exact)
         plain = exact and not self.model.n_swa and not self.model.has_mrope
-        self._holes = Holes(context, self.memory, fours=self.measures.fours) if plain else None
+        fours, companions = self.measures.fours, not self.measures.attends_alone
+        self._holes = Holes(context, self.memory, fours=fours, companions=companions) if plain else None
         self.samplers = Samplers(self.model.vocabulary)
         self._make_sampler = make_sampler or self.samplers
         self._owns_model = owns_model

@@ -22,6 +22,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from stretto.backends.llamacpp.arm.standing_in import attention_is_ours
 from stretto.backends.llamacpp.batch import Rows
 from stretto.backends.llamacpp.context import STATE_ONLY, WHOLE, Context
 from stretto.errors import ContextError
@@ -50,6 +51,7 @@ class Measures:
     two_calls: bool = True
     fours: bool = False  # a pass of four sequences is faster than one of three
     n_threads: int = 0
+    attends_alone: bool = False  # a row alone behind many tokens comes out as beside others
 
     def relay_max(self, window: int) -> int:
         """Tokens whose state is read and written in the time that a copy of the whole window takes."""
@@ -82,7 +84,7 @@ def measure(context: Context) -> Measures:
     half = max(1, count // 2)
     _run(context, [(0, 0, half)])
     small, state_small = context.state_size(0, WHOLE), context.state_size(0, STATE_ONLY)
-    _run(context, [(0, half, count - half)])
+    attends_alone = attention_is_ours(lambda: _run(context, [(0, half, count - half)]))
     large, state = context.state_size(0, WHOLE), context.state_size(0, STATE_ONLY)
     per_token = max(0, (large - small) // max(1, count - half))
     grows = state > state_small
@@ -96,6 +98,7 @@ def measure(context: Context) -> Measures:
         can_cut=can_cut,
         snapshot_bytes_per_s=snapshot,
         copy_bytes_per_s=copy,
+        attends_alone=attends_alone,
     )
 
 

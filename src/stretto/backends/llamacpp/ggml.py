@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,14 @@ from stretto.errors import InvariantError
 F32, F16, Q4_0, Q8_0 = 0, 1, 2, 8  # ggml's numbers
 _CONTEXT_BYTES = 1 << 22
 _pointer, _number, _size = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t
+
+
+def library_file(name: str) -> Path | None:
+    """`base` or `cpu`: where llama-cpp-python keeps it, found without loading anything."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        return None
+    return next((Path(spec.origin).parent / "lib").glob(f"libggml-{name}.*"), None)
 
 
 class _InitParams(ctypes.Structure):
@@ -51,16 +60,12 @@ class Ggml:
     """
 
     def __init__(self, threads: int = 1) -> None:
-        import llama_cpp
-
-        folder = Path(llama_cpp.__file__).parent / "lib"
-        base, cpu = (ctypes.CDLL(str(next(folder.glob(f"libggml-{name}.*")))) for name in ("base", "cpu"))
+        base, cpu = (ctypes.CDLL(str(library_file(name))) for name in ("base", "cpu"))
         self._functions: dict[str, Any] = {}
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(cpu if name.startswith("ggml_backend_cpu") else base, name)
             function.restype, function.argtypes = result, arguments
             self._functions[name.removeprefix("ggml_")] = function
-        self.cpu_library: Any = cpu
         self.backend = int(self.backend_cpu_init())
         self.backend_cpu_set_n_threads(self.backend, threads)
 

@@ -4,7 +4,8 @@ Each is a row behind what its sequence holds, forgotten as soon as it has run. T
 Streams run as one pass only where their ids follow one another: while a prompt is computed between sequences
 that write, these would run in two passes, and each reads all weights; of 12 rows in four groups a third of
 the time is lost. Matrix kernels take rows in fours, and the rest one by one: seven rows are slower than
-eight. And flash attention divides a long text among the threads where a row is alone, which rounds otherwise.
+eight. And llama.cpp's flash attention divides a long text among the threads where a row is alone, which
+rounds otherwise (`companions`; our own does not).
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ CELLS = 256  # llama.cpp looks at so many at a time, in every sequence of a pass
 
 
 class Holes:
-    def __init__(self, context: Context, memory: Memory, *, fours: bool) -> None:
+    def __init__(self, context: Context, memory: Memory, *, fours: bool, companions: bool) -> None:
         self._context = context
+        self._companions = companions and context.by_row
         self._memory = memory
         self._fours = fours
 
@@ -39,7 +41,7 @@ class Holes:
         self._add(rows, holes)
         for group in _groups(rows):
             beside = {group[0] - 1, group[-1] + 1}.difference(rows.sequences)
-            if len(group) == 1 and self._context.by_row and longest >= CELLS:
+            if len(group) == 1 and self._companions and longest >= CELLS:
                 able = [at for at in beside if self._is_open(at, closed, self._context.window)]
             elif self._fours and len(group) % 4 == 3:
                 able = [at for at in beside if self._is_open(at, closed, CELLS)]  # a long one costs more

@@ -65,6 +65,12 @@ def test_what_auto_means_where_the_processor_has_half_precision(asked, flash, by
     assert (plan.flash_attention, plan.n_ubatch == BY_ROW_ROWS_MAX) == (flash, by_row)
 
 
+def test_our_own_attention_has_windows_of_any_length(monkeypatch):
+    monkeypatch.setattr(llamacpp_options, "attends", lambda *lengths: True)
+    assert resolve(tiny("dense"), options(context_window=65536)).n_ubatch == BY_ROW_ROWS_MAX
+    assert not resolve(tiny("dense"), options(context_window=8192, flash_attention="long")).flash_attention
+
+
 def test_elsewhere_it_means_only_for_long_prompts(monkeypatch):
     monkeypatch.setattr(llamacpp_options, "half_precision", lambda: False)
     assert not resolve(tiny("dense"), options()).flash_attention

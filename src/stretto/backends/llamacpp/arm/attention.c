@@ -1,7 +1,8 @@
 // Attention, row by row, over a cache in half precision, for ARM processors that compute in half precision. Stands
 // in for llama.cpp's function of the same name; what it does not suit goes on to the original. See `standing_in.py`.
 //
-// The same arithmetic in the same order, to the last bit. What makes it faster: the scores of many tokens are
+// The same arithmetic in the same order, to the last bit; and a row that is alone comes out as beside others, where
+// llama.cpp divides the text among threads and rounds otherwise. What makes it faster: the scores of many tokens are
 // computed before the first is used, so that one need not wait for another; the row's query and its sum stay in
 // registers; threads take rows in turn instead of meeting first.
 
@@ -11,7 +12,7 @@
 #include "standing_in.h"
 
 enum { F32 = 0, F16 = 1 };                                           // ggml's numbers of types
-enum { LANES = 8, STEP = 32, TILED_FROM = 64, SPLIT_FROM = 512 };    // llama.cpp's own choices
+enum { LANES = 8, STEP = 32, TILED_FROM = 64 };                      // llama.cpp's own choices
 enum { TOGETHER = 256, SHARES = 16 };
 enum { MASKED = 0xFC00 };                                            // minus infinity
 
@@ -40,7 +41,7 @@ typedef struct {
 
 typedef void attend_t(const params_t *params, tensor *out);
 
-int stretto_attended = 0;
+int stretto_attended = 0, stretto_passed_on = 0;
 static attend_t *original;
 
 INLINE float dot(const float16x8_t *query, const __fp16 *key, int size) {
@@ -122,19 +123,19 @@ INLINE void rows(const params_t *params, tensor *out, int size) {
   }
 }
 
-// Half-precision cache, heads of 64 or 128, a plain mask; and where llama.cpp would go row by row itself.
+// Half-precision cache, heads of 64 or 128, a plain mask, and fewer rows than llama.cpp takes in tiles.
 static bool suits(const tensor *out) {
   const tensor *q = out->src[0], *k = out->src[1], *v = out->src[2], *mask = out->src[3], *sinks = out->src[4];
   const bool half = q->type == F32 && k->type == F16 && v->type == F16 && (mask == NULL || mask->type == F16);
   const bool size = (q->ne[0] == 64 || q->ne[0] == 128) && v->ne[0] == q->ne[0];
   const bool plain = sinks == NULL && out->op_params[1] == 0 && out->op_params[2] == 0;  // no slopes, no cap
-  const bool split = q->ne[1] == 1 && q->ne[3] == 1 && k->ne[1] >= SPLIT_FROM;
   const bool dense = q->nb[0] == sizeof(float) && k->nb[0] == sizeof(__fp16) && v->nb[0] == sizeof(__fp16);
-  return half && size && plain && dense && !split && q->ne[1] < TILED_FROM;
+  return half && size && plain && dense && q->ne[1] < TILED_FROM;
 }
 
 void ggml_compute_forward_flash_attn_ext(const params_t *params, tensor *out) {
   if (!stretto_own || !suits(out)) {
+    if (!stretto_passed_on) stretto_passed_on = 1;
     original(params, out);
     return;
   }

@@ -21,12 +21,15 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from stretto.backends.llamacpp.arm import comparing
-from stretto.backends.llamacpp.ggml import Ggml
+from stretto.backends.llamacpp.ggml import library_file
 from stretto.backends.llamacpp.library import library
+from stretto.errors import InvariantError
 
 LLAMA_CPP = "0.3.36"  # whose layouts the kernels know
 FOLDER = Path(__file__).parent
@@ -58,6 +61,7 @@ _ORIGINALS = {
 
 _lock = threading.Lock()
 _reason: str | None = None  # None: not tried yet; "": they stand in
+_ours: Any = None
 
 
 def stand_in(cache_dir: Path | None) -> str:
@@ -69,16 +73,55 @@ def stand_in(cache_dir: Path | None) -> str:
         return _reason
 
 
+def attends(key_length: int, value_length: int) -> bool:
+    """Is our attention for heads of this size? With caps, slopes or sinks it is not all the same."""
+    return _ours is not None and key_length == value_length and key_length in comparing.HEADS
+
+
+def attention_is_ours(work: Callable[[], object]) -> bool:
+    """Do this, and answer whether all attention in it was computed by our kernel."""
+    if _ours is None:
+        work()
+        return False
+    attended, passed_on = (
+        ctypes.c_int.in_dll(_ours, f"stretto_{name}") for name in ("attended", "passed_on")
+    )
+    attended.value = passed_on.value = 0
+    work()
+    return bool(attended.value and not passed_on.value)
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Meanwhile llama.cpp's kernels compute, for whoever compares. Nothing else may compute."""
+    if _ours is not None:
+        switch(_ours).value = 0
+    try:
+        yield
+    finally:
+        if _ours is not None:
+            switch(_ours).value = 1
+
+
 def _unfit() -> str:
     if not fits(platform.system(), platform.machine(), _features()):
         return "not a processor they are for"
-    if importlib.metadata.version("llama_cpp_python") != LLAMA_CPP:
+    if _version() != LLAMA_CPP:
         return f"llama-cpp-python is not {LLAMA_CPP}"
+    if library_file("cpu") is None:
+        return "llama.cpp is not made of libraries here"
     return "llama.cpp was loaded before them" if "llama_cpp" in sys.modules else ""
 
 
 def fits(system: str, machine: str, features: frozenset[str]) -> bool:
     return system == "Linux" and machine == "aarch64" and features >= NEEDED and not features & BETTER
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("llama_cpp_python")
+    except importlib.metadata.PackageNotFoundError:
+        return ""  # `library` says so, and what to do
 
 
 def _features() -> frozenset[str]:
@@ -90,6 +133,7 @@ def _features() -> frozenset[str]:
 
 
 def _try(cache_dir: Path | None) -> str:
+    global _ours  # noqa: PLW0603
     try:
         if cache_dir is not None:
             ours = _load(compiled(cache_dir / "kernels"))
@@ -99,22 +143,28 @@ def _try(cache_dir: Path | None) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         return _short(error)
     library()
-    ggml = Ggml()
+    theirs = ctypes.CDLL(str(library_file("cpu")))
+    for setter, names in _ORIGINALS.items():
+        getattr(ours, setter)(*[_address(theirs, name) for name in names])
     try:
-        for setter, names in _ORIGINALS.items():
-            getattr(ours, setter)(
-                *[ctypes.cast(getattr(ggml.cpu_library, name), ctypes.c_void_p) for name in names]
-            )
-        difference = comparing.difference(ours, ggml)
-    finally:
-        ggml.close()
+        difference = comparing.difference(ours, theirs)
+    except (AttributeError, InvariantError) as error:
+        difference = str(error)
     if difference:
         switch(ours).value = 0
+    else:
+        _ours = ours
     return difference
 
 
 def _load(path: Path) -> Any:
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+def _address(theirs: Any, name: str) -> ctypes.c_void_p:
+    """What it does not have it does not call."""
+    function: Any = getattr(theirs, name, None)
+    return ctypes.cast(function, ctypes.c_void_p)
 
 
 def switch(ours: Any) -> ctypes.c_int:
