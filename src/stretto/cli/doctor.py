@@ -129,7 +129,7 @@ def _advice(found: dict[str, Any]) -> list[str]:
         lines.append(
             f"llama.cpp was built without {', '.join(lacking)}: where this CPU has them, build it here"
         )
-    if "compile" in llama["kernels_not_ours"]:
+    if llama["kernels_not_ours"].startswith("no C compiler"):
         lines.append("with a C compiler (cc) this processor would compute up to a third faster")
     if found["gpus"] and not llama["gpu"]:
         lines.append(

@@ -1,26 +1,17 @@
-"""ggml's own functions, from the libraries that llama-cpp-python brings: for trying kernels by themselves."""
+"""ggml's own functions, from the libraries that compute for models: for trying kernels by themselves."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from stretto.backends.llamacpp.library import library
 from stretto.errors import InvariantError
 
 F32, F16, Q4_0, Q8_0 = 0, 1, 2, 8  # ggml's numbers
 _CONTEXT_BYTES = 1 << 22
 _pointer, _number, _size = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t
-
-
-def library_file(name: str) -> Path | None:
-    """`base` or `cpu`: where llama-cpp-python keeps it, found without loading anything."""
-    spec = importlib.util.find_spec("llama_cpp")
-    if spec is None or spec.origin is None:
-        return None
-    return next((Path(spec.origin).parent / "lib").glob(f"libggml-{name}.*"), None)
 
 
 class _InitParams(ctypes.Structure):
@@ -60,10 +51,10 @@ class Ggml:
     """
 
     def __init__(self, threads: int = 1) -> None:
-        base, cpu = (ctypes.CDLL(str(library_file(name))) for name in ("base", "cpu"))
+        libraries = library().llama_cpp._lib
         self._functions: dict[str, Any] = {}
         for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(cpu if name.startswith("ggml_backend_cpu") else base, name)
+            function = getattr(libraries, name)
             function.restype, function.argtypes = result, arguments
             self._functions[name.removeprefix("ggml_")] = function
         self.backend = int(self.backend_cpu_init())

@@ -27,6 +27,8 @@ _known: dict[str, bool] = {}
 
 def special_buffers_work(cache_dir: Path | None) -> bool:
     """False: load with plain buffers, slower and safe. Found once for each machine and build."""
+    if importlib.util.find_spec("llama_cpp") is None:
+        return False
     version = importlib.metadata.version("llama_cpp_python")
     key = ":".join((version, _build(), platform.machine(), _processor()))
     if key not in _known:

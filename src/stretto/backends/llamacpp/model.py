@@ -115,11 +115,13 @@ def load(
         probe.require(path, cache_dir=cache_dir)
     from stretto.backends.llamacpp.kernels import special_buffers_work  # a child runs it as its main module
 
-    stand_in(cache_dir)
+    special = special_buffers_work(cache_dir)
+    if special:
+        stand_in(cache_dir)
     lib = library()
     forget_log()
     params = _native(lib, options)
-    params.use_extra_bufts = special_buffers_work(cache_dir)
+    params.use_extra_bufts = special
     raised: list[BaseException] = []
     callback = lib.llama_progress_callback(_reporter(progress, raised))  # C code calls it until all is loaded
     params.progress_callback = callback

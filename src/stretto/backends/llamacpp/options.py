@@ -195,16 +195,17 @@ def _attention(
         cache_type_v=values,
         unified=options.unified,
         on_gpu=model.on_gpu,
-        by_row_window=_by_row_window(model),
+        by_row_window=_by_row_window(model, plain={keys, values} == {"f16"}),
     )
     return keys, values, chosen
 
 
-def _by_row_window(model: Model) -> int:
+def _by_row_window(model: Model, *, plain: bool) -> int:
     """On ARM flash attention row by row is faster: llama.cpp's up to 700 tokens, our own throughout."""
     if not half_precision():
         return 0
-    return sys.maxsize if attends(model.shape.key_length, model.shape.value_length) else BY_ROW_WINDOW_MAX
+    ours = plain and attends(model.shape.key_length, model.shape.value_length)
+    return sys.maxsize if ours else BY_ROW_WINDOW_MAX
 
 
 def _check_memory(

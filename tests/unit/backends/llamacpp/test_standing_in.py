@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stretto.backends.llamacpp.arm import standing_in
+from stretto.backends.llamacpp.arm import compiling, standing_in
 
 FITTING = standing_in.fits(platform.system(), platform.machine(), standing_in._features())
 for_this_processor = pytest.mark.skipif(
@@ -25,7 +25,7 @@ N1 = frozenset({"fp", "asimd", "atomics", "fphp", "asimdhp", "asimdrdm", "asimdd
 BEGIN = """
 import ctypes, sys
 from pathlib import Path
-from stretto.backends.llamacpp.arm import standing_in
+from stretto.backends.llamacpp.arm import compiling, standing_in
 cache = Path(sys.argv[1])
 """
 
@@ -34,7 +34,7 @@ import numpy as np
 from stretto.backends.llamacpp.arm import comparing
 from stretto.backends.llamacpp.ggml import Ggml, F16, F32, Q4_0, Q8_0
 print(repr(standing_in.stand_in(cache)))
-ours = ctypes.CDLL(str(standing_in.compiled(cache / "kernels")))
+ours = ctypes.CDLL(str(compiling.compiled(cache / "kernels")))
 own, used = standing_in.switch(ours), ctypes.c_int.in_dll(ours, "stretto_attended")
 ggml = Ggml(threads=2)
 rng = np.random.default_rng(2)
@@ -64,52 +64,98 @@ def test_which_processors_they_are_for(system, machine, features, fitting):
 
 @for_this_processor
 def test_compiled_once(tmp_path):
-    first = standing_in.compiled(tmp_path)
+    first = compiling.compiled(tmp_path)
     written = first.stat().st_mtime_ns
-    assert standing_in.compiled(tmp_path) == first
+    assert compiling.compiled(tmp_path) == first
     assert first.stat().st_mtime_ns == written
     assert [path.name for path in tmp_path.iterdir()] == [first.name]
 
 
 @for_this_processor
-@pytest.mark.parametrize("mode", [0o770, 0o707])
-def test_what_others_may_write_is_not_loaded(tmp_path, mode):
-    library = standing_in.compiled(tmp_path)
-    library.unlink()
-    library.write_bytes(b"planted")
-    library.chmod(mode)
-    assert standing_in.compiled(tmp_path).read_bytes()[:4] == b"\x7fELF"
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "others may write it", "a link"])
+def test_what_may_be_damaged_or_planted_is_compiled_anew(tmp_path, damage):
+    library = compiling.compiled(tmp_path)
+    content = library.read_bytes()
+    library.chmod(0o700)
+    if damage == "others may write it":
+        library.chmod(0o720)
+    elif damage == "a link":
+        library.rename(tmp_path / "elsewhere.so")
+        library.symlink_to(tmp_path / "elsewhere.so")
+    else:
+        library.write_bytes({"cut": content[:20_000], "changed": content[:-1] + b"x", "empty": b""}[damage])
+    again = compiling.compiled(tmp_path)
+    assert again.read_bytes() == content
+    assert again.lstat().st_mode & 0o777 == 0o500
+    assert not again.is_symlink()
 
 
 @for_this_processor
-def test_a_link_is_not_loaded(tmp_path):
-    library = standing_in.compiled(tmp_path)
-    elsewhere = tmp_path / "elsewhere.so"
-    library.rename(elsewhere)
-    library.symlink_to(elsewhere)
-    assert not standing_in.compiled(tmp_path).is_symlink()
+def test_a_folder_that_others_may_write(tmp_path):
+    tmp_path.chmod(0o770)
+    with pytest.raises(PermissionError, match="others can write"):
+        compiling.compiled(tmp_path)
+
+
+@for_this_processor
+def test_compiled_once_no_compiler_is_needed(tmp_path, monkeypatch):
+    library = compiling.compiled(tmp_path)
+    monkeypatch.setattr(compiling, "COMPILERS", ("no-such-compiler",))
+    assert compiling.compiled(tmp_path) == library
 
 
 def test_no_compiler(tmp_path, monkeypatch):
-    monkeypatch.setattr(standing_in, "COMPILERS", ("no-such-compiler",))
-    with pytest.raises(FileNotFoundError, match="no C compiler"):
-        standing_in.compiled(tmp_path)
+    monkeypatch.setattr(compiling, "COMPILERS", ("no-such-compiler",))
+    with pytest.raises(compiling.CompileError, match="no C compiler"):
+        compiling.compiled(tmp_path)
 
 
 @for_this_processor
 def test_without_a_compiler_llama_cpp_computes(tmp_path):
     script = """
-standing_in.COMPILERS = ("no-such-compiler",)
+compiling.COMPILERS = ("no-such-compiler",)
 print(standing_in.stand_in(cache))
 """
-    assert child(script, tmp_path) == ["they do not compile: no C compiler (no-such-compiler)"]
+    assert child(script, tmp_path) == ["no C compiler (no-such-compiler)"]
 
 
 @for_this_processor
-def test_a_cache_that_cannot_be_written(tmp_path):
-    (tmp_path / "kernels").write_text("a file where a folder should be")
-    (said,) = child("print(standing_in.stand_in(cache))", tmp_path)
+def test_a_compiler_that_fails(tmp_path):
+    script = """
+compiling.FLAGS = (*compiling.FLAGS, "-no-such-flag")
+print(standing_in.stand_in(cache))
+"""
+    (said,) = child(script, tmp_path)
     assert said.startswith("they do not compile: ")
+    assert "no-such-flag" in said
+
+
+@for_this_processor
+def test_a_cache_that_cannot_be_written_is_not_needed(tmp_path):
+    (tmp_path / "kernels").write_text("a file where a folder should be")
+    assert child("print(repr(standing_in.stand_in(cache)))", tmp_path) == ["''"]
+
+
+@for_this_processor
+def test_another_build_of_llama_cpp(tmp_path):
+    script = 'standing_in.BUILT_WITH = (b"DOTPROD = 2",)\nprint(standing_in.stand_in(cache))'
+    assert child(script, tmp_path) == ["llama.cpp was built without dot products or half precision"]
+
+
+@for_this_processor
+def test_an_interruption_leaves_llama_cpp_computing(tmp_path):
+    script = """
+from stretto.backends.llamacpp.arm import comparing
+def interrupted(*args):
+    raise KeyboardInterrupt
+comparing._halves_alike = interrupted
+try:
+    standing_in.stand_in(cache)
+except KeyboardInterrupt:
+    print(standing_in.stand_in(cache))
+print(standing_in.switch(ctypes.CDLL(str(compiling.compiled(cache / "kernels")))).value)
+"""
+    assert child(script, tmp_path) == ["llama.cpp was loaded before them", "0"]
 
 
 @for_this_processor
@@ -211,16 +257,16 @@ WRONG = {
 def test_kernels_that_differ_do_not_compute(tmp_path, name):
     sources = tmp_path / "sources"
     sources.mkdir()
-    for each in (*standing_in.SOURCES, *standing_in.HEADERS):
-        shutil.copy(standing_in.FOLDER / each, sources)
+    for each in (*compiling.SOURCES, *compiling.HEADERS):
+        shutil.copy(compiling.FOLDER / each, sources)
     right, wrong = WRONG[name]
     text = (sources / name).read_text()
     assert text.count(right) == 1
     (sources / name).write_text(text.replace(right, wrong))
     script = """
-standing_in.FOLDER = Path(sys.argv[2])
+compiling.FOLDER = Path(sys.argv[2])
 print(standing_in.stand_in(cache))
-ours = ctypes.CDLL(str(standing_in.compiled(cache / "kernels")))
+ours = ctypes.CDLL(str(compiling.compiled(cache / "kernels")))
 print(standing_in.switch(ours).value)
 """
     said, own = child(script, tmp_path, str(sources))
@@ -237,7 +283,7 @@ from stretto.backends.llamacpp.options import ContextOptions
 from stretto.backends.llamacpp.calibration import rows_for
 from stretto.models.bundled import ensure_default
 model = load(ensure_default(cache), cache_dir=cache, trial=False)
-ours = ctypes.CDLL(str(standing_in.compiled(cache / "kernels")))
+ours = ctypes.CDLL(str(compiling.compiled(cache / "kernels")))
 names = ("stretto_multiplied", "stretto_attended")
 used = [ctypes.c_int.in_dll(ours, name) for name in names]
 own = standing_in.switch(ours)

@@ -23,10 +23,13 @@ TOKENS = 600  # more than are scored at a time, and than llama.cpp gives to one 
 
 
 def difference(ours: Any, theirs: Any) -> str:
-    ggml = Ggml()
+    """Ours compute meanwhile, and not afterwards."""
+    ggml, own = Ggml(), ctypes.c_int.in_dll(ours, "stretto_own")
+    own.value = 1
     try:
         return _difference(ours, theirs, ggml)
     finally:
+        own.value = 0
         ggml.close()
 
 

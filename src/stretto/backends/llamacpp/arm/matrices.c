@@ -25,7 +25,7 @@ typedef enum { NIBBLES, BYTES } weights_t;
 typedef void quantize_t(const float *in, void *out, int64_t n);
 typedef void halve_t(const float *in, uint16_t *out, int64_t n);
 
-int stretto_own = 1;
+int stretto_own = 0;
 int stretto_multiplied = 0;
 static multiply_t *original[2];
 static quantize_t *original_quantize;
@@ -109,7 +109,7 @@ INLINE void multiply(int n, float *out, size_t stride, const void *weights, cons
                      weights_t kind) {
   const int n_blocks = n / BLOCK;
   if (!stretto_multiplied) stretto_multiplied = 1;
-  if (!stretto_own || n_blocks > BLOCKS_MAX) {
+  if (!stretto_own || n_blocks > BLOCKS_MAX || n_rows % GROUP || n_columns % GROUP) {
     original[kind](n, out, stride, weights, rows, n_rows, n_columns);
     return;
   }

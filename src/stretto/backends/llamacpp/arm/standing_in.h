@@ -7,4 +7,4 @@
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLLED _Pragma("GCC unroll 16")
 
-extern int stretto_own;  // 0: every call goes on to the original
+extern int stretto_own;  // 0, as at first: every call goes on to the original
