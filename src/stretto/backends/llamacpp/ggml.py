@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stretto.backends.llamacpp.library import library
@@ -85,16 +85,22 @@ class Ggml:
     def tensor(self, context: int, kind: int, shape: Sequence[int]) -> int:
         return int(self.new_tensor_4d(context, kind, *[*shape, 1, 1, 1][:4]))
 
-    def compute(self, context: int, result: int) -> None:
-        graph = self.new_graph(context)
-        self.build_forward_expand(graph, result)
-        if self.backend_graph_compute(self.backend, graph) != 0:
-            raise InvariantError("ggml does not compute")
+    def computed(self, context: int, given: Mapping[int, bytes], result: int) -> bytes:
+        """The result, from what these tensors hold. Ends the context and what is in it."""
+        buffer = self.backend_alloc_ctx_tensors(context, self.backend)
+        try:
+            for tensor, values in given.items():
+                self.fill(tensor, values)
+            graph = self.new_graph(context)
+            self.build_forward_expand(graph, result)
+            if self.backend_graph_compute(self.backend, graph) != 0:
+                raise InvariantError("ggml does not compute")
+            room = ctypes.create_string_buffer(self.nbytes(result))
+            self.backend_tensor_get(result, room, 0, len(room))
+            return room.raw
+        finally:
+            self.backend_buffer_free(buffer)
+            self.free(context)
 
     def fill(self, tensor: int, values: bytes) -> None:
         self.backend_tensor_set(tensor, values, 0, self.nbytes(tensor))
-
-    def bytes_of(self, tensor: int) -> bytes:
-        room = ctypes.create_string_buffer(self.nbytes(tensor))
-        self.backend_tensor_get(tensor, room, 0, len(room))
-        return room.raw

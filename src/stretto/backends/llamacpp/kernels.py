@@ -90,10 +90,7 @@ def _multiply(ggml: Ggml, kind: int) -> None:
     ggml.fill(matrix, bytes(ggml.nbytes(matrix)))
     work = ggml.context()
     batch = ggml.tensor(work, F32, (_COLUMNS, _BATCH))
-    product = ggml.mul_mat(work, matrix, batch)
-    ggml.backend_alloc_ctx_tensors(work, ggml.backend)
-    ggml.fill(batch, bytes(ggml.nbytes(batch)))
-    ggml.compute(work, product)
+    ggml.computed(work, {batch: bytes(ggml.nbytes(batch))}, ggml.mul_mat(work, matrix, batch))
 
 
 def main() -> None:

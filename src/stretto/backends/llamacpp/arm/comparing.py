@@ -81,14 +81,7 @@ def _rows_come_out_as_alone(ggml: Ggml, kind: int, weights: int, rng: np.random.
 def _product(ggml: Ggml, matrix: int, rows: np.ndarray[Any, Any]) -> bytes:
     context = ggml.context()
     batch = ggml.tensor(context, F32, rows.shape[::-1])
-    product = ggml.mul_mat(context, matrix, batch)
-    buffer = ggml.backend_alloc_ctx_tensors(context, ggml.backend)
-    ggml.fill(batch, rows.tobytes())
-    ggml.compute(context, product)
-    found = ggml.bytes_of(product)
-    ggml.backend_buffer_free(buffer)
-    ggml.free(context)
-    return found
+    return ggml.computed(context, {batch: rows.tobytes()}, ggml.mul_mat(context, matrix, batch))
 
 
 def _attends_alike(ours: Any, ggml: Ggml, size: int, rng: np.random.Generator) -> bool:
@@ -124,14 +117,8 @@ def _attention(ggml: Ggml, given: _Attention) -> bytes:
     ]
     scale = given.query.shape[-1] ** -0.5
     result = ggml.flash_attn_ext(context, *tensors, scale, 0.0, 0.0)
-    buffer = ggml.backend_alloc_ctx_tensors(context, ggml.backend)
-    for tensor, value in zip(tensors, given, strict=True):
-        ggml.fill(tensor, value.tobytes())
-    ggml.compute(context, result)
-    found = ggml.bytes_of(result)
-    ggml.backend_buffer_free(buffer)
-    ggml.free(context)
-    return found
+    filled = {tensor: value.tobytes() for tensor, value in zip(tensors, given, strict=True)}
+    return ggml.computed(context, filled, result)
 
 
 def _halves_alike(ours: Any, theirs: Any, rng: np.random.Generator) -> bool:
