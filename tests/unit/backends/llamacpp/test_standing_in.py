@@ -275,6 +275,31 @@ print(standing_in.switch(ours).value)
 
 
 @for_this_processor
+def test_a_models_row_alone_behind_many_tokens_comes_out_as_beside_another(tmp_path):
+    """And the load notices, so that no row has a companion that nobody reads."""
+    script = """
+from stretto.backends.llamacpp import load
+from stretto.backends.llamacpp.calibration import measure, rows_for
+from stretto.backends.llamacpp.context import Context
+from stretto.backends.llamacpp.options import ContextOptions
+from stretto.models.bundled import ensure_default
+model = load(ensure_default(cache), cache_dir=cache, trial=False)
+context = Context(model, ContextOptions(n_seq_max=2, context_window=1024, n_threads=2))
+print(context.by_row, measure(context).attends_alone)
+decode = lambda *spans: context.decode(rows_for(list(spans), vocab=context.vocab))
+for at in range(0, 600, 50):
+    decode((0, at, 50))
+decode((1, 0, 10))
+decode((0, 600, 1))
+alone = bytes(context.logits())
+context.remove(0, 600)
+decode((0, 600, 1), (1, 10, 1))
+print(bytes(context.logits()).startswith(alone))
+"""
+    assert child(script, tmp_path) == ["True True", "True"]
+
+
+@for_this_processor
 def test_a_loaded_model_computes_with_them(tmp_path):
     script = """
 from stretto.backends.llamacpp import load
