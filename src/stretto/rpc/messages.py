@@ -51,6 +51,7 @@ class GenerateParams(Message):
     tokens: list[int] | None = None
     tool_use: ToolUse | None = None
     template_options: dict[str, Any] = field(default_factory=dict)  # e.g. enable_thinking
+    continue_final: bool = False  # the last message is the beginning of the answer
     sampling: dict[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     stops: list[str] = field(default_factory=list)
@@ -170,6 +171,9 @@ class TokenizeParams(Message):
     text: str | None = None
     messages: list[dict[str, Any]] | None = None  # counted with the template
     tools: list[dict[str, Any]] | None = None
+    template_options: dict[str, Any] = field(default_factory=dict)
+    continue_final: bool = False
+    add_generation_prompt: bool = True
     special: bool = False
 
 

@@ -100,10 +100,18 @@ class ModelRuntime:
         options: Mapping[str, Any] | None = None,
         *,
         scope: Hashable = None,
+        continue_final: bool = False,
+        add_generation_prompt: bool = True,
     ) -> Prompt:
         """`options` are the template's own. Texts are remembered within a scope, and not without one."""
         template = self.template or _chatml()
-        rendered: Rendered = template.render(messages, tools, **(options or {}))
+        rendered: Rendered = template.render(
+            messages,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final,
+            **(options or {}),
+        )
         tokens = encode_prompt(rendered, self._tokenizer_for(scope), add_bos=self._add_bos)
         tags = tags_for(template.source)
         return Prompt(tokens, tags, tags is not None and opened_by_prompt(rendered.tail, tags))

@@ -30,7 +30,7 @@ from stretto.text.tools import Dialect, dialect_for
 
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """llguidance's: a forced call has no other spaces, or small models fill their tokens with newlines."""
-_TEMPLATE_OPTIONS_TAKEN = ("messages", "tools", "self")
+_TEMPLATE_OPTIONS_TAKEN = ("messages", "tools", "self", "add_generation_prompt", "continue_final_message")
 
 
 def prepare(loaded: Loaded, params: GenerateParams, parent: Prompt | None = None) -> Call:
@@ -73,12 +73,22 @@ def prompt_of(model: ModelRuntime, params: GenerateParams) -> Prompt:
     scope = (params.tenant, params.cache_salt)
     if params.prompt is not None:
         return model.text_prompt(params.prompt, scope=scope)
-    taken = [name for name in params.template_options if name in _TEMPLATE_OPTIONS_TAKEN]
-    if taken:
-        raise InvalidRequestError(f"template option {taken[0]} is not yours to set", hint="leave it out")
     use = params.tool_use
     offered = use.tools if use is not None and use.choice != "none" else None
-    return model.chat_prompt(params.messages or [], offered or None, params.template_options, scope=scope)
+    return model.chat_prompt(
+        params.messages or [],
+        offered or None,
+        _template_options(params.template_options),
+        scope=scope,
+        continue_final=params.continue_final,
+    )
+
+
+def _template_options(options: dict[str, Any]) -> dict[str, Any]:
+    taken = [name for name in options if name in _TEMPLATE_OPTIONS_TAKEN]
+    if taken:
+        raise InvalidRequestError(f"template option {taken[0]} is not yours to set", hint="leave it out")
+    return options
 
 
 def tokens_of(model: ModelRuntime | EmbeddingRuntime, params: TokenizeParams) -> list[int]:
@@ -89,7 +99,14 @@ def tokens_of(model: ModelRuntime | EmbeddingRuntime, params: TokenizeParams) ->
         return model.tokenizer.encode(params.text, params.special)
     if not isinstance(model, ModelRuntime):
         raise UnsupportedByModelError("this model takes no messages")
-    return list(model.chat_prompt(params.messages or [], params.tools or None).tokens.tokens)
+    prompt = model.chat_prompt(
+        params.messages or [],
+        params.tools or None,
+        _template_options(params.template_options),
+        continue_final=params.continue_final,
+        add_generation_prompt=params.add_generation_prompt,
+    )
+    return list(prompt.tokens.tokens)
 
 
 def text_of(model: ModelRuntime | EmbeddingRuntime, tokens: list[int]) -> str:

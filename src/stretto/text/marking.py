@@ -152,6 +152,17 @@ class Disguise:
         spans.append(Segment(text[limit:], user=False))
 
 
+def cut(segments: Iterable[Segment], end: int) -> tuple[Segment, ...]:
+    """The first `end` characters."""
+    kept: list[Segment] = []
+    for segment in segments:
+        if end <= 0:
+            break
+        kept.append(Segment(segment.text[:end], segment.user))
+        end -= len(segment.text)
+    return tuple(kept)
+
+
 def _merged(spans: list[Segment]) -> tuple[Segment, ...]:
     merged: list[Segment] = []
     for span in spans:

@@ -17,8 +17,14 @@ from typing import Any
 
 import minijinja
 
-from stretto.errors import BrokenTemplateError, InvalidRequestError, TemplateRefusedError, one_line
-from stretto.text.marking import Alphabet, Disguise, Segment, is_identifier, literals
+from stretto.errors import (
+    BrokenTemplateError,
+    InvalidMessageError,
+    InvalidRequestError,
+    TemplateRefusedError,
+    one_line,
+)
+from stretto.text.marking import Alphabet, Disguise, Segment, cut, is_identifier, literals
 from stretto.text.messages import normalized, normalized_tools
 
 SOURCE_CHARS_MAX = 1 << 20
@@ -43,12 +49,14 @@ class Rendered:
     """A prompt as text. `boundaries` are character offsets where messages end, the last message's left out.
 
     `exact` is False where the template changes contents in a way that cannot be followed; the contents are
-    then in the prompt as they were sent.
+    then in the prompt as they were sent. `continued` is the text of the last message where the answer goes on
+    from it.
     """
 
     segments: tuple[Segment, ...]
     boundaries: tuple[int, ...] = ()
     exact: bool = True
+    continued: str = ""
 
     @property
     def text(self) -> str:
@@ -56,9 +64,9 @@ class Rendered:
 
     @property
     def tail(self) -> str:
-        """What the template wrote after the last user text, for instance an opened `<think>`."""
+        """What the answer follows: the template's last words (an opened `<think>`), or the continued text."""
         last = self.segments[-1] if self.segments else Segment("", user=False)
-        return "" if last.user else last.text
+        return self.continued if self.continued or last.user else last.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +150,13 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **kwargs: Any,
     ) -> Rendered:
-        """The prompt for these messages. Raises a typed error where template or messages do not fit."""
+        """The prompt for these messages. Raises a typed error where template or messages do not fit.
+
+        With `continue_final_message` the prompt ends within the last message, which the assistant began.
+        """
         check_kwargs(kwargs)
         plain, plain_tools = normalized(messages), normalized_tools(tools)
         size = len(json.dumps([plain, plain_tools], ensure_ascii=False))
@@ -152,10 +164,44 @@ class ChatTemplate:
             plain, plain_tools, add_generation_prompt, kwargs, self._clock(), max(OUTPUT_CHARS_MIN, 4 * size)
         )
         with self._lock:
-            disguise, hidden, prompt, exact = self._disguised(call)
-            template_from = self._generation_start(hidden, prompt) if disguise.keep else len(prompt)
-            segments = disguise.segments(prompt, template_from=template_from)
-            return Rendered(segments, self._boundaries(hidden, prompt), exact)
+            return self._continued(call) if continue_final_message else self._rendered(call)
+
+    def _rendered(self, call: _Call) -> Rendered:
+        disguise, hidden, prompt, exact = self._disguised(call)
+        template_from = self._generation_start(hidden, prompt) if disguise.keep else len(prompt)
+        segments = disguise.segments(prompt, template_from=template_from)
+        return Rendered(segments, self._boundaries(hidden, prompt), exact)
+
+    def _continued(self, call: _Call) -> Rendered:
+        """A mark at the end of the last message shows where the prompt is to be cut.
+
+        Where the template refuses or drops that message, it follows the prompt of the others.
+        """
+        last = continued_message(call.messages)
+        mark = self._mark(call)
+        marked = [*call.messages[:-1], {**last, "content": last["content"] + mark}]
+        try:
+            whole = self._rendered(replace(call, messages=marked, generate=False))
+        except (BrokenTemplateError, TemplateRefusedError):
+            whole = Rendered(())
+        end = whole.text.rfind(mark)
+        if end >= 0:
+            segments = cut(whole.segments, end)
+            boundaries = tuple(offset for offset in whole.boundaries if offset <= end)
+            return Rendered(segments, boundaries, whole.exact, last["content"])
+        if len(call.messages) < 2:
+            raise TemplateRefusedError("the chat template cannot continue the last message")
+        before = self._rendered(replace(call, messages=call.messages[:-1], generate=True))
+        said = Segment(last["content"], user=True)
+        return replace(before, segments=(*before.segments, said), continued=last["content"])
+
+    def _mark(self, call: _Call) -> str:
+        """A private character that neither the template nor any message has."""
+        sent = (
+            self.source + self._bos + self._eos + json.dumps([call.messages, call.tools], ensure_ascii=False)
+        )
+        taken = set(sent)
+        return next(mark for code in range(0xE000, 0xF900) if (mark := chr(code)) not in taken)
 
     # ── disguises: hide as much of the user's text as the template lets us ──────────────────────
 
@@ -268,6 +314,17 @@ class ChatTemplate:
 
     def _strftime_now(self, format: str) -> str:
         return self._now.strftime(format)
+
+
+def continued_message(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The last message, checked: text that the assistant began."""
+    last = messages[-1]
+    if last["role"] != "assistant" or last.get("tool_calls"):
+        raise InvalidMessageError(
+            "only a text of the assistant can be continued",
+            hint="let the last message have the role assistant and no tool calls",
+        )
+    return last
 
 
 def _raise_exception(message: object = "") -> None:
