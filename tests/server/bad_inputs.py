@@ -50,6 +50,7 @@ class Case:
     method: str = "POST"
     headers: dict[str, str] = field(default_factory=lambda: {"content-type": "application/json"})
     param: str = ""  # the field that the error must name
+    missing_without: bool = False  # with unknown fields ignored, a required one is missing
 
 
 def wrong(path: str, name: str, value: Any, answer: tuple[int, str]) -> Case:

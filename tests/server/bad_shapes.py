@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from tests.server.bad_inputs import (
@@ -205,7 +206,7 @@ def tool_cases() -> Iterator[Case]:
     yield wrong(RESPONSES, "tools", [{"type": "web_search"}], UNSUPPORTED)
     yield wrong(RESPONSES, "tools", [{"type": "function"}], MISSING)
     yield wrong(RESPONSES, "tools", [FLAT_TOOL, FLAT_TOOL], INVALID)
-    yield wrong(RESPONSES, "tools", [TOOL], UNKNOWN)
+    yield replace(wrong(RESPONSES, "tools", [TOOL], UNKNOWN), missing_without=True)
     yield wrong(RESPONSES, "tools", [{**FLAT_TOOL, "strict": "very"}], INVALID)
     yield wrong(CHAT, "tools", [{"type": "function", "function": {"name": "f", "strict": 1}}], INVALID)
     yield wrong(RESPONSES, "text", {"format": {"type": "json_schema", "name": "s"}}, MISSING)

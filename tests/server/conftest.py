@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from stretto.server.app import create_app
+from stretto.server.ignored import UnknownFields
 from stretto.settings import ServerSettings
 from tests.server.running import serving
 from tests.server.scripted import ScriptedEngine, usual
@@ -31,10 +32,9 @@ class Rig:
         return anthropic.AsyncAnthropic(base_url=self.url, api_key="none", max_retries=0)
 
 
-@pytest.fixture(scope="module")
-def _served() -> Iterator[Rig]:
+def _rig(unknown_fields: UnknownFields) -> Iterator[Rig]:
     engine = ScriptedEngine()
-    options = ServerSettings(ping_interval_s=0.2, log_level="error")
+    options = ServerSettings(ping_interval_s=0.2, log_level="error", unknown_fields=unknown_fields)
     with (
         serving(create_app(engine, options)) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as openai_client,
@@ -44,11 +44,31 @@ def _served() -> Iterator[Rig]:
         yield Rig(url, engine, openai_client, anthropic_client, http)
 
 
+@pytest.fixture(scope="module")
+def _served() -> Iterator[Rig]:
+    yield from _rig("ignore")
+
+
+@pytest.fixture(scope="module")
+def _served_strictly() -> Iterator[Rig]:
+    yield from _rig("refuse")
+
+
 @pytest.fixture
 def rig(_served: Rig) -> Rig:
     """One server for a module; every test begins with an engine that remembers nothing."""
-    engine = _served.engine
+    return _forgetful(_served)
+
+
+@pytest.fixture
+def strict_rig(_served_strictly: Rig) -> Rig:
+    """The same with `unknown_fields: refuse`."""
+    return _forgetful(_served_strictly)
+
+
+def _forgetful(rig: Rig) -> Rig:
+    engine = rig.engine
     engine.script, engine.vectors = usual, False
     for memory in (engine.calls, engine.asked, engine.cancelled):
         memory.clear()
-    return _served
+    return rig

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stretto.server.app import create_app
+from stretto.settings import ServerSettings
 from tests.server.conftest import Rig
 from tests.server.fuzz import fuzz
 from tests.server.scripted import ScriptedEngine
@@ -73,4 +74,11 @@ def test_errors_have_each_dialects_shape() -> None:
 def test_what_cannot_be_honoured_is_described_as_null() -> None:
     schemas = create_app(ScriptedEngine()).api.openapi()["components"]["schemas"]
     assert schemas["CompletionRequest"]["properties"]["suffix"]["type"] == "null"
-    assert schemas["ChatRequest"]["additionalProperties"] is False
+
+
+def test_the_document_says_what_becomes_of_unknown_fields() -> None:
+    lenient = create_app(ScriptedEngine()).api.openapi()["components"]["schemas"]
+    strict = create_app(ScriptedEngine(), ServerSettings(unknown_fields="refuse")).api.openapi()
+    assert "additionalProperties" not in lenient["ChatRequest"]
+    assert strict["components"]["schemas"]["ChatRequest"]["additionalProperties"] is False
+    assert lenient["ChatCompletion"]["additionalProperties"] is False, "replies hold what is described"

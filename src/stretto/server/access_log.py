@@ -11,6 +11,8 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stretto.errors import StrettoError
+from stretto.server.errors import dialect_of
+from stretto.server.ignored import IgnoredFields
 from stretto.server.observed import ObservedEngine
 from stretto.server.record import RequestRecord, current_record
 from stretto.telemetry.logs import logger
@@ -75,7 +77,8 @@ class AccessLog:
 
     def _write(self, scope: Scope, record: RequestRecord, status: int) -> None:
         self._engine.figures.responses[status] += 1
-        caller = scope.get("state", {}).get("caller")
+        state = scope.get("state", {})
+        caller, ignored = state.get("caller"), state.get("ignored_fields")
         facts: dict[str, Any] = {
             "method": scope["method"],
             "path": record.path[:PATH_CHARS_MAX],
@@ -86,6 +89,9 @@ class AccessLog:
         }
         if record.completion_tokens:
             facts |= {"prompt_tokens": record.prompt_tokens, "completion_tokens": record.completion_tokens}
+        if isinstance(ignored, IgnoredFields) and ignored.count:
+            self._engine.figures.ignored_fields[dialect_of(scope["path"])] += ignored.count
+            facts["ignored_fields"] = ignored.count
         if record.rejected:
             facts["rejected"] = record.rejected
         (_log.debug if record.path in QUIET and status < 500 else _log.info)("request", **facts)

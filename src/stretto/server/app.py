@@ -52,12 +52,13 @@ def create_app(
     engine = operations.engine
     services = Services(engine, Catalog(engine), ping_interval_s=options.ping_interval_s)
     api = FastAPI(title="Stretto", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
+    api.state.unknown_fields = options.unknown_fields
     for part in (chat, completions, responses, models, embeddings, tokens, anthropic_messages):
         api.include_router(part.router(services))
     api.add_exception_handler(StrettoError, _answer)
     api.add_exception_handler(HTTPException, _answer_http)
     api.add_exception_handler(Exception, _answer)
-    honest(api)
+    honest(api, unknown_fields=options.unknown_fields)
     serve_document(api)
     api.router.routes.extend(operations.routes())
     api.include_router(dashboard(engine))

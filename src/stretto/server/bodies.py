@@ -27,6 +27,7 @@ from stretto.errors import (
     UnknownFieldError,
     UnsupportedFieldError,
 )
+from stretto.server.ignored import IgnoredFields
 
 NESTING_MAX = 64
 _UNION_PARTS = frozenset(("str", "int", "float", "bool", "dict", "list", "none"))
@@ -56,7 +57,17 @@ async def read_body(request: Request, model: type[ModelType]) -> ModelType:
         data = await request.body()
     except ClientDisconnect:
         raise InvalidJsonError("the client left before the body was complete") from None
-    return validated(parsed(data), model)
+    ignored = _ignored_fields(request)
+    return validated(parsed(data), model, ignored=ignored)
+
+
+def _ignored_fields(request: Request) -> IgnoredFields | None:
+    """Where unknown fields are noted, None where they are refused. `boundary` makes the header of it."""
+    if getattr(request.app.state, "unknown_fields", "refuse") == "refuse":
+        return None
+    ignored = IgnoredFields()
+    request.scope.setdefault("state", {})["ignored_fields"] = ignored
+    return ignored
 
 
 def parsed(data: bytes, *, nesting_max: int = NESTING_MAX) -> dict[str, Any]:
@@ -74,9 +85,12 @@ def parsed(data: bytes, *, nesting_max: int = NESTING_MAX) -> dict[str, Any]:
     return value
 
 
-def validated(value: dict[str, Any], model: type[ModelType]) -> ModelType:
+def validated(
+    value: dict[str, Any], model: type[ModelType], *, ignored: IgnoredFields | None = None
+) -> ModelType:
+    """With `ignored`, unknown fields are dropped and named in it; without, they are an error."""
     try:
-        return model.model_validate(value)
+        return model.model_validate(value, context=ignored)
     except ValidationError as error:
         raise _field_error(error.errors(include_url=False, include_input=False), model) from None
     except RecursionError:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stretto.errors import InvariantError, StrettoError
 from stretto.server.errors import error_response
+from stretto.server.ignored import HEADER, IgnoredFields
 
 _SANE = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _log = logging.getLogger("stretto.server")
@@ -48,7 +49,7 @@ class Boundary:
             nonlocal started, finished
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message.get("headers", ()), header]
+                message["headers"] = [*message.get("headers", ()), header, *_ignored(scope)]
             elif not message.get("more_body", False):
                 finished = True
             await send(message)
@@ -69,6 +70,12 @@ def _asked_id(scope: Scope) -> str:
         if name == b"x-request-id" and _SANE.fullmatch(value):
             return str(value.decode("ascii"))
     return ""
+
+
+def _ignored(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """Which fields of the body were ignored, where there were any."""
+    found = scope["state"].get("ignored_fields")
+    return [(HEADER.encode(), found.header)] if isinstance(found, IgnoredFields) and found.count else []
 
 
 def _note(error: Exception, request_id: str) -> None:

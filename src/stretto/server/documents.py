@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
+from stretto.server.fields import Body
+from stretto.server.ignored import UnknownFields
+
 EVENTS = {"schema": {"type": "string", "description": "Server-sent events."}}
 
 
@@ -74,8 +77,8 @@ def streaming(model: type[Reply]) -> dict[str, Any]:
     return {"model": model, "description": "The answer", "content": {"text/event-stream": EVENTS}}
 
 
-def honest(app: FastAPI) -> None:
-    """Take out of the document what FastAPI adds by itself: replies that we never send."""
+def honest(app: FastAPI, *, unknown_fields: UnknownFields = "refuse") -> None:
+    """Take out of the document what is not so: replies never sent, unknown fields that are not refused."""
     make = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -84,12 +87,24 @@ def honest(app: FastAPI) -> None:
             for path in document["paths"].values():
                 for operation in path.values():
                     operation["responses"].pop("422", None)
+            if unknown_fields == "ignore":
+                _allow_unknown(document.get("components", {}).get("schemas", {}))
             for name in ("HTTPValidationError", "ValidationError"):
                 document.get("components", {}).get("schemas", {}).pop(name, None)
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _allow_unknown(schemas: dict[str, Any]) -> None:
+    """Bodies may hold more than is described; replies hold exactly that."""
+    for name in _names_below(Body):
+        schemas.get(name, {}).pop("additionalProperties", None)
+
+
+def _names_below(model: type[BaseModel]) -> set[str]:
+    return {model.__name__}.union(*(_names_below(child) for child in model.__subclasses__()))
 
 
 def serve_document(app: FastAPI) -> None:

@@ -7,12 +7,22 @@ honour is declared as null, with the reason: it is refused by name, and the Open
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any
+from functools import cache
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from stretto.rpc.messages import PriorityName
+from stretto.server.ignored import IgnoredFields
 
 N_MAX = 16
 STOPS_MAX = 16
@@ -25,7 +35,13 @@ _SEED_MASK = (1 << 63) - 1
 
 
 class Body(BaseModel):
-    """The base of everything that clients send."""
+    """The base of everything that clients send.
+
+    Unknown fields are errors, unless the validation context is an `IgnoredFields`: then they are dropped, and
+    named there below `where` (the path of this object in a request).
+    """
+
+    where: ClassVar[str] = ""
 
     model_config = ConfigDict(
         strict=True,
@@ -36,6 +52,24 @@ class Body(BaseModel):
         use_attribute_docstrings=True,
         json_schema_serialization_defaults_required=False,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unknown(cls, value: Any, info: ValidationInfo) -> Any:
+        ignored = info.context
+        if not isinstance(ignored, IgnoredFields) or not isinstance(value, dict):
+            return value
+        known = _known_names(cls)
+        unknown = value.keys() - known
+        if not unknown:
+            return value
+        ignored.add(cls.where, (name for name in value if name not in known), len(unknown))
+        return {name: item for name, item in value.items() if name in known}
+
+
+@cache
+def _known_names(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(info.alias or name for name, info in model.model_fields.items())
 
 
 def unsupported(message: str) -> PydanticCustomError:
@@ -54,7 +88,18 @@ def only(*allowed: Any) -> Any:
     return Annotated[Any, BeforeValidator(check), WithJsonSchema({"enum": [None, *allowed]})]
 
 
+def _named_as_ignored(value: Any, info: ValidationInfo) -> Any:
+    if value is not None and isinstance(info.context, IgnoredFields) and info.field_name:
+        info.context.add("", (info.field_name,), 1)
+    return value
+
+
 Ignored = Annotated[Any, Field(description="Accepted and ignored: it changes nothing that we do.")]
+NotHonoured = Annotated[
+    Any,
+    BeforeValidator(_named_as_ignored),
+    Field(description="Accepted but not honoured: named in x-stretto-ignored-fields."),
+]
 ModelName = Annotated[str, Field(max_length=512)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[int, Field(ge=0, le=TOKEN_MAX)]

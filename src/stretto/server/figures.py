@@ -36,6 +36,7 @@ class Figures:
         self.models: dict[str, ModelFigures] = {}
         self.rejected: Counter[str] = Counter()  # by code
         self.responses: Counter[int] = Counter()  # by HTTP status
+        self.ignored_fields: Counter[str] = Counter()  # by dialect
         self.running = 0  # generations that have not ended
         self.waiting = 0  # of these, without a first token
 

@@ -106,6 +106,12 @@ def _requests(figures: Figures) -> Iterator[Metric]:
     for status, count in sorted(figures.responses.items()):
         replies.add_metric([str(status)], count)
     yield replies
+    ignored = CounterMetricFamily(
+        "stretto_ignored_fields", "Fields of request bodies that were ignored.", labels=["dialect"]
+    )
+    for dialect in ("openai", "anthropic"):
+        ignored.add_metric([dialect], figures.ignored_fields[dialect])
+    yield ignored
 
 
 def _models(figures: Figures) -> Iterator[Metric]:

@@ -52,6 +52,8 @@ class ServerSettings(BaseModel):
     keep_alive_s: Annotated[Seconds, Field(gt=0)] = 75.0
     """How long an idle connection stays open."""
 
+    unknown_fields: Literal["ignore", "refuse"] = "ignore"
+    """Fields of a request that Stretto does not know: ignore (and name them in a header), or answer 400."""
     ping_interval_s: Annotated[Seconds, Field(gt=0)] = 15.0
     """A stream that is silent for this long gets a comment, so that proxies keep it open."""
     hang_after_s: Annotated[Seconds, Field(gt=0)] = 60.0

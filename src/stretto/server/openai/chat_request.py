@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -38,12 +38,15 @@ TemplateText = Annotated[str, Field(max_length=64)]
 
 
 class StreamOptions(Body):
+    where: ClassVar[str] = "stream_options"
     include_usage: bool | None = None
     include_obfuscation: Ignored = None
 
 
 class TemplateOptions(Body):
     """What a chat template may be told. Others are refused: a template is code."""
+
+    where: ClassVar[str] = "chat_template_kwargs"
 
     enable_thinking: bool | None = None
     thinking: bool | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from array import array
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from fastapi import APIRouter
@@ -54,6 +54,7 @@ Document = Annotated[str, Field(min_length=1)]
 
 
 class DocumentObject(Body):
+    where: ClassVar[str] = "documents"
     text: Document
 
 

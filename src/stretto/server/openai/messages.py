@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -14,6 +14,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class TextPart(Body):
+    where: ClassVar[str] = "messages.content"
     type: Literal["text"]
     text: str
 
@@ -30,11 +31,13 @@ Content = Annotated[str, Field()] | Annotated[list[Part], Field(min_length=1, ma
 
 
 class FunctionCall(Body):
+    where: ClassVar[str] = "messages.tool_calls.function"
     name: Annotated[str, Field(min_length=1, max_length=256)]
     arguments: str
 
 
 class ToolCall(Body):
+    where: ClassVar[str] = "messages.tool_calls"
     id: Annotated[str, Field(max_length=256)]
     type: Literal["function"] = "function"
     function: FunctionCall
@@ -48,6 +51,8 @@ def template_role(role: str) -> str:
 
 class Message(Body):
     """One message. Which fields belong to which role is checked below, with the field's own name."""
+
+    where: ClassVar[str] = "messages"
 
     role: Role
     content: Content | None = None

@@ -5,7 +5,7 @@ Nothing is stored: a response cannot be continued by its id, so the fields for t
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -50,6 +50,7 @@ def _text_only(part: Any) -> Any:
 
 
 class InputPart(Body):
+    where: ClassVar[str] = "input.content"
     type: Literal["input_text", "output_text", "text"]
     text: str
     annotations: Ignored = None
@@ -63,6 +64,7 @@ ShortText = Annotated[str, Field(max_length=256)]
 
 
 class MessageItem(Body):
+    where: ClassVar[str] = "input"
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | Parts
@@ -72,6 +74,7 @@ class MessageItem(Body):
 
 
 class CallItem(Body):
+    where: ClassVar[str] = "input"
     type: Literal["function_call"]
     call_id: ShortText
     name: Annotated[str, Field(min_length=1, max_length=256)]
@@ -81,6 +84,7 @@ class CallItem(Body):
 
 
 class OutputItem(Body):
+    where: ClassVar[str] = "input"
     type: Literal["function_call_output"]
     call_id: ShortText
     output: str | Parts
@@ -89,11 +93,13 @@ class OutputItem(Body):
 
 
 class ReasoningPart(Body):
+    where: ClassVar[str] = "input.content"
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
 class ReasoningItem(Body):
+    where: ClassVar[str] = "input"
     type: Literal["reasoning"]
     id: ShortText | None = None
     summary: list[ReasoningPart] | None = None
@@ -129,6 +135,7 @@ Items = Annotated[list[Item], Field(min_length=1, max_length=MESSAGES_MAX)]
 
 
 class FunctionTool(Body):
+    where: ClassVar[str] = "tools"
     type: Literal["function"]
     name: ToolName
     description: Annotated[str, Field(max_length=1 << 16)] | None = None
@@ -147,6 +154,7 @@ def _function_only(tool: Any) -> Any:
 
 
 class FunctionChoice(Body):
+    where: ClassVar[str] = "tool_choice"
     type: Literal["function"]
     name: ToolName
 
@@ -156,6 +164,7 @@ Choice = Annotated[_AnyChoice, BeforeValidator(function_choice, json_schema_inpu
 
 
 class SchemaFormat(Body):
+    where: ClassVar[str] = "text.format"
     type: Literal["json_schema"]
     name: ToolName
     schema_: Annotated[JsonObject, Field(alias="schema")]
@@ -164,11 +173,13 @@ class SchemaFormat(Body):
 
 
 class TextOptions(Body):
+    where: ClassVar[str] = "text"
     format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
     verbosity: None = None
 
 
 class ReasoningOptions(Body):
+    where: ClassVar[str] = "reasoning"
     effort: Effort | None = None
     summary: Ignored = None
     generate_summary: Ignored = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from pydantic import BeforeValidator, Field
@@ -18,6 +18,7 @@ JsonObject = dict[str, Any]
 
 
 class Function(Body):
+    where: ClassVar[str] = "tools.function"
     name: ToolName
     description: Annotated[str, Field(max_length=1 << 16)] | None = None
     parameters: JsonObject | None = None
@@ -33,6 +34,7 @@ def _function_only(tool: Any) -> Any:
 
 
 class Tool(Body):
+    where: ClassVar[str] = "tools"
     type: Literal["function"]
     function: Function
 
@@ -55,10 +57,12 @@ Tools = Annotated[
 
 
 class NamedFunction(Body):
+    where: ClassVar[str] = "tool_choice.function"
     name: ToolName
 
 
 class NamedChoice(Body):
+    where: ClassVar[str] = "tool_choice"
     type: Literal["function"]
     function: NamedFunction
 
@@ -102,14 +106,17 @@ def check_size(value: Any, param: str) -> None:
 
 
 class TextFormat(Body):
+    where: ClassVar[str] = "response_format"
     type: Literal["text"]
 
 
 class JsonObjectFormat(Body):
+    where: ClassVar[str] = "response_format"
     type: Literal["json_object"]
 
 
 class JsonSchema(Body):
+    where: ClassVar[str] = "response_format.json_schema"
     name: ToolName
     schema_: Annotated[JsonObject, Field(alias="schema")]
     description: str | None = None
@@ -117,6 +124,7 @@ class JsonSchema(Body):
 
 
 class JsonSchemaFormat(Body):
+    where: ClassVar[str] = "response_format"
     type: Literal["json_schema"]
     json_schema: JsonSchema
 

@@ -1,0 +1,54 @@
+"""Fields of a request body that were left out of account: counted, and named in a response header.
+
+The policy (`server.unknown_fields`): `ignore` drops fields that a body's model does not declare and names
+them in `x-stretto-ignored-fields`; `refuse` answers 400. Known fields that change the output and cannot be
+honoured are refused under both. Names and their number are bounded, whatever a client sends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+UnknownFields = Literal["ignore", "refuse"]
+
+HEADER = "x-stretto-ignored-fields"
+NAMES_MAX = 16
+NAME_CHARS_MAX = 64
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.\-]")
+
+
+class IgnoredFields:
+    """Collected while one body is validated. `where` is the path of the object, without list indices."""
+
+    __slots__ = ("_names", "count")
+
+    def __init__(self) -> None:
+        self._names: dict[str, None] = {}  # insertion order
+        self.count = 0
+
+    def add(self, where: str, names: Iterable[str], count: int) -> None:
+        """`count` fields of one object; only as many names are read as the header can hold."""
+        self.count += count
+        for name in names:
+            if len(self._names) >= NAMES_MAX:
+                return
+            self._names.setdefault(_shown(where, name))
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._names)
+
+    @property
+    def header(self) -> bytes:
+        """Comma-separated names; `...` where there were more than fit."""
+        shown = list(self._names)
+        if len(shown) >= NAMES_MAX and self.count > NAMES_MAX:
+            shown.append("...")
+        return ", ".join(shown).encode("ascii")
+
+
+def _shown(where: str, name: str) -> str:
+    safe = _UNSAFE.sub("?", name[:NAME_CHARS_MAX]) or "?"
+    return f"{where}.{safe}" if where else safe
