@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from stretto.bench.conditions import cpu_name
@@ -21,9 +22,13 @@ _READY = re.compile(r"ready: (http://\S+)")
 class ServerProcess:
     """Started with `--port 0` and whatever flags; `url` is there once the model answers."""
 
-    def __init__(self, *flags: str, start_timeout_s: float = 120.0) -> None:
+    def __init__(
+        self, *flags: str, start_timeout_s: float = 120.0, environment: Mapping[str, str] | None = None
+    ) -> None:
         command = [sys.executable, "-m", "stretto", "serve", "--port", "0", "--log-level", "warning", *flags]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
+        )
         self.lines: list[str] = []
         self._ready = threading.Event()
         self.url = ""
