@@ -34,7 +34,9 @@ class Rig:
 
 def _rig(unknown_fields: UnknownFields) -> Iterator[Rig]:
     engine = ScriptedEngine()
-    options = ServerSettings(ping_interval_s=0.2, log_level="error", unknown_fields=unknown_fields)
+    options = ServerSettings(
+        ping_interval_s=0.2, first_byte_s=0.2, log_level="error", unknown_fields=unknown_fields
+    )
     with (
         serving(create_app(engine, options)) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as openai_client,

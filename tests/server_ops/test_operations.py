@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -17,6 +18,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.parser import text_string_to_metric_families
 
 from stretto.engine.api import Health
+from stretto.errors import QueueFullError, ServerBusyError, ShuttingDownError, StrettoError
+from stretto.rpc.messages import GenerateParams
 from stretto.telemetry.traces import OtelTracer
 from tests.server_ops.scripted import ScriptedEngine
 from tests.server_ops.serving import CHAT, Running, served
@@ -278,3 +281,41 @@ def test_every_name_in_the_grafana_dashboard_is_exported(running: Running) -> No
     exported = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
     announced = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     assert used <= exported | announced
+
+
+# ── streams that are refused while they wait ─────────────────────────────────────────────────────
+
+
+class Refusing(ScriptedEngine):
+    """Refuses what waits after a while, as `max_queue_wait_s` and `server busy` do."""
+
+    def __init__(self, error: StrettoError, after_s: float) -> None:
+        super().__init__(slots=0)
+        self.error, self.after_s = error, after_s
+
+    def generate(self, params: GenerateParams) -> Any:
+        stream = super().generate(params)
+        asyncio.get_running_loop().call_later(self.after_s, stream.items.put_nowait, self.error)
+        return stream
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("/v1/chat/completions", QueueFullError("waited too long")),
+        ("/v1/completions", ServerBusyError("all slots pending")),
+        ("/v1/responses", ShuttingDownError("the server stops")),
+        ("/v1/messages", QueueFullError("waited too long")),
+    ],
+)
+def test_a_stream_refused_after_a_long_wait_has_its_status(path: str, error: StrettoError) -> None:
+    body: dict[str, Any] = {"model": "scripted", "stream": True, "max_tokens": 4}
+    asked = {"/v1/completions": {"prompt": "hello"}, "/v1/responses": {"input": "hello"}}
+    body |= asked.get(path, {"messages": CHAT["messages"]})
+    if path == "/v1/responses":
+        body["max_output_tokens"] = body.pop("max_tokens")
+    with served(lambda: Refusing(error, 1.3)) as running:
+        reply = running.client().post(path, json=body)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (error.http_status, error.code)
+        assert int(reply.headers["retry-after"]) >= 1
+        assert reply.headers["x-stretto-drop-reason"] == error.code

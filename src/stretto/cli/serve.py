@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from stretto.server.run import Listening
     from stretto.settings import Loaded
 
-QUEUE_WAIT_S = 60.0  # a caller over HTTP has a proxy that gives up sooner or later
+QUEUE_WAIT_S = (
+    45.0  # below first_byte_s, so that a refusal keeps its status, and below the 60 s of common proxies
+)
 LOOK_EVERY_S = 0.1
 
 

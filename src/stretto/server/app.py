@@ -50,7 +50,12 @@ def create_app(
     options = options or ServerSettings()
     operations = operations or Operations(engine, options)
     engine = operations.engine
-    services = Services(engine, Catalog(engine), ping_interval_s=options.ping_interval_s)
+    services = Services(
+        engine,
+        Catalog(engine),
+        ping_interval_s=options.ping_interval_s,
+        first_byte_s=options.first_byte_s,
+    )
     api = FastAPI(title="Stretto", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     api.state.unknown_fields = options.unknown_fields
     for part in (chat, completions, responses, models, embeddings, tokens, anthropic_messages):

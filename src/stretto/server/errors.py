@@ -92,11 +92,11 @@ def retry_after_s(scope: Scope) -> int:
     return max(1, int(measure())) if callable(measure) else 1
 
 
-def body_of(scope: Scope, error: BaseException) -> tuple[StrettoError, bytes]:
+def body_of(scope: Scope, error: BaseException) -> tuple[StrettoError, dict[str, Any]]:
     shown = public(error)
     if dialect_of(scope["path"]) == "anthropic":
-        return shown, msgspec.json.encode(as_anthropic(shown, request_id_of(scope)))
-    return shown, msgspec.json.encode(as_openai(shown))
+        return shown, as_anthropic(shown, request_id_of(scope))
+    return shown, as_openai(shown)
 
 
 def error_response(scope: Scope, error: BaseException, *, headers: dict[str, str] | None = None) -> Response:
@@ -106,12 +106,15 @@ def error_response(scope: Scope, error: BaseException, *, headers: dict[str, str
     if shown.http_status in (429, 503):
         extra.setdefault("retry-after", str(retry_after_s(scope)))
         extra.setdefault("x-stretto-drop-reason", shown.code)
-    return Response(body, shown.http_status, extra, "application/json")
+    return Response(msgspec.json.encode(body), shown.http_status, extra, "application/json")
 
 
 def error_event(scope: Scope, error: BaseException) -> bytes:
-    """The last words of a stream that has already begun."""
-    _, body = body_of(scope, error)
-    if dialect_of(scope["path"]) == "anthropic":
-        return b"event: error\ndata: " + body + b"\n\n"
-    return b"data: " + body + b"\n\ndata: [DONE]\n\n"
+    """The last words of a stream that has already begun. What would be a header is a field of the error."""
+    shown, body = body_of(scope, error)
+    if shown.http_status in (429, 503):
+        body["error"]["retry_after_s"] = retry_after_s(scope)
+    data = b"data: " + msgspec.json.encode(body) + b"\n\n"
+    return (
+        b"event: error\n" + data if dialect_of(scope["path"]) == "anthropic" else data + b"data: [DONE]\n\n"
+    )

@@ -7,8 +7,9 @@ the prompt is computed once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,7 @@ from stretto.errors import ShuttingDownError
 from stretto.rpc.messages import GenerateParams, StreamEnd, TokenLogprob, ToolCallDelta, Usage
 from stretto.server.catalog import Catalog
 from stretto.server.fields import nth_seed
+from stretto.server.sse import EventStream, Wire
 
 _AHEAD_MAX = 64  # deltas of several streams that wait for one writer
 
@@ -28,6 +30,11 @@ class Services:
     engine: EngineApi
     catalog: Catalog
     ping_interval_s: float = 15.0
+    first_byte_s: float = 50.0
+
+    def events(self, produce: Callable[[Wire], Coroutine[Any, Any, None]]) -> EventStream:
+        """The reply to a streamed generation."""
+        return EventStream(produce, ping_interval_s=self.ping_interval_s, first_byte_s=self.first_byte_s)
 
 
 @dataclass(slots=True)

@@ -1,8 +1,9 @@
 """Replies that end early when their client does: server-sent events, and plain JSON that takes its time.
 
 Pure ASGI. Both race the work against `http.disconnect`: a client that leaves cancels the work at once,
-whether it was reading a stream or waiting for one body. A stream starts with its first event or ping, so that
-what is refused before that is still answered with its own status.
+whether it was reading a stream or waiting for one body. The head of a stream (200) is sent with its first
+event, or with a comment after `first_byte_s` of silence: what is refused before that is answered with its own
+status and Retry-After.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from stretto.server.errors import error_event
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
-FIRST_PING_S = 1.0  # by then whatever can be refused at once has been
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -59,14 +59,14 @@ class Wire:
 
     __slots__ = ("_interval_s", "_lock", "_pings", "_quiet", "_send", "_timer", "started")
 
-    def __init__(self, send: Send, interval_s: float) -> None:
+    def __init__(self, send: Send, interval_s: float, first_byte_s: float) -> None:
         self.started = False
         self._send = send
         self._interval_s = interval_s
         self._lock = asyncio.Lock()
         self._quiet = True
         self._pings: set[asyncio.Task[None]] = set()
-        self._timer = asyncio.get_running_loop().call_later(min(FIRST_PING_S, interval_s), self._ping)
+        self._timer = asyncio.get_running_loop().call_later(first_byte_s, self._ping)
 
     async def write(self, data: bytes) -> None:
         """Whole events only: pings come between two writes."""
@@ -114,14 +114,19 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, produce: Callable[[Wire], Coroutine[Any, Any, None]], *, ping_interval_s: float
+        self,
+        produce: Callable[[Wire], Coroutine[Any, Any, None]],
+        *,
+        ping_interval_s: float,
+        first_byte_s: float | None = None,
     ) -> None:
         super().__init__()
         self._produce = produce
         self._ping_interval_s = ping_interval_s
+        self._first_byte_s = ping_interval_s if first_byte_s is None else first_byte_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wire = Wire(send, self._ping_interval_s)
+        wire = Wire(send, self._ping_interval_s, self._first_byte_s)
         try:
             await until_gone(receive, self._produce(wire))
             await wire.end()

@@ -56,6 +56,9 @@ class ServerSettings(BaseModel):
     """Fields of a request that Stretto does not know: ignore (and name them in a header), or answer 400."""
     ping_interval_s: Annotated[Seconds, Field(gt=0)] = 15.0
     """A stream that is silent for this long gets a comment, so that proxies keep it open."""
+    first_byte_s: Annotated[Seconds, Field(gt=0)] = 50.0
+    """A streamed reply begins with its first token, or with a comment after this long. Until then a refusal
+    has its own status and Retry-After: keep it above max_queue_wait_s and below the time-outs of proxies."""
     hang_after_s: Annotated[Seconds, Field(gt=0)] = 60.0
     """A busy model whose last tick is older than this is not ready."""
     drain_timeout_s: Seconds = 30.0

@@ -127,3 +127,28 @@ def test_a_whole_reply_is_not_sent_to_nobody() -> None:
     peer = Peer(0.01)
     asyncio.run(JsonReply(work)(SCOPE, peer.receive, peer.send))
     assert peer.sent == []
+
+
+def test_a_refusal_after_a_second_of_waiting_still_has_its_status() -> None:
+    async def produce(wire: Wire) -> None:
+        await asyncio.sleep(1.2)
+        raise QueueFullError("full")
+
+    peer = Peer()
+    with pytest.raises(QueueFullError):
+        asyncio.run(
+            EventStream(produce, ping_interval_s=0.1, first_byte_s=30)(SCOPE, peer.receive, peer.send)
+        )
+    assert peer.sent == []
+
+
+def test_a_stream_without_a_token_begins_after_first_byte_s() -> None:
+    async def produce(wire: Wire) -> None:
+        await asyncio.sleep(0.3)
+        raise QueueFullError("full")
+
+    peer = Peer()
+    asyncio.run(EventStream(produce, ping_interval_s=60, first_byte_s=0.05)(SCOPE, peer.receive, peer.send))
+    assert peer.sent[0]["status"] == 200
+    assert peer.body.startswith(PING)
+    assert b'"retry_after_s":1' in peer.body

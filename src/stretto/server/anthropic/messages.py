@@ -16,7 +16,7 @@ from stretto.server.boundary import new_id
 from stretto.server.caller import caller_of
 from stretto.server.documents import ANTHROPIC_ERRORS, streaming
 from stretto.server.generation import Services, collect, start
-from stretto.server.sse import EventStream, JsonReply, Wire
+from stretto.server.sse import JsonReply, Wire
 
 
 def router(services: Services) -> APIRouter:
@@ -34,7 +34,7 @@ def router(services: Services) -> APIRouter:
         params = body.params(stream_id=message_id, model_id=model.id, caller=caller_of(request.scope))
         work = _Message(services, params)
         if body.stream:
-            return EventStream(work.stream, ping_interval_s=services.ping_interval_s)
+            return services.events(work.stream)
         return JsonReply(work.whole)
 
     @routes.post(

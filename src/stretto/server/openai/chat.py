@@ -22,7 +22,7 @@ from stretto.server.openai.logprobs import chat_logprobs
 from stretto.server.openai.relay import relay
 from stretto.server.openai.replies import ChatCompletion
 from stretto.server.openai.shapes import tool_calls_of, usage_of
-from stretto.server.sse import EventStream, JsonReply, Wire
+from stretto.server.sse import JsonReply, Wire
 
 
 def router(services: Services) -> APIRouter:
@@ -40,7 +40,7 @@ def router(services: Services) -> APIRouter:
         params = body.params(stream_id=completion_id, model_id=model.id, caller=caller_of(request.scope))
         chat = _Chat(services, body, params, completion_id, int(time.time()))
         if body.stream:
-            return EventStream(chat.stream, ping_interval_s=services.ping_interval_s)
+            return services.events(chat.stream)
         return JsonReply(chat.whole)
 
     return routes

@@ -37,7 +37,7 @@ from stretto.server.openai.relay import relay
 from stretto.server.openai.replies import Completion
 from stretto.server.openai.shapes import usage_of
 from stretto.server.openai.tools import Guided, ResponseFormat, guidance_of, guidance_of_format
-from stretto.server.sse import EventStream, JsonReply, Wire
+from stretto.server.sse import JsonReply, Wire
 
 PROMPTS_MAX = 64
 ANSWERS_MAX = 128  # prompts times n
@@ -128,7 +128,7 @@ def router(services: Services) -> APIRouter:
         ]
         work = _Completions(services, body, calls, completion_id, int(time.time()))
         if body.stream:
-            return EventStream(work.stream, ping_interval_s=services.ping_interval_s)
+            return services.events(work.stream)
         return JsonReply(work.whole)
 
     return routes

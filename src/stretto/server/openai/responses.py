@@ -21,7 +21,7 @@ from stretto.server.openai.replies import ResponseReply
 from stretto.server.openai.response_events import ResponseEvents
 from stretto.server.openai.response_shapes import Envelope, items_of
 from stretto.server.openai.responses_request import ResponseRequest
-from stretto.server.sse import EventStream, JsonReply, Wire
+from stretto.server.sse import JsonReply, Wire
 
 
 def router(services: Services) -> APIRouter:
@@ -39,7 +39,7 @@ def router(services: Services) -> APIRouter:
         params = body.params(stream_id=response_id, model_id=model.id, caller=caller_of(request.scope))
         work = _Response(services, params, Envelope(body, response_id, model.id, int(time.time())))
         if body.stream:
-            return EventStream(work.stream, ping_interval_s=services.ping_interval_s)
+            return services.events(work.stream)
         return JsonReply(work.whole)
 
     return routes
