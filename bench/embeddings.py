@@ -104,7 +104,8 @@ class OneAtATime:
 class Ours:
     def __init__(self, path: Path, home: Path, *, by_cpu: bool, **settings: object) -> None:
         self._by_cpu = by_cpu
-        self._runtime = load_embedding(path, ModelSettings(**settings), home=home)
+        chosen = ModelSettings(**settings)
+        self._runtime = load_embedding(path, chosen, chosen, home=home)
         self.description = self._runtime.description
 
     def run(self, texts: list[str]) -> float:

@@ -197,6 +197,16 @@ def test_contradictions_are_errors(read: Any, keys: str) -> None:
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("value", [-1, "-1", "all"])
+def test_all_layers_may_be_written_as_llama_cpp_does(read: Any, value: object) -> None:
+    assert one(read, f"n_gpu_layers: {value}").n_gpu_layers == "all"
+
+
+def test_fewer_than_all_layers_cannot_be_negative(read: Any) -> None:
+    with pytest.raises(SettingsError, match="n_gpu_layers"):
+        one(read, "n_gpu_layers: -2")
+
+
 def test_both_switches_in_code_are_an_error() -> None:
     with pytest.raises(SettingsError, match="both"):
         ModelSettings(system_prompt_cache=True, incremental_cache=True)
@@ -219,6 +229,8 @@ def test_both_switches_in_code_are_an_error() -> None:
         ("ubatch_size", "n_ubatch"),
         ("max-num-batched-tokens", "n_batch"),
         ("enable_prefix_caching", "cache"),
+        ("chunk_size", "prefill_chunk"),
+        ("batch_timeout", "leave the key out"),
         ("gpu_memory_utilization", "stretto estimate"),
         ("kv-unified", "kv_layout"),
         ("cache-type-k", "cache_type_k"),
@@ -288,7 +300,7 @@ def test_broken_files(read: Any, text: str, says: str, hint: str) -> None:
         "cache_slot_timeout: .inf",
         "cache: everything",
         "cache_type_k: q3",
-        "n_gpu_layers: -1",
+        "n_gpu_layers: -2",
         "rope_freq_base: nan",
         "n_batch: 2\nn_seq_max: 3",
         "n_ubatch: 600\nn_batch: 512",

@@ -49,8 +49,10 @@ def estimate(
     weights_bytes = parse_size(weights) if weights is not None else None
     subject = example(given) if example_ else subject_of(context, model or "demo", given)
     subject = subject.with_weights(weights_bytes)
-    free, source = (parse_size(memory), "--memory") if memory is not None else _free()
-    result, fitting = subject.estimate(), subject.fit(free)
+    free, source, on_gpu = _free()
+    if memory is not None:
+        free, source = parse_size(memory), "--memory"
+    result, fitting = subject.estimate(), subject.fit(free, on_gpu=on_gpu)
     if json:
         print_json(_as_json(subject, result, fitting, source))
     else:
@@ -59,15 +61,15 @@ def estimate(
         note(text)
 
 
-def _free() -> tuple[int, str]:
-    """The largest GPU's free memory, else what the machine has available."""
+def _free() -> tuple[int, str, bool]:
+    """The largest GPU's free memory, else what the machine has available; and whether it is a GPU's."""
     from stretto.cli import machine
 
     gpus = machine.gpus()
     if gpus:
         best = max(gpus, key=lambda gpu: gpu.available)
-        return best.available, best.name
-    return machine.memory().available, "this machine"
+        return best.available, best.name, True
+    return machine.memory().available, "this machine", False
 
 
 def _steps(subject: Subject, result: Estimate) -> list[tuple[str, str, str]]:
@@ -79,7 +81,7 @@ def _steps(subject: Subject, result: Estimate) -> list[tuple[str, str, str]]:
     held = result.cache + result.state
     exact = (
         f"{row:,.0f} bytes",
-        *(f"{count:,} bytes" for count in (held // subject.slots, held, result.total)),
+        *(f"{count:,} bytes" for count in (held // subject.slots, held, result.device)),
     )
     return [(f"Step {n}", text, figure) for n, (text, figure) in enumerate(zip(texts, exact, strict=True), 1)]
 

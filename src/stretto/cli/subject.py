@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from stretto.cli.context import Context
 from stretto.cli.text import size
-from stretto.errors import ModelError, TruncatedModelError
+from stretto.errors import ModelError, ModelNotFoundError, TruncatedModelError
 from stretto.models import fit, gguf
 from stretto.models.hub import SHARD
 from stretto.models.kind import Kind, ModelShape, shape_of
@@ -85,10 +85,11 @@ class Subject:
             **self._options(),
         )
 
-    def fit(self, free_bytes: int) -> fit.Fit:
+    def fit(self, free_bytes: int, *, on_gpu: bool) -> fit.Fit:
         return fit.fit(
             self.shape,
             free_bytes=free_bytes,
+            on_gpu=on_gpu,
             weights_bytes=self.weights,
             context_window=self.window,
             n_seq_max=self.slots,
@@ -124,7 +125,13 @@ def example(flags: Mapping[str, Any]) -> Subject:
 def subject_of(context: Context, model: str, flags: Mapping[str, Any]) -> Subject:
     """A model by its name or file, with the settings it would run with."""
     settings = context.settings(flags).settings.model(model)
-    path = _path(context, settings.path or model)
+    try:
+        path = _path(context, settings.path or model)
+    except ModelNotFoundError:
+        if model != EXAMPLE_NAME:
+            raise
+        note = f"{model} is not here: the figures are those of its published shape"
+        return Subject(EXAMPLE_NAME, EXAMPLE_SHAPE, EXAMPLE_WEIGHTS_BYTES, settings, (note,))
     file, notes = _header(path)
     return Subject(path.name, shape_of(file), _weights(file), settings, notes)
 

@@ -52,8 +52,13 @@ class Estimate:
     warnings: tuple[str, ...] = ()
 
     @property
+    def device(self) -> int:
+        """What must fit where the model computes: a GPU's memory, or the machine's."""
+        return self.weights + self.cache + self.state + self.compute + self.output
+
+    @property
     def total(self) -> int:
-        return self.weights + self.cache + self.state + self.compute + self.output + self.snapshots
+        return self.device + self.snapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,15 +216,19 @@ def fit(
     weights_bytes: int,
     context_window: int,
     n_seq_max: int = 4,
+    on_gpu: bool = False,
     **options: Unpack[Options],
 ) -> Fit:
-    """Whether it fits, the largest window for these slots, and the most slots for this window."""
+    """Whether it fits, the largest window for these slots, and the most slots for this window.
+
+    `on_gpu`: `free_bytes` are a GPU's, where snapshots take no room.
+    """
 
     def needed(window: int, slots: int) -> int:
         found = estimate(
             shape, weights_bytes=weights_bytes, context_window=window, n_seq_max=slots, **options
         )
-        return found.total
+        return found.device if on_gpu else found.total
 
     steps = max(1, shape.context_length // CELLS_QUANTUM)
     blocks = _largest(steps, lambda n: needed(n * CELLS_QUANTUM, n_seq_max) <= free_bytes)
@@ -321,17 +330,26 @@ def _warnings(
     found = []
     if context_window > shape.context_length:
         found.append(f"context_window {context_window} is beyond the model's {shape.context_length}")
-    lengths = ((keys, shape.key_length), (values, shape.value_length))
-    found += [
-        f"a {kind.name} cache needs heads in multiples of {kind.block_elements}; this model's have {length}"
-        for kind, length in lengths
-        if length % kind.block_elements
-    ]
+    found += _misfits(shape, keys, values)
     if values.block_elements > 1 and not flash_attention:
         found.append("a quantized cache_type_v needs flash attention")
     if any(shape.recurrent) and max(keys.block_elements, values.block_elements) > 1:
         found.append("a model with recurrent layers keeps an f16 cache")
     return tuple(dict.fromkeys(found))
+
+
+def cache_type_misfits(shape: ModelShape, cache_type_k: str, cache_type_v: str) -> list[str]:
+    """Why llama.cpp would refuse a cache of these types for this model."""
+    return _misfits(shape, _cache_type(cache_type_k), _cache_type(cache_type_v))
+
+
+def _misfits(shape: ModelShape, keys: TensorType, values: TensorType) -> list[str]:
+    lengths = ((keys, shape.key_length), (values, shape.value_length))
+    return [
+        f"a {kind.name} cache needs heads in multiples of {kind.block_elements}; this model's have {length}"
+        for kind, length in lengths
+        if length % kind.block_elements
+    ]
 
 
 def _largest(limit: int, holds: Callable[[int], bool]) -> int:

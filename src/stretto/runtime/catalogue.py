@@ -82,7 +82,8 @@ class Catalogue:
         if chosen.backend in ("auto", "llamacpp"):
             path = find(chosen.path or self._names.get(model_id, model_id), self._home, progress)
             if path.is_file() and makes_vectors(path):
-                return load_embedding(path, chosen, home=self._home, progress=progress)
+                common = self._settings.defaults
+                return load_embedding(path, chosen, common, home=self._home, progress=progress)
         return self._load_generating(model_id, progress)
 
     def _load_generating(self, model_id: str, progress: Progress) -> Loaded:

@@ -18,6 +18,7 @@ from stretto.runtime.embedding import EmbeddingRuntime, Making
 from stretto.runtime.loading import Loaded, Progress, find, load, model_options
 from stretto.runtime.packing import Packer
 from stretto.settings.places import cache_home
+from stretto.settings.used_by import check_used
 
 if TYPE_CHECKING:
     from stretto.backends.llamacpp.model import Model
@@ -44,7 +45,7 @@ def load_any(
     if wanted and chosen.backend in ("auto", "llamacpp") and not Path(wanted).is_dir():
         path = find(wanted, home, progress)
         if path.is_file() and makes_vectors(path):
-            return load_embedding(path, chosen, home=home, progress=progress)
+            return load_embedding(path, chosen, given.defaults, home=home, progress=progress)
     return load(model, settings, cache_dir=cache_dir, progress=progress, config=config)
 
 
@@ -59,6 +60,7 @@ def makes_vectors(path: Path) -> bool:
 def load_embedding(
     path: Path,
     chosen: settings_.ModelSettings,
+    common: settings_.ModelSettings,
     *,
     home: Path,
     progress: Progress | None = None,
@@ -66,16 +68,17 @@ def load_embedding(
     """Raises a StrettoError that says in one line what is wrong and what to do."""
     from stretto.backends.llamacpp.model import load as load_weights
 
+    unused = check_used(chosen, common, "embedding")
     report = None if progress is None else lambda done: progress("loading", done)
     model = load_weights(path, model_options(chosen), cache_dir=home, progress=report)
     try:
-        return _at_work(model, chosen)
+        return _at_work(model, chosen, unused)
     except BaseException:
         model.close()
         raise
 
 
-def _at_work(model: Model, chosen: settings_.ModelSettings) -> EmbeddingRuntime:
+def _at_work(model: Model, chosen: settings_.ModelSettings, unused: list[str]) -> EmbeddingRuntime:
     from stretto.backends.llamacpp.embedding import (
         EmbeddingContext,
         EmbeddingOptions,
@@ -122,7 +125,7 @@ def _at_work(model: Model, chosen: settings_.ModelSettings) -> EmbeddingRuntime:
         "batch_tokens": batch_tokens,
         "pooling": pooling.name.lower(),
         "width": first.width,
-        "warnings": tuple(warning.message for warning in model.warnings),
+        "warnings": (*unused, *(warning.message for warning in model.warnings)),
     }
     return EmbeddingRuntime(
         pool,

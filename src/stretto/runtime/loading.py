@@ -14,6 +14,7 @@ from stretto import settings as settings_
 from stretto.errors import InvalidRequestError
 from stretto.runtime.model import ModelRuntime
 from stretto.settings.places import cache_home
+from stretto.settings.used_by import check_used
 from stretto.text.templates import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 
@@ -70,8 +71,9 @@ def load(
     name = str(model) if model is not None else ""
     chosen = loaded.settings.model(name) if name in loaded.settings.models else loaded.settings.defaults
     home = Path(cache_dir) if cache_dir is not None else cache_home()
+    common = loaded.settings.defaults
     if chosen.backend == "simulated":
-        return _simulated(chosen, beat)
+        return _simulated(chosen, check_used(chosen, common, "simulated"), beat)
     path = find(chosen.path or name, home, progress)
     if chosen.backend == "torch" or (chosen.backend == "auto" and path.is_dir()):
         from stretto.runtime.torch_loading import load_torch
@@ -108,6 +110,7 @@ def _llamacpp(
 ) -> Loaded:
     from stretto.backends.llamacpp import ContextOptions, LlamaCppBackend
 
+    unused = check_used(chosen, loaded.settings.defaults, "llamacpp")
     backend = LlamaCppBackend.open(
         path,
         cache_dir=home,
@@ -163,7 +166,7 @@ def _llamacpp(
         "cache": chosen.cache,
         "cache_types": f"{plan.cache_type_k}/{plan.cache_type_v}",
         "flash_attention": plan.flash_attention,
-        "warnings": tuple(warning.message for warning in backend.warnings),
+        "warnings": (*unused, *(warning.message for warning in backend.warnings)),
         "origins": dict(loaded.origin),
     }
     return Loaded(runtime, chosen, description)
@@ -180,6 +183,7 @@ def model_options(chosen: settings_.ModelSettings) -> ModelOptions:
         use_mmap=chosen.use_mmap,
         use_mlock=chosen.use_mlock,
         use_direct_io=chosen.use_direct_io,
+        devices=tuple(chosen.devices or ()),
     )
 
 
@@ -210,7 +214,7 @@ def template_source(chosen: settings_.ModelSettings) -> str | None:
         ) from None
 
 
-def _simulated(chosen: settings_.ModelSettings, beat: Beat | None) -> Loaded:
+def _simulated(chosen: settings_.ModelSettings, unused: list[str], beat: Beat | None) -> Loaded:
     """No model at all: for trying out the machinery, and for measuring everything around it.
 
     Its texts are the same from run to run: a seed that nobody chose is 0.
@@ -229,5 +233,6 @@ def _simulated(chosen: settings_.ModelSettings, beat: Beat | None) -> Loaded:
         "backend": "simulated",
         "slots": chosen.n_seq_max,
         "context_window": window,
+        "warnings": tuple(unused),
     }
     return Loaded(runtime, chosen.model_copy(update={"seed": chosen.seed or 0}), description)

@@ -13,6 +13,7 @@ from stretto import settings as settings_
 from stretto.errors import ModelFileError
 from stretto.runtime.loading import Beat, Loaded, Progress, template_of, template_source
 from stretto.runtime.model import ModelRuntime
+from stretto.settings.used_by import check_used
 from stretto.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def load_torch(
     progress: Progress | None = None,
     beat: Beat | None = None,
 ) -> Loaded:
+    unused = check_used(chosen, loaded.settings.defaults, "torch")
     opened = _open(path, chosen, progress)
     try:
         words = _tokenizer(opened, path, chosen)
@@ -43,7 +45,8 @@ def load_torch(
     except BaseException:
         opened.backend.close()
         raise
-    return Loaded(runtime, chosen, _description(opened, path, chosen, loaded))
+    description = {**_description(opened, path, chosen, loaded), "warnings": tuple(unused)}
+    return Loaded(runtime, chosen, description)
 
 
 def _open(path: Path, chosen: settings_.ModelSettings, progress: Progress | None) -> Opened:

@@ -38,6 +38,11 @@ def _policy(value: Any) -> Any:
     return "none" if value is False or value == "off" else value
 
 
+def _layers(value: Any) -> Any:
+    """llama.cpp and its bindings write -1 for all layers."""
+    return "all" if value == -1 and not isinstance(value, bool) else value
+
+
 class ModelSettings(BaseModel):
     """One model. Every field is a YAML key, a `STRETTO_*` variable and a flag of the same name."""
 
@@ -117,8 +122,10 @@ class ModelSettings(BaseModel):
     """How several GPUs share a model."""
     flash_attention: Annotated[Literal["auto", "on", "off", "long"], BeforeValidator(_switch)] = "auto"
     """on, off, or long: only for long prompts. auto: on for GPUs and short windows on ARM, else long."""
-    n_gpu_layers: Annotated[Count, Field(le=100_000)] | Literal["all"] = "all"
-    """Layers on the GPU; 0 is none."""
+    n_gpu_layers: Annotated[
+        Annotated[Count, Field(le=100_000)] | Literal["all"], BeforeValidator(_layers)
+    ] = "all"
+    """Layers on the GPU; 0 is none, -1 is all."""
     main_gpu: Annotated[Count, Field(le=1024)] = 0
     """The GPU that holds what cannot be split."""
     tensor_split: list[Annotated[float, Field(ge=0)]] | None = None

@@ -27,7 +27,8 @@ _SAME = {
         "cache_policy cache_mode"
     ),
     "prefill_chunk": (
-        "enable_chunked_prefill chunked_prefill_size prefill_batch_size long_prefill_token_threshold"
+        "enable_chunked_prefill chunked_prefill_size prefill_batch_size long_prefill_token_threshold "
+        "chunk_size prefill_chunk_size"
     ),
     "cache_ram_bytes": "cache_ram swap_space cpu_offload_gb kv_offloading_size",
     "max_queue": "max_queued_requests ollama_max_queue max_queue_size",
@@ -50,6 +51,7 @@ FOREIGN = {foreign: ours for ours, names in _SAME.items() for foreign in names.s
 NO_COUNTERPART = {
     "gpu_memory_utilization": "memory follows from context_window and n_seq_max; see `stretto estimate`",
     "mem_fraction_static": "memory follows from context_window and n_seq_max; see `stretto estimate`",
+    "batch_timeout": "requests join the running batch at the next tick, so nothing waits; leave the key out",
     "cont_batching": "continuous batching is always on; leave the key out",
     "continuous_batching": "continuous batching is always on; leave the key out",
     "kv_unified": "set kv_layout: unified",

@@ -128,3 +128,23 @@ def test_a_hybrid_models_states(call, hybrid):
 def test_a_window_beyond_the_models_is_said(call, dense):
     ended = call("estimate", dense, "--context-window", "100k")
     assert "note: context_window 100000 is beyond the model's 2048" in ended.err
+
+
+def test_host_snapshots_need_not_fit_a_gpu(call, monkeypatch):
+    """Saved prefixes lie in host memory, whatever is computed where."""
+    from stretto.cli import machine
+
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("H200", 24 << 30, 15 * 10**9)])
+    found = json.loads(call("estimate", "--example", "--json").out)
+    exact = found["exact"]
+    assert exact["snapshots"] > 0
+    assert found["fit"]["needed_bytes"] == exact["total"] - exact["snapshots"]
+    assert found["fit"]["fits"] is True
+
+
+def test_the_guides_configuration_without_the_guides_model(call, tmp_path):
+    (tmp_path / "stretto.yaml").write_text(SEED_YAML)
+    ended = call("estimate", "Qwen3-8B-Q8_0", "--json", "--memory", "24GB")
+    assert ended.code == 0
+    assert json.loads(ended.out)["rule_of_thumb"]["steps"] == STEPS
+    assert "published shape" in ended.err

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stretto.backends.llamacpp.arm.standing_in import stand_in
+from stretto.backends.llamacpp.devices import CPU_DEVICE, device_list
 from stretto.backends.llamacpp.library import Weights, forget_log, last_error, library
 from stretto.backends.llamacpp.vocabulary import Vocabulary
 from stretto.errors import ModelLoadError
@@ -33,6 +34,7 @@ class ModelOptions:
     use_mmap: bool = True
     use_mlock: bool = False
     use_direct_io: bool = False
+    devices: Sequence[str] = ()  # by ggml's names; none: all there are
 
 
 MROPE_TYPES = (8, 40)  # llama.cpp's numbers: positions of several dimensions
@@ -85,7 +87,8 @@ class Model:
 
     @property
     def on_gpu(self) -> bool:
-        return self.options.n_gpu_layers != 0 and bool(library().llama_supports_gpu_offload())
+        wanted = self.options.n_gpu_layers != 0 and tuple(self.options.devices) != (CPU_DEVICE,)
+        return wanted and bool(library().llama_supports_gpu_offload())
 
     @property
     def closed(self) -> bool:
@@ -121,6 +124,9 @@ def load(
     lib = library()
     forget_log()
     params = _native(lib, options)
+    if options.devices:  # the list must live until the load is over
+        devices = device_list(options.devices)
+        params.devices = ctypes.cast(devices, ctypes.c_void_p)
     params.use_extra_bufts = special
     raised: list[BaseException] = []
     callback = lib.llama_progress_callback(_reporter(progress, raised))  # C code calls it until all is loaded

@@ -182,6 +182,8 @@ def _attention(
             f"cache_type_v {values} needs flash attention",
             hint="set flash_attention: on, or cache_type_v: f16",
         )
+    if misfits := fit.cache_type_misfits(model.shape, keys, values):
+        raise ContextError(misfits[0], hint="set cache_type_k and cache_type_v: f16")
     slow = sorted({name for name in (keys, values) if name not in FAST_ON_CPU})
     if slow and not (model.on_gpu and options.offload_kqv):
         text = f"cache type {', '.join(slow)} is several times slower than f16 on a CPU"

@@ -89,3 +89,11 @@ def test_slow_cache_types_are_named() -> None:
 
 def test_a_window_beyond_training_is_named() -> None:
     assert codes("dense", context_window=4096) == ["window_beyond_training"]
+
+
+def test_a_cache_type_that_does_not_fit_the_heads_says_so() -> None:
+    """Its reason is the block size: a smaller window would not help."""
+    with pytest.raises(ContextError, match="multiples of 32") as caught:
+        resolve(tiny("moe"), options(cache_type_k="q8_0"))
+    assert "f16" in caught.value.hint
+    assert "context_window" not in caught.value.hint

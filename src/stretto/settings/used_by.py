@@ -1,0 +1,140 @@
+"""Which loader uses which model setting, so that none is accepted and then ignored.
+
+Knows names only. Each loader asks `check_used` before it loads: a setting that was given for this model and
+that the loader does not use is refused, with the backend that has it. One that the model only inherits (from
+`defaults:`, a flag or a variable that other models share) becomes a warning.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from stretto.errors import SettingsError
+from stretto.settings.model import CACHE_SWITCHES, ModelSettings
+
+Loader = Literal["llamacpp", "torch", "simulated", "embedding"]
+
+_GENERATING = ("llamacpp", "torch", "simulated")
+_LLAMACPP_FILES = ("llamacpp", "embedding")
+_ALL = (*_GENERATING, "embedding")
+
+USERS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("path", "backend", "context_window", "n_seq_max", "max_queue"), _ALL),
+    **dict.fromkeys(
+        (
+            "n_batch",
+            "prefill_chunk",
+            "target_itl_ms",
+            "cache",
+            *CACHE_SWITCHES,
+            "cache_min_tokens",
+            "cache_slot_timeout",
+            "queue_depth",
+            "max_queue_wait_s",
+            "turn_tokens",
+            "preemption",
+            "tenant_weights",
+            "seed",
+        ),
+        _GENERATING,
+    ),
+    **dict.fromkeys(
+        ("main_gpu", "tensor_split", "split_mode", "use_mmap", "use_mlock", "use_direct_io"),
+        _LLAMACPP_FILES,
+    ),
+    **dict.fromkeys(
+        (
+            "cache_type_k",
+            "cache_type_v",
+            "kv_layout",
+            "swa_full",
+            "offload_kqv",
+            "op_offload",
+            "n_threads_batch",
+            "rope_scaling_type",
+            "rope_freq_base",
+            "rope_freq_scale",
+            "yarn_ext_factor",
+            "yarn_attn_factor",
+            "yarn_beta_fast",
+            "yarn_beta_slow",
+            "yarn_orig_ctx",
+        ),
+        ("llamacpp",),
+    ),
+    **dict.fromkeys(("speculation", "speculation_tokens"), ("llamacpp", "simulated")),
+    **dict.fromkeys(("load_format", "dtype", "page_tokens"), ("torch",)),
+    **dict.fromkeys(("embed_inputs_max", "embed_batch_tokens"), ("embedding",)),
+    "cache_ram_bytes": ("llamacpp", "simulated"),
+    "chat_template": ("llamacpp", "torch"),
+    "n_ubatch": _LLAMACPP_FILES,
+    "flash_attention": _LLAMACPP_FILES,
+    "n_gpu_layers": ("llamacpp", "torch", "embedding"),
+    "devices": ("llamacpp", "torch", "embedding"),
+    "n_threads": ("llamacpp", "torch", "embedding"),
+    "simulated_tick_ms": ("simulated",),
+}
+
+
+def check_used(chosen: ModelSettings, common: ModelSettings, loader: Loader) -> list[str]:
+    """Refuses what was set for this model in vain; returns a warning for each value that it inherits.
+
+    `common` are the settings of models that are not named. For a model that is one of those, a flag for the
+    wrong backend is refused, and one for the other kind of model (generating, embedding) is a warning.
+    """
+    if loader == "torch":
+        _check_torch(chosen)
+    warnings: list[str] = []
+    for name in sorted(_given(chosen)):
+        if loader in USERS[name]:
+            continue
+        text = f"{name} is set, and {_LOADERS[loader]} does not use it"
+        inherited = chosen is not common and getattr(chosen, name) == getattr(common, name)
+        if inherited or (chosen is common and _for_other_kind(name, loader)):
+            warnings.append(text)
+            continue
+        raise SettingsError(text, hint=f"leave {name} out; {_owners(name)}")
+    return warnings
+
+
+_LOADERS: dict[str, str] = {
+    "llamacpp": "the llama.cpp backend",
+    "torch": "the torch backend",
+    "simulated": "the simulated backend",
+    "embedding": "an embedding model",
+}
+
+
+def _given(chosen: ModelSettings) -> set[str]:
+    """What was set to something else than its default. A default that is spelled out changes nothing."""
+    fields = ModelSettings.model_fields
+    return {
+        name
+        for name in chosen.model_fields_set
+        if name not in CACHE_SWITCHES and getattr(chosen, name) != fields[name].default
+    }
+
+
+def _for_other_kind(name: str, loader: Loader) -> bool:
+    """A flag of `stretto serve` reaches every model; one for embeddings is in order beside a chat model."""
+    users = USERS[name]
+    return users == ("embedding",) if loader != "embedding" else any(user in _GENERATING for user in users)
+
+
+def _owners(name: str) -> str:
+    owners = " and ".join(_LOADERS[user] for user in USERS[name])
+    return f"{owners} {'have' if len(USERS[name]) > 1 else 'has'} it"
+
+
+def _check_torch(chosen: ModelSettings) -> None:
+    """Settings that the torch backend has, with values that it cannot honour."""
+    if chosen.n_gpu_layers not in ("all", 0):
+        raise SettingsError(
+            f"n_gpu_layers is {chosen.n_gpu_layers}, and the torch backend cannot split a model by layers",
+            hint="set all or 0; the llama.cpp backend takes any number",
+        )
+    if chosen.devices is not None and len(chosen.devices) != 1:
+        raise SettingsError(
+            f"devices names {len(chosen.devices)} devices, and the torch backend runs on one",
+            hint="name one, such as cuda:0 or cpu",
+        )

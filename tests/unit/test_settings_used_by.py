@@ -1,0 +1,74 @@
+"""No setting is accepted and then ignored: it is used, refused by name, or warned about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stretto import LLM
+from stretto.errors import ModelLoadError, SettingsError
+from stretto.settings import ModelSettings
+from stretto.settings.used_by import USERS, Loader, check_used
+
+
+def test_every_setting_says_who_uses_it() -> None:
+    assert set(USERS) == set(ModelSettings.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("loader", "given", "owner"),
+    [
+        ("torch", {"rope_freq_base": 500.0}, "llama.cpp"),
+        ("torch", {"cache_type_k": "q8_0"}, "llama.cpp"),
+        ("torch", {"cache_type_v": "q8_0"}, "llama.cpp"),
+        ("torch", {"speculation": "ngram"}, "llama.cpp"),
+        ("torch", {"kv_layout": "unified"}, "llama.cpp"),
+        ("torch", {"split_mode": "row"}, "llama.cpp"),
+        ("torch", {"n_gpu_layers": 7}, "llama.cpp"),
+        ("torch", {"devices": ["cuda:0", "cuda:1"]}, "one"),
+        ("llamacpp", {"dtype": "float16"}, "torch"),
+        ("llamacpp", {"page_tokens": 16}, "torch"),
+        ("llamacpp", {"simulated_tick_ms": 5.0}, "simulated"),
+        ("simulated", {"flash_attention": "on"}, "llama.cpp"),
+    ],
+)
+def test_a_setting_that_the_backend_does_not_have_is_refused(
+    loader: Loader, given: dict[str, Any], owner: str
+) -> None:
+    chosen = ModelSettings(**given)
+    with pytest.raises(SettingsError) as caught:
+        check_used(chosen, chosen, loader)
+    assert next(iter(given)) in caught.value.message
+    assert owner in caught.value.hint
+
+
+def test_a_default_that_is_spelled_out_is_no_offence() -> None:
+    chosen = ModelSettings(kv_layout="streams", cache_type_k="f16")
+    assert check_used(chosen, chosen, "torch") == []
+
+
+def test_what_a_named_model_inherits_is_a_warning() -> None:
+    common = ModelSettings(cache_type_k="q8_0")
+    named = ModelSettings(cache_type_k="q8_0", path="somewhere")
+    (warning,) = check_used(named, common, "torch")
+    assert "cache_type_k" in warning
+
+
+def test_flags_for_the_other_kind_of_model_are_warnings() -> None:
+    chosen = ModelSettings(n_batch=512, embed_inputs_max=7)
+    assert "n_batch" in check_used(chosen, chosen, "embedding")[0]
+    assert "embed_inputs_max" in check_used(chosen, chosen, "llamacpp")[0]
+
+
+def test_the_sdk_refuses_it_too() -> None:
+    with pytest.raises(SettingsError, match="rope_freq_base"):
+        LLM(backend="simulated", rope_freq_base=500.0)
+
+
+def test_llama_cpp_gets_the_devices_or_says_which_there_are() -> None:
+    with pytest.raises(ModelLoadError, match="CUDA77") as caught:
+        LLM(devices=["CUDA77"], n_seq_max=1, context_window=256)
+    assert "CPU" in caught.value.hint
+    with LLM(devices=["CPU"], n_seq_max=1, context_window=256) as llm:
+        assert llm.generate(["One, two,"], max_tokens=2, temperature=0)[0].text
