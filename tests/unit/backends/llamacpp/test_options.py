@@ -83,7 +83,7 @@ def test_hybrids_keep_an_f16_cache_and_no_flash_attention(kind: str) -> None:
 
 
 def test_slow_cache_types_are_named() -> None:
-    assert codes("dense", cache_type_k="q8_0", cache_type_v="bf16") == ["slow_cache_type"]
+    assert codes("dense", cache_type_k="bf16", cache_type_v="bf16") == ["slow_cache_type"]
     assert codes("dense") == []
 
 
