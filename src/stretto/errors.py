@@ -13,6 +13,7 @@ StrettoError
 │   ├── InvalidToolError        a tool definition or tool_choice that makes no sense
 │   ├── InvalidGrammarError     a schema, regex or grammar that does not compile
 │   ├── GrammarTooComplexError  it compiles, but costs more than the limits allow
+│   ├── ReplyTooLargeError      the answer does not fit a message between engine and runtime
 │   ├── InvalidJsonError        a body that is no JSON object, or nests too deep
 │   ├── FieldError              one field of a body; `param` names it
 │   │   ├── MissingFieldError
@@ -160,6 +161,11 @@ class InvalidGrammarError(InvalidRequestError):
 class GrammarTooComplexError(InvalidRequestError):
     code = "grammar_too_complex"
     hint = "simplify the schema, regex or grammar"
+
+
+class ReplyTooLargeError(InvalidRequestError):
+    code = "reply_too_large"
+    hint = "ask for less at once"
 
 
 class InvalidJsonError(InvalidRequestError):

@@ -62,7 +62,6 @@ class Engine:
         self._transport = Transport(
             calls_max=settings.engine.calls_max,
             call_timeout_s=settings.engine.call_timeout_s,
-            frame_bytes_max=settings.runtime.frame_bytes_max,
         )
         self._dispatcher = Dispatcher(
             self._traffic,
@@ -86,7 +85,9 @@ class Engine:
     @classmethod
     def supervised(cls, start: RuntimeStart, settings: Settings | None = None) -> Engine:
         """Over a process of its own, that is watched over and brought back."""
-        return cls(SupervisedHost(ProcessLauncher(start), (settings or Settings()).engine), settings)
+        settings = settings or Settings()
+        launcher = ProcessLauncher(start, frame_bytes_max=settings.runtime.frame_bytes_max)
+        return cls(SupervisedHost(launcher, settings.engine), settings)
 
     @classmethod
     def over(cls, connection: Connection, settings: Settings | None = None) -> Engine:

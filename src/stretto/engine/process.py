@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from stretto.rpc.connection import Connection
+from stretto.rpc.frames import FRAME_BYTES_MAX
 from stretto.rpc.heartbeat import Heartbeat, HeartbeatReader
 from stretto.rpc.sockets import connect_unix
 
@@ -60,8 +61,11 @@ class RuntimeStart:
 
 
 class ProcessChild:
-    def __init__(self, process: asyncio.subprocess.Process, places: Places) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, places: Places, *, frame_bytes_max: int = FRAME_BYTES_MAX
+    ) -> None:
         self._process = process
+        self._frame_bytes_max = frame_bytes_max
         self._places = places
         self._heartbeat = HeartbeatReader(places.heartbeat)
 
@@ -79,7 +83,7 @@ class ProcessChild:
     async def connect(self) -> Connection:
         while True:
             try:
-                return await connect_unix(self._places.socket)
+                return await connect_unix(self._places.socket, frame_bytes_max=self._frame_bytes_max)
             except (FileNotFoundError, ConnectionRefusedError):
                 await asyncio.sleep(CONNECT_EVERY_S)
 
@@ -97,8 +101,9 @@ class ProcessChild:
 class ProcessLauncher:
     child: type[ProcessChild] = ProcessChild
 
-    def __init__(self, start: RuntimeStart) -> None:
+    def __init__(self, start: RuntimeStart, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._start = start
+        self._frame_bytes_max = frame_bytes_max
         self.directory: Path | None = None
 
     async def launch(self, epoch: int) -> ProcessChild:
@@ -110,7 +115,7 @@ class ProcessLauncher:
         )
         assert process.stdin is not None
         process.stdin.write(self._start.line())
-        return self.child(process, places)
+        return self.child(process, places, frame_bytes_max=self._frame_bytes_max)
 
     def close(self) -> None:
         if self.directory is not None:

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from stretto.engine.breaker import CircuitBreaker
-from stretto.engine.sizes import check_size
 from stretto.errors import CallTimeoutError, RuntimeLostError, RuntimeUnavailableError
 from stretto.rpc.connection import Connection
 from stretto.rpc.envelope import METHODS, Call, Malformed, Notification, Received, Reply, result_of
-from stretto.rpc.frames import FRAME_BYTES_MAX
 from stretto.rpc.messages import Message
 
 ATTEMPTS = 3
@@ -41,12 +39,9 @@ class _Pending:
 
 
 class Transport:
-    def __init__(
-        self, *, calls_max: int, call_timeout_s: float, frame_bytes_max: int = FRAME_BYTES_MAX
-    ) -> None:
+    def __init__(self, *, calls_max: int, call_timeout_s: float) -> None:
         self._calls_max = calls_max
         self._call_timeout_s = call_timeout_s
-        self._frame_bytes_max = frame_bytes_max
         self._connection: Connection | None = None
         self._pending: dict[int, _Pending] = {}
         self._next_id = 1
@@ -124,8 +119,10 @@ class Transport:
     # --- calls -----------------------------------------------------------------------------------
 
     def send(self, method: str, params: Message, *, timeout_s: float | None = None) -> asyncio.Future[Any]:
-        """One call, sent now. The future brings the typed result, or the error that was answered."""
-        check_size(params, self._frame_bytes_max)
+        """One call, sent now. The future brings the typed result, or the error that was answered.
+
+        A call that does not fit a frame raises TooLargeError; the connection and all other calls live on.
+        """
         loop = asyncio.get_running_loop()
         connection = self._admitted(loop.time())
         call_id, self._next_id = self._next_id, self._next_id + 1
@@ -135,7 +132,7 @@ class Transport:
         self.metrics.calls[method] = self.metrics.calls.get(method, 0) + 1
         try:
             connection.send(Call(call_id, method, params))
-        except Exception:  # it cannot be encoded: nothing was sent
+        except Exception:  # it cannot be encoded, or does not fit a frame: nothing was sent
             del self._pending[call_id]
             timer.cancel()
             self.breaker.abandoned()

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from stretto.errors import FrameError
+from stretto.errors import FrameError, TooLargeError
 from stretto.rpc.envelope import Envelope, Received
-from stretto.rpc.frames import FRAME_BYTES_MAX, FrameDecoder, encode
+from stretto.rpc.frames import FRAME_BYTES_MAX, HEADER_BYTES, FrameDecoder, encode
 
 UNSENT_BYTES_MAX = 64 << 20
 Receive = Callable[[Received], None]
@@ -39,7 +39,9 @@ class Connection(Protocol):
 
     def open(self, receive: Receive, closed: Closed) -> None: ...
 
-    def send(self, envelope: Envelope) -> None: ...
+    def send(self, envelope: Envelope) -> None:
+        """Raises TooLargeError for what does not fit a frame, and what encoding raises: nothing was sent then,
+        and the connection is as it was."""
 
     def close(self, error: Exception | None = None) -> None:
         """Send what was queued, then end. With an error: end at once."""
@@ -81,6 +83,11 @@ class StreamConnection(asyncio.Protocol):
         if self._closing or self.transport is None:
             return
         frame = encode(envelope)
+        if len(frame) - HEADER_BYTES > self._frame_bytes_max:  # the peer would close the connection on it
+            raise TooLargeError(
+                f"a message of {len(frame)} bytes; at most {self._frame_bytes_max} go over a connection at once",
+                hint="ask for less at once, or raise runtime.frame_bytes_max",
+            )
         self.counters.frames_sent += 1
         self.counters.bytes_sent += len(frame)
         self.transport.write(frame)

@@ -40,6 +40,10 @@ class InputReader:
         self._window = window
         self._inputs_max = inputs_max
 
+    @property
+    def window(self) -> int:
+        return self._window
+
     def texts(self, inputs: Sequence[Any], truncate: str) -> list[list[int]]:
         """Inputs to embed: texts, or lists of token ids. Nothing is taken on trust: SDKs pass objects."""
         self._check(len(inputs), "inputs", truncate)

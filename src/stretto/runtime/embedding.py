@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from stretto.errors import DeadlineError, InvalidRequestError, UnsupportedByModelError
+from stretto.errors import DeadlineError, InvalidRequestError, ReplyTooLargeError, UnsupportedByModelError
 from stretto.rpc.messages import EmbedParams, EmbedResult, ModelStats, RerankParams, RerankResult
 from stretto.runtime.contexts import ContextPool, PoolStats, Vectors
 from stretto.runtime.embed_inputs import InputReader
 from stretto.text.tokenizer import Tokenizer
 
 _TINY = 1e-12
+REPLY_BYTES = 4096  # what a reply takes beside its vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,11 @@ class EmbeddingRuntime:
         self._reader = reader
         self._on_close = on_close
 
+    @property
+    def window(self) -> int:
+        """Tokens that one input may hold."""
+        return self._reader.window
+
     # --- asking ----------------------------------------------------------------------------------
 
     def embed(self, params: EmbedParams) -> EmbedResult:
@@ -79,6 +85,16 @@ class EmbeddingRuntime:
         end_s = _end(params.deadline_ms)
         inputs = await asyncio.to_thread(self._rerank_inputs, params)
         return self._ranked(params, inputs, await _await(self._submit(inputs, end_s), end_s))
+
+    def check_reply(self, params: EmbedParams, *, bytes_max: int) -> None:
+        """Vectors that would not fit a message are refused before they are computed."""
+        width = min(params.dimensions or self.making.width, self.making.width)
+        inputs_max = (bytes_max - REPLY_BYTES) * 3 // (16 * max(width, 1))  # four bytes a number, in base64
+        if len(params.inputs) > inputs_max:
+            raise ReplyTooLargeError(
+                f"{len(params.inputs)} vectors of {width} numbers do not fit a reply; at most {inputs_max} do",
+                hint="send the inputs in several requests",
+            )
 
     # --- life (a `Resident` of the runtime's pool of models) -------------------------------------
 

@@ -25,6 +25,7 @@ from stretto.errors import (
     UnsupportedByModelError,
 )
 from stretto.rpc import messages as m
+from stretto.rpc.frames import FRAME_BYTES_MAX
 from stretto.runtime.embedding import EmbeddingRuntime
 from stretto.runtime.loading import Loaded
 from stretto.runtime.model import Call, ModelRuntime, Prompt
@@ -51,10 +52,17 @@ class Methods:
     """`on_shutdown` is called once the caller has its answer."""
 
     def __init__(
-        self, pool: ModelPool, feed: TickFeed, *, prepare_threads: int, on_shutdown: Callable[[], None]
+        self,
+        pool: ModelPool,
+        feed: TickFeed,
+        *,
+        prepare_threads: int,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        on_shutdown: Callable[[], None],
     ) -> None:
         self._pool = pool
         self._feed = feed
+        self._frame_bytes_max = frame_bytes_max
         self._on_shutdown = on_shutdown
         self._threads = ThreadPoolExecutor(prepare_threads, "stretto-prepare")
         self._outboxes: dict[int, Outbox] = {}
@@ -189,7 +197,10 @@ class Methods:
         asked = cast(m.EmbedParams, params)
         entry = await self._pool.acquire(asked.model_id)
         try:
-            return await _embedding(entry).aembed(asked)
+            embedding = _embedding(entry)
+            if isinstance(embedding, EmbeddingRuntime):
+                embedding.check_reply(asked, bytes_max=self._frame_bytes_max)
+            return await embedding.aembed(asked)
         finally:
             self._pool.release(entry)
 

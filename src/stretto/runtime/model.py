@@ -91,6 +91,11 @@ class ModelRuntime:
         self._pump.start()
         self._loop.start()
 
+    @property
+    def window(self) -> int:
+        """Tokens that one request may hold."""
+        return self.capabilities.pool_tokens
+
     # --- prompts ---------------------------------------------------------------------------------
 
     def chat_prompt(

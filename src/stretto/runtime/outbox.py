@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable
 
 from stretto.core.tick import End, Terminal
-from stretto.errors import FrameError
+from stretto.errors import FrameError, TooLargeError
 from stretto.rpc.connection import Connection
 from stretto.rpc.envelope import STREAM_BATCH, Notification
 from stretto.rpc.messages import StreamBatch, StreamEnd, Timing, ToolCallDelta, Usage, error_from
+from stretto.runtime import splitting
 from stretto.runtime.ends import error_of
 from stretto.runtime.logprobs import token_logprobs
 from stretto.runtime.text_stream import Delta
@@ -25,14 +26,24 @@ ROW_BYTES = 64  # what a row costs beside its text, roughly
 
 
 class Mailbox:
-    """One connection's way out. `put` on any thread, `drain` on the RPC loop."""
+    """One connection's way out. `put` on any thread, `drain` on the RPC loop.
+
+    `on_cut` is told of a stream that ends here because what a tick brought to it does not fit a frame.
+    """
 
     def __init__(
-        self, connection: Connection, *, unread_bytes_max: int, on_end: Callable[[str], None]
+        self,
+        connection: Connection,
+        *,
+        unread_bytes_max: int,
+        on_end: Callable[[str], None],
+        on_cut: Callable[[str], None],
     ) -> None:
         self._connection = connection
         self._unread_bytes_max = unread_bytes_max
         self._on_end = on_end
+        self._on_cut = on_cut
+        self._cut: set[str] = set()  # until their own end comes, which is then not sent again
         self._waiting: deque[StreamBatch] = deque()
         self._waiting_bytes = 0
         self._lock = threading.Lock()
@@ -49,9 +60,43 @@ class Mailbox:
         if waiting_bytes + self._connection.unsent_bytes > self._unread_bytes_max:
             self._connection.close(FrameError(f"the peer does not read: {waiting_bytes} bytes more wait"))
         for batch in batches:
+            self._send(batch)
+
+    def _send(self, batch: StreamBatch) -> None:
+        if self._cut:
+            self._send_parts(batch)
+            return
+        try:
             self._connection.send(Notification(STREAM_BATCH, batch))
-            for end in batch.ends:
-                self._on_end(end.stream_id)
+        except TooLargeError:
+            self._send_parts(batch)
+        else:
+            self._tell_ends(batch)
+
+    def _send_parts(self, batch: StreamBatch) -> None:
+        """Each stream's part alone; one that does not fit a frame even so costs its stream only."""
+        for stream_id, part in splitting.parts(batch):
+            if stream_id in self._cut:
+                self._cut.difference_update(end.stream_id for end in part.ends)
+                continue
+            try:
+                self._connection.send(Notification(STREAM_BATCH, part))
+            except TooLargeError:
+                self._cut_off(stream_id, part)
+            else:
+                self._tell_ends(part)
+
+    def _cut_off(self, stream_id: str, part: StreamBatch) -> None:
+        end = splitting.refusal(stream_id, part)
+        if not part.ends:
+            self._cut.add(stream_id)
+            self._on_cut(stream_id)
+        self._connection.send(Notification(STREAM_BATCH, end))
+        self._tell_ends(end)
+
+    def _tell_ends(self, batch: StreamBatch) -> None:
+        for end in batch.ends:
+            self._on_end(end.stream_id)
 
 
 class Outbox:

@@ -30,6 +30,7 @@ from stretto.text.tools import Dialect, dialect_for
 
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """llguidance's: a forced call has no other spaces, or small models fill their tokens with newlines."""
+TOKENS_MAX = 1 << 17  # of one /detokenize, or the model's window where that is larger
 _TEMPLATE_OPTIONS_TAKEN = ("messages", "tools", "self", "add_generation_prompt", "continue_final_message")
 
 
@@ -110,6 +111,12 @@ def tokens_of(model: ModelRuntime | EmbeddingRuntime, params: TokenizeParams) ->
 
 
 def text_of(model: ModelRuntime | EmbeddingRuntime, tokens: list[int]) -> str:
+    most = max(TOKENS_MAX, model.window)
+    if len(tokens) > most:
+        raise InvalidRequestError(
+            f"{len(tokens)} tokens to detokenize; at most {most} are taken",
+            hint="send them in several requests",
+        )
     return b"".join(map(model.tokenizer.token_bytes, _tokens(model, tokens))).decode("utf-8", "replace")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from stretto.errors import TooLargeError
 from stretto.rpc.connection import Connection
 from stretto.rpc.envelope import ENGINE_EVENTS, MODEL_PROGRESS, Notification
 from stretto.rpc.heartbeat import RPC_BEAT_S, HeartbeatWriter
@@ -20,6 +21,7 @@ from stretto.runtime.telemetry import TickFeed, machine_bytes
 from stretto.settings import RuntimeSettings
 
 SWEEP_S = 1.0
+TICKS_A_FRAME = 64
 FLUSH_S = 1.0
 
 
@@ -44,6 +46,7 @@ class RuntimeServer:
             self.pool,
             self._feed,
             prepare_threads=settings.prepare_threads,
+            frame_bytes_max=settings.frame_bytes_max,
             on_shutdown=self.stopping.set,
         )
         self._chores: list[asyncio.Task[None]] = []
@@ -96,9 +99,13 @@ class RuntimeServer:
     # --- notifications ---------------------------------------------------------------------------
 
     def _send_events(self, events: EngineEvents) -> None:
-        for session in self.methods.sessions:
-            if session.watching:
-                session.connection.send(Notification(ENGINE_EVENTS, events))
+        """In pieces: ticks of many slots with long stream ids would be more than a frame. Watchers may lose some."""
+        for start in range(0, len(events.ticks), TICKS_A_FRAME):
+            some = EngineEvents(ticks=events.ticks[start : start + TICKS_A_FRAME])
+            for session in self.methods.sessions:
+                if session.watching:
+                    with contextlib.suppress(TooLargeError):
+                        session.connection.send(Notification(ENGINE_EVENTS, some))
 
     def _send_progress(self, progress: LoadProgress) -> None:
         for session in self.methods.sessions:

@@ -19,6 +19,8 @@ from stretto.errors import (
     FrameError,
     InvalidRequestError,
     PeerRefusedError,
+    ReplyTooLargeError,
+    TooLargeError,
 )
 from stretto.rpc.connection import Connection
 from stretto.rpc.envelope import Call, Malformed, Received, Reply
@@ -77,7 +79,9 @@ class Session:
         self.connection = connection
         self.streams: dict[str, StreamRecord] = {}
         self.watching = False
-        self.mailbox = Mailbox(connection, unread_bytes_max=unread_bytes_max, on_end=self.forget)
+        self.mailbox = Mailbox(
+            connection, unread_bytes_max=unread_bytes_max, on_end=self.forget, on_cut=self.cancel
+        )
         self._dispatcher = dispatcher
         self._calls_pending_max = calls_pending_max
         self._token = token  # until it has been given
@@ -152,7 +156,7 @@ class Session:
             self._refuse(call, error)
             return
         if isinstance(answer, Message):
-            self.connection.send(Reply(call.id, result=answer))
+            self._reply(call, answer)
             return
         task = asyncio.ensure_future(answer)
         self._tasks.add(task)
@@ -170,7 +174,16 @@ class Session:
         if error is not None:
             self._refuse(call, error)
         else:
-            self.connection.send(Reply(call.id, result=done.result()))
+            self._reply(call, done.result())
+
+    def _reply(self, call: Call, result: Message) -> None:
+        """A result that cannot be sent is that call's failure: the connection and its streams live on."""
+        try:
+            self.connection.send(Reply(call.id, result=result))
+        except TooLargeError as error:
+            self._refuse(call, ReplyTooLargeError(f"the answer to {call.method} is {error.message}"))
+        except Exception as error:
+            self._refuse(call, error)
 
     def _refuse(self, call: Call, error: BaseException) -> None:
         self.connection.send(Reply(call.id, error=logged(error, call.method)))

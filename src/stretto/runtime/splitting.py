@@ -1,0 +1,53 @@
+"""Stream batches that do not fit one frame: cut into one batch for each stream.
+
+A batch holds what one tick brought to all streams of a connection. Where that is more than a frame, each stream's
+part is sent alone; a part that is still too large costs that one stream, never the connection. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from stretto.errors import ReplyTooLargeError
+from stretto.rpc.messages import StreamBatch, StreamEnd, error_from
+
+_Value = TypeVar("_Value")
+
+
+def parts(batch: StreamBatch) -> Iterator[tuple[str, StreamBatch]]:
+    """One batch for each stream, in the order in which the streams first occur."""
+    for stream_id in _streams(batch):
+        rows = [row for row, name in enumerate(batch.streams) if name == stream_id]
+        yield (
+            stream_id,
+            StreamBatch(
+                streams=[stream_id] * len(rows),
+                texts=[batch.texts[row] for row in rows],
+                counts=[batch.counts[row] for row in rows],
+                reasoning=_only(batch.reasoning, stream_id),
+                tool_calls=_only(batch.tool_calls, stream_id),
+                logprobs=_only(batch.logprobs, stream_id),
+                tokens=_only(batch.tokens, stream_id),
+                ends=[end for end in batch.ends if end.stream_id == stream_id],
+            ),
+        )
+
+
+def refusal(stream_id: str, part: StreamBatch) -> StreamBatch:
+    """The end of a stream whose part of a tick cannot be sent, with what is known of its usage."""
+    error = error_from(ReplyTooLargeError("what one tick brought to this stream does not fit a message"))
+    known = next((end for end in part.ends), StreamEnd(stream_id=stream_id, finish_reason="error"))
+    end = StreamEnd(
+        stream_id=stream_id, finish_reason="error", error=error, usage=known.usage, timing=known.timing
+    )
+    return StreamBatch(ends=[end])
+
+
+def _streams(batch: StreamBatch) -> list[str]:
+    named = [*batch.streams, *batch.reasoning, *batch.tool_calls, *batch.logprobs, *batch.tokens]
+    return list(dict.fromkeys([*named, *(end.stream_id for end in batch.ends)]))
+
+
+def _only(column: dict[str, _Value], stream_id: str) -> dict[str, _Value]:
+    return {stream_id: column[stream_id]} if stream_id in column else {}
