@@ -56,7 +56,7 @@ def run(backend, number: int, *spans, **more) -> np.ndarray:
         ({"flash_attention": "long", "context_window": 4096}, False, False),
         ({"flash_attention": "off"}, False, False),
         ({"flash_attention": "on"}, True, False),
-        ({"cache_type_v": "q8_0"}, True, False),
+        ({"cache_type_v": "bf16"}, True, False),  # not plain; q8_0 does not fit heads of 16
         ({"unified": True}, True, False),
     ],
 )
