@@ -203,8 +203,7 @@ class ScriptedEngine:
         model = ModelStats(
             model_id=MODEL,
             ticks=10,
-            preemptions=2,
-            turns=3,
+            preemptions={"timeout": 2, "time_slice": 3},
             active_slots=len(self.running),
             slots=self.slots,
             queued={"default": len(self.queue)},

@@ -181,7 +181,9 @@ def test_metrics_count_what_happened(running: Running) -> None:
     assert 0 < seen["stretto_time_to_first_token_seconds_sum", "scripted"] < 60
     assert seen["stretto_requests_running",] == seen["stretto_requests_without_token",] == 0
     assert seen["stretto_slots", "scripted"] == 4
-    assert seen["stretto_preemptions_total", "scripted"] == 2
+    assert seen["stretto_preemptions_total", "scripted", "timeout"] == 2
+    assert seen["stretto_preemptions_total", "scripted", "time_slice"] == 3
+    assert seen["stretto_preemptions_total", "scripted", "memory"] == 0
     assert seen["stretto_turns_total", "scripted"] == 3
     assert seen["stretto_http_responses_total", "404"] == 1
     assert seen["stretto_generate_batcher_fallbacks_total",] == 1

@@ -162,7 +162,7 @@ def _show(
         line(
             f"{model['model_id']}: {model['active_slots']}/{model['slots']} slots busy, "
             f"KV {model['kv_used']:.0%}, waiting: {queued}, "
-            f"{model['tokens']:,} tokens, {model['preemptions']} preemptions, {model['turns']} turns"
+            f"{model['tokens']:,} tokens, preemptions: {_preemptions(model['preemptions'])}"
         )
     _show_batches(health.get("batcher", {}).get("generate", {}))
     if waits is not None:
@@ -174,6 +174,10 @@ def _show(
         line("Requests wait long for a slot. What helps:")
         for index, text in enumerate(advice, 1):
             line(f"  {index}. {text}")
+
+
+def _preemptions(by_reason: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in by_reason.items()) or "none"
 
 
 def _show_slots(slots: list[dict[str, Any]]) -> None:

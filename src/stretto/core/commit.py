@@ -15,7 +15,7 @@ from stretto.core import notes, victims
 from stretto.core.recovery import Recovery
 from stretto.core.slot import Job, Slot
 from stretto.core.state import State
-from stretto.core.tick import End, Outcome, PassFailure, Tick, TickMeasures
+from stretto.core.tick import End, Outcome, PassFailure, PreemptReason, Tick, TickMeasures
 from stretto.errors import BadOutputError, OutOfMemoryError, PassFailedError
 
 
@@ -254,7 +254,7 @@ class Committer:
         several = len(state.active) > 1  # in this tick or in another
         victim = victims.for_memory(state.active, state.anchor(), running[0]) if several else None
         if victim is not None:
-            state.park(victim)
+            state.preempt(victim, PreemptReason.MEMORY)
         elif rows > 1:
             self._recovery.rows_max = rows // 2
         else:

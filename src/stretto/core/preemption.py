@@ -17,8 +17,8 @@ from stretto.core.cache.policies import Defer, WaitFor
 from stretto.core.limits import Preemption
 from stretto.core.slot import Job, Slot, Where
 from stretto.core.state import State
-from stretto.core.tick import End
-from stretto.errors import PreemptedError, ServerBusyError
+from stretto.core.tick import End, PreemptReason
+from stretto.errors import ServerBusyError
 
 
 class Order(NamedTuple):
@@ -29,26 +29,17 @@ class Order(NamedTuple):
     waiter: Job
 
 
-class Way(NamedTuple):
-    """Made in this plan."""
-
-    victim: Job
-    waiter: Job
-
-
 class Preemptor:
     def __init__(self, state: State, admission: Admission) -> None:
         self._state = state
         self._admission = admission
         self.orders: list[Order] = []
-        self.ways: list[Way] = []
         self._building_since: float | None = None
 
     # --- phase two: at the top of a plan ---------------------------------------------------------
 
     def carry_out(self) -> None:
         orders, self.orders = self.orders, []
-        self.ways.clear()
         for order in orders:
             slot = self._state.slots[order.slot]
             if slot.epoch == order.epoch and slot.job is not None and self._still_wanted(order):
@@ -61,17 +52,12 @@ class Preemptor:
         return order.waiter.where is Where.WAITING and self._state.free_slot() is None
 
     def _take_away(self, slot: Slot, order: Order) -> None:
-        state, victim = self._state, slot.job
-        assert victim is not None
-        waited_s = state.now - (order.waiter.entered_s or order.waiter.arrival_s)
-        state.note(notes.PREEMPTED, victim, slot.index, waited_s)
+        state = self._state
         self._admission.promised.append(order.waiter)
         if order.waiter.where is Where.DEFERRED:
             state.queue.resume(order.waiter)
-        if state.limits.preemption is Preemption.FAIL:
-            state.finish(slot, End.FAILED, PreemptedError.code)
-        else:
-            state.park(slot)
+        resumes = state.limits.preemption is Preemption.RESUME
+        state.preempt(slot, PreemptReason.TIMEOUT, order.waiter, resumes=resumes)
 
     # --- for priority: in the middle of a plan, after the free slots were given out ---------------
 
@@ -84,7 +70,7 @@ class Preemptor:
         running = list(state.active) if first is not None else []
         if first is None or first.level >= max(slot.job.level for slot in running if slot.job is not None):
             return False
-        anchor = state.anchor()
+        anchor, made = state.anchor(), False
         for waiter in state.queue.in_order()[: len(running)]:
             victim = victims.for_priority(running, anchor, waiter.level, state.limits)
             if victim is None:
@@ -92,12 +78,12 @@ class Preemptor:
             if self._admission.must_wait(waiter):
                 continue
             running.remove(victim)
-            state.note(notes.PREEMPTING_SLOT, victim.job, victim.index, state.now - waiter.arrival_s)
-            self.ways.append(Way(state.park(victim), waiter))
+            state.preempt(victim, PreemptReason.PRIORITY, waiter)
             self._admission.promised.append(waiter)
+            made = True
             if not self._admission.fits(waiter, None):
                 break  # memory comes first: another slot would stay idle too
-        return bool(self.ways)
+        return made
 
     # --- phase one: at the end of a plan ---------------------------------------------------------
 

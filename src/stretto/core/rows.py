@@ -14,13 +14,13 @@ from array import array
 from collections.abc import Sequence
 from itertools import chain, repeat
 
-from stretto.core import notes, victims
+from stretto.core import victims
 from stretto.core.capabilities import Rewind
 from stretto.core.chunks import ChunkSharer
 from stretto.core.recovery import Recovery
 from stretto.core.slot import Slot
 from stretto.core.state import State
-from stretto.core.tick import PENDING_TOKEN, End, Tick
+from stretto.core.tick import PENDING_TOKEN, End, PreemptReason, Tick
 from stretto.errors import OutOfMemoryError
 
 NO_DRAFTS: array[int] = array("i")
@@ -99,8 +99,7 @@ class RowPlanner:
                 return True
             victim = victims.for_memory(state.active, state.anchor(), slot)
             if victim is not None:
-                state.note(notes.PARKED_FOR_MEMORY, victim.job, victim.index)
-                state.park(victim)
+                state.preempt(victim, PreemptReason.MEMORY, slot.job if victim is not slot else None)
             elif state.in_flight:
                 return False  # memory comes back when the tick in flight is committed
             else:

@@ -20,14 +20,14 @@ from stretto.core.admission import Admission
 from stretto.core.capabilities import Capabilities
 from stretto.core.commit import Committer, InFlight
 from stretto.core.limits import Limits
-from stretto.core.preemption import Order, Preemptor, Way
+from stretto.core.preemption import Order, Preemptor
 from stretto.core.recovery import Recovery
 from stretto.core.request import Request
 from stretto.core.rows import RowPlanner
 from stretto.core.slot import Job, Slot, Where
 from stretto.core.state import State
-from stretto.core.tick import End, Events, Idle, Outcome, Tick
-from stretto.core.turns import Turn, Turns
+from stretto.core.tick import End, Events, Idle, Outcome, Preempted, Tick
+from stretto.core.turns import Turns
 from stretto.errors import (
     DuplicateRequestError,
     EmptyPromptError,
@@ -142,7 +142,6 @@ class Scheduler:
         state.now = now
         state.in_flight = len(self._in_flight)
         self._preemptor.carry_out()
-        self._turns.taken.clear()
         self._end_what_is_over()
         if self._in_flight and (self._recovery.active or self._in_flight[0].void):
             self._preemptor.watch_building()
@@ -205,14 +204,9 @@ class Scheduler:
         return tuple(self._preemptor.orders)
 
     @property
-    def ways_made(self) -> tuple[Way, ...]:
-        """Who gave way to somebody more urgent in the last plan."""
-        return tuple(self._preemptor.ways)
-
-    @property
-    def turns_taken(self) -> tuple[Turn, ...]:
-        """Who gave up a slot in the last plan, so that somebody else had a turn."""
-        return tuple(self._turns.taken)
+    def preemptions(self) -> tuple[Preempted, ...]:
+        """Slots that were taken away since the last look at events, in order."""
+        return tuple(self.state.events.preemptions)
 
     def next_that_fits(self) -> Job | None:
         """Who would be admitted now if a slot were free, without any prefix to share."""

@@ -113,6 +113,13 @@ class Job:
             self.account.served += cost
 
     @property
+    def waits_since_s(self) -> float:
+        """Since when it has waited for a slot: preempted, in the queue, or to enter it."""
+        if self.where is Where.PARKED:
+            return self.parked_s
+        return self.arrival_s if self.entered_s is None else self.entered_s
+
+    @property
     def generated(self) -> int:
         return len(self.known) - self.prompt_tokens
 

@@ -1,6 +1,6 @@
 """What the parts of the scheduler share: slots, queue, ledger, and the events of this moment.
 
-Has the few moves that every part needs (start, release, park, end) and nothing that decides.
+Has the few moves that every part needs (start, release, preempt, end) and nothing that decides.
 """
 
 from __future__ import annotations
@@ -16,8 +16,15 @@ from stretto.core.kv.sequences import SequenceLedger
 from stretto.core.limits import Limits
 from stretto.core.queue import Queue
 from stretto.core.slot import Job, Slot, Where
-from stretto.core.tick import Binding, End, Events, Note, Terminal
-from stretto.errors import BadOutputError, InvariantError
+from stretto.core.tick import Binding, End, Events, Note, Preempted, PreemptReason, Terminal
+from stretto.errors import BadOutputError, InvariantError, PreemptedError
+
+_NOTES = {
+    PreemptReason.PRIORITY: notes.PREEMPTING_SLOT,
+    PreemptReason.TIMEOUT: notes.PREEMPTED,
+    PreemptReason.MEMORY: notes.PARKED_FOR_MEMORY,
+    PreemptReason.TIME_SLICE: notes.TURN_TAKEN,
+}
 
 
 class State:
@@ -107,10 +114,36 @@ class State:
         slot.clear()
         self.note(notes.SLOT_FINISHED, job, slot.index)
 
-    def park(self, slot: Slot, *, turn: bool = False) -> Job:
-        """The job leaves its slot and will be continued, its text intact. `turn`: it had its turn."""
+    def preempt(
+        self, slot: Slot, reason: PreemptReason, waiter: Job | None = None, *, resumes: bool = True
+    ) -> Preempted:
+        """Take the slot away. The only way: every reason leaves the same record and the same notes."""
         job = slot.job
         assert job is not None
+        waits = waiter is not None and waiter.where is not Where.RUNNING  # else it only needs memory
+        record = Preempted(
+            request_id=job.id,
+            slot=slot.index,
+            reason=reason,
+            resumes=resumes,
+            held_s=self.now - slot.started_s + job.held_s,
+            tokens=slot.computed - slot.started_at,
+            waiter_id=waiter.id if waiter is not None else "",
+            waiter_level=waiter.level if waiter is not None else 0,
+            waited_s=self.now - waiter.waits_since_s if waiter is not None and waits else 0.0,
+            same_tenant=waiter is not None and waiter.account is job.account,
+        )
+        self.events.preemptions.append(record)
+        value = record.tokens if reason is PreemptReason.TIME_SLICE else record.waited_s
+        self.note(_NOTES[reason], job, slot.index, value)
+        if resumes:
+            self._park(slot, job, turn=reason is PreemptReason.TIME_SLICE)
+        else:
+            self.finish(slot, End.FAILED, PreemptedError.code, preempted=record)
+        return record
+
+    def _park(self, slot: Slot, job: Job, *, turn: bool) -> None:
+        """The job leaves its slot and will be continued, its text intact. `turn`: it had its turn."""
         job.parks += 1
         job.turns += turn
         job.turned_out, job.parked_s = turn, self.now
@@ -119,9 +152,16 @@ class State:
         self.queue.park(job)
         self.note(notes.SLOT_PARKED, job, slot.index, slot.computed)
         self.release(slot, slot.computed, private=not self.policy.keeps_resident)
-        return job
 
-    def finish(self, slot: Slot, end: End, reason: str, kept: int | None = None) -> None:
+    def finish(
+        self,
+        slot: Slot,
+        end: End,
+        reason: str,
+        kept: int | None = None,
+        *,
+        preempted: Preempted | None = None,
+    ) -> None:
         """What a request leaves is for others, unless its outputs were bad: then what it left may be, too."""
         job = slot.job
         assert job is not None
@@ -129,9 +169,11 @@ class State:
         self.release(slot, keep)
         if end is End.FINISHED:
             self.accounts.learn(job.generated)
-        self.end(job, end, reason, kept)
+        self.end(job, end, reason, kept, preempted=preempted)
 
-    def end(self, job: Job, end: End, reason: str, kept: int | None = None) -> None:
+    def end(
+        self, job: Job, end: End, reason: str, kept: int | None = None, *, preempted: Preempted | None = None
+    ) -> None:
         """The last word on a request. Exactly once."""
         if job.where is Where.ENDED:
             raise InvariantError(f"request {job.id} ended twice: {end.value} {reason}")
@@ -156,6 +198,7 @@ class State:
                 duration_s=self.now - job.arrival_s,
                 queue_wait_s=admitted_s - job.arrival_s,
                 ttft_s=None if job.first_token_s is None else job.first_token_s - job.arrival_s,
+                preempted=preempted,
             )
         )
 

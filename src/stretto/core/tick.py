@@ -114,6 +114,30 @@ class End(Enum):
     REJECTED = "rejected"  # reason: an error code
 
 
+class PreemptReason(Enum):
+    """Why a running request lost its slot. The values are the labels of metrics."""
+
+    PRIORITY = "priority"  # a strictly more urgent request needed the slot or the memory
+    TIMEOUT = "timeout"  # a queued request had waited `cache_slot_timeout`
+    MEMORY = "memory"  # KV memory was short
+    TIME_SLICE = "time_slice"  # another stream of the same tenant gets its share of the slot
+
+
+class Preempted(NamedTuple):
+    """The one record of a slot that was taken away: from which request, why, and for which one."""
+
+    request_id: str
+    slot: int
+    reason: PreemptReason
+    resumes: bool  # False: it ended with an error (`preemption: fail`)
+    held_s: float  # how long it had held a slot, time slices included
+    tokens: int  # computed in this residency, beyond what it had ever computed before
+    waiter_id: str = ""  # the request that gets the slot or the memory; empty: none in particular
+    waiter_level: int = 0
+    waited_s: float = 0.0
+    same_tenant: bool = False
+
+
 class Terminal(NamedTuple):
     """The last word on a request, with seed 003's measurements. Times count from arrival."""
 
@@ -128,6 +152,7 @@ class Terminal(NamedTuple):
     duration_s: float
     queue_wait_s: float
     ttft_s: float | None
+    preempted: Preempted | None = None  # where that is how it ended
 
     @property
     def prompt_eval_rate(self) -> float:
@@ -163,7 +188,7 @@ class TickMeasures(NamedTuple):
 
 @dataclass(slots=True)
 class Events:
-    """What happened since the last look: token columns, ends, notes."""
+    """What happened since the last look: token columns, ends, notes, preemptions."""
 
     requests: list[str] = field(default_factory=list)
     counts: array[int] = field(default_factory=_ints)
@@ -171,6 +196,7 @@ class Events:
     extras: dict[str, object] = field(default_factory=dict)
     ends: list[Terminal] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    preemptions: list[Preempted] = field(default_factory=list)
     tick: TickMeasures | None = None
 
     def __bool__(self) -> bool:

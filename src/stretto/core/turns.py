@@ -15,14 +15,13 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
-from stretto.core import notes
 from stretto.core.admission import Admission
 from stretto.core.capabilities import Share
 from stretto.core.fairness import Account
 from stretto.core.slot import Job, Slot
 from stretto.core.state import State
+from stretto.core.tick import PreemptReason
 
 SHORT_TURN = 16  # tokens that anybody has before somebody else
 OUT_MAX_S = 2.0  # a stream stood still: longer than a reader should notice
@@ -31,20 +30,11 @@ CHANGES_SHARE = 0.1  # of the time may go into changing places
 TRIED_MAX = 4  # waiters that are looked at in a plan: some must wait for a cache, or do not fit
 
 
-class Turn(NamedTuple):
-    """Given up in this plan."""
-
-    victim: Job
-    waiter: Job
-    tokens: int  # that the victim had in its turn
-
-
 class Turns:
     def __init__(self, state: State, admission: Admission) -> None:
         self._state = state
         self._admission = admission
         self._newcomers_first = False
-        self.taken: list[Turn] = []
 
     def take(self) -> bool:
         """Whether somebody gave up a slot in this plan. Newcomers and those who come back alternate."""
@@ -60,8 +50,6 @@ class Turns:
             done = self._for_newcomers(able) or self._for_the_turned_out(able)
         else:
             done = self._for_the_turned_out(able) or self._for_newcomers(able)
-        if done:
-            self._newcomers_first = self.taken[-1].waiter.parks > 0
         return done
 
     def _for_newcomers(self, able: list[Slot]) -> bool:
@@ -106,9 +94,8 @@ class Turns:
         return False
 
     def _change(self, slot: Slot, waiter: Job) -> None:
-        tokens = had(slot)
-        self._state.note(notes.TURN_TAKEN, slot.job, slot.index, tokens)
-        self.taken.append(Turn(self._state.park(slot, turn=True), waiter, tokens))
+        self._newcomers_first = waiter.parks > 0
+        self._state.preempt(slot, PreemptReason.TIME_SLICE, waiter)
         self._admission.promised.append(waiter)
 
     # --- whose slot ------------------------------------------------------------------------------

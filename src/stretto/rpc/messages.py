@@ -282,8 +282,7 @@ class ModelStats(Message):
     tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    preemptions: int = 0
-    turns: int = 0
+    preemptions: dict[str, int] = field(default_factory=dict)  # slots taken away, by reason
     active_slots: int = 0
     slots: int = 0
     queued: dict[str, int] = field(default_factory=dict)  # by priority

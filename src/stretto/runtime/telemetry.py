@@ -15,17 +15,13 @@ from pathlib import Path
 
 from stretto.errors import ShuttingDownError
 from stretto.rpc.messages import EngineEvents, ModelStats, SlotInfo, TickEvent, TickSpan
+from stretto.runtime.ends import stream_of
 from stretto.runtime.looks import Look, SlotLook, TickLook
 from stretto.runtime.model import ModelRuntime
 
 EVENTS_S = 0.05
 TICKS_KEPT = 512  # of one model between two notifications; older ones are lost
 LOOK_TIMEOUT_S = 0.5
-
-
-def stream_of(request_id: str) -> str:
-    """Requests are named `connection/stream`, so that two connections never clash."""
-    return request_id.partition("/")[2] or request_id
 
 
 async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> ModelStats:
@@ -41,8 +37,7 @@ async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> Mode
         tokens=stats.tokens,
         prompt_tokens=stats.prompt_tokens,
         cached_tokens=stats.cached_tokens,
-        preemptions=stats.preemptions,
-        turns=stats.turns,
+        preemptions=dict(stats.preemptions),
         active_slots=stats.active_slots,
         slots=stats.slots,
         queued=look.queued if look is not None else {},

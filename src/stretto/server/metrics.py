@@ -19,6 +19,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from stretto import __version__
+from stretto.core.tick import PreemptReason
 from stretto.rpc.messages import ModelStats, Stats
 from stretto.server.caller import PRIORITIES
 from stretto.server.figures import Figures, ModelFigures
@@ -160,14 +161,25 @@ def _runtime(stats: Stats) -> Iterator[Metric]:
     yield _queue(stats.models)
     for name, text, field in (
         ("stretto_ticks", "Ticks.", "ticks"),
-        ("stretto_preemptions", "Times that a request lost its slot.", "preemptions"),
-        ("stretto_turns", "Times that a stream gave its slot to another, to go on later.", "turns"),
         ("stretto_computed_prompt_tokens", "Prompt tokens that the model computed.", "prompt_tokens"),
     ):
         counter = CounterMetricFamily(name, text, labels=["model"])
         for model in stats.models:
             counter.add_metric([model.model_id], getattr(model, field))
         yield counter
+    yield from _preemptions(stats.models)
+
+
+def _preemptions(models: list[ModelStats]) -> Iterator[Metric]:
+    """Every slot that was taken away, by reason; victims that ended with an error count, too."""
+    text = "Times that a request lost its slot, by reason; time slices of streams included."
+    counter = CounterMetricFamily("stretto_preemptions", text, labels=["model", "reason"])
+    slices = CounterMetricFamily("stretto_turns", "The same for time slices alone.", labels=["model"])
+    for model in models:
+        for reason in PreemptReason:
+            counter.add_metric([model.model_id, reason.value], model.preemptions.get(reason.value, 0))
+        slices.add_metric([model.model_id], model.preemptions.get(PreemptReason.TIME_SLICE.value, 0))
+    yield from (counter, slices)
 
 
 def _queue(models: list[ModelStats]) -> Metric:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from stretto.core.tick import PreemptReason
 from stretto.rpc.messages import ModelStats
 from stretto.server.figures import Figures
 
@@ -54,7 +55,8 @@ def _gauges(models: list[ModelStats]) -> Iterator[Metric]:
         "vllm:num_preemptions", "Requests that lost their slot.", labels=[LABEL]
     )
     for model in models:
-        preemptions.add_metric([model.model_id], model.preemptions)
+        lost = sum(n for reason, n in model.preemptions.items() if reason != PreemptReason.TIME_SLICE.value)
+        preemptions.add_metric([model.model_id], lost)
     yield preemptions
 
 

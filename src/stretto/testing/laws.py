@@ -12,11 +12,22 @@ from collections.abc import Iterable
 
 from stretto.core import invariants, notes, victims
 from stretto.core.kv.ops import OpKind
-from stretto.core.preemption import Order, Way
+from stretto.core.preemption import Order
 from stretto.core.scheduler import Scheduler
 from stretto.core.slot import Job, Where
-from stretto.core.tick import End, Events, Idle, Note, Outcome, PassFailure, Terminal, Tick
-from stretto.core.turns import OUT_MAX_S, SHORT_TURN, Turn
+from stretto.core.tick import (
+    End,
+    Events,
+    Idle,
+    Note,
+    Outcome,
+    PassFailure,
+    Preempted,
+    PreemptReason,
+    Terminal,
+    Tick,
+)
+from stretto.core.turns import OUT_MAX_S, SHORT_TURN
 from stretto.errors import InvariantError
 
 SOMETIMES = (
@@ -105,8 +116,7 @@ class Laws:
         scheduler = self._scheduler
         self._check_parked()
         self._check_orders(scheduler.preemption_orders, now)
-        self._check_ways(scheduler.ways_made)
-        self._check_turns(scheduler.turns_taken, now)
+        self._check_preemptions(scheduler.preemptions, now)
         self._check_deadlines(now)
         if isinstance(planned, Tick):
             invariants.check_tick(scheduler, planned)
@@ -116,7 +126,7 @@ class Laws:
             invariants.check_idle(scheduler)
             self.saw("everything free again")
         invariants.check_books(scheduler)
-        parked = any(note.name == notes.SLOT_PARKED for note in scheduler.state.events.notes)
+        parked = any(record.resumes for record in scheduler.preemptions)
         if not self._recovering_before and not parked and (isinstance(planned, Tick) or not in_flight):
             invariants.check_nobody_blocked(scheduler)
         self._check_admissions()
@@ -173,28 +183,36 @@ class Laws:
             served_s = victims.held_s(victim, now)
             _need(served_s >= limits.cache_slot_timeout_s, f"slot {order.slot} is taken before its time")
 
-    def _check_ways(self, ways: Iterable[Way]) -> None:
-        limits = self._scheduler.state.limits
-        for way in ways:
-            _need(way.victim.level > way.waiter.level, "parked for somebody who is not more urgent")
-            parks = way.victim.parks - way.victim.turns
-            _need(parks <= limits.priority_parks_max, "parked too often for priority")
-            self.saw("parked for priority")
+    def _check_preemptions(self, records: Iterable[Preempted], now: float) -> None:
+        state = self._scheduler.state
+        for record in records:
+            victim, waiter = state.jobs.get(record.request_id), state.jobs.get(record.waiter_id)
+            if victim is None or waiter is None:
+                continue
+            if record.reason is PreemptReason.PRIORITY:
+                self._check_priority(record, victim, waiter)
+            elif record.reason is PreemptReason.TIME_SLICE:
+                self._check_turn(record, victim, waiter, now)
 
-    def _check_turns(self, turns: Iterable[Turn], now: float) -> None:
+    def _check_priority(self, record: Preempted, victim: Job, waiter: Job) -> None:
+        limits = self._scheduler.state.limits
+        _need(victim.level > waiter.level, "preempted for a request that is not more urgent")
+        parks = victim.parks - victim.turns
+        _need(parks <= limits.priority_parks_max, "parked too often for priority")
+        self.saw("parked for priority")
+
+    def _check_turn(self, record: Preempted, victim: Job, waiter: Job, now: float) -> None:
         """Only for newcomers who read along, only from one who wrote enough, and not for many at once."""
         state = self._scheduler.state
-        whole = state.limits.turn_tokens
-        for turn in turns:
-            back = turn.waiter.parks > 0
-            least = whole if back and now - turn.waiter.parked_s < OUT_MAX_S else min(SHORT_TURN, whole)
-            reads = turn.waiter.request.streamed or turn.waiter.turned_out
-            _need(reads, f"{turn.waiter.id} took a turn, and nobody reads along")
-            _need(turn.victim.level >= turn.waiter.level, "a turn was taken from somebody more urgent")
-            _need(turn.victim.account is turn.waiter.account, "a turn was taken from another tenant")
-            _need(turn.tokens >= least, "a turn was cut short")
-            _need(back or len(state.queue.parked) <= len(state.slots), "too many streams are parked")
-            self.saw("a stream took a turn back" if back else "a newcomer took a turn")
+        whole, back = state.limits.turn_tokens, waiter.parks > 0
+        least = whole if back and now - waiter.parked_s < OUT_MAX_S else min(SHORT_TURN, whole)
+        reads = waiter.request.streamed or waiter.turned_out
+        _need(reads, f"{waiter.id} took a turn, and nobody reads along")
+        _need(victim.level >= waiter.level, "a turn was taken from somebody more urgent")
+        _need(victim.account is waiter.account, "a turn was taken from another tenant")
+        _need(min(record.tokens, victim.generated) >= least, "a turn was cut short")
+        _need(back or len(state.queue.parked) <= len(state.slots), "too many streams are parked")
+        self.saw("a stream took a turn back" if back else "a newcomer took a turn")
 
     def _check_deadlines(self, now: float) -> None:
         for job in self._scheduler.state.jobs.values():

@@ -20,7 +20,7 @@ from stretto.core.capabilities import Capabilities, Share
 from stretto.core.limits import Limits
 from stretto.core.request import Priority, Request, SamplingParams
 from stretto.core.scheduler import Scheduler, Submitted
-from stretto.core.tick import Events, Idle, Note, Outcome, Terminal, Tick
+from stretto.core.tick import Events, Idle, Note, Outcome, Preempted, Terminal, Tick
 from stretto.testing.clients import Witness
 from stretto.testing.clock import FakeClock
 
@@ -99,6 +99,7 @@ class Rig:
         self.witnesses: dict[str, Witness] = {}
         self.ends: dict[str, Terminal] = {}
         self.notes: list[Note] = []
+        self.preemptions: list[Preempted] = []
         self.ticks: list[Tick] = []
         self.outcomes: list[Outcome] = []
         self.first_token_tick: dict[str, int] = {}
@@ -184,6 +185,7 @@ class Rig:
             witness.finish(terminal, self.can.pool_tokens)
             self.ends[terminal.request_id] = terminal
         self.notes += events.notes
+        self.preemptions += events.preemptions
 
     def run(self, steps: int = 10_000, *, until: Callable[[], bool] | None = None) -> int:
         """Step until idle, or until the condition holds. Answers the steps it took."""

@@ -11,7 +11,7 @@ from stretto.core import notes
 from stretto.core.limits import Limits
 from stretto.core.request import Priority
 from stretto.core.slot import Where
-from stretto.core.tick import End
+from stretto.core.tick import End, PreemptReason
 from tests.unit.core.rig import Rig, ask, paged, prompt, streams
 
 
@@ -45,7 +45,7 @@ def test_a_parked_request_comes_back_before_newcomers():
     rig = Rig(Limits(n_seq_max=1, cache="none"), streams(1))
     rig.accept(ask("a", 9, max_tokens=9))
     rig.step()
-    rig.state.park(rig.slot_of("a"))
+    rig.state.preempt(rig.slot_of("a"), PreemptReason.MEMORY)
     rig.accept(ask("b", 9))
     rig.step()
     assert rig.slot_of("a") is not None

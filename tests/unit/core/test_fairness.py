@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stretto.core.fairness import ACCOUNTS_IDLE_MAX, OUTPUT_GUESS, Account, Accounts
 from stretto.core.limits import Limits
+from stretto.core.tick import PreemptReason
 from tests.unit.core.rig import Rig, ask, streams
 
 
@@ -47,7 +48,7 @@ def test_what_is_done_again_after_parking_is_free():
     rig.accept(ask("a", 40, max_tokens=3, tenant="t"))
     rig.step()
     slot = rig.slot_of("a")
-    rig.state.park(slot)
+    rig.state.preempt(slot, PreemptReason.MEMORY)
     rig.run()
     account = rig.state.accounts.join("t")
     assert rig.ends["a"].parks == 1

@@ -8,7 +8,7 @@ from stretto.core import notes
 from stretto.core.limits import Limits, Preemption
 from stretto.core.request import Priority
 from stretto.core.slot import Where
-from stretto.core.tick import End
+from stretto.core.tick import End, PreemptReason
 from tests.unit.core.rig import Rig, ask, streams
 
 TIMEOUT_S = 30.0
@@ -28,11 +28,15 @@ def full(n_seq_max: int = 2, **limits) -> Rig:
     return rig
 
 
+def taken(rig: Rig) -> list[tuple[str, str, PreemptReason]]:
+    return [(record.request_id, record.waiter_id, record.reason) for record in rig.preemptions]
+
+
 def test_an_urgent_request_takes_a_slot_at_the_next_plan():
     rig = full()
     rig.accept(ask("urgent", 9, priority=Priority.URGENT))
     rig.step()
-    assert [(way.victim.id, way.waiter.id) for way in rig.scheduler.ways_made] == [("low1", "urgent")]
+    assert taken(rig) == [("low1", "urgent", PreemptReason.PRIORITY)]
     assert rig.slot_of("urgent") is not None
     assert rig.job("low1").where is Where.PARKED
     assert rig.slot_of("low0") is not None, "the anchor stays"
@@ -54,16 +58,17 @@ def test_nobody_gives_way_to_an_equal():
     for _ in range(5):
         rig.step()
     assert rig.slot_of("peer") is None
-    assert not rig.scheduler.ways_made
+    assert not rig.preemptions
 
 
 def test_who_is_more_urgent_gets_the_slot_that_was_taken_whoever_has_the_ageing_turn():
     rig = full()
     rig.accept(*(ask(f"old{index}", 9, priority=Priority.BACKGROUND) for index in range(3)))
     for turn in range(6):
+        before = len(rig.preemptions)
         rig.accept(ask(f"urgent{turn}", 9, priority=Priority.URGENT))
         rig.step()
-        assert rig.slot_of(f"urgent{turn}") is not None or not rig.scheduler.ways_made
+        assert rig.slot_of(f"urgent{turn}") is not None or not rig.preemptions[before:]
         rig.run(until=lambda name=f"urgent{turn}": name in rig.ends)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stretto.core.limits import Limits
 from stretto.core.request import Priority
 from stretto.core.scheduler import Scheduler
-from stretto.core.tick import End, Idle, Tick
+from stretto.core.tick import End, Idle, PreemptReason, Tick
 from stretto.errors import InvariantError
 from stretto.testing import strategies
 from tests.unit.core.rig import STEADY, VOCAB, Rig, ask, paged, streams
@@ -125,7 +125,7 @@ def test_a_parked_request_survives_a_drain():
     rig = Rig(Limits(n_seq_max=1), streams(1))
     rig.accept(ask("a", 9, max_tokens=9))
     rig.step()
-    rig.state.park(rig.slot_of("a"))
+    rig.state.preempt(rig.slot_of("a"), PreemptReason.MEMORY)
     rig.scheduler.drain(rig.clock.now)
     rig.run()
     assert rig.ends["a"].end is End.FINISHED

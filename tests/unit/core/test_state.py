@@ -10,7 +10,7 @@ from stretto.core.kv.sequences import SequenceLedger
 from stretto.core.limits import Limits
 from stretto.core.slot import Where
 from stretto.core.state import State
-from stretto.core.tick import End
+from stretto.core.tick import End, PreemptReason
 from stretto.errors import InvariantError
 from tests.unit.core.rig import Rig, ask, paged, streams, unified
 
@@ -40,7 +40,8 @@ def test_parking_keeps_the_text_and_frees_the_slot():
     rig = Rig(Limits(n_seq_max=1), streams(1))
     rig.accept(ask("a", 9, max_tokens=50))
     rig.run(until=lambda: len(rig.output("a")) == 5)
-    job = rig.state.park(rig.slot_of("a"))
+    job = rig.job("a")
+    rig.state.preempt(rig.slot_of("a"), PreemptReason.MEMORY)
     assert (job.where, job.parks, job.generated) == (Where.PARKED, 1, 5)
     assert rig.state.free_slot() is not None
     assert rig.state.anchor() is None

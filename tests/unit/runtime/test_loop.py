@@ -13,7 +13,7 @@ import pytest
 
 from stretto.backends.simulated import LatencyModel, SimulatedBackend, SimulatedModel
 from stretto.core.capabilities import Capabilities, Share
-from stretto.core.limits import Limits
+from stretto.core.limits import Limits, Preemption
 from stretto.core.request import Priority, Request, SamplingParams
 from stretto.core.tick import End, Events
 from stretto.errors import InvariantError, ShuttingDownError
@@ -187,3 +187,22 @@ def test_a_broken_law_answers_everybody_and_ends_the_loop():
     assert {end.reason for end in ends.values()} <= {"invariant_broken", "shutting_down"}
     loop.close()
     assert isinstance(loop.failure, InvariantError)
+
+
+@pytest.mark.parametrize("preemption", Preemption)
+def test_every_victim_is_counted_by_its_reason(preemption):
+    """Also one that ends with an error: operators look for these first."""
+    can = Capabilities(sequences_max=1, window=512, vocab=512)
+    limits = Limits(n_seq_max=1, cache="incremental", cache_slot_timeout_s=0.1, preemption=preemption)
+    loop, collector = run_loop(SlowBackend(can, 0.001), limits=limits)
+    loop.submit(replace(request(1), params=SamplingParams(max_tokens=400)))
+    loop.submit(replace(request(2), params=SamplingParams(max_tokens=4), tenant="other"))
+    ends = collector.wait(2)
+    loop.close()
+    assert loop.stats.preemptions == {"timeout": 1}
+    record = ends["r1"].preempted
+    if preemption is Preemption.RESUME:
+        assert (ends["r1"].end, ends["r1"].parks, record) == (End.FINISHED, 1, None)
+    else:
+        assert (record.waiter_id, record.same_tenant, record.resumes) == ("r2", False, False)
+        assert record.waited_s >= 0.1
