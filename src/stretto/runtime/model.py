@@ -18,7 +18,7 @@ from typing import Any
 from stretto.backends.base import Backend
 from stretto.core.limits import Limits
 from stretto.core.request import Priority, Request, SamplingParams
-from stretto.core.tick import Events
+from stretto.core.tick import Events, Started
 from stretto.errors import PromptTooLongError
 from stretto.runtime.looks import Look, TickLook
 from stretto.runtime.loop import EngineLoop, LoopStats
@@ -143,8 +143,17 @@ class ModelRuntime:
     def new_id(self) -> str:
         return f"request-{next(self._numbers)}"
 
-    def start(self, call: Call, sink: Callable[[Delta], None]) -> str:
-        """Register the stream, submit the request, answer its id. Everything else comes through the sink."""
+    def start(
+        self,
+        call: Call,
+        sink: Callable[[Delta], None],
+        *,
+        on_start: Callable[[Started], None] | None = None,
+    ) -> str:
+        """Register the stream, submit the request, answer its id. Everything else comes through the sink.
+
+        `on_start` is told, on the output thread, when the request has its first slot.
+        """
         self.check_length(call.prompt)
         request_id = call.request_id or self.new_id()
         stream = TextStream(
@@ -155,6 +164,7 @@ class ModelRuntime:
             tags=call.prompt.tags,
             opened=call.prompt.opened,
             tools=call.tools,
+            on_start=on_start,
         )
         self._pump.register(request_id, stream)
         deadline_s = None if call.timeout_s is None else self._clock() + call.timeout_s
