@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -172,7 +172,7 @@ class ModelRuntime:
             Request(
                 id=request_id,
                 tokens=call.prompt.tokens.tokens,
-                params=call.params,
+                params=self._fitting(call),
                 boundaries=call.prompt.tokens.boundaries,
                 priority=call.priority,
                 tenant=call.tenant,
@@ -183,6 +183,11 @@ class ModelRuntime:
             )
         )
         return request_id
+
+    def _fitting(self, call: Call) -> SamplingParams:
+        """No more tokens than the window has room for: a grammar closes its text before the last of them."""
+        room = self.capabilities.pool_tokens - len(call.prompt.tokens.tokens)
+        return call.params if call.params.max_tokens <= room else replace(call.params, max_tokens=room)
 
     def cancel(self, request_id: str) -> None:
         self._loop.cancel(request_id)
