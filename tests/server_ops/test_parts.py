@@ -168,6 +168,20 @@ def test_a_key_has_a_ceiling(ceiling: str, asked: str | None, given_: str) -> No
     assert Caller(priority_max=ceiling).priority(asked) == given_  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("own", "ceiling", "asked", "given_"),
+    [
+        ("background", "urgent", None, "background"),
+        ("background", "urgent", "urgent", "urgent"),
+        ("urgent", "urgent", None, "urgent"),
+        ("urgent", "default", None, "default"),
+        ("urgent", "background", "default", "background"),
+    ],
+)
+def test_a_key_has_a_priority_of_its_own_under_the_ceiling(own, ceiling, asked, given_):
+    assert Caller(priority_default=own, priority_max=ceiling).priority(asked) == given_
+
+
 def key_file(tmp_path: Path, text: str, mode: int = 0o600) -> ServerSettings:
     path = tmp_path / "keys"
     path.write_text(text, encoding="utf-8")

@@ -13,15 +13,19 @@ PRIORITIES: tuple[PriorityName, ...] = ("urgent", "default", "background")  # th
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`tenant` divides caches and shares; `priority_max` is the most urgent class that the key may use."""
+    """`tenant` divides caches and shares; `priority_max` is the most urgent class that the key may use.
+
+    `priority_default` is the class of requests that name none.
+    """
 
     name: str = ""
     tenant: str = ""
     priority_max: PriorityName = "urgent"
+    priority_default: PriorityName = "default"
 
     def priority(self, asked: PriorityName | None) -> PriorityName:
-        """What was asked for, else `default`; never above the ceiling."""
-        wanted = PRIORITIES.index(asked or "default")
+        """What was asked for, else the key's own; never above the ceiling."""
+        wanted = PRIORITIES.index(asked or self.priority_default)
         return PRIORITIES[max(wanted, PRIORITIES.index(self.priority_max))]
 
 

@@ -3,9 +3,11 @@
 A key file is one key a line (`#` begins a comment), or YAML:
 
     keys:
-      - {key: "sk-…", name: alice, tenant: alice, priority_max: default, concurrency_max: 8}
+      - {key: "sk-…", name: alice, tenant: alice, priority: background, priority_max: default}
+      - {key: "sk-…", name: bob, concurrency_max: 8}
 
-Only its owner may read the file. A key without a tenant is a tenant of its own.
+`priority` is that of requests that name none, `priority_max` the most urgent one that any of them gets. Only
+its owner may read the file. A key without a tenant is a tenant of its own.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class KeyEntry(BaseModel):
     key: Annotated[str, Field(min_length=KEY_CHARS_MIN, max_length=KEY_CHARS_MAX)]
     name: _NAME = ""
     tenant: _NAME = ""
+    priority: PriorityName = "default"
     priority_max: PriorityName = "urgent"
     concurrency_max: Annotated[int, Field(ge=1)] | None = None
 
@@ -90,7 +93,12 @@ def _digest(key: str) -> bytes:
 
 def _key(entry: KeyEntry, digest: bytes) -> Key:
     name = entry.name or f"key-{digest.hex()[:8]}"
-    caller = Caller(name=name, tenant=entry.tenant or name, priority_max=entry.priority_max)
+    caller = Caller(
+        name=name,
+        tenant=entry.tenant or name,
+        priority_default=entry.priority,
+        priority_max=entry.priority_max,
+    )
     return Key(digest, caller, entry.concurrency_max)
 
 
@@ -138,5 +146,5 @@ def _checked(item: Any, index: int) -> KeyEntry:
         where = ".".join(str(part) for part in first["loc"][:1]) or "entry"
         raise SettingsError(
             f"API key {index}: {where}: {first['msg']}",
-            hint="fields: key, name, tenant, priority_max, concurrency_max",
+            hint="fields: key, name, tenant, priority, priority_max, concurrency_max",
         ) from None
