@@ -46,6 +46,7 @@ METHODS: dict[str, Method] = {
     "cancel": Method(m.CancelParams, m.Empty),
     "tokenize": Method(m.TokenizeParams, m.TokenizeResult, idempotent=True),
     "detokenize": Method(m.DetokenizeParams, m.DetokenizeResult, idempotent=True),
+    "batch_tokenize": Method(m.BatchTokenizeParams, m.BatchTokenizeResult, idempotent=True),
     "embed": Method(m.EmbedParams, m.EmbedResult),
     "rerank": Method(m.RerankParams, m.RerankResult),
     "stats": Method(m.Empty, m.Stats, idempotent=True),

@@ -6,6 +6,7 @@ The decoder trusts nobody: lengths are bounded before a byte is kept, and what i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from stretto.errors import FrameError, InvalidRequestError, StrettoError, UnknownMethodError
 from stretto.rpc import messages as m
+from stretto.rpc.batches import read_batch
 from stretto.rpc.envelope import (
     METHODS,
     NOTIFICATIONS,
@@ -51,7 +53,10 @@ class _OnlyId(Struct):
 _encoder = msgspec.json.Encoder()
 _wire_decoder = msgspec.json.Decoder(_Wire)
 _id_decoder = msgspec.json.Decoder(_OnlyId)
-_params = {name: msgspec.json.Decoder(method.params) for name, method in METHODS.items()}
+_params: dict[str, Callable[[Any], m.Message]] = {
+    name: msgspec.json.Decoder(method.params).decode for name, method in METHODS.items()
+}
+_params["batch_generate"] = read_batch
 _notes = {name: msgspec.json.Decoder(kind) for name, kind in NOTIFICATIONS.items()}
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -94,11 +99,11 @@ def decode(body: bytes | bytearray | memoryview) -> Received:
 
 def _call(wire: _Wire, method: str) -> Call | Malformed:
     assert not isinstance(wire.id, UnsetType)
-    decoder = _params.get(method)
-    if decoder is None:
+    read = _params.get(method)
+    if read is None:
         return _malformed(wire.id, UnknownMethodError(f"no method {method[:80]!r}"))
     try:
-        return Call(wire.id, method, decoder.decode(wire.params if isinstance(wire.params, Raw) else b"{}"))
+        return Call(wire.id, method, read(wire.params if isinstance(wire.params, Raw) else b"{}"))
     except _UNREADABLE as error:
         return _malformed(wire.id, InvalidRequestError(f"{method}: {error}", hint="see rpc/messages.py"))
 

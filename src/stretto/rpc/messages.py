@@ -14,7 +14,17 @@ import msgspec
 from msgspec import Struct, field
 
 PROTOCOL_VERSION = 1
-CAPABILITIES = ("generate", "batch_generate", "cancel", "tokenize", "detokenize", "embed", "rerank", "watch")
+CAPABILITIES = (
+    "generate",
+    "batch_generate",
+    "cancel",
+    "tokenize",
+    "detokenize",
+    "batch_tokenize",
+    "embed",
+    "rerank",
+    "watch",
+)
 
 PriorityName = Literal["urgent", "default", "background"]
 GuidanceMode = Literal["json_object", "json_schema", "regex", "grammar"]
@@ -65,6 +75,7 @@ class GenerateParams(Message):
     fork_of: str = ""  # stream id of a generation with the same prompt (n > 1)
     echo_tokens: bool = False  # send token ids beside the text
     streamed: bool = False  # somebody reads the text as it comes
+    request_id: str = ""  # of the caller's request, for logs and traces; several streams may share it
 
     @property
     def guidance_mode(self) -> str:
@@ -88,6 +99,8 @@ class Error(Message):
 
 
 class BatchGenerateParams(Message):
+    """`rpc.batches` reads it off the wire entry by entry: one of a wrong shape fails alone."""
+
     requests: list[GenerateParams]
 
 
@@ -131,22 +144,12 @@ class Usage(Message):
 
 
 class Timing(Message):
-    """Seconds from arrival, measured where the work happens. Not `admitted`: it never had a slot."""
+    """Seconds from arrival, measured where the work happens."""
 
     queue_wait_s: float = 0.0
     ttft_s: float | None = None
     duration_s: float = 0.0
     parks: int = 0
-    admitted: bool = True
-
-
-class StreamStart(Message):
-    """A stream has its first slot. Sent before its prompt is computed, so that whatever ends it is timed."""
-
-    stream_id: str
-    queue_wait_s: float
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
 
 
 class StreamEnd(Message):
@@ -163,8 +166,6 @@ class StreamEnd(Message):
 class StreamBatch(Message):
     """What one tick brought to all streams of a connection. Columns: `texts[i]` belongs to `streams[i]`.
 
-    `starts` come in a batch of their own, before the pass of the tick that admitted them.
-
     The sparse parts are keyed by the stream id. Ends come after the texts of the same batch.
     """
 
@@ -175,7 +176,6 @@ class StreamBatch(Message):
     tool_calls: dict[str, list[ToolCallDelta]] = field(default_factory=dict)
     logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)  # only where echo_tokens was asked
-    starts: list[StreamStart] = field(default_factory=list)
     ends: list[StreamEnd] = field(default_factory=list)
 
 
@@ -203,12 +203,36 @@ class DetokenizeResult(Message):
     text: str
 
 
+class TokenCall(Message):
+    """One entry of `batch_tokenize`: exactly one of the two."""
+
+    tokenize: TokenizeParams | None = None
+    detokenize: DetokenizeParams | None = None
+
+
+class BatchTokenizeParams(Message):
+    calls: list[TokenCall]
+
+
+class TokenAnswer(Message):
+    """What the entry's own call would have answered."""
+
+    tokens: list[int] | None = None
+    text: str | None = None
+    error: Error | None = None
+
+
+class BatchTokenizeResult(Message):
+    results: list[TokenAnswer]
+
+
 class EmbedParams(Message):
     inputs: Sequence[str | list[int]]  # texts, or their tokens
     model_id: str = ""
     dimensions: int | None = None
     truncate: Literal["", "left", "right"] = ""
     normalize: bool = True
+    priority: PriorityName = "default"
     tenant: str = ""
     deadline_ms: float | None = None
     call_id: str = ""  # by which `cancel` ends it
@@ -228,6 +252,7 @@ class RerankParams(Message):
     model_id: str = ""
     raw_scores: bool = False
     truncate: Literal["", "left", "right"] = ""
+    priority: PriorityName = "default"
     tenant: str = ""
     deadline_ms: float | None = None
     call_id: str = ""  # by which `cancel` ends it
@@ -295,7 +320,6 @@ class ModelStats(Message):
     tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    computed_tokens: int = 0
     preemptions: dict[str, int] = field(default_factory=dict)  # slots taken away, by reason
     active_slots: int = 0
     slots: int = 0
@@ -308,11 +332,26 @@ class ModelStats(Message):
     slot_table: list[SlotInfo] = field(default_factory=list)
 
 
+class BatchTelemetry(Message):
+    """The `batch_generate` calls of a runtime since it started. Groups: models (and drafts) per call."""
+
+    calls: int = 0
+    requests: int = 0
+    groups: int = 0
+    refused: int = 0  # requests, whatever the reason
+    unreadable: int = 0  # of these, entries of a wrong shape
+    size_last: int = 0
+    size_max: int = 0
+    seconds: float = 0.0  # from reading the call to its answer, of all calls together
+    seconds_last: float = 0.0
+
+
 class Stats(Message):
     uptime_s: float
     memory_bytes: int
     streams: int
     models: list[ModelStats]
+    batches: BatchTelemetry = field(default_factory=BatchTelemetry)
 
 
 class Empty(Message):

@@ -19,23 +19,22 @@ from typing import Protocol, TypeVar, cast, runtime_checkable
 from stretto import __version__
 from stretto.errors import (
     DeadlineError,
-    DuplicateRequestError,
     InvalidRequestError,
     ShuttingDownError,
     UnsupportedByModelError,
 )
 from stretto.rpc import messages as m
 from stretto.rpc.frames import FRAME_BYTES_MAX
+from stretto.runtime.batches import BatchLog, tokenize_all
 from stretto.runtime.embedding import EmbeddingRuntime
 from stretto.runtime.loading import Loaded
 from stretto.runtime.model import Call, ModelRuntime, Prompt
 from stretto.runtime.outbox import Outbox, StreamSink
 from stretto.runtime.pool import Entry, ModelPool, Resident
 from stretto.runtime.requests import prepare, text_of, tokens_of
-from stretto.runtime.session import Session, StreamRecord, logged
+from stretto.runtime.session import Session, StreamRecord
 from stretto.runtime.telemetry import TickFeed, memory_bytes, model_stats
 
-BATCH_MAX = 1024
 DEADLINE_MS_MAX = 1e9  # eleven days
 T = TypeVar("T")
 
@@ -66,6 +65,7 @@ class Methods:
         self._on_shutdown = on_shutdown
         self._threads = ThreadPoolExecutor(prepare_threads, "stretto-prepare")
         self._outboxes: dict[int, Outbox] = {}
+        self._batches = BatchLog()
         self._started_s = time.monotonic()
         self.sessions: dict[Session, None] = {}
         self.draining = False
@@ -79,6 +79,7 @@ class Methods:
             "cancel": self._cancel,
             "tokenize": self._tokenize,
             "detokenize": self._detokenize,
+            "batch_tokenize": self._batch_tokenize,
             "embed": self._embed,
             "rerank": self._rerank,
             "stats": lambda _session, _params: self.stats(),
@@ -147,6 +148,7 @@ class Methods:
             memory_bytes=memory_bytes(),
             streams=sum(len(session.streams) for session in self.sessions),
             models=[*await asyncio.gather(*models), *embedding],
+            batches=self._batches.telemetry,
         )
 
     def _watch(self, session: Session, params: m.Message) -> m.Message:
@@ -193,6 +195,10 @@ class Methods:
         finally:
             self._pool.release(entry)
 
+    def _batch_tokenize(self, session: Session, params: m.Message) -> Awaitable[m.Message]:
+        calls = cast(m.BatchTokenizeParams, params).calls
+        return tokenize_all(calls, partial(self._tokenize, session), partial(self._detokenize, session))
+
     async def _embed(self, session: Session, params: m.Message) -> m.Message:
         asked = cast(m.EmbedParams, params)
         entry = await self._pool.acquire(asked.model_id)
@@ -220,26 +226,11 @@ class Methods:
         return self._begin(session, record, asked, time.monotonic())
 
     def _batch_generate(self, session: Session, params: m.Message) -> Awaitable[m.Message]:
-        """Ids are taken here, in order and at once: of two equal ones the first is served."""
-        asked = cast(m.BatchGenerateParams, params).requests
-        if len(asked) > BATCH_MAX:
-            raise InvalidRequestError(f"{len(asked)} requests in one batch", hint=f"send at most {BATCH_MAX}")
-        arrived_s = time.monotonic()
-        seen: set[str] = set()
-        items = (self._item(session, one, arrived_s, seen) for one in asked)
-        return _results(asyncio.gather(*items)) if asked else _results(None)
+        def begin(request: m.GenerateParams, arrived_s: float) -> Awaitable[m.GenerateResult]:
+            record = session.register(request.stream_id, forks=bool(request.fork_of))
+            return self._begin(session, record, request, arrived_s)
 
-    def _item(
-        self, session: Session, params: m.GenerateParams, arrived_s: float, seen: set[str]
-    ) -> Awaitable[m.BatchItem]:
-        try:
-            if params.stream_id in seen:
-                raise DuplicateRequestError(f"stream id {params.stream_id[:80]!r} is twice in this batch")
-            seen.add(params.stream_id)
-            record = session.register(params.stream_id, forks=bool(params.fork_of))
-        except Exception as error:
-            return _refused(error)
-        return _isolated(self._begin(session, record, params, arrived_s))
+        return self._batches.generate(cast(m.BatchGenerateParams, params), begin)
 
     async def _begin(
         self, session: Session, record: StreamRecord, params: m.GenerateParams, arrived_s: float
@@ -284,11 +275,7 @@ class Methods:
             return
         timeout_s = None if deadline_s is None else max(deadline_s - now, 1e-3)
         fork_of = session.request_id(params.fork_of) if params.fork_of else ""
-        model.start(
-            replace(call, request_id=record.request_id, timeout_s=timeout_s, fork_of=fork_of),
-            sink,
-            on_start=sink.started,
-        )
+        model.start(replace(call, request_id=record.request_id, timeout_s=timeout_s, fork_of=fork_of), sink)
         record.model = model
         record.prompt.set_result(call.prompt)
 
@@ -356,23 +343,6 @@ async def _within(deadline_s: float | None, work: Awaitable[T]) -> T:
         raise DeadlineError("the deadline passed while the model was loading") from None
 
 
-async def _isolated(work: Awaitable[m.GenerateResult]) -> m.BatchItem:
-    try:
-        return m.BatchItem(success=True, result=await work)
-    except Exception as error:
-        return m.BatchItem(success=False, error=logged(error, "batch_generate"))
-
-
-async def _refused(error: Exception) -> m.BatchItem:
-    return m.BatchItem(success=False, error=logged(error, "batch_generate"))
-
-
-async def _results(items: asyncio.Future[list[m.BatchItem]] | None) -> m.BatchGenerateResult:
-    return m.BatchGenerateResult(results=[] if items is None else list(await items))
-
-
 def _end_early(session: Session, stream_id: str) -> None:
-    timing = m.Timing(admitted=False)
-    end = m.StreamEnd(stream_id=stream_id, finish_reason="cancelled", timing=timing)
-    session.mailbox.put(m.StreamBatch(ends=[end]))
+    session.mailbox.put(m.StreamBatch(ends=[m.StreamEnd(stream_id=stream_id, finish_reason="cancelled")]))
     session.mailbox.drain()
