@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from stretto.engine.api import Delta, Health
+from stretto.engine.batch_stats import BatchEvent
 from stretto.errors import StrettoError, UnsupportedByModelError
 from stretto.rpc.messages import (
     EmbedParams,
@@ -70,12 +72,7 @@ class ScriptedStream:
         self._engine = engine
         self._steps = list(steps)
         self._over = False
-        self._end: StreamEnd | None = None
         self._cancelled = asyncio.Event()
-
-    @property
-    def end(self) -> StreamEnd | None:
-        return self._end
 
     def __aiter__(self) -> ScriptedStream:
         return self
@@ -94,7 +91,6 @@ class ScriptedStream:
             else:
                 assert isinstance(step, Delta)
                 await asyncio.sleep(0)
-                self._end = step.end
                 self._over = step.end is not None
                 return step
         self._engine.running.discard(self.stream_id)
@@ -181,6 +177,11 @@ class ScriptedEngine:
 
     async def stats(self) -> Stats:
         return Stats(uptime_s=1.0, memory_bytes=1, streams=len(self.running), models=[])
+
+    def arriving(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def on_batch_dispatched(self, listener: Callable[[BatchEvent], None]) -> None: ...
 
     def batch_stats(self) -> dict[str, Any]:
         return {"generate": {}, "streams": {}}

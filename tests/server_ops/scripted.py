@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from stretto.engine.api import Delta, Health
+from stretto.engine.batch_stats import BatchEvent
 from stretto.errors import QueueFullError, ShuttingDownError, StrettoError
 from stretto.rpc.messages import (
     EmbedParams,
@@ -44,7 +46,6 @@ class ScriptedStream:
         self.items: asyncio.Queue[Delta | StrettoError] = asyncio.Queue()
         self.work: asyncio.Task[None] | None = None
         self.over = False
-        self.ended: StreamEnd | None = None
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
@@ -60,18 +61,13 @@ class ScriptedStream:
             self.over = True
         return item
 
-    @property
-    def end(self) -> StreamEnd | None:
-        return self.ended
-
     async def accepted(self) -> int:
         return self.prompt_tokens
 
     def cancel(self) -> None:
         self.engine.leave(self)
         if not self.over:
-            self.ended = self.make_end("cancelled")
-            self.items.put_nowait(Delta(end=self.ended))
+            self.items.put_nowait(Delta(end=self.end("cancelled")))
 
     async def generate(self) -> None:
         self.queue_wait_s = asyncio.get_running_loop().time() - self.waiting_since
@@ -80,16 +76,15 @@ class ScriptedStream:
             await self.engine.moving.wait()
             self.generated += 1
             self.items.put_nowait(Delta(text=f"w{index} ", token_count=1))
-        self.ended = self.make_end("length")
-        self.items.put_nowait(Delta(end=self.ended))
+        self.items.put_nowait(Delta(end=self.end("length")))
         self.engine.leave(self)
 
-    def make_end(self, reason: str) -> StreamEnd:
+    def end(self, reason: str) -> StreamEnd:
         return StreamEnd(
             stream_id=self.stream_id,
             finish_reason=reason,
             usage=Usage(prompt_tokens=7, cached_tokens=3, completion_tokens=self.generated),
-            timing=Timing(queue_wait_s=self.queue_wait_s, duration_s=1.0, admitted=self.work is not None),
+            timing=Timing(queue_wait_s=self.queue_wait_s, duration_s=1.0),
         )
 
 
@@ -220,6 +215,11 @@ class ScriptedEngine:
             slot_table=table,
         )
         return Stats(uptime_s=1.0, memory_bytes=1 << 20, streams=len(self.running), models=[model])
+
+    def arriving(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def on_batch_dispatched(self, listener: Callable[[BatchEvent], None]) -> None: ...
 
     def batch_stats(self) -> dict[str, Any]:
         return {

@@ -87,6 +87,8 @@ def test_defaults_are_the_cores_and_the_designs() -> None:
         "background_hold_extension_ms": 2,
         "target_batch_time_ms": 12,
         "pause_on_backpressure_ms": 20,
+        "near_deadline_ms": 50,
+        "bypass": (),
     }
 
 

@@ -6,10 +6,12 @@ tests, over a runtime in the same process. Everything here belongs to one event 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from stretto.engine.batch_stats import BatchEvent
 from stretto.rpc.messages import (
     EmbedParams,
     EmbedResult,
@@ -20,7 +22,6 @@ from stretto.rpc.messages import (
     RerankResult,
     Stats,
     StreamEnd,
-    StreamStart,
     TokenizeParams,
     TokenLogprob,
     ToolCallDelta,
@@ -37,7 +38,6 @@ class Delta:
     tokens: list[int] = field(default_factory=list)
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    start: StreamStart | None = None  # with the first delta after the stream had its slot
     end: StreamEnd | None = None  # on the last delta, and only there
 
 
@@ -63,10 +63,6 @@ class GenerationStream(Protocol):
     @property
     def prompt_tokens(self) -> int:
         """0 until the runtime has taken it in."""
-
-    @property
-    def end(self) -> StreamEnd | None:
-        """Its end with usage and timing, once there is one; after `cancel` what was known by then."""
 
     def __aiter__(self) -> AsyncIterator[Delta]: ...
 
@@ -115,6 +111,15 @@ class EngineApi(Protocol):
 
     def batch_stats(self) -> dict[str, Any]:
         """Seed 002's getBatchStats(): {"generate": {...}} of the batcher, and {"streams": {...}}."""
+
+    def arriving(self) -> AbstractContextManager[None]:
+        """While a request is being read: others that are queued may wait a moment for it.
+
+        It has come once it asks the engine for anything from inside; leaving ends it in any case.
+        """
+
+    def on_batch_dispatched(self, listener: Callable[[BatchEvent], None]) -> None:
+        """Seed 002's onBatchDispatched: called for every call to the runtime that carried generations."""
 
     def watch(self) -> AsyncIterator[EngineEvents]:
         """Ticks as they happen, for the dashboard. Ends with the iterator; slow watchers lose events."""

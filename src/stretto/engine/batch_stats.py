@@ -24,7 +24,7 @@ LEARN_EVERY = 4  # percentiles of a window are not free
 
 @dataclass(frozen=True, slots=True)
 class BatchEvent:
-    """One call that was sent and answered."""
+    """One call that was sent and answered: what `on_dispatched` is told."""
 
     key: PartitionKey
     size: int
@@ -33,14 +33,38 @@ class BatchEvent:
     duration_ms: float
     target_size: int
     active_streams: int
-    failed: bool
+    failed: bool  # as a whole
+    single: bool = False  # sent as a `generate`: batching is off, or the request bypasses it
+    rejected: int = 0  # requests that the runtime refused, each by its own error
+    aborted: int = 0  # requests that were cancelled between the batch's making and its sending
+    request_ids: tuple[str, ...] = ()
+    sent_s: float = 0.0  # on the engine's clock
 
     @classmethod
-    def of(cls, call: BatchCall, now_s: float, active: int, target: int, *, failed: bool) -> BatchEvent:
-        waits = tuple((call.sent_s - entry.enqueued_s) * 1000 for entry in call.entries)
-        priorities = tuple(entry.priority for entry in call.entries)
-        duration_ms = (now_s - call.sent_s) * 1000
-        return cls(call.key, len(waits), waits, priorities, duration_ms, target, active, failed)
+    def of(
+        cls, call: BatchCall, now_s: float, active: int, target: int, *, failed: bool, rejected: int
+    ) -> BatchEvent:
+        entries = call.entries
+        return cls(
+            key=call.key,
+            size=len(entries),
+            waits_ms=tuple((call.sent_s - entry.enqueued_s) * 1000 for entry in entries),
+            priorities=tuple(entry.priority for entry in entries),
+            duration_ms=(now_s - call.sent_s) * 1000,
+            target_size=target,
+            active_streams=active,
+            failed=failed,
+            single=call.single,
+            rejected=len(entries) if failed else rejected,
+            aborted=call.aborted,
+            request_ids=tuple(entry.request_id for entry in entries),
+            sent_s=call.sent_s,
+        )
+
+    @property
+    def hold_ms(self) -> float:
+        """How long its first request waited."""
+        return max(self.waits_ms, default=0.0)
 
     @property
     def priority_mix(self) -> dict[str, int]:
@@ -61,6 +85,9 @@ class BatchStats:
     failed_calls: int = 0
     backpressure_pauses: int = 0
     fallback_count: int = 0
+    bypassed: int = 0
+    near_deadline: int = 0
+    rejected: int = 0
     priority_mix: Counter[str] = field(default_factory=Counter)
     events: deque[BatchEvent] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
@@ -68,6 +95,7 @@ class BatchStats:
         self.batches += 1
         self.requests += event.size
         self.failed_calls += event.failed
+        self.rejected += event.rejected
         self.priority_mix.update(event.priority_mix)
         self.events.append(event)
 
@@ -85,6 +113,9 @@ class BatchStats:
             "failed_calls": self.failed_calls,
             "backpressure_pauses": self.backpressure_pauses,
             "fallback_count": self.fallback_count,
+            "bypassed_requests": self.bypassed,
+            "near_deadline_requests": self.near_deadline,
+            "rejected_requests": self.rejected,
             "priority_mix": dict(self.priority_mix),
             "batch_size": {
                 "last": sizes[-1] if sizes else 0,

@@ -3,11 +3,13 @@
 It knows queues, holds and measurements; `now_s` is an argument, and the caller is told which calls to send
 (`due`) and when to ask again (`wake_at_s`). It does not know sockets: `engine.traffic` drives it.
 
-A request alone leaves in the turn in which it came. A hold begins only behind a call that is in flight (or
-was sent less than `min_hold_ms` ago: an answer that quick says nothing about who is coming). It ends when
-nobody came for `min_hold_ms` (whoever is still alone waits on, while the call is in flight), when the batch
-is full or as large as the target, and at the latest after `max_hold_ms`. Then everything queued leaves, in as
-many calls as it takes. Urgent requests never hold.
+A request alone leaves in the turn in which it came. A hold begins only while further requests are on their
+way (`expect`), or behind a call that is in flight (or was sent less than `min_hold_ms` ago: an answer that
+quick says nothing about what is coming). It ends when nothing more is on its way and nothing came for
+`min_hold_ms` (a request that is still alone waits on, while the call is in flight), when the batch is full
+or, with nothing on its way, as large as the target, and at the latest after `max_hold_ms`. Then everything
+queued leaves, in as many calls as it takes. Urgent requests never hold, and neither do those whose deadline
+is near. Requests with a field that `bypass` lists are calls of their own.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from stretto.settings import GenerateBatcherSettings
 
 PRIORITIES: tuple[PriorityName, ...] = ("urgent", "default", "background")
 PartitionKey = tuple[str, str, str]
+BYPASS: PartitionKey = ("", "", "bypass")  # no guidance mode has this name
+ANONYMOUS_PAUSE_SHARE = 0.1  # of the time, at most: without tenants a pause holds up every client
 
 
 class EntryState(Enum):
@@ -53,7 +57,9 @@ class BatchCall:
     key: PartitionKey
     entries: list[Entry]
     taken_s: float
+    single: bool = False  # to be sent as a `generate`
     sent_s: float = 0.0
+    aborted: int = 0  # entries that left between the batch's making and its sending
 
 
 @dataclass(slots=True)
@@ -75,10 +81,6 @@ class _Partition:
         return len(queues["urgent"]) + len(queues["default"]) + len(queues["background"])
 
 
-def partition_key(params: GenerateParams) -> PartitionKey:
-    return (params.model_id, params.draft_model, params.guidance_mode)
-
-
 class GenerateBatcher:
     def __init__(
         self,
@@ -94,11 +96,14 @@ class GenerateBatcher:
         self._entries: dict[str, Entry] = {}  # queued or taken, by stream id
         self._calls: dict[int, _Partition] = {}
         self._paused_until_s: dict[str, float] = {}
+        self._anonymous_pause_s = float("-inf")  # when the last one began
+        self._expected_until_s = float("-inf")
         self._next_call = 0
         self._min_hold_s = settings.min_hold_ms / 1000
         self._max_hold_s = settings.max_hold_ms / 1000
         self._background_hold_s = self._max_hold_s + settings.background_hold_extension_ms / 1000
         self._pause_s = settings.pause_on_backpressure_ms / 1000
+        self._near_deadline_s = settings.near_deadline_ms / 1000
         self.counters = BatchStats()
         self.allow_batching(True)
 
@@ -114,6 +119,9 @@ class GenerateBatcher:
         request_id: str = "",
     ) -> None:
         partition = self._partition(params)
+        if priority != "urgent" and deadline_s is not None and deadline_s - now_s <= self._near_deadline_s:
+            priority = "urgent"
+            self.counters.near_deadline += 1
         entry = Entry(params, priority, now_s, deadline_s, request_id or params.stream_id)
         entry.held = bool(partition.calls) or now_s - partition.last_sent_s < self._min_hold_s
         partition.queues[priority].append(entry)
@@ -127,19 +135,29 @@ class GenerateBatcher:
         if entry is None:
             return False
         if entry.state is EntryState.QUEUED:
-            self._partitions[partition_key(entry.params)].queues[entry.priority].remove(entry)
+            self._partitions[self._key(entry.params)].queues[entry.priority].remove(entry)
         entry.state = EntryState.DROPPED
         self.counters.aborted += 1
         return True
 
     def pause(self, tenant: str, now_s: float) -> None:
-        """A client's streams are full: its new requests wait a little, nobody else's.
+        """A client's streams are full: its new requests wait a little, those of other tenants do not.
 
-        Without a tenant nobody can be told apart, and a pause would stop everyone: then nothing pauses.
+        Requests without a tenant (no API keys) count as one client, and are paused at most a tenth of the
+        time: one slow reader must not stop all the others.
         """
-        if tenant and self._pause_s:
-            self._paused_until_s[tenant] = now_s + self._pause_s
-            self.counters.backpressure_pauses += 1
+        if not self._pause_s:
+            return
+        if not tenant:
+            if now_s - self._anonymous_pause_s < self._pause_s / ANONYMOUS_PAUSE_SHARE:
+                return
+            self._anonymous_pause_s = now_s
+        self._paused_until_s[tenant] = now_s + self._pause_s
+        self.counters.backpressure_pauses += 1
+
+    def expect(self, until_s: float) -> None:
+        """Further requests are on their way, worth waiting for until then; a moment that is over: none."""
+        self._expected_until_s = until_s
 
     def allow_batching(self, allowed: bool, /) -> None:
         """Whether the runtime announces `batch_generate`; without it every request is a call."""
@@ -156,6 +174,16 @@ class GenerateBatcher:
                 calls.append(self._call(partition, taken, now_s))
         return calls
 
+    def overdue(self, now_s: float) -> bool:
+        """Something must leave now, not at the end of the turn: a batch is full, or waited long enough."""
+        if not self._entries or not self.batching:  # asked on every path: quick while nothing waits
+            return False
+        return any(
+            partition.size >= self._settings.max_batch_size
+            or any(queue and queue[0].enqueued_s + self._max_hold_s <= now_s for queue in _held(partition))
+            for partition in self._partitions.values()
+        )
+
     def wake_at_s(self) -> float | None:
         """When something becomes due without anything new happening; None when nothing is queued."""
         moments = [self._release_at_s(partition) for partition in self._partitions.values()]
@@ -167,6 +195,7 @@ class GenerateBatcher:
         for entry in sent:
             entry.state = EntryState.SENT
             del self._entries[entry.params.stream_id]
+        call.aborted = len(call.entries) - len(sent)
         call.entries, call.sent_s = sent, now_s
         partition = self._calls.get(call.id)
         if partition is not None and sent:
@@ -184,14 +213,14 @@ class GenerateBatcher:
             self.counters.expired += 1
         return late
 
-    def answered(self, call: BatchCall, now_s: float, *, failed: bool = False) -> None:
-        """The call is over. Measured, and the target follows."""
+    def answered(self, call: BatchCall, now_s: float, *, failed: bool = False, rejected: int = 0) -> None:
+        """The call is over. Measured, and the target follows. `rejected`: entries that were refused."""
         partition = self._calls.pop(call.id, None)
         if partition is None:
             return
         del partition.calls[call.id]
         active, limit = self._capacity()
-        event = BatchEvent.of(call, now_s, active, partition.target.size, failed=failed)
+        event = BatchEvent.of(call, now_s, active, partition.target.size, failed=failed, rejected=rejected)
         self.counters.add(event)
         backlog = bool(partition.size or partition.calls)
         partition.target.learn(event, backlog=backlog, crowded=active >= 0.8 * limit)
@@ -218,8 +247,13 @@ class GenerateBatcher:
 
     # --- one partition ---------------------------------------------------------------------------
 
+    def _key(self, params: GenerateParams) -> PartitionKey:
+        if any(getattr(params, name) for name in self._settings.bypass):
+            return BYPASS
+        return (params.model_id, params.draft_model, params.guidance_mode)
+
     def _partition(self, params: GenerateParams) -> _Partition:
-        key = partition_key(params)
+        key = self._key(params)
         found = self._partitions.get(key)
         if found is None:
             if len(self._partitions) >= 256:  # keys come from callers: those that hold nothing are forgotten
@@ -229,12 +263,15 @@ class GenerateBatcher:
 
     def _take(self, partition: _Partition, now_s: float) -> list[Entry]:
         """The next batch, when one is due: urgent first, then default, and background where room is left."""
-        if not self.batching:
+        if not self._batches(partition):
             return self._fill(partition, 1, now_s)
         moment = self._release_at_s(partition)
         if moment is None or moment > now_s + 1e-6:
             return []
         return self._fill(partition, self._settings.max_batch_size, now_s)
+
+    def _batches(self, partition: _Partition) -> bool:
+        return self.batching and partition.key != BYPASS
 
     def _fill(self, partition: _Partition, room: int, now_s: float) -> list[Entry]:
         taken: list[Entry] = []
@@ -253,23 +290,24 @@ class GenerateBatcher:
     def _call(self, partition: _Partition, taken: list[Entry], now_s: float) -> BatchCall:
         for entry in taken:
             entry.state = EntryState.TAKEN
-        call = BatchCall(self._next_call, partition.key, taken, now_s)
+        call = BatchCall(self._next_call, partition.key, taken, now_s, single=not self._batches(partition))
         self._next_call += 1
         partition.calls[call.id] = call
         self._calls[call.id] = partition
-        self._count(taken)
+        self._count(taken, bypassed=partition.key == BYPASS)
         return call
 
-    def _count(self, taken: list[Entry]) -> None:
+    def _count(self, taken: list[Entry], *, bypassed: bool) -> None:
         first = taken[0].priority
         self.counters.urgent_flushes += first == "urgent"
         if first != "background":
             self.counters.promoted_background += sum(entry.priority == "background" for entry in taken)
         self.counters.fallback_count += not self.batching
+        self.counters.bypassed += bypassed and self.batching
 
     def _release_at_s(self, partition: _Partition) -> float | None:
         """When this partition's queue may leave."""
-        if not self.batching or self._full(partition):
+        if not self._batches(partition) or self._full(partition):
             return self._first_free_s(partition)
         urgent, default, background = (partition.queues[priority] for priority in PRIORITIES)
         moments = [min(self._free_at_s(entry) for entry in urgent)] if urgent else []
@@ -281,21 +319,24 @@ class GenerateBatcher:
 
     def _hold_ends_s(self, partition: _Partition, queue: deque[Entry], hold_max_s: float) -> float:
         entry = min(queue, key=self._free_at_s) if self._paused_until_s else queue[0]
-        free_s = self._free_at_s(entry)
+        latest_s = entry.enqueued_s + hold_max_s
+        free_s = max(self._free_at_s(entry), min(self._expected_until_s, latest_s))
         if not entry.held:
             return free_s
-        latest_s = entry.enqueued_s + hold_max_s
         alone = partition.size < self._settings.min_batch_size and bool(partition.calls)
         if alone or entry.priority == "background":
             return max(free_s, latest_s)  # background waits for a batch to ride along with
         return max(free_s, min(partition.last_arrival_s + self._min_hold_s, latest_s))
 
     def _full(self, partition: _Partition) -> bool:
-        """As many as the target: company enough. Background alone does not count, it can wait."""
+        """As many as fit, or as the target while no more are on their way (background can wait)."""
+        if partition.size >= self._settings.max_batch_size:
+            return True
+        newest_s = partition.last_arrival_s
+        if self._expected_until_s > newest_s:
+            return False
         queues = partition.queues
-        return len(queues["urgent"]) + len(queues["default"]) >= partition.target.size or (
-            partition.size >= self._settings.max_batch_size
-        )
+        return len(queues["urgent"]) + len(queues["default"]) >= partition.target.size
 
     def _first_free_s(self, partition: _Partition) -> float | None:
         queues = [queue for queue in partition.queues.values() if queue]
@@ -337,3 +378,7 @@ class GenerateBatcher:
                 for partition in self._partitions.values()
             ],
         }
+
+
+def _held(partition: _Partition) -> tuple[deque[Entry], ...]:
+    return (partition.queues["default"], partition.queues["urgent"])

@@ -45,10 +45,10 @@ class Dispatcher:
         if not requests:
             return
         try:
-            if self._traffic.batcher.batching:
-                future = self._send("batch_generate", m.BatchGenerateParams(requests=requests))
-            else:
+            if call.single:
                 future = self._send("generate", requests[0])
+            else:
+                future = self._send("batch_generate", m.BatchGenerateParams(requests=requests))
         except RuntimeUnavailableError as error:
             self._traffic.failed(call, m.error_from(error), self._clock())
         except (TooLargeError, TypeError, ValueError, RecursionError, OverflowError):

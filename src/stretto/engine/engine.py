@@ -1,8 +1,8 @@
 """Engine: the asyncio shell around `engine.traffic`, and the one that speaks with the runtime.
 
-Implements `EngineApi` over any host: a supervised process, or a connection that was given. What is enqueued
-in one turn of the event loop is sent at its end, in `_pump`; one timer wakes the batcher, another the
-registry. Nothing here decides anything about requests: the machines do.
+Implements `EngineApi` over any host: a supervised process, or a connection that was given. `engine.pump` says
+when what was enqueued leaves; a timer wakes the registry. Nothing here decides anything about requests: the
+machines do.
 """
 
 from __future__ import annotations
@@ -12,18 +12,23 @@ import contextlib
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
 import structlog
 
 from stretto.engine.api import Health
+from stretto.engine.batch_log import log_batch
 from stretto.engine.batch_stats import BatchEvent
+from stretto.engine.batcher import BatchCall
 from stretto.engine.dispatch import Dispatcher
 from stretto.engine.generation import Generation
 from stretto.engine.host import GivenHost, Host, SupervisedHost
 from stretto.engine.process import ProcessLauncher, RuntimeStart
+from stretto.engine.pump import Pump
 from stretto.engine.supervisor import State
+from stretto.engine.token_calls import TokenCalls
 from stretto.engine.traffic import Ticket, Traffic
 from stretto.engine.transport import Transport
 from stretto.engine.watching import Watchers
@@ -42,6 +47,7 @@ log = structlog.get_logger("stretto.engine")
 EXPIRE_EVERY_S = 0.25
 LOOK_AGAIN_S = 0.1
 IDLE_CHECK_S = 0.02
+Listener = Callable[[BatchEvent], None]
 
 
 class Engine:
@@ -50,32 +56,41 @@ class Engine:
         host: Host,
         settings: Settings | None = None,
         *,
-        on_dispatched: Callable[[BatchEvent], None] | None = None,
+        on_dispatched: Listener | None = None,
         clock: Callable[[], float] = time.monotonic,  # a loop's own may count in whole milliseconds
     ) -> None:
         settings = settings or Settings()
         self._clock = clock
         self._settings = settings.engine
         self._host = host
-        self._on_dispatched = on_dispatched
+        self._listeners = [] if on_dispatched is None else [on_dispatched]
         self._traffic = Traffic(settings.engine, settings.generate_batcher, on_dispatched=self._dispatched)
         self._transport = Transport(
             calls_max=settings.engine.calls_max,
             call_timeout_s=settings.engine.call_timeout_s,
+        )
+        batching = settings.generate_batcher
+        self._pump = Pump(
+            self._traffic,
+            window_s=batching.max_hold_ms / 1000 if batching.enabled else 0.0,
+            clock=clock,
+            send=self._dispatch,
+            cancel=self._withdraw,
         )
         self._dispatcher = Dispatcher(
             self._traffic,
             self._transport,
             timeout_s=settings.engine.load_timeout_s,
             clock=clock,
-            answered=self._pump_at_end_of_turn,
+            answered=self._pump.soon,
+        )
+        self._tokens = TokenCalls(
+            self._long_call, self._start, batch_max=batching.max_batch_size if batching.enabled else 1
         )
         self._watchers = Watchers(self._ask_for_events)
         self._info: m.RuntimeInfo | None = None
         self._progress: dict[str, float] = {}
         self._following = False
-        self._pump_soon = False
-        self._batch_timer: asyncio.TimerHandle | None = None
         self._expire_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._call_numbers = itertools.count(1)
@@ -83,16 +98,25 @@ class Engine:
         self._started = self._closed = False
 
     @classmethod
-    def supervised(cls, start: RuntimeStart, settings: Settings | None = None) -> Engine:
+    def supervised(
+        cls, start: RuntimeStart, settings: Settings | None = None, *, on_dispatched: Listener | None = None
+    ) -> Engine:
         """Over a process of its own, that is watched over and brought back."""
         settings = settings or Settings()
         launcher = ProcessLauncher(start, frame_bytes_max=settings.runtime.frame_bytes_max)
-        return cls(SupervisedHost(launcher, settings.engine), settings)
+        host = SupervisedHost(launcher, settings.engine)
+        return cls(host, settings, on_dispatched=on_dispatched)
 
     @classmethod
-    def over(cls, connection: Connection, settings: Settings | None = None) -> Engine:
+    def over(
+        cls,
+        connection: Connection,
+        settings: Settings | None = None,
+        *,
+        on_dispatched: Listener | None = None,
+    ) -> Engine:
         """Over a connection, e.g. one end of a pair in memory."""
-        return cls(GivenHost(connection), settings)
+        return cls(GivenHost(connection), settings, on_dispatched=on_dispatched)
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -153,53 +177,51 @@ class Engine:
     # --- generations -----------------------------------------------------------------------------
 
     def generate(self, params: m.GenerateParams) -> Generation:
-        generation = Generation(params.stream_id, self._traffic.registry, self._cancel)
+        generation = Generation(
+            params.stream_id, self._traffic.registry, self._cancel, reading=self._pump.overdue
+        )
         ticket = self._traffic.submit(params, now_s=self._clock(), wake=generation.wake)
         generation.bind(ticket)
-        self._pump_at_end_of_turn()
+        self._pump.arrivals.came()
+        self._pump.soon()
+        self._pump.overdue()
         if self._expire_timer is None:
             self._expire_timer = self._loop.call_later(EXPIRE_EVERY_S, self._expire)
         return generation
 
     def _cancel(self, ticket: Ticket) -> None:
         self._traffic.cancel(ticket, self._clock())
-        self._pump_at_end_of_turn()
+        self._pump.soon()
 
     def _expire(self) -> None:
         self._traffic.expire(self._clock())
-        self._pump_at_end_of_turn()
+        self._pump.soon()
         active, _ = self._traffic.registry.capacity()
         again = active and not self._closed
         self._expire_timer = self._loop.call_later(EXPIRE_EVERY_S, self._expire) if again else None
 
     # --- calls of the batcher --------------------------------------------------------------------
 
-    def _pump_at_end_of_turn(self) -> None:
-        if not self._pump_soon:
-            self._pump_soon = True
-            self._loop.call_soon(self._pump)
+    def arriving(self) -> AbstractContextManager[None]:
+        self._pump.overdue()
+        return self._pump.arrivals.arriving()
 
-    def _pump(self) -> None:
-        self._pump_soon = False
-        for call in self._traffic.due(self._clock()):
-            self._dispatcher.dispatch(call)
-        for stream_id in self._traffic.take_cancels():
-            self._tell("cancel", m.CancelParams(stream_id=stream_id))
-        if self._batch_timer is not None:
-            self._batch_timer.cancel()
-            self._batch_timer = None
-        moment_s = self._traffic.wake_at_s()
-        if moment_s is not None:
-            self._batch_timer = self._loop.call_later(max(0.0, moment_s - self._clock()), self._pump)
+    def _dispatch(self, call: BatchCall) -> None:
+        self._dispatcher.dispatch(call)
+
+    def _withdraw(self, stream_id: str) -> None:
+        self._tell("cancel", m.CancelParams(stream_id=stream_id))
+
+    def on_batch_dispatched(self, listener: Listener) -> None:
+        self._listeners.append(listener)
 
     def _dispatched(self, event: BatchEvent) -> None:
-        """Whoever listens to telemetry cannot break a request."""
-        if self._on_dispatched is None:
-            return
-        try:
-            self._on_dispatched(event)
-        except Exception:
-            log.exception("a listener to batch telemetry failed")
+        """A listener that fails breaks no request."""
+        for listener in (log_batch, *self._listeners):
+            try:
+                listener(event)
+            except Exception:
+                log.exception("a listener to batch telemetry failed")
 
     def _tell(self, method: str, params: m.Message) -> None:
         """A call whose answer does not matter."""
@@ -223,9 +245,10 @@ class Engine:
             raise
         self._note_info(info)
         self._traffic.connected(epoch, batching="batch_generate" in info.capabilities)
+        self._tokens.allow_batching("batch_tokenize" in info.capabilities)
         if self._watchers.any:
             self._ask_for_events(True)
-        self._pump_at_end_of_turn()
+        self._pump.soon()
 
     def runtime_lost(self) -> None:
         self._transport.detach()
@@ -240,7 +263,7 @@ class Engine:
             assert isinstance(note.params, m.StreamBatch)
             self._traffic.frames(note.params, epoch=epoch, now_s=self._clock())
             if self._traffic.has_cancels:
-                self._pump_at_end_of_turn()
+                self._pump.soon()
         elif note.method == ENGINE_EVENTS:
             assert isinstance(note.params, m.EngineEvents)
             self._watchers.publish(note.params)
@@ -302,11 +325,12 @@ class Engine:
         await self._refresh_info()
 
     async def tokenize(self, params: m.TokenizeParams) -> list[int]:
-        return list((await self._long_call("tokenize", params)).tokens)
+        self._pump.arrivals.came()
+        return await self._tokens.tokenize(params)
 
     async def detokenize(self, tokens: list[int], model_id: str = "") -> str:
-        params = m.DetokenizeParams(tokens=tokens, model_id=model_id)
-        return str((await self._long_call("detokenize", params)).text)
+        self._pump.arrivals.came()
+        return await self._tokens.detokenize(m.DetokenizeParams(tokens=tokens, model_id=model_id))
 
     async def embed(self, params: m.EmbedParams) -> m.EmbedResult:
         result: m.EmbedResult = await self._named_call("embed", params)
@@ -326,6 +350,7 @@ class Engine:
 
     async def _named_call(self, method: str, params: m.EmbedParams | m.RerankParams) -> Any:
         """One that takes long: whoever stops waiting for it also stops the work."""
+        self._pump.arrivals.came()
         name = f"call-{next(self._call_numbers)}"
         self._calls.add(name)
         try:
@@ -340,6 +365,7 @@ class Engine:
         transport = self._transport
         return {
             "generate": self._traffic.batcher.stats(),
+            "tokens": self._tokens.stats(),
             "streams": {**self._traffic.registry.stats(), "replays": self._traffic.replays},
             "transport": {
                 "calls": dict(transport.metrics.calls),
@@ -359,10 +385,10 @@ class Engine:
         self._tell("watch", m.WatchParams(enabled=enabled))
 
     def _stop_timers(self) -> None:
-        for timer in (self._batch_timer, self._expire_timer):
-            if timer is not None:
-                timer.cancel()
-        self._batch_timer = self._expire_timer = None
+        self._pump.stop()
+        if self._expire_timer is not None:
+            self._expire_timer.cancel()
+            self._expire_timer = None
 
 
 _REASONS = {State.STARTING: "restarting", State.ENDING: "restarting", State.DOWN: "not started"}

@@ -14,10 +14,18 @@ from stretto.rpc.messages import Error, StreamEnd, exception_of
 class Generation:
     """Implements `GenerationStream`. Belongs to the engine's event loop, like everything else here."""
 
-    def __init__(self, stream_id: str, registry: StreamRegistry, leave: Callable[[Ticket], None]) -> None:
+    def __init__(
+        self,
+        stream_id: str,
+        registry: StreamRegistry,
+        leave: Callable[[Ticket], None],
+        *,
+        reading: Callable[[], None] = lambda: None,  # called before each delta: a turn may bring many
+    ) -> None:
         self.stream_id = stream_id
         self._registry = registry
         self._leave = leave
+        self._reading = reading
         self._ticket: Ticket | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._end: StreamEnd | None = None
@@ -40,10 +48,6 @@ class Generation:
     def prompt_tokens(self) -> int:
         return self.ticket.prompt_tokens or 0
 
-    @property
-    def end(self) -> StreamEnd | None:
-        return self.ticket.stream.end
-
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
 
@@ -52,6 +56,7 @@ class Generation:
             delta = self._registry.read(self.ticket.stream)
             if delta is None:
                 await self._wait()
+                self._reading()
                 continue
             self._end = delta.end
             if delta.end is not None and delta.end.error is not None:

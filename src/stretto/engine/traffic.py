@@ -79,7 +79,13 @@ class Traffic:
     def _enqueue(self, ticket: Ticket, now_s: float) -> None:
         ticket.call = None
         params = ticket.params
-        self.batcher.enqueue(params, now_s=now_s, priority=params.priority, deadline_s=ticket.deadline_s)
+        self.batcher.enqueue(
+            params,
+            now_s=now_s,
+            priority=params.priority,
+            deadline_s=ticket.deadline_s,
+            request_id=params.request_id,
+        )
 
     def cancel(self, ticket: Ticket, now_s: float) -> None:
         """Safe at any time, and twice."""
@@ -107,7 +113,7 @@ class Traffic:
         sealed = []
         for entry in self.batcher.seal(call, now_s):
             ticket = self._tickets[entry.params.stream_id]
-            ticket.call, ticket.stream.epoch, ticket.stream.sent_s = call, self.epoch, now_s
+            ticket.call, ticket.stream.epoch = call, self.epoch
             sealed.append(_with_time_left(entry.params, ticket.deadline_s, now_s))
         return sealed
 
@@ -133,7 +139,8 @@ class Traffic:
                 call, Error(code=StrettoError.code, message="the runtime answered another batch"), now_s
             )
             return
-        self.batcher.answered(call, now_s)
+        rejected = sum(item.error is not None or item.result is None for item in items)
+        self.batcher.answered(call, now_s, rejected=rejected)
         for entry, item in zip(call.entries, items, strict=True):
             ticket = self._tickets.get(entry.params.stream_id)
             if ticket is None or ticket.call is not call:

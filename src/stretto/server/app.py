@@ -21,6 +21,7 @@ from stretto.server.anthropic import messages as anthropic_messages
 from stretto.server.boundary import Boundary
 from stretto.server.catalog import Catalog
 from stretto.server.dashboard import router as dashboard
+from stretto.server.direct import Direct
 from stretto.server.documents import honest, serve_document
 from stretto.server.errors import error_response
 from stretto.server.generation import Services
@@ -58,8 +59,10 @@ def create_app(
     )
     api = FastAPI(title="Stretto", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     api.state.unknown_fields = options.unknown_fields
-    for part in (chat, completions, responses, models, embeddings, tokens, anthropic_messages):
-        api.include_router(part.router(services))
+    parts = (chat, completions, responses, models, embeddings, tokens, anthropic_messages)
+    routers = [part.router(services) for part in parts]
+    for router in routers:
+        api.include_router(router)
     api.add_exception_handler(StrettoError, _answer)
     api.add_exception_handler(HTTPException, _answer_http)
     api.add_exception_handler(Exception, _answer)
@@ -67,7 +70,9 @@ def create_app(
     serve_document(api)
     api.router.routes.extend(operations.routes())
     api.include_router(dashboard(engine))
-    return Application(api, Boundary(operations.wrap(api), retry_after=operations.retry_after))
+    return Application(
+        api, Boundary(operations.wrap(Direct(api, routers)), retry_after=operations.retry_after)
+    )
 
 
 async def _answer(request: Request, error: Exception) -> Response:

@@ -71,7 +71,8 @@ class Gate:
         self._check()
         self._drain.requests += 1
         try:
-            await self._app(scope, receive, send)
+            with self._engine.arriving():
+                await self._app(scope, receive, send)
         finally:
             self._drain.requests -= 1
 

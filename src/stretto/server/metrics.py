@@ -23,16 +23,18 @@ from stretto.core.tick import PreemptReason
 from stretto.rpc.messages import ModelStats, Stats
 from stretto.server.caller import PRIORITIES
 from stretto.server.figures import Figures, ModelFigures
+from stretto.server.metrics_batches import runtime_batches, token_calls
 from stretto.telemetry.histogram import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _HISTOGRAMS = {
+    "queue_wait": ("queue_wait_seconds", "Seconds from arrival until a request had a slot."),
     "first_token": ("time_to_first_token_seconds", "Seconds from arrival to the first token."),
     "inter_token": ("inter_token_seconds", "Seconds between two tokens of a stream."),
     "request_time": ("request_seconds", "Seconds from arrival to the end of a request."),
 }
 _COUNTERS = {
-    "prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that had a slot and ended."),
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that ended."),
     "cached_tokens": ("prefix_hit_tokens", "Prompt tokens that were not computed again."),
     "generated_tokens": ("generation_tokens", "Tokens that were generated and delivered."),
 }
@@ -44,6 +46,9 @@ _BATCHER_COUNTERS = {
     "promoted_background": ("promoted_background", "Background requests that rode along."),
     "aborted_requests": ("aborted", "Requests that were cancelled before they left."),
     "expired_requests": ("expired", "Requests whose deadline passed before they left."),
+    "bypassed_requests": ("bypassed", "Requests that went alone because `bypass` lists a field of theirs."),
+    "near_deadline_requests": ("near_deadline", "Requests that left at once because of their deadline."),
+    "rejected_requests": ("rejected", "Requests that the runtime refused, or whose call failed."),
     "failed_calls": ("failed_calls", "Calls that failed as a whole."),
     "backpressure_pauses": ("backpressure_pauses", "Pauses of a client whose streams were full."),
 }
@@ -81,7 +86,9 @@ class _Families(Collector):
         yield from _models(seen.figures)
         if seen.stats is not None:
             yield from _runtime(seen.stats)
+            yield from runtime_batches(seen.stats.batches)
         yield from _batcher(seen.batch_stats.get("generate", {}))
+        yield from token_calls(seen.batch_stats.get("tokens", {}))
         yield from _streams(seen.batch_stats.get("streams", {}))
         if self._compat == "vllm":
             from stretto.server.metrics_vllm import families
@@ -127,22 +134,8 @@ def _models(figures: Figures) -> Iterator[Metric]:
         for model_id, of_model in figures.models.items():
             counter.add_metric([model_id], getattr(of_model, field))
         yield counter
-    yield _queue_waits(figures.models)
     for field, (name, text) in _HISTOGRAMS.items():
         yield histogram(f"stretto_{name}", text, "model", figures.models, field)
-
-
-def _queue_waits(models: Mapping[str, ModelFigures]) -> HistogramMetricFamily:
-    """One family for both, so that requests that ended without a slot are seen and do not blur the rest."""
-    family = HistogramMetricFamily(
-        "stretto_queue_wait_seconds",
-        "Seconds from arrival until a request had a slot, or ended without one (admitted: false).",
-        labels=["model", "admitted"],
-    )
-    for model_id, of_model in models.items():
-        for admitted, waits in (("true", of_model.queue_wait), ("false", of_model.queue_wait_in_vain)):
-            family.add_metric([model_id, admitted], waits.buckets(), waits.total)
-    return family
 
 
 def histogram(
@@ -174,7 +167,7 @@ def _runtime(stats: Stats) -> Iterator[Metric]:
     yield _queue(stats.models)
     for name, text, field in (
         ("stretto_ticks", "Ticks.", "ticks"),
-        ("stretto_computed_prompt_tokens", "Prompt tokens that the model computed.", "computed_tokens"),
+        ("stretto_computed_prompt_tokens", "Prompt tokens that the model computed.", "prompt_tokens"),
     ):
         counter = CounterMetricFamily(name, text, labels=["model"])
         for model in stats.models:

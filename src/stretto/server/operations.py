@@ -22,6 +22,7 @@ from stretto.engine.api import EngineApi
 from stretto.rpc.messages import Stats
 from stretto.server.access_log import AccessLog
 from stretto.server.auth import Auth
+from stretto.server.batch_traces import BatchTraces
 from stretto.server.drain import Drain, Gate
 from stretto.server.health import Loads, Readiness, judge, stats_of
 from stretto.server.hosts import Hosts
@@ -47,6 +48,8 @@ class Operations:
         self.settings = settings
         self.keys = keys or KeyRing()
         self.engine = ObservedEngine(engine, tracer=tracer)
+        if self.engine.tracer.enabled:
+            engine.on_batch_dispatched(BatchTraces(self.engine.tracer, self.engine.clock))
         self.drain = Drain(self.engine, timeout_s=settings.drain_timeout_s)
         self._started_s = time.monotonic()
         self._loads = Loads()

@@ -12,6 +12,8 @@ from stretto.settings.runtime import RuntimeSettings
 from stretto.settings.server import ServerSettings
 from stretto.settings.values import Count, Milliseconds
 
+BypassField = Literal["deadline_ms", "guidance", "tool_use", "fork_of"]
+
 
 class GenerateBatcherSettings(BaseModel):
     """How requests that arrive together are sent to the runtime as one call."""
@@ -34,6 +36,10 @@ class GenerateBatcherSettings(BaseModel):
     """What one call should take; the target batch size follows it."""
     pause_on_backpressure_ms: Milliseconds = 20.0
     """How long a client's calls pause when its streams are full."""
+    near_deadline_ms: Milliseconds = 50.0
+    """A request with less time left than this is not held: it leaves as an urgent one does."""
+    bypass: tuple[BypassField, ...] = ()
+    """Requests that set one of these (deadline_ms, guidance, tool_use, fork_of) are calls of their own."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -10,7 +10,7 @@ Without the extra `otel`, or with `traces: off`, nothing is imported and `record
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -46,12 +46,24 @@ class RequestTrace:
         return [(name, at, max(at, end)) for (name, at), end in zip(begun, ends, strict=True)]
 
 
+@dataclass(frozen=True, slots=True)
+class SpanRecord:
+    """One span of its own, e.g. of a batch, in seconds since the epoch."""
+
+    name: str
+    started_s: float
+    ended_s: float
+    attributes: Mapping[str, str | int | float | Sequence[str]] = field(default_factory=dict)
+
+
 class Tracer(Protocol):
     """`enabled` False: callers need not even build a trace."""
 
     enabled: bool
 
     def record(self, trace: RequestTrace) -> None: ...
+
+    def record_span(self, span: SpanRecord) -> None: ...
 
     def close(self) -> None: ...
 
@@ -60,6 +72,9 @@ class NoTracer:
     enabled = False
 
     def record(self, trace: RequestTrace) -> None:
+        """Nobody looks."""
+
+    def record_span(self, span: SpanRecord) -> None:
         """Nobody looks."""
 
     def close(self) -> None:
@@ -96,6 +111,12 @@ class OtelTracer:
         if trace.error_code:
             request.set_status(Status(StatusCode.ERROR, trace.error_code))
         request.end(_ns(trace.ended_s))
+
+    def record_span(self, span: SpanRecord) -> None:
+        made = self._tracer.start_span(
+            span.name, start_time=_ns(span.started_s), attributes=dict(span.attributes)
+        )
+        made.end(_ns(span.ended_s))
 
     def close(self) -> None:
         self._provider.shutdown()

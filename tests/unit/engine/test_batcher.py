@@ -183,6 +183,84 @@ def test_partitions_do_not_mix():
     assert len(desk.batcher.stats()["partitions"]) == 3
 
 
+def test_a_hold_for_requests_on_their_way_ends_when_they_are_here():
+    desk = Desk()
+    desk.add()
+    desk.batcher.expect(desk.now_s + 3 * MS)
+    assert desk.sizes() == []
+    assert desk.wake_ms() == pytest.approx(3.0)
+    desk.at(1.0)
+    for _ in range(6):  # more than a new batcher's target, which does not end this hold
+        desk.add()
+    assert desk.sizes() == []
+    desk.batcher.expect(float("-inf"))
+    assert desk.sizes() == [7]
+
+
+def test_a_hold_for_requests_on_their_way_ends_after_max_hold_and_when_the_batch_is_full():
+    desk = Desk()
+    desk.add()
+    desk.at(2.0)
+    desk.batcher.expect(desk.now_s + 3 * MS)  # one that has just been announced
+    assert not desk.batcher.overdue(desk.now_s)
+    assert desk.sizes() == []
+    desk.at(3.01)
+    assert desk.batcher.overdue(desk.now_s)
+    assert desk.sizes() == [1]
+    desk.now_s += 1.0
+    desk.batcher.expect(desk.now_s + 3 * MS)
+    for _ in range(16):
+        assert not desk.batcher.overdue(desk.now_s)
+        desk.add()
+    assert desk.batcher.overdue(desk.now_s)
+    assert desk.sizes() == [16]
+
+
+def test_urgent_requests_do_not_wait_for_those_on_their_way():
+    desk = Desk()
+    desk.batcher.expect(desk.now_s + 3 * MS)
+    desk.add("urgent")
+    assert desk.sizes() == [1]
+
+
+def test_a_request_whose_deadline_is_near_leaves_as_an_urgent_one():
+    desk = Desk()
+    desk.add()
+    desk.due()
+    far = GenerateParams(stream_id="far", prompt="x")
+    desk.batcher.enqueue(far, now_s=desk.now_s, deadline_s=desk.now_s + 0.051)
+    assert desk.sizes() == []
+    near = GenerateParams(stream_id="near", prompt="x", priority="background")
+    desk.batcher.enqueue(near, now_s=desk.now_s, priority="background", deadline_s=desk.now_s + 0.049)
+    (call,) = desk.due()
+    assert names(call) == ["near", "far"]
+    assert desk.batcher.stats()["near_deadline_requests"] == 1
+
+
+def test_requests_that_bypass_are_calls_of_their_own_and_wait_for_nothing():
+    desk = Desk(bypass=["deadline_ms", "guidance"])
+    desk.add()
+    desk.due()
+    waiting = desk.add()
+    alone = [desk.add(deadline_ms=9000.0), desk.add(guidance=Guidance(mode="regex", value="x"))]
+    calls = desk.due()
+    assert [names(call) for call in calls] == [[name] for name in alone]
+    assert all(call.single for call in calls)
+    assert desk.batcher.stats()["bypassed_requests"] == 2
+    assert desk.batcher.stats()["fallback_count"] == 0
+    assert desk.batcher.abort(waiting)
+
+
+def test_one_that_bypasses_can_be_aborted_and_comes_back_when_the_runtime_is_lost():
+    desk = Desk(bypass=["deadline_ms"])
+    first, second = desk.add(deadline_ms=9000.0), desk.add(deadline_ms=9000.0)
+    assert desk.batcher.abort(first)
+    assert len(desk.batcher.due(desk.now_s)) == 1
+    desk.batcher.lost()
+    (call,) = desk.due()
+    assert (names(call), call.single) == ([second], True)
+
+
 def test_one_partition_in_flight_holds_nobody_else():
     desk = Desk()
     desk.add(model_id="a")
@@ -231,11 +309,29 @@ def test_a_pause_holds_the_offender_only_and_no_request_longer_than_once():
     assert desk.sizes() == [1]
 
 
-def test_a_client_without_a_name_is_not_paused():
+def test_without_tenants_everybody_is_one_client_that_pauses_a_tenth_of_the_time_at_most():
     desk = Desk()
     desk.batcher.pause("", desk.now_s)
     desk.add()
+    assert desk.sizes() == []
+    assert desk.wake_ms() == pytest.approx(20.0)
+    desk.at(20.1)
     assert desk.sizes() == [1]
+    for ms in (25.0, 100.0, 199.0):  # readers that stay slow do not stop the others for long
+        desk.at(ms)
+        desk.batcher.pause("", desk.now_s)
+    assert desk.batcher.counters.backpressure_pauses == 1
+    desk.at(200.1)
+    desk.batcher.pause("", desk.now_s)
+    assert desk.batcher.counters.backpressure_pauses == 2
+
+
+def test_a_pause_of_clients_without_a_tenant_holds_no_tenant():
+    desk = Desk()
+    desk.batcher.pause("", desk.now_s)
+    named = desk.add(tenant="named")
+    (call,) = desk.due()
+    assert names(call) == [named]
 
 
 def test_deadlines_pass_in_the_queue():
@@ -309,6 +405,27 @@ def test_stats_and_events_name_what_happened():
     assert stats["batch_size"] == {"last": 2, "average": 2.0, "max": 2}
     assert stats["dispatch_ms"] == {"p50": pytest.approx(4.0)}
     assert stats["queue_wait_ms"] == {"p50": 0.0, "p95": 0.0}
+
+
+def test_an_event_counts_refusals_and_aborts_and_names_its_requests():
+    desk = Desk()
+    for number in range(4):
+        request = GenerateParams(stream_id=f"s{number}", prompt="x")
+        desk.batcher.enqueue(request, now_s=desk.now_s, request_id=f"req_{number}")
+    desk.at(2.0)
+    (call,) = desk.batcher.due(desk.now_s)
+    desk.batcher.abort("s1")
+    desk.batcher.seal(call, desk.now_s)
+    desk.batcher.answered(call, desk.now_s, rejected=2)
+    (event,) = desk.events
+    assert (event.rejected, event.aborted, event.request_ids) == (2, 1, ("req_0", "req_2", "req_3"))
+    assert event.hold_ms == pytest.approx(2.0)
+    assert desk.batcher.stats()["rejected_requests"] == 2
+    desk.now_s += 1.0
+    desk.add()
+    (call,) = desk.due()
+    desk.batcher.answered(call, desk.now_s, failed=True)
+    assert desk.events[-1].rejected == 1  # a call that fails refuses everything in it
 
 
 def test_keys_from_callers_do_not_pile_up():
