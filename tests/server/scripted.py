@@ -72,7 +72,12 @@ class ScriptedStream:
         self._engine = engine
         self._steps = list(steps)
         self._over = False
+        self._end: StreamEnd | None = None
         self._cancelled = asyncio.Event()
+
+    @property
+    def end(self) -> StreamEnd | None:
+        return self._end
 
     def __aiter__(self) -> ScriptedStream:
         return self
@@ -91,6 +96,7 @@ class ScriptedStream:
             else:
                 assert isinstance(step, Delta)
                 await asyncio.sleep(0)
+                self._end = step.end
                 self._over = step.end is not None
                 return step
         self._engine.running.discard(self.stream_id)

@@ -46,6 +46,7 @@ class ScriptedStream:
         self.items: asyncio.Queue[Delta | StrettoError] = asyncio.Queue()
         self.work: asyncio.Task[None] | None = None
         self.over = False
+        self.ended: StreamEnd | None = None
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
@@ -61,13 +62,18 @@ class ScriptedStream:
             self.over = True
         return item
 
+    @property
+    def end(self) -> StreamEnd | None:
+        return self.ended
+
     async def accepted(self) -> int:
         return self.prompt_tokens
 
     def cancel(self) -> None:
         self.engine.leave(self)
         if not self.over:
-            self.items.put_nowait(Delta(end=self.end("cancelled")))
+            self.ended = self.make_end("cancelled")
+            self.items.put_nowait(Delta(end=self.ended))
 
     async def generate(self) -> None:
         self.queue_wait_s = asyncio.get_running_loop().time() - self.waiting_since
@@ -76,15 +82,16 @@ class ScriptedStream:
             await self.engine.moving.wait()
             self.generated += 1
             self.items.put_nowait(Delta(text=f"w{index} ", token_count=1))
-        self.items.put_nowait(Delta(end=self.end("length")))
+        self.ended = self.make_end("length")
+        self.items.put_nowait(Delta(end=self.ended))
         self.engine.leave(self)
 
-    def end(self, reason: str) -> StreamEnd:
+    def make_end(self, reason: str) -> StreamEnd:
         return StreamEnd(
             stream_id=self.stream_id,
             finish_reason=reason,
             usage=Usage(prompt_tokens=7, cached_tokens=3, completion_tokens=self.generated),
-            timing=Timing(queue_wait_s=self.queue_wait_s, duration_s=1.0),
+            timing=Timing(queue_wait_s=self.queue_wait_s, duration_s=1.0, admitted=self.work is not None),
         )
 
 

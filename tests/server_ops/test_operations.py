@@ -171,12 +171,13 @@ def test_metrics_count_what_happened(running: Running) -> None:
     seen = metrics(running)
     assert seen["stretto_requests_total", "scripted", "length"] == 3
     assert seen["stretto_requests_total", "scripted", "cancelled"] == 1
-    assert seen["stretto_prompt_tokens_total", "scripted"] == 21
-    assert seen["stretto_prefix_hit_tokens_total", "scripted"] == 9
+    assert seen["stretto_prompt_tokens_total", "scripted"] == 28  # the cancelled one's, too
+    assert seen["stretto_prefix_hit_tokens_total", "scripted"] == 12
     assert seen["stretto_generation_tokens_total", "scripted"] >= 24
     assert seen["stretto_time_to_first_token_seconds_count", "scripted"] == 4
     assert seen["stretto_request_seconds_count", "scripted"] == 4
-    assert seen["stretto_queue_wait_seconds_count", "scripted"] == 3
+    assert seen["stretto_queue_wait_seconds_count", "true", "scripted"] == 4
+    assert seen["stretto_queue_wait_seconds_count", "false", "scripted"] == 0
     assert seen["stretto_inter_token_seconds_count", "scripted"] >= 21
     assert 0 < seen["stretto_time_to_first_token_seconds_sum", "scripted"] < 60
     assert seen["stretto_requests_running",] == seen["stretto_requests_without_token",] == 0

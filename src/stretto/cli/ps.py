@@ -115,6 +115,8 @@ def waits_of(metrics: str) -> Waits | None:
         if family.name != "stretto_queue_wait_seconds":
             continue
         for sample in family.samples:
+            if sample.labels.get("admitted") == "false":
+                continue  # refusals, most of them at once
             if sample.name.endswith("_bucket"):
                 edge = float(sample.labels["le"])
                 below[edge] = below.get(edge, 0.0) + sample.value

@@ -212,6 +212,8 @@ class Committer:
         slot.epoch += 1  # rows in flight stood on what is gone
         slot.pending = 0
         slot.rebuilds += 1
+        if job.first_token_s is None:
+            job.cached = min(job.cached, slot.computed)  # what was found in a cache is computed after all
         slot.marks = state.ledger.marks(job, state.policy.keep(job))
         state.note(notes.SLOT_REBUILD, job, slot.index, slot.rebuilds)
         if slot.rebuilds > state.limits.rebuilds_max:

@@ -16,7 +16,7 @@ from stretto.core.kv.sequences import SequenceLedger
 from stretto.core.limits import Limits
 from stretto.core.queue import Queue
 from stretto.core.slot import Job, Slot, Where
-from stretto.core.tick import Binding, End, Events, Note, Preempted, PreemptReason, Terminal
+from stretto.core.tick import Binding, End, Events, Note, Preempted, PreemptReason, Started, Terminal
 from stretto.errors import BadOutputError, InvariantError, PreemptedError
 
 _NOTES = {
@@ -92,6 +92,9 @@ class State:
         if job.admitted_s is None:
             job.admitted_s = self.now
             job.cached = min(slot.computed, job.prompt_tokens)
+            self.events.started.append(
+                Started(job.id, self.now - job.arrival_s, job.prompt_tokens, job.cached)
+            )
         self.active.append(slot)
         self.bindings[slot.index] = Binding(slot.index, job.request, job.output)
         self.unbound.pop(slot.index, None)
@@ -199,8 +202,16 @@ class State:
                 queue_wait_s=admitted_s - job.arrival_s,
                 ttft_s=None if job.first_token_s is None else job.first_token_s - job.arrival_s,
                 preempted=preempted,
+                admitted=job.admitted_s is not None,
+                computed_tokens=_computed(job),
             )
         )
+
+
+def _computed(job: Job) -> int:
+    """Prompt tokens that were computed for a request, however far it came."""
+    reached = job.prompt_tokens if job.first_token_s is not None else min(job.high_water, job.prompt_tokens)
+    return max(0, reached - job.cached)
 
 
 def _seniority(slot: Slot) -> int:

@@ -138,8 +138,21 @@ class Preempted(NamedTuple):
     same_tenant: bool = False
 
 
+class Started(NamedTuple):
+    """A request got its first slot. `queue_wait_s` counts from arrival."""
+
+    request_id: str
+    queue_wait_s: float
+    prompt_tokens: int
+    cached_tokens: int
+
+
 class Terminal(NamedTuple):
-    """The last word on a request, with seed 003's measurements. Times count from arrival."""
+    """The last word on a request, with seed 003's measurements. Times count from arrival.
+
+    `queue_wait_s` of a request that never had a slot (`admitted` is False) is all the time it waited.
+    `computed_tokens` are those prompt tokens that were computed for it; work that was redone does not count.
+    """
 
     request_id: str
     end: End
@@ -153,10 +166,12 @@ class Terminal(NamedTuple):
     queue_wait_s: float
     ttft_s: float | None
     preempted: Preempted | None = None  # where that is how it ended
+    admitted: bool = True
+    computed_tokens: int = 0
 
     @property
     def prompt_eval_rate(self) -> float:
-        """Prompt tokens per second between admission and the first token."""
+        """Prompt tokens per second between admission and the first token; 0 where there was none."""
         busy_s = (self.ttft_s or 0.0) - self.queue_wait_s
         return (self.prompt_tokens - self.cached_tokens) / busy_s if busy_s > 0 else 0.0
 
@@ -188,16 +203,17 @@ class TickMeasures(NamedTuple):
 
 @dataclass(slots=True)
 class Events:
-    """What happened since the last look: token columns, ends, notes, preemptions."""
+    """What happened since the last look: token columns, starts, ends, notes, preemptions."""
 
     requests: list[str] = field(default_factory=list)
     counts: array[int] = field(default_factory=_ints)
     tokens: array[int] = field(default_factory=_ints)
     extras: dict[str, object] = field(default_factory=dict)
+    started: list[Started] = field(default_factory=list)
     ends: list[Terminal] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     preemptions: list[Preempted] = field(default_factory=list)
     tick: TickMeasures | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.requests or self.ends or self.notes or self.tick)
+        return bool(self.requests or self.started or self.ends or self.notes or self.tick)

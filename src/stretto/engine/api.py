@@ -22,6 +22,7 @@ from stretto.rpc.messages import (
     RerankResult,
     Stats,
     StreamEnd,
+    StreamStart,
     TokenizeParams,
     TokenLogprob,
     ToolCallDelta,
@@ -38,6 +39,7 @@ class Delta:
     tokens: list[int] = field(default_factory=list)
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    start: StreamStart | None = None  # with the first delta after the stream had its slot
     end: StreamEnd | None = None  # on the last delta, and only there
 
 
@@ -63,6 +65,10 @@ class GenerationStream(Protocol):
     @property
     def prompt_tokens(self) -> int:
         """0 until the runtime has taken it in."""
+
+    @property
+    def end(self) -> StreamEnd | None:
+        """Its end with usage and timing, once there is one; after `cancel` what was known by then."""
 
     def __aiter__(self) -> AsyncIterator[Delta]: ...
 

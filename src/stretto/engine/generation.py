@@ -48,6 +48,10 @@ class Generation:
     def prompt_tokens(self) -> int:
         return self.ticket.prompt_tokens or 0
 
+    @property
+    def end(self) -> StreamEnd | None:
+        return self.ticket.stream.end
+
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
 

@@ -12,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
+
 from stretto.engine.api import Delta
 from stretto.errors import DuplicateRequestError, QueueFullError, SlowConsumerError, StreamTimeoutError
-from stretto.rpc.messages import Error, StreamBatch, StreamEnd, Timing, Usage, error_from
+from stretto.rpc.messages import Error, StreamBatch, StreamEnd, StreamStart, Timing, Usage, error_from
 from stretto.settings import EngineSettings
 
 NOWHERE = -1  # not with any runtime
@@ -32,6 +34,8 @@ class Stream:
     wake: Callable[[], None]
     epoch: int = NOWHERE  # the life of the runtime that works on it
     heard_s: float = 0.0
+    sent_s: float | None = None  # to the runtime, whose times count from then on
+    start: StreamStart | None = None
     first_token_s: float | None = None
     tokens: int = 0
     unread: Delta = field(default_factory=Delta)  # all but the text, which is joined when it is read
@@ -46,6 +50,11 @@ class Stream:
     def delivered(self) -> bool:
         """Something of its answer has arrived: it can not be begun anew."""
         return self.first_token_s is not None
+
+    @property
+    def held_s(self) -> float:
+        """How long it waited on this side before it was sent."""
+        return 0.0 if self.sent_s is None else self.sent_s - self.started_s
 
     @property
     def readable(self) -> bool:
@@ -125,6 +134,10 @@ class StreamRegistry:
     def route(self, batch: StreamBatch, *, epoch: int, now_s: float) -> None:
         """What one tick brought. Texts first, ends after them."""
         self.metrics.frames += 1
+        for start in batch.starts:
+            stream = self._addressee(start.stream_id, epoch)
+            if stream is not None:
+                stream.start = stream.unread.start = start  # wakes no reader: there is nothing to show
         for index, stream_id in enumerate(batch.streams):
             stream = self._addressee(stream_id, epoch)
             if stream is not None:
@@ -140,7 +153,7 @@ class StreamRegistry:
         for end in batch.ends:
             stream = self._addressee(end.stream_id, epoch)
             if stream is not None:
-                self.finish(stream, end, now_s)
+                self.finish(stream, _from_arrival(end, stream.held_s), now_s)
 
     def _sparse(
         self,
@@ -206,17 +219,26 @@ class StreamRegistry:
     def _end(self, stream: Stream, reason: str, now_s: float, error: Error | None) -> StreamEnd:
         """An end that the runtime did not send: what is known on this side."""
         ttft_s = None if stream.first_token_s is None else stream.first_token_s - stream.started_s
+        start, duration_s = stream.start, now_s - stream.started_s
+        usage = Usage(completion_tokens=stream.tokens)
+        if start is not None:
+            usage.prompt_tokens, usage.cached_tokens = start.prompt_tokens, start.cached_tokens
         return StreamEnd(
             stream_id=stream.id,
             finish_reason=reason,
             error=error,
-            usage=Usage(completion_tokens=stream.tokens),
-            timing=Timing(ttft_s=ttft_s, duration_s=now_s - stream.started_s),
+            usage=usage,
+            timing=Timing(
+                queue_wait_s=duration_s if start is None else stream.held_s + start.queue_wait_s,
+                ttft_s=ttft_s,
+                duration_s=duration_s,
+                admitted=start is not None,
+            ),
         )
 
     def begin_anew(self, stream: Stream) -> None:
         """Its runtime is gone and nothing had come: it waits as it did at first."""
-        stream.epoch = NOWHERE
+        stream.epoch, stream.start, stream.sent_s = NOWHERE, None, None
 
     # --- to the reader ---------------------------------------------------------------------------
 
@@ -312,6 +334,19 @@ class StreamRegistry:
 
 def _nobody() -> None:
     """Nobody is left to be woken."""
+
+
+def _from_arrival(end: StreamEnd, held_s: float) -> StreamEnd:
+    """The runtime's times count from when it read the call; a caller's count from when it asked."""
+    timing = end.timing
+    ttft_s = None if timing.ttft_s is None else timing.ttft_s + held_s
+    moved = msgspec.structs.replace(
+        timing,
+        queue_wait_s=timing.queue_wait_s + held_s,
+        ttft_s=ttft_s,
+        duration_s=timing.duration_s + held_s,
+    )
+    return msgspec.structs.replace(end, timing=moved)
 
 
 def _size(text: str) -> int:

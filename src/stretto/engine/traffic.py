@@ -113,7 +113,7 @@ class Traffic:
         sealed = []
         for entry in self.batcher.seal(call, now_s):
             ticket = self._tickets[entry.params.stream_id]
-            ticket.call, ticket.stream.epoch = call, self.epoch
+            ticket.call, ticket.stream.epoch, ticket.stream.sent_s = call, self.epoch, now_s
             sealed.append(_with_time_left(entry.params, ticket.deadline_s, now_s))
         return sealed
 

@@ -144,12 +144,22 @@ class Usage(Message):
 
 
 class Timing(Message):
-    """Seconds from arrival, measured where the work happens."""
+    """Seconds from arrival, measured where the work happens. Not `admitted`: it never had a slot."""
 
     queue_wait_s: float = 0.0
     ttft_s: float | None = None
     duration_s: float = 0.0
     parks: int = 0
+    admitted: bool = True
+
+
+class StreamStart(Message):
+    """A stream has its first slot. Sent before its prompt is computed, so that whatever ends it is timed."""
+
+    stream_id: str
+    queue_wait_s: float
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
 
 class StreamEnd(Message):
@@ -166,6 +176,8 @@ class StreamEnd(Message):
 class StreamBatch(Message):
     """What one tick brought to all streams of a connection. Columns: `texts[i]` belongs to `streams[i]`.
 
+    `starts` come in a batch of their own, before the pass of the tick that admitted them.
+
     The sparse parts are keyed by the stream id. Ends come after the texts of the same batch.
     """
 
@@ -176,6 +188,7 @@ class StreamBatch(Message):
     tool_calls: dict[str, list[ToolCallDelta]] = field(default_factory=dict)
     logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)  # only where echo_tokens was asked
+    starts: list[StreamStart] = field(default_factory=list)
     ends: list[StreamEnd] = field(default_factory=list)
 
 
@@ -320,6 +333,7 @@ class ModelStats(Message):
     tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    computed_tokens: int = 0
     preemptions: dict[str, int] = field(default_factory=dict)  # slots taken away, by reason
     active_slots: int = 0
     slots: int = 0

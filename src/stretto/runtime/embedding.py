@@ -113,6 +113,7 @@ class EmbeddingRuntime:
             model_id=model_id,
             ticks=stats.batches,
             prompt_tokens=stats.tokens,
+            computed_tokens=stats.tokens,
             active_slots=stats.busy,
             slots=self._pool.size,
             queued={"default": stats.requests},

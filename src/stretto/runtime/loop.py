@@ -40,8 +40,9 @@ class LoopStats:
 
     ticks: int = 0
     tokens: int = 0
-    prompt_tokens: int = 0  # of requests that ended
+    prompt_tokens: int = 0  # of requests that had a slot and ended
     cached_tokens: int = 0
+    computed_tokens: int = 0  # of these prompts: what was neither cached nor left undone
     preemptions: Mapping[str, int] = field(
         default_factory=lambda: _NO_COUNTS
     )  # by reason, since the model was loaded
@@ -163,13 +164,15 @@ class EngineLoop:
             self._mail.popleft()(now)
         planned = self._scheduler.plan(now)
         if isinstance(planned, Tick):
+            if self._scheduler.state.events.started:  # callers learn of their slots before the pass
+                self._hand_over(self._scheduler.take_events())
             seen = looks.spans(self._scheduler.state, planned) if self._on_tick is not None else ()
             self._backend.launch(planned)
             self._flying.append((planned, seen))
         if self._flying and (
             isinstance(planned, Idle) or len(self._flying) > self._backend.capabilities.plan_ahead
         ):
-            self._hand_over(self._finish_oldest())
+            self._hand_over(self._finish_oldest(), shown=True)
             return True
         self._hand_over(self._scheduler.take_events())
         if isinstance(planned, Idle):
@@ -183,16 +186,16 @@ class EngineLoop:
         outcome = complete(self._backend, tick)
         events = self._scheduler.commit(outcome, self._clock())
         if self._on_tick is not None:
-            self._show(tick, seen, events)
+            self._show(tick.id, seen, events)
         return events
 
-    def _show(self, tick: Tick, seen: tuple[looks.Span, ...], events: Events) -> None:
+    def _show(self, tick_id: int, seen: tuple[looks.Span, ...], events: Events) -> None:
         state, watcher = self._scheduler.state, self._on_tick
         if watcher is None:
             return
         watcher(
             looks.TickLook(
-                tick=tick.id,
+                tick=tick_id,
                 at_s=state.now,
                 eval_s=events.tick.eval_s if events.tick is not None else 0.0,
                 spans=seen,
@@ -213,10 +216,12 @@ class EngineLoop:
         timeout_s = None if idle.until_s is None else min(max(0.0, idle.until_s - now), REST_S_MAX)
         self._wake.wait(timeout_s)
 
-    def _hand_over(self, events: Events) -> None:
+    def _hand_over(self, events: Events, *, shown: bool = False) -> None:
         for terminal in events.ends:
             self._known.pop(terminal.request_id, None)
         self.stats = self._look(events)
+        if self._on_tick is not None and not shown and (events.notes or events.ends):
+            self._show(self.stats.ticks, (), events)  # a plan without a tick has its notes, too
         if events:
             self._deliver(events)
 
@@ -235,6 +240,8 @@ class EngineLoop:
             tokens=before.tokens + (len(events.tokens) if events is not None else 0),
             prompt_tokens=before.prompt_tokens + (_sum_prompts(events.ends) if events is not None else 0),
             cached_tokens=before.cached_tokens + (_sum_cached(events.ends) if events is not None else 0),
+            computed_tokens=before.computed_tokens
+            + (_sum_computed(events.ends) if events is not None else 0),
             preemptions=_counted(before.preemptions, events.preemptions if events is not None else ()),
             active_slots=len(state.active),
             slots=before.slots,
@@ -261,11 +268,15 @@ class EngineLoop:
 
 
 def _refused(request_id: str, code: str, end: End = End.REJECTED) -> Terminal:
-    return Terminal(request_id, end, code, 0, 0, 0, 0, 0, 0.0, 0.0, None)
+    return Terminal(request_id, end, code, 0, 0, 0, 0, 0, 0.0, 0.0, None, admitted=False)
 
 
 def _sum_prompts(ends: list[Terminal]) -> int:
-    return sum(terminal.prompt_tokens for terminal in ends) if ends else 0
+    return sum(terminal.prompt_tokens for terminal in ends if terminal.admitted) if ends else 0
+
+
+def _sum_computed(ends: list[Terminal]) -> int:
+    return sum(terminal.computed_tokens for terminal in ends) if ends else 0
 
 
 def _sum_cached(ends: list[Terminal]) -> int:

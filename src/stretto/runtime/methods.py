@@ -275,7 +275,11 @@ class Methods:
             return
         timeout_s = None if deadline_s is None else max(deadline_s - now, 1e-3)
         fork_of = session.request_id(params.fork_of) if params.fork_of else ""
-        model.start(replace(call, request_id=record.request_id, timeout_s=timeout_s, fork_of=fork_of), sink)
+        model.start(
+            replace(call, request_id=record.request_id, timeout_s=timeout_s, fork_of=fork_of),
+            sink,
+            on_start=sink.started,
+        )
         record.model = model
         record.prompt.set_result(call.prompt)
 
@@ -344,5 +348,7 @@ async def _within(deadline_s: float | None, work: Awaitable[T]) -> T:
 
 
 def _end_early(session: Session, stream_id: str) -> None:
-    session.mailbox.put(m.StreamBatch(ends=[m.StreamEnd(stream_id=stream_id, finish_reason="cancelled")]))
+    timing = m.Timing(admitted=False)
+    end = m.StreamEnd(stream_id=stream_id, finish_reason="cancelled", timing=timing)
+    session.mailbox.put(m.StreamBatch(ends=[end]))
     session.mailbox.drain()

@@ -11,14 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from stretto.backends.base import Backend
 from stretto.core.limits import Limits
 from stretto.core.request import Priority, Request, SamplingParams
-from stretto.core.tick import Events
+from stretto.core.tick import Events, Started
 from stretto.errors import PromptTooLongError
 from stretto.runtime.looks import Look, TickLook
 from stretto.runtime.loop import EngineLoop, LoopStats
@@ -143,8 +143,17 @@ class ModelRuntime:
     def new_id(self) -> str:
         return f"request-{next(self._numbers)}"
 
-    def start(self, call: Call, sink: Callable[[Delta], None]) -> str:
-        """Register the stream, submit the request, answer its id. Everything else comes through the sink."""
+    def start(
+        self,
+        call: Call,
+        sink: Callable[[Delta], None],
+        *,
+        on_start: Callable[[Started], None] | None = None,
+    ) -> str:
+        """Register the stream, submit the request, answer its id. Everything else comes through the sink.
+
+        `on_start` is told, on the output thread, when the request has its first slot.
+        """
         self.check_length(call.prompt)
         request_id = call.request_id or self.new_id()
         stream = TextStream(
@@ -155,6 +164,7 @@ class ModelRuntime:
             tags=call.prompt.tags,
             opened=call.prompt.opened,
             tools=call.tools,
+            on_start=on_start,
         )
         self._pump.register(request_id, stream)
         deadline_s = None if call.timeout_s is None else self._clock() + call.timeout_s
@@ -162,7 +172,7 @@ class ModelRuntime:
             Request(
                 id=request_id,
                 tokens=call.prompt.tokens.tokens,
-                params=call.params,
+                params=self._fitting(call),
                 boundaries=call.prompt.tokens.boundaries,
                 priority=call.priority,
                 tenant=call.tenant,
@@ -173,6 +183,11 @@ class ModelRuntime:
             )
         )
         return request_id
+
+    def _fitting(self, call: Call) -> SamplingParams:
+        """No more tokens than the window has room for: a grammar closes its text before the last of them."""
+        room = self.capabilities.pool_tokens - len(call.prompt.tokens.tokens)
+        return call.params if call.params.max_tokens <= room else replace(call.params, max_tokens=room)
 
     def cancel(self, request_id: str) -> None:
         self._loop.cancel(request_id)

@@ -11,11 +11,19 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from stretto.core.tick import End, Terminal
+from stretto.core.tick import End, Started, Terminal
 from stretto.errors import FrameError, TooLargeError
 from stretto.rpc.connection import Connection
 from stretto.rpc.envelope import STREAM_BATCH, Notification
-from stretto.rpc.messages import StreamBatch, StreamEnd, Timing, ToolCallDelta, Usage, error_from
+from stretto.rpc.messages import (
+    StreamBatch,
+    StreamEnd,
+    StreamStart,
+    Timing,
+    ToolCallDelta,
+    Usage,
+    error_from,
+)
 from stretto.runtime import splitting
 from stretto.runtime.ends import error_of
 from stretto.runtime.logprobs import token_logprobs
@@ -150,6 +158,16 @@ class StreamSink:
         self._echo_tokens = echo_tokens
         self._waited_s = waited_s
 
+    def started(self, started: Started) -> None:
+        self._outbox.batch(self._mailbox).starts.append(
+            StreamStart(
+                stream_id=self._stream_id,
+                queue_wait_s=started.queue_wait_s + self._waited_s,
+                prompt_tokens=started.prompt_tokens,
+                cached_tokens=started.cached_tokens,
+            )
+        )
+
     def __call__(self, delta: Delta) -> None:
         batch, stream_id = self._outbox.batch(self._mailbox), self._stream_id
         if delta.text or delta.tokens:
@@ -189,6 +207,7 @@ def stream_end(stream_id: str, delta: Delta, terminal: Terminal, waited_s: float
             ttft_s=ttft_s,
             duration_s=terminal.duration_s + waited_s,
             parks=terminal.parks,
+            admitted=terminal.admitted,
         ),
     )
 
@@ -202,6 +221,6 @@ def _reason(delta: Delta, terminal: Terminal, *, failed: bool) -> str:
 
 
 def _size(batch: StreamBatch) -> int:
-    rows = len(batch.streams) + sum(map(len, batch.logprobs.values())) + len(batch.ends)
+    rows = len(batch.streams) + sum(map(len, batch.logprobs.values())) + len(batch.starts) + len(batch.ends)
     texts = sum(map(len, batch.texts)) + sum(map(len, batch.reasoning.values()))
     return ROW_BYTES * rows + texts

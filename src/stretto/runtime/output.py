@@ -12,7 +12,7 @@ import threading
 from array import array
 from collections.abc import Callable
 
-from stretto.core.tick import Events, Terminal
+from stretto.core.tick import Events, Started, Terminal
 from stretto.runtime.text_stream import Delta, TextStream
 
 __all__ = ["Delta", "OutputPump", "TextStream"]
@@ -54,6 +54,8 @@ class OutputPump:
 
     def _run(self) -> None:
         while (events := self._events.get()) is not None:
+            for started in events.started:
+                self._start(started)
             at = 0
             for request_id, count in zip(events.requests, events.counts, strict=True):
                 self._push(request_id, events.tokens[at : at + count], events.extras.get(request_id))
@@ -62,6 +64,11 @@ class OutputPump:
                 self._finish(terminal)
             for callback in self._after_tick:
                 callback()
+
+    def _start(self, started: Started) -> None:
+        stream = self._streams.get(started.request_id)
+        if stream is not None:
+            stream.start(started)
 
     def _push(self, request_id: str, tokens: array[int], extras: object) -> None:
         stream = self._streams.get(request_id)

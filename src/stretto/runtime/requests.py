@@ -28,8 +28,6 @@ from stretto.text.tokenizer import PromptTokens
 from stretto.text.tool_schema import schema_for_tools, tool_names
 from stretto.text.tools import Dialect, dialect_for
 
-COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""llguidance's: a forced call has no other spaces, or small models fill their tokens with newlines."""
 TOKENS_MAX = 1 << 17  # of one /detokenize, or the model's window where that is larger
 _TEMPLATE_OPTIONS_TAKEN = ("messages", "tools", "self", "add_generation_prompt", "continue_final_message")
 
@@ -150,7 +148,7 @@ def _options(loaded: Loaded, params: GenerateParams, schema: Mapping[str, Any] |
         if not options[mode]:
             raise InvalidRequestError(f"guidance {mode} has no value", hint="send a schema or a pattern")
     elif schema is not None:
-        options["json_schema"] = {**schema, "x-guidance": COMPACT}
+        options["json_schema"] = schema
     eos = loaded.runtime.tokenizer.eos
     return parse(options, eos=eos, seed=loaded.settings.seed, drafts=loaded.drafts)
 

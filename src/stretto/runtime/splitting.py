@@ -29,6 +29,7 @@ def parts(batch: StreamBatch) -> Iterator[tuple[str, StreamBatch]]:
                 tool_calls=_only(batch.tool_calls, stream_id),
                 logprobs=_only(batch.logprobs, stream_id),
                 tokens=_only(batch.tokens, stream_id),
+                starts=[start for start in batch.starts if start.stream_id == stream_id],
                 ends=[end for end in batch.ends if end.stream_id == stream_id],
             ),
         )
@@ -46,7 +47,8 @@ def refusal(stream_id: str, part: StreamBatch) -> StreamBatch:
 
 def _streams(batch: StreamBatch) -> list[str]:
     named = [*batch.streams, *batch.reasoning, *batch.tool_calls, *batch.logprobs, *batch.tokens]
-    return list(dict.fromkeys([*named, *(end.stream_id for end in batch.ends)]))
+    marks = (mark.stream_id for mark in (*batch.starts, *batch.ends))
+    return list(dict.fromkeys([*named, *marks]))
 
 
 def _only(column: dict[str, _Value], stream_id: str) -> dict[str, _Value]:

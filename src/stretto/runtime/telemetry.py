@@ -37,6 +37,7 @@ async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> Mode
         tokens=stats.tokens,
         prompt_tokens=stats.prompt_tokens,
         cached_tokens=stats.cached_tokens,
+        computed_tokens=stats.computed_tokens,
         preemptions=dict(stats.preemptions),
         active_slots=stats.active_slots,
         slots=stats.slots,

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stretto.core.tick import End, Terminal
+from stretto.core.tick import End, Started, Terminal
 from stretto.errors import StrettoError
 from stretto.text.detokenizer import Detokenizer
 from stretto.text.reasoning import ReasoningSplitter, Tags
@@ -56,6 +56,7 @@ class TextStream:
         tags: Tags | None = None,
         opened: bool = False,
         tools: ToolReading | None = None,
+        on_start: Callable[[Started], None] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer.token_bytes)
@@ -66,11 +67,17 @@ class TextStream:
         self._shown_controls = _shown_controls(tags, tools)
         self._sink = sink
         self._on_stop = on_stop
+        self._on_start = on_start
         self._stop: str | None = None
         self._stop_kept = 0
         self._calls = 0
         self._reasoning_tokens = 0
         self.broken = False
+
+    def start(self, started: Started) -> None:
+        """The request has its first slot."""
+        if self._on_start is not None:
+            self._on_start(started)
 
     def push(self, tokens: array[int], extras: object) -> None:
         if self._stop is not None or self.broken:

@@ -87,8 +87,7 @@ class AccessLog:
             "request_id": record.request_id,
             "caller": caller.name if caller is not None else "",
         }
-        if record.completion_tokens:
-            facts |= {"prompt_tokens": record.prompt_tokens, "completion_tokens": record.completion_tokens}
+        facts |= record.measures()
         if isinstance(ignored, IgnoredFields) and ignored.count:
             self._engine.figures.ignored_fields[dialect_of(scope["path"])] += ignored.count
             facts["ignored_fields"] = ignored.count

@@ -20,7 +20,8 @@ def _waits() -> Histogram:
 class ModelFigures:
     """Of one model. Waits and times count from the arrival of the HTTP request."""
 
-    queue_wait: Histogram = field(default_factory=_waits)
+    queue_wait: Histogram = field(default_factory=_waits)  # until they had a slot
+    queue_wait_in_vain: Histogram = field(default_factory=_waits)  # of those that ended without one
     first_token: Histogram = field(default_factory=_waits)
     inter_token: Histogram = field(default_factory=lambda: Histogram(GAP_EDGES_S))
     request_time: Histogram = field(default_factory=_waits)

@@ -28,13 +28,12 @@ from stretto.telemetry.histogram import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _HISTOGRAMS = {
-    "queue_wait": ("queue_wait_seconds", "Seconds from arrival until a request had a slot."),
     "first_token": ("time_to_first_token_seconds", "Seconds from arrival to the first token."),
     "inter_token": ("inter_token_seconds", "Seconds between two tokens of a stream."),
     "request_time": ("request_seconds", "Seconds from arrival to the end of a request."),
 }
 _COUNTERS = {
-    "prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that ended."),
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that had a slot and ended."),
     "cached_tokens": ("prefix_hit_tokens", "Prompt tokens that were not computed again."),
     "generated_tokens": ("generation_tokens", "Tokens that were generated and delivered."),
 }
@@ -134,8 +133,22 @@ def _models(figures: Figures) -> Iterator[Metric]:
         for model_id, of_model in figures.models.items():
             counter.add_metric([model_id], getattr(of_model, field))
         yield counter
+    yield _queue_waits(figures.models)
     for field, (name, text) in _HISTOGRAMS.items():
         yield histogram(f"stretto_{name}", text, "model", figures.models, field)
+
+
+def _queue_waits(models: Mapping[str, ModelFigures]) -> HistogramMetricFamily:
+    """One family for both, so that requests that ended without a slot are seen and do not blur the rest."""
+    family = HistogramMetricFamily(
+        "stretto_queue_wait_seconds",
+        "Seconds from arrival until a request had a slot, or ended without one (admitted: false).",
+        labels=["model", "admitted"],
+    )
+    for model_id, of_model in models.items():
+        for admitted, waits in (("true", of_model.queue_wait), ("false", of_model.queue_wait_in_vain)):
+            family.add_metric([model_id, admitted], waits.buckets(), waits.total)
+    return family
 
 
 def histogram(
@@ -167,7 +180,7 @@ def _runtime(stats: Stats) -> Iterator[Metric]:
     yield _queue(stats.models)
     for name, text, field in (
         ("stretto_ticks", "Ticks.", "ticks"),
-        ("stretto_computed_prompt_tokens", "Prompt tokens that the model computed.", "prompt_tokens"),
+        ("stretto_computed_prompt_tokens", "Prompt tokens that the model computed.", "computed_tokens"),
     ):
         counter = CounterMetricFamily(name, text, labels=["model"])
         for model in stats.models:

@@ -72,6 +72,8 @@ def _counters(figures: Figures) -> Iterator[Metric]:
     for model_id, of_model in figures.models.items():
         reasons: dict[str, int] = {}
         for outcome, count in of_model.outcomes.items():
+            if outcome == "rejected":
+                continue  # vLLM does not count what it never took in
             reason = _REASONS.get(outcome, "error")
             reasons[reason] = reasons.get(reason, 0) + count
         for reason, count in sorted(reasons.items()):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -26,12 +26,23 @@ from stretto.rpc.messages import (
     RerankResult,
     Stats,
     StreamEnd,
+    Timing,
     TokenizeParams,
+    Usage,
 )
 from stretto.server.figures import Figures, ModelFigures
 from stretto.server.record import RequestRecord, current_record
 from stretto.server.retry_after import RetryAfter
 from stretto.telemetry.traces import NoTracer, RequestTrace, Tracer
+
+
+class _Marks(NamedTuple):
+    """When a generation had its slot and its first token, by the server's clock; None: it never had."""
+
+    admitted_s: float | None
+    first_s: float | None
+    usage: Usage
+    parks: int
 
 
 class ObservedStream:
@@ -94,6 +105,10 @@ class ObservedStream:
             self._ended(delta.end)
         return delta
 
+    @property
+    def end(self) -> StreamEnd | None:
+        return self._stream.end
+
     async def accepted(self) -> int:
         try:
             return await self._stream.accepted()
@@ -126,14 +141,7 @@ class ObservedStream:
         if self._cut is not None:
             self._failed(self._cut)
             raise self._cut
-        figures = self._engine.figures.of(self._params.model_id)
-        figures.queue_wait.observe(self._started_s - self._record.arrived_s + end.timing.queue_wait_s)
-        figures.prompt_tokens += end.usage.prompt_tokens
-        figures.cached_tokens += end.usage.cached_tokens
-        figures.parks += end.timing.parks
-        self._record.prompt_tokens += end.usage.prompt_tokens
-        self._record.completion_tokens += end.usage.completion_tokens
-        self._close(end.finish_reason, end=end)
+        self._close(end.finish_reason)
 
     def _failed(self, error: StrettoError) -> None:
         if self._over:
@@ -145,34 +153,69 @@ class ObservedStream:
         else:
             self._close("error", code=error.code)
 
-    def _close(self, outcome: str, *, end: StreamEnd | None = None, code: str = "") -> None:
+    def _close(self, outcome: str, *, code: str = "") -> None:
+        """Once, however it ended: finished, cancelled, failed, refused, or its runtime was lost."""
         self._over = True
         self._engine.closed(self, waited=self._first_s is None)
-        known = end is not None or self._first_s is not None
-        if known:  # a model that has not answered gets no label of its own
-            figures = self._engine.figures.of(self._params.model_id)
-            figures.outcomes[outcome] += 1
-            figures.request_time.observe(self._engine.clock() - self._record.arrived_s)
+        now_s = self._engine.clock()
+        marks = self._marks(now_s)
+        self._count(outcome, marks, now_s)
         if self._engine.tracer.enabled:
-            self._engine.tracer.record(self._trace(outcome, end, code))
+            self._engine.tracer.record(self._trace(outcome, marks, now_s, code))
 
-    def _trace(self, outcome: str, end: StreamEnd | None, code: str) -> RequestTrace:
+    def _marks(self, now_s: float) -> _Marks:
+        end = self._stream.end
+        timing = end.timing if end is not None else Timing(admitted=False)
+        first_s = self._first_s
+        if first_s is None and timing.ttft_s is not None:  # it came, and was not read
+            first_s = min(self._started_s + timing.ttft_s, now_s)
+        admitted_s = None
+        if timing.admitted or first_s is not None:
+            admitted_s = min(self._started_s + timing.queue_wait_s, now_s if first_s is None else first_s)
+        return _Marks(admitted_s, first_s, end.usage if end is not None else Usage(), timing.parks)
+
+    def _count(self, outcome: str, marks: _Marks, now_s: float) -> None:
+        record, usage = self._record, marks.usage
+        figures = self._engine.figures.of(
+            self._params.model_id
+        )  # its name is the catalogue's, not a client's
+        figures.outcomes[outcome] += 1
+        queue_s = (now_s if marks.admitted_s is None else marks.admitted_s) - record.arrived_s
+        if marks.admitted_s is None:
+            figures.queue_wait_in_vain.observe(queue_s)
+            prefill_s = None
+        else:
+            figures.queue_wait.observe(queue_s)
+            figures.request_time.observe(now_s - record.arrived_s)
+            figures.prompt_tokens += usage.prompt_tokens
+            figures.cached_tokens += usage.cached_tokens
+            figures.parks += marks.parks
+            prefill_s = (now_s if marks.first_s is None else marks.first_s) - marks.admitted_s
+        record.stream_id = record.stream_id or self.stream_id
+        record.prompt_tokens += usage.prompt_tokens
+        record.cached_tokens += usage.cached_tokens
+        record.completion_tokens += usage.completion_tokens
+        ttft_s = None if marks.first_s is None else marks.first_s - record.arrived_s
+        record.timed(queue_s=queue_s, prefill_s=prefill_s, ttft_s=ttft_s)
+        if marks.first_s is not None:
+            record.generation_s = max(record.generation_s, now_s - marks.first_s)
+
+    def _trace(self, outcome: str, marks: _Marks, now_s: float, code: str) -> RequestTrace:
         wall_s = time.time() - self._engine.clock()  # from the monotonic clock to that of calendars
-        waited_s = end.timing.queue_wait_s if end is not None else None
-        usage = end.usage if end is not None else None
+        usage = marks.usage
         return RequestTrace(
             name=f"POST {self._record.path}" if self._record.path else "generate",
             arrived_s=wall_s + self._record.arrived_s,
             prepared_s=wall_s + self._started_s,
-            admitted_s=None if waited_s is None else wall_s + self._started_s + waited_s,
-            first_token_s=None if self._first_s is None else wall_s + self._first_s,
-            ended_s=wall_s + self._engine.clock(),
+            admitted_s=None if marks.admitted_s is None else wall_s + marks.admitted_s,
+            first_token_s=None if marks.first_s is None else wall_s + marks.first_s,
+            ended_s=wall_s + now_s,
             traceparent=self._record.traceparent,
             attributes={
                 "gen_ai.request.model": self._params.model_id,
-                "gen_ai.usage.input_tokens": usage.prompt_tokens if usage else 0,
-                "gen_ai.usage.output_tokens": usage.completion_tokens if usage else 0,
-                "stretto.cached_tokens": usage.cached_tokens if usage else 0,
+                "gen_ai.usage.input_tokens": usage.prompt_tokens,
+                "gen_ai.usage.output_tokens": usage.completion_tokens,
+                "stretto.cached_tokens": usage.cached_tokens,
                 "stretto.outcome": outcome,
                 "stretto.request_id": self._record.request_id,
                 "stretto.priority": self._params.priority,

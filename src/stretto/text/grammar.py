@@ -14,12 +14,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stretto.errors import GrammarTooComplexError, InvalidGrammarError, one_line
+from stretto.text.closing import Closer, Ending
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
 SOURCE_CHARS_MAX = 1 << 18
 DEPTH_MAX = 64
+COMPACT: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+"""JSON on one line. Where spaces are free, small models fill their tokens with them."""
+SPACING = ("whitespace_flexible", "whitespace_pattern", "item_separator", "key_separator")
 CACHE_MAX = 64
 _TOO_COMPLEX = ("fuel", "too complex", "too many", "too large", "limit", "too big")
 _UNICODE_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
@@ -45,8 +54,21 @@ def from_json_schema(schema: Mapping[str, Any] | bool | str) -> str:
     except (TypeError, ValueError):
         raise InvalidGrammarError("the JSON schema holds values that are not JSON") from None
     _check_size(text)
+    own = schema.get("x-guidance") if isinstance(schema, Mapping) else None
+    _check_spacing(own)
     wrapped = text if isinstance(schema, Mapping) else json.dumps({} if schema else {"not": {}})
-    return LLMatcher.grammar_from_json_schema(wrapped)
+    return LLMatcher.grammar_from_json_schema(wrapped, defaults=None if own else COMPACT)
+
+
+def _check_spacing(own: Any) -> None:
+    """A schema may ask for other spaces; what llguidance would ignore of a schema is not its business."""
+    if own is None:
+        return
+    unknown = [key for key in own if key not in SPACING] if isinstance(own, Mapping) else ["x-guidance"]
+    if unknown:
+        raise InvalidGrammarError(
+            f"x-guidance: {str(unknown[0])[:40]!r} cannot be set", hint=f"known: {', '.join(SPACING)}"
+        )
 
 
 def from_json_object() -> str:
@@ -224,13 +246,32 @@ def parser_limits() -> LLParserLimits:
 class GrammarMatcher:
     """Which tokens may come next in one generation."""
 
-    __slots__ = ("_eos", "_fresh", "_matcher", "mask_bytes")
+    __slots__ = ("_closer", "_ending", "_eos", "_fresh", "_matcher", "mask_bytes")
 
-    def __init__(self, fresh: LLMatcher, eos: frozenset[int], mask_bytes: int) -> None:
+    def __init__(
+        self, fresh: LLMatcher, eos: frozenset[int], mask_bytes: int, closer: Closer | None = None
+    ) -> None:
         self._fresh = fresh
         self._matcher = fresh.deep_copy()
         self._eos = eos
+        self._closer = closer
+        self._ending: Ending | None = None
         self.mask_bytes = mask_bytes
+
+    def limit(self, tokens_max: int) -> None:
+        """From now on `steer` ends the text within this many tokens, where the grammar allows that."""
+        if self._closer is not None:
+            self._ending = Ending(self._closer, self._fresh, tokens_max)
+
+    def steer(self, token: int, left: int) -> int:
+        """A token that the grammar allows, or in its place one that closes: `left` more may follow it."""
+        if self._ending is None or token in self._eos or self._matcher.is_stopped():
+            return token
+        return self._ending.steer(self._matcher, token, left)
+
+    def is_near_end(self, left: int) -> bool:
+        """Must each token be steered from here on? `left` more may follow the next one."""
+        return self._ending is not None and self._ending.is_near(self._matcher, left)
 
     @property
     def is_finished(self) -> bool:
@@ -273,6 +314,8 @@ class GrammarMatcher:
         """Takes a token that `allowed` or the mask let through. The end of the text changes nothing."""
         if token in self._eos:
             return
+        if self._ending is not None:
+            self._ending.advance(token)
         if self._matcher.try_consume_tokens([token]) != 1:
             if self._matcher.is_error():
                 raise GrammarTooComplexError("the grammar costs too much at this point of the text")
@@ -283,6 +326,8 @@ class GrammarMatcher:
     def rebuild(self, tokens: Iterable[int]) -> None:
         """Back to the beginning, then these tokens: what a parked request does when it is resumed."""
         self._matcher = self._fresh.deep_copy()
+        if self._ending is not None:
+            self._ending.restart()
         taken = [token for token in tokens if token not in self._eos]
         if self._matcher.try_consume_tokens(taken) != len(taken):
             raise InvalidGrammarError(
@@ -297,6 +342,9 @@ class GrammarFactory:
         self._tokenizer = tokenizer
         self._eos = frozenset(tokenizer.eos_tokens if eos is None else eos)
         self._cache: OrderedDict[str, LLMatcher] = OrderedDict()
+        tokens = [tokenizer.decode_bytes([token]) for token in range(tokenizer.vocab_size)]
+        hidden = [token for token in range(len(tokens)) if tokenizer.is_special_token(token)]
+        self._closer = Closer(tokens, eos=self._eos, control=hidden)
         self.mask_bytes = (tokenizer.vocab_size + 7) // 8
 
     def compile(self, grammar: str) -> None:
@@ -304,7 +352,7 @@ class GrammarFactory:
         self._compiled(grammar)
 
     def matcher(self, grammar: str, tokens: Iterable[int] = ()) -> GrammarMatcher:
-        matcher = GrammarMatcher(self._compiled(grammar), self._eos, self.mask_bytes)
+        matcher = GrammarMatcher(self._compiled(grammar), self._eos, self.mask_bytes, self._closer)
         matcher.rebuild(tokens)
         return matcher
 

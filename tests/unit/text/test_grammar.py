@@ -47,7 +47,11 @@ CASES = [
         ['{"name": "Al", "age": 3}'],
         ['{"age": 3}', '{"name": "Al", "age": -3}', "x"],
     ),
-    (grammar.from_json_schema(json.dumps(PERSON)), ['{"name":"Al","age":3}'], ["[]"]),
+    (
+        grammar.from_json_schema(json.dumps(PERSON)),
+        ['{"name": "Al", "age": 3}'],
+        ["[]", '{ "name": ', '{"name":"Al"'],
+    ),
     (grammar.from_json_schema(True), ["[1]", "null"], ["nul"]),
     (grammar.from_json_object(), ["{}", '{"a": [1, {"b": null}]}'], ["[]", "1", '{"a": }']),
     (grammar.from_regex("[a-c]{2,3}"), ["ab", "abc"], ["a", "abcd", "xy"]),
@@ -73,7 +77,8 @@ def bits(matcher: GrammarMatcher) -> list[int]:
 
 
 def test_mask_and_allowed_agree_and_control_tokens_never_match(factory: GrammarFactory) -> None:
-    matcher = factory.matcher(grammar.from_json_schema(PERSON))
+    free = {**PERSON, "x-guidance": {"whitespace_flexible": True}}
+    matcher = factory.matcher(grammar.from_json_schema(free))
     for token in ids('{"name": "Al", "age": 3}'):
         allowed = bits(matcher)
         assert token in allowed
@@ -83,6 +88,17 @@ def test_mask_and_allowed_agree_and_control_tokens_never_match(factory: GrammarF
     assert matcher.is_finished
     assert bits(matcher) == [0]
     assert matcher.allowed(0)
+
+
+def test_a_mask_holds_the_longest_token_of_forced_text(factory: GrammarFactory) -> None:
+    matcher = factory.matcher(grammar.from_json_schema(PERSON))
+    for token in ids('{"name": "Al", "age": 3}'):
+        masked, allowed = bits(matcher), [t for t in range(len(LETTERS)) if matcher.allowed(t)]
+        assert set(masked) <= set(allowed)
+        assert token in allowed
+        assert (len(masked) == 1) or masked == allowed
+        matcher.advance(token)
+    assert bits(matcher) == [0]
 
 
 def test_the_end_is_allowed_where_the_text_is_complete(factory: GrammarFactory) -> None:

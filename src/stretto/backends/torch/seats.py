@@ -1,9 +1,10 @@
 """Who sits in which slot, and how its tokens are chosen: on the device by the table, or on the host.
 
-Nearly every request is sampled on the device. A grammar needs its mask from the host before each row. What
-the device does not know (DRY, XTC, typical_p, drafts together with penalties or a grammar) is sampled on the
-host by the same numpy sampler that the llama.cpp backend uses, from a copy of its logits. A request that
-cannot be seated fails alone, when its first token is due.
+Nearly every request is sampled on the device. A grammar needs its mask from the host before each row, and
+near `max_tokens` the host samples, because only it can tell whether the text could still be closed. What the
+device does not know (DRY, XTC, typical_p, drafts together with penalties or a grammar) is sampled on the host
+by the same numpy sampler that the llama.cpp backend uses, from a copy of its logits. A request that cannot be
+seated fails alone, when its first token is due.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ MakeGrammars = Callable[[], "GrammarFactory"]
 class Seat:
     """One request in a slot."""
 
-    __slots__ = ("error", "matched", "matcher", "output", "params", "prompt", "sampler")
+    __slots__ = ("error", "matched", "matcher", "output", "params", "prompt", "request", "sampler")
 
     def __init__(self, binding: Binding) -> None:
+        self.request = binding.request
         self.params = binding.request.params
         self.prompt = len(binding.request.tokens)
         self.output = array("i", binding.generated)
@@ -128,6 +130,7 @@ class Seats:
         self._table.bind(binding.slot, params, tokens, eos=self._eos, suppressed=self._suppressed)
         if params.grammar:
             seat.matcher = self._grammars().matcher(params.grammar)
+            seat.matcher.limit(params.max_tokens)
 
     def _grammars(self) -> GrammarFactory:
         if self._make_grammars is None:
@@ -165,9 +168,18 @@ class Seats:
                 for token in seat.output[seat.matched : index]:
                     seat.matcher.advance(token)
             seat.matched = index
-            self._table.set_mask(slot, self._bits(seat.matcher))
+            if seat.matcher.is_near_end(seat.params.max_tokens - index - 1):
+                self._move_to_host(slot, seat, index)
+            else:
+                self._table.set_mask(slot, self._bits(seat.matcher))
         except StrettoError as error:
             seat.error = error.code
+
+    def _move_to_host(self, slot: int, seat: Seat, index: int) -> None:
+        """The last tokens of a guided text are checked one by one, so that it closes before its limit."""
+        seat.sampler = self._host_seat(Binding(slot, seat.request, seat.output[:index]))
+        seat.matcher = None
+        self._mode = None
 
     def _bits(self, matcher: GrammarMatcher) -> torch.Tensor:
         bits = np.zeros(-(-self._vocab // 32) * 4, dtype=np.uint8)

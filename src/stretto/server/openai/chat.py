@@ -23,6 +23,7 @@ from stretto.server.openai.relay import relay
 from stretto.server.openai.replies import ChatCompletion
 from stretto.server.openai.shapes import tool_calls_of, usage_of
 from stretto.server.sse import JsonReply, Wire
+from stretto.server.timings import total_timings
 
 
 def router(services: Services) -> APIRouter:
@@ -67,6 +68,7 @@ class _Chat:
             n=self._n,
             include_usage=self._body.include_usage,
             logprobs=bool(self._body.logprobs),
+            timings_per_token=bool(self._body.timings_per_token),
         )
         streams = start(self._services.engine, self._params, self._n)
         usage = self._body.include_usage
@@ -81,6 +83,7 @@ class _Chat:
             "model": self._params.model_id,
             "choices": [self._choice(index, answer) for index, answer in enumerate(answers)],
             "usage": usage_of(total_usage([answer.end.usage for answer in answers], self._n)),
+            "timings": total_timings([answer.end for answer in answers]),
         }
         return msgspec.json.encode(reply)
 

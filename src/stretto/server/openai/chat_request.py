@@ -100,6 +100,8 @@ class ChatRequest(Harmless, Unsupported, Guided, Sampling, Extensions):
     stop: Stops | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    timings_per_token: bool | None = None
+    """Streams: the timings so far in every chunk, not only in the last one."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
     response_format: ResponseFormat | None = None

@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from stretto.engine.api import Delta
-from stretto.rpc.messages import Usage
+from stretto.rpc.messages import StreamEnd, Usage
 from stretto.server.generation import finish_reason
 from stretto.server.openai.logprobs import Columns, chat_logprobs
 from stretto.server.openai.shapes import tool_call_of, usage_of
+from stretto.server.timings import RunningTimings, timings_of, total_timings
 
 _encode = msgspec.json.encode
 
@@ -25,23 +26,60 @@ class _Chunks:
 
     kind = ""
 
-    def __init__(self, completion_id: str, model: str, created: int, *, include_usage: bool) -> None:
+    def __init__(
+        self,
+        completion_id: str,
+        model: str,
+        created: int,
+        *,
+        answers: int,
+        include_usage: bool,
+        timings_per_token: bool,
+    ) -> None:
         self._envelope = {"id": completion_id, "object": self.kind, "created": created, "model": model}
         self._head = b"data: " + _encode(self._envelope)[:-1] + b',"choices":[{"index":'
-        self._close = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+        self._after = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._close = b"}]" + self._after
+        self._running = [RunningTimings() for _ in range(answers)] if timings_per_token else []
 
-    def usage(self, usage: Usage) -> bytes:
+    def _closed(self, index: int, delta: Delta) -> bytes:
+        """The end of a chunk, with timings where it is the last one of its answer, or where all have them."""
+        if self._running:
+            timings = self._running[index].take(delta)
+        elif delta.end is not None:
+            timings = timings_of(delta.end)
+        else:
+            return self._close
+        return b'}],"timings":' + _encode(timings) + self._after
+
+    def usage(self, usage: Usage, ends: Sequence[StreamEnd] = ()) -> bytes:
         """The chunk after the last one, for those who asked."""
-        return b"data: " + _encode({**self._envelope, "choices": [], "usage": usage_of(usage)}) + b"\n\n"
+        chunk = {**self._envelope, "choices": [], "usage": usage_of(usage), "timings": total_timings(ends)}
+        return b"data: " + _encode(chunk) + b"\n\n"
 
 
 class ChatChunks(_Chunks):
     kind = "chat.completion.chunk"
 
     def __init__(
-        self, completion_id: str, model: str, created: int, *, n: int, include_usage: bool, logprobs: bool
+        self,
+        completion_id: str,
+        model: str,
+        created: int,
+        *,
+        n: int,
+        include_usage: bool,
+        logprobs: bool,
+        timings_per_token: bool = False,
     ) -> None:
-        super().__init__(completion_id, model, created, include_usage=include_usage)
+        super().__init__(
+            completion_id,
+            model,
+            created,
+            answers=n,
+            include_usage=include_usage,
+            timings_per_token=timings_per_token,
+        )
         self._logprobs = logprobs
         self._starts = [self._head + b"%d" % index + b',"delta":' for index in range(n)]
         self._text = [start + b'{"content":' for start in self._starts]
@@ -52,10 +90,16 @@ class ChatChunks(_Chunks):
     def render(self, index: int, delta: Delta) -> bytes:
         """All chunks that one delta makes; nothing where it holds nothing yet."""
         if delta.text and not (
-            self._new[index] or delta.reasoning or delta.tool_calls or delta.logprobs or delta.end
+            self._new[index]
+            or delta.reasoning
+            or delta.tool_calls
+            or delta.logprobs
+            or delta.end
+            or self._running
         ):
             return self._text[index] + _encode(delta.text) + self._text_end
-        return b"".join(self._parts(index, delta))
+        parts = self._parts(index, delta)
+        return self._close.join(parts) + self._closed(index, delta) if parts else b""
 
     def _parts(self, index: int, delta: Delta) -> list[bytes]:
         parts = []
@@ -81,7 +125,7 @@ class ChatChunks(_Chunks):
         self, index: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None
     ) -> bytes:
         rest = _encode({"logprobs": logprobs, "finish_reason": reason})[1:-1]
-        return self._starts[index] + _encode(delta) + b"," + rest + self._close
+        return self._starts[index] + _encode(delta) + b"," + rest
 
 
 class TextChunks(_Chunks):
@@ -96,8 +140,16 @@ class TextChunks(_Chunks):
         echoes: Sequence[str],
         include_usage: bool,
         logprobs: int | None,
+        timings_per_token: bool = False,
     ) -> None:
-        super().__init__(completion_id, model, created, include_usage=include_usage)
+        super().__init__(
+            completion_id,
+            model,
+            created,
+            answers=len(echoes),
+            include_usage=include_usage,
+            timings_per_token=timings_per_token,
+        )
         self._starts = [self._head + b"%d" % index + b',"text":' for index in range(len(echoes))]
         self._text_end = b',"logprobs":null,"finish_reason":null' + self._close
         self._echoes = list(echoes)
@@ -108,7 +160,7 @@ class TextChunks(_Chunks):
         text = delta.reasoning + delta.text if delta.reasoning else delta.text
         if self._echoes[index]:
             text, self._echoes[index] = self._echoes[index] + text, ""
-        if text and not (delta.logprobs or delta.end):
+        if text and not (delta.logprobs or delta.end or self._running):
             return self._starts[index] + _encode(text) + self._text_end
         if not (text or delta.logprobs or delta.end):
             return b""
@@ -120,4 +172,4 @@ class TextChunks(_Chunks):
             logprobs = self._columns[index].take(delta.logprobs, top=self._logprobs > 0)
         reason = None if delta.end is None else finish_reason(delta.end, calls=False)
         rest = _encode({"logprobs": logprobs, "finish_reason": reason})[1:-1]
-        return self._starts[index] + _encode(text) + b"," + rest + self._close
+        return self._starts[index] + _encode(text) + b"," + rest + self._closed(index, delta)

@@ -38,6 +38,7 @@ from stretto.server.openai.replies import Completion
 from stretto.server.openai.shapes import usage_of
 from stretto.server.openai.tools import Guided, ResponseFormat, guidance_of, guidance_of_format
 from stretto.server.sse import JsonReply, Wire
+from stretto.server.timings import total_timings
 
 PROMPTS_MAX = 64
 ANSWERS_MAX = 128  # prompts times n
@@ -59,6 +60,8 @@ class CompletionRequest(Harmless, Guided, Sampling, Extensions):
     stop: Stops | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    timings_per_token: bool | None = None
+    """Streams: the timings so far in every chunk, not only in the last one."""
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
     response_format: ResponseFormat | None = None
     suffix: None = None
@@ -176,6 +179,7 @@ class _Completions:
             echoes=echoes,
             include_usage=self._body.include_usage,
             logprobs=self._body.logprobs,
+            timings_per_token=bool(self._body.timings_per_token),
         )
         streams = self._start()
         usage = self._body.include_usage
@@ -194,6 +198,7 @@ class _Completions:
                 for index, (echo, answer) in enumerate(zip(echoes, answers, strict=True))
             ],
             "usage": usage_of(total_usage([answer.end.usage for answer in answers], self._n)),
+            "timings": total_timings([answer.end for answer in answers]),
         }
         return msgspec.json.encode(reply)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from stretto.engine.api import Delta, GenerationStream
-from stretto.rpc.messages import Usage
+from stretto.rpc.messages import StreamEnd, Usage
 from stretto.server.generation import merged, total_usage
 from stretto.server.sse import DONE, Wire
 
@@ -16,22 +16,22 @@ class Chunks(Protocol):
 
     def render(self, index: int, delta: Delta) -> bytes: ...
 
-    def usage(self, usage: Usage) -> bytes: ...
+    def usage(self, usage: Usage, ends: Sequence[StreamEnd] = ()) -> bytes: ...
 
 
 async def relay(
     wire: Wire, streams: Sequence[GenerationStream], chunks: Chunks, *, n: int, include_usage: bool
 ) -> None:
     """`n` streams share each prompt. Leaving early cancels all of them."""
-    usages = [Usage()] * len(streams)
+    ends = [StreamEnd(stream_id=stream.stream_id, finish_reason="cancelled") for stream in streams]
     try:
         async for index, delta in merged(streams):
             if delta.end is not None:
-                usages[index] = delta.end.usage
+                ends[index] = delta.end
             if data := chunks.render(index, delta):
                 await wire.write(data)
     finally:
         for stream in streams:
             stream.cancel()
-    tail = chunks.usage(total_usage(usages, n)) if include_usage else b""
+    tail = chunks.usage(total_usage([end.usage for end in ends], n), ends) if include_usage else b""
     await wire.write(tail + DONE)

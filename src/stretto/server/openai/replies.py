@@ -23,6 +23,20 @@ class CompletionUsage(Reply):
     completion_tokens_details: ReasoningTokens
 
 
+class Timings(Reply):
+    """As llama-server's: tokens and milliseconds of the prompt and of the answer."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
 class FunctionCallReply(Reply):
     name: str
     arguments: str
@@ -74,6 +88,7 @@ class ChatCompletion(Reply):
     model: str
     choices: list[ChatChoice]
     usage: CompletionUsage
+    timings: Timings
 
 
 class TextLogprobs(Reply):
@@ -97,6 +112,7 @@ class Completion(Reply):
     model: str
     choices: list[TextChoice]
     usage: CompletionUsage
+    timings: Timings
 
 
 class Model(Reply):

@@ -28,6 +28,12 @@ class Guide(Protocol):
     def mask(self, out: Bits) -> None:
         """One bit for each token, least significant first, into zeroed bytes."""
 
+    def limit(self, tokens_max: int) -> None:
+        """The whole text has this many tokens at most, its end among them."""
+
+    def steer(self, token: int, left: int) -> int:
+        """An allowed token, or in its place one that leads to the end within the `left` that may follow."""
+
     def accept(self, token: int) -> None:
         """Takes a token that was allowed. An end-of-text token changes nothing."""
 
@@ -44,6 +50,8 @@ class Matcher(Protocol):
     def is_finished(self) -> bool: ...
     def allowed(self, token: int) -> bool: ...
     def mask(self, into: Bits) -> None: ...
+    def limit(self, tokens_max: int) -> None: ...
+    def steer(self, token: int, left: int) -> int: ...
     def advance(self, token: int) -> None: ...
     def rebuild(self, tokens: Iterable[int]) -> None: ...
 
@@ -66,6 +74,12 @@ class MatcherGuide:
 
     def mask(self, out: Bits) -> None:
         self._matcher.mask(out)
+
+    def limit(self, tokens_max: int) -> None:
+        self._matcher.limit(tokens_max)
+
+    def steer(self, token: int, left: int) -> int:
+        return self._matcher.steer(token, left)
 
     def accept(self, token: int) -> None:
         self._matcher.advance(token)

@@ -65,6 +65,8 @@ class Sampler:
         self._vocab = vocab
         self._guide = guide
         if guide is not None:
+            if not params.ignore_eos:
+                guide.limit(params.max_tokens)
             guide.rebuild(generated)
         self._bias_ids, self._bias = _biases(params, suppressed, vocab)
         self._eos = _ids(eos, vocab)
@@ -97,6 +99,8 @@ class Sampler:
                 token = self._choose_guided(logits, index, scratch)
         if token is None:
             raise BadLogits("every token is forbidden")
+        if self._guide is not None:
+            token = self._guide.steer(token, self._params.max_tokens - index - 1)
         if self._params.logprobs < 0:
             return Sampled(token)
         raw = _finite(logits, scratch)

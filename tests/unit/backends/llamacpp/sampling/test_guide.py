@@ -38,6 +38,12 @@ class OnlyThese:
         for token in self.allowed:
             out[token >> 3] |= 1 << (token & 7)
 
+    def limit(self, tokens_max: int) -> None:
+        """There is no end to steer to."""
+
+    def steer(self, token: int, left: int) -> int:
+        return token
+
     def accept(self, token: int) -> None:
         self.taken.append(token)
 

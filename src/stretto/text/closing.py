@@ -1,0 +1,221 @@
+"""The shortest way to end a guided text: so that an answer is whole before its `max_tokens` are used up.
+
+Knows JSON's closing marks and a vocabulary. `Closer.path` walks a copy of a matcher to its end: what the
+grammar forces is taken as it is, else the first of a short list of marks that is allowed. The choice depends
+on the state of the grammar alone, so a path's rest is the path of the next state, and a resumed request
+takes the same one. JSON always ends this way; of regular expressions and Lark grammars those do that offer
+few choices. Each step costs microseconds: a path of 30 tokens takes about 0.2 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+RESERVE_TOKENS = 256  # the part of an answer, at its limit, in which every token is checked
+JUMP_TOKENS = 64  # by which one token may lengthen the way to the end, beside what the shortest text has
+BRANCHES_MAX = 64  # words, for instance of an enum, that are compared at one point
+ROLLOUTS_MAX = 4  # of them, those that are followed to the end where tokens are short
+_PROBE = b"~"  # allowed in free strings, and nowhere else in JSON
+_STRING_ENDS = (b'"}]}', b'"}}', b'"}]', b'"]}', b'"]', b'"}', b'"')
+_CLOSERS = (b"}]}", b"]}]", b"}}}", b"}}", b"}]", b"]}", b"]]", b"}", b"]")
+_MARKS = (*_CLOSERS, b'""', b'"', b", ", b",", b":")
+_OTHERS = (*b"null 0 1 2 3 4 5 6 7 8 9 true false [] {} [ { -".split(), b"\x80", b"\xa0", b"\x90", b"\xbf")
+_LAST = (b'"', b"}", b"]", b",")  # what may stand behind a value
+# One of each kind: a pattern or a number often ends behind one or two of them.
+_POINTS = tuple(bytes((byte,)) for byte in b"@.:-/#_+=?&%()")
+_SAMPLES = (*(bytes((byte,)) for byte in b"0123456789aAZDMSHYWTP "), *_POINTS)
+_BODY_LENGTHS = (16, 12, 8, 6, 4, 3, 2, 1)
+
+
+class Closer:
+    """One vocabulary. Thread-safe: nothing changes after it was made."""
+
+    def __init__(self, tokens: Sequence[bytes], *, eos: Iterable[int], control: Iterable[int] = ()) -> None:
+        hidden = {*control, *eos}
+        self._eos = min(eos)
+        self._tokens = tokens
+        self._ids = {
+            text: token for token, text in reversed(list(enumerate(tokens))) if text and token not in hidden
+        }
+        self._longest = max(map(len, self._ids), default=1)
+        self._probe = self._known((_PROBE,))
+        self._ends = self._known(_STRING_ENDS)
+        self._bodies = self._known(self._letters())
+        self._marks = self._known(_MARKS)
+        self._others = self._known(_OTHERS)
+        self._last = self._known(_LAST)
+        self._quote = self._known(_LAST[:1])
+        self._colon = self._known((b":",))
+        self._points = self._known(_POINTS)
+        self._samples = self._known(_SAMPLES)
+        self._fillers = self._known((b"a", b"0"))
+
+    def path(self, matcher: LLMatcher, limit: int, *, thorough: bool = False) -> list[int] | None:
+        """Tokens that complete the text, the end among them; None where `limit` tokens are too few.
+
+        `thorough` compares where words lead before it takes one; it costs several times as much.
+        """
+        state = matcher.deep_copy()
+        taken: list[int] = []
+        while len(taken) < limit:
+            if state.is_accepting():
+                return [*taken, self._eos]
+            forced = state.compute_ff_bytes()
+            piece = self._cut(forced) if forced else self._chosen(state, limit - len(taken), thorough)
+            if not piece or state.try_consume_tokens(piece) != len(piece):
+                return None
+            taken += piece
+        return None
+
+    def outlives(self, path: Sequence[int], state: LLMatcher) -> bool:
+        """Is this still the path, a token later? So it is where that token only made a string longer."""
+        kept = len(path) - 1
+        return (
+            path[0] in self._ends
+            and bool(self._first(state, self._probe))
+            and state.validate_tokens(list(path[:kept])) == kept
+        )
+
+    def _chosen(self, state: LLMatcher, limit: int, thorough: bool) -> list[int]:
+        if self._first(state, self._probe):
+            return (
+                self._first(state, self._ends)
+                or self._second_last(state, self._quote)
+                or self._first(state, self._bodies)
+            )
+        return (
+            self._first(state, self._marks)
+            or self._second_last(state, self._last)
+            or self._first(state, self._points)
+            or self._first(state, self._others)
+            or self._branch(state, limit, thorough)
+        )
+
+    def _second_last(self, state: LLMatcher, lasts: Sequence[int]) -> list[int]:
+        """A character behind which the value may end, or one that is two characters from there."""
+        valid = [token for token in self._samples if state.validate_tokens([token]) == 1]
+        for between in ((), *((token,) for token in self._fillers)):
+            for token in valid:
+                for last in lasts:
+                    tried = [token, *between, last, *self._colon]  # behind a key's quote stands a colon
+                    if state.validate_tokens(tried) == len(tried) - len(self._colon):
+                        return [token]
+        return []
+
+    @staticmethod
+    def _first(state: LLMatcher, tokens: Sequence[int]) -> list[int]:
+        return next(([token] for token in tokens if state.validate_tokens([token]) == 1), [])
+
+    def _branch(self, state: LLMatcher, limit: int, thorough: bool) -> list[int]:
+        """Of several words the one whose forced rest is shortest: punctuation before letters."""
+        scored: list[tuple[bool, int, int]] = []
+        for token in self._allowed(state):
+            ahead = state.deep_copy()
+            ahead.try_consume_tokens([token])
+            letters = self._tokens[token].isalnum()
+            scored.append((letters and not ahead.is_accepting(), len(ahead.compute_ff_bytes()), token))
+        scored.sort()
+        if not thorough or len(scored) < 2:
+            return [scored[0][2]] if scored else []
+        return self._rolled_out(state, [token for _, _, token in scored[:ROLLOUTS_MAX]], limit)
+
+    def _rolled_out(self, state: LLMatcher, tokens: list[int], limit: int) -> list[int]:
+        best: list[int] = []
+        for token in tokens:
+            ahead = state.deep_copy()
+            ahead.try_consume_tokens([token])
+            found = self.path(ahead, limit - 1)
+            if found is not None and len(found) < limit:
+                best, limit = [token], len(found)
+        return best or tokens[:1]
+
+    def _allowed(self, state: LLMatcher) -> list[int]:
+        """A few tokens that may come next; short ones where there are many."""
+        bits = state.deep_copy().compute_bitmask()
+        found = [
+            (at << 3) + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1
+        ]
+        known = [token for token in found if token < len(self._tokens) and self._tokens[token] in self._ids]
+        return sorted(known, key=lambda token: (len(self._tokens[token]), token))[:BRANCHES_MAX]
+
+    def _cut(self, text: bytes) -> list[int]:
+        """Forced bytes as tokens, the longest first. Cut anywhere between them, the rest is the same."""
+        ids: list[int] = []
+        at = 0
+        while at < len(text):
+            length = min(self._longest, len(text) - at)
+            while length and text[at : at + length] not in self._ids:
+                length -= 1
+            if not length:
+                break  # no token has these bytes: the part before them is taken
+            ids.append(self._ids[text[at : at + length]])
+            at += length
+        return ids
+
+    def _known(self, texts: Iterable[bytes]) -> tuple[int, ...]:
+        return tuple(self._ids[text] for text in texts if text in self._ids)
+
+    def _letters(self) -> list[bytes]:
+        """One word of each length, for strings that must not be short."""
+        found: dict[int, bytes] = {}
+        for text, token in self._ids.items():
+            if len(text) in _BODY_LENGTHS and text.isalpha() and text.isascii():
+                known = found.get(len(text))
+                if known is None or token < self._ids[known]:
+                    found[len(text)] = text
+        return [found[length] for length in _BODY_LENGTHS if length in found]
+
+
+class Ending:
+    """One generation's way to its end: a token that would leave too few is replaced by one that closes."""
+
+    def __init__(self, closer: Closer, fresh: LLMatcher, tokens_max: int) -> None:
+        self._closer = closer
+        self._path: list[int] | None = None  # from the state that the generation is in
+        self._next: tuple[int, list[int] | None] = (-1, None)  # a token, and the path behind it
+        shortest = closer.path(fresh, tokens_max) or closer.path(fresh, tokens_max, thorough=True)
+        # Where not even the shortest text fits there is nothing to steer to.
+        self._reserve = 0 if shortest is None else RESERVE_TOKENS + 2 * len(shortest)
+        self._jump = JUMP_TOKENS + len(shortest or ())
+
+    def steer(self, state: LLMatcher, token: int, left: int) -> int:
+        """The token, or where the text could not end within `left` tokens behind it, one that leads there."""
+        if left >= self._reserve:
+            return token
+        ahead = state.deep_copy()
+        ahead.try_consume_tokens([token])
+        path = self._carried(token, ahead) or self._closer.path(ahead, left)
+        if path is not None and len(path) <= left:
+            self._next = (token, path)
+            return token
+        closer = self._closer
+        own = closer.path(state, left + 1) or closer.path(state, left + 1, thorough=True)
+        if own is None:
+            return token
+        self._next = (own[0], own[1:] or None)
+        return own[0]
+
+    def is_near(self, state: LLMatcher, left: int) -> bool:
+        """Is the end so near that each token must be checked? For those that choose tokens elsewhere."""
+        if left >= self._reserve:
+            return False
+        self._path = self._path or self._closer.path(state, left + 1)
+        return self._path is None or left < len(self._path) + self._jump
+
+    def _carried(self, token: int, ahead: LLMatcher) -> list[int] | None:
+        if not self._path:
+            return None
+        if self._path[0] == token:
+            return self._path[1:] or None
+        return self._path if self._closer.outlives(self._path, ahead) else None
+
+    def advance(self, token: int) -> None:
+        self._path = self._next[1] if self._next[0] == token else None
+
+    def restart(self) -> None:
+        self._path = None
+        self._next = (-1, None)
