@@ -34,6 +34,7 @@ StrettoError
 │   ├── UrlTooLongError
 │   └── SlowRequestError        the client took too long to send its request
 ├── CapacityError               try again later
+│   ├── ConnectionLimitError    every connection is in use
 │   ├── ConcurrencyLimitError   this key's requests already fill its share
 │   ├── NotReadyError           no model can answer now: loading, restarting or hung
 │   ├── QueueFullError          too many callers wait, or one waited too long
@@ -276,6 +277,12 @@ class CapacityError(StrettoError):
     code = "over_capacity"
     http_status = 429
     retryable = True
+
+
+class ConnectionLimitError(CapacityError):
+    code = "too_many_connections"
+    http_status = 503
+    hint = "try again later with fewer connections, or raise connections_max"
 
 
 class ConcurrencyLimitError(CapacityError):

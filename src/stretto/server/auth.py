@@ -48,6 +48,7 @@ class Auth:
             await _refuse(scope, receive, send, presented)
             return
         state["caller"] = key.caller if key is not None else None
+        state["keyed"] = key is not None
         await self._admit(key, scope, receive, send)
 
     async def _admit(self, key: Key | None, scope: Scope, receive: Receive, send: Send) -> None:

@@ -23,6 +23,7 @@ from stretto.rpc.messages import Stats
 from stretto.server.access_log import AccessLog
 from stretto.server.auth import Auth
 from stretto.server.batch_traces import BatchTraces
+from stretto.server.crowd import CrowdLimit
 from stretto.server.drain import Drain, Gate
 from stretto.server.health import Loads, Readiness, judge, stats_of
 from stretto.server.hosts import Hosts
@@ -81,6 +82,7 @@ class Operations:
                 open_names=not chosen.loopback and not chosen.allowed_hosts and len(self.keys) > 0,
             ),
             Middleware(Auth, keys=self.keys),
+            Middleware(CrowdLimit),
             Middleware(Gate, drain=self.drain, engine=self.engine),
             Middleware(
                 BodyLimits,

@@ -21,9 +21,10 @@ from stretto.engine.api import EngineApi
 from stretto.errors import SettingsError
 from stretto.rpc import garbage
 from stretto.server.app import create_app
+from stretto.server.connection import ConnectionLimits, connections
+from stretto.server.crowd import Crowd
 from stretto.server.keys import KeyRing, load_keys
 from stretto.server.operations import Operations
-from stretto.server.protocol import bounded
 from stretto.settings import ServerSettings
 from stretto.telemetry.logs import logger
 from stretto.telemetry.traces import make_tracer
@@ -31,6 +32,7 @@ from stretto.telemetry.traces import make_tracer
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE_S = 2  # for connections, once everything that ran is over
 BACKLOG = 2048
+UNSENT_BYTES_MAX = 16 << 10
 _log = logger("stretto.server")
 
 
@@ -73,6 +75,7 @@ def bind(settings: ServerSettings) -> socket.socket:
         raise SettingsError(f"cannot listen on {host}: {error.strerror}", hint="check host") from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _bound_unsent(bound)
         bound.bind(address)
         bound.listen(BACKLOG)
     except OSError as error:
@@ -82,6 +85,16 @@ def bind(settings: ServerSettings) -> socket.socket:
             hint="another program may be there; --port N chooses another port, --port 0 a free one",
         ) from None
     return bound
+
+
+def _bound_unsent(bound: socket.socket) -> None:
+    """Bytes that the kernel holds for a client that does not read; accepted sockets inherit it.
+
+    The kernel would take megabytes of a stream, and the server would not see that it is not read.
+    """
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if option is not None:
+        bound.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES_MAX)
 
 
 def url_of(bound: socket.socket) -> str:
@@ -185,13 +198,16 @@ class Server(uvicorn.Server):
 
 def _config(operations: Operations, settings: ServerSettings) -> uvicorn.Config:
     app = create_app(operations.engine.inner, settings, operations=operations)
-    protocol = bounded(
+    limits = ConnectionLimits(
         head_bytes_max=settings.header_bytes_max + settings.url_bytes_max,
+        body_bytes_max=settings.body_bytes_max,
         head_timeout_s=settings.read_timeout_s,
+        keep_alive_s=settings.keep_alive_s,
+        write_timeout_s=settings.write_timeout_s,
     )
     return uvicorn.Config(
         app,
-        http=protocol,
+        http=connections(Crowd(settings.connections_max), limits),
         loop="none",
         ws="none",
         lifespan="off",
@@ -200,8 +216,6 @@ def _config(operations: Operations, settings: ServerSettings) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=settings.connections_max,
-        timeout_keep_alive=max(1, round(settings.keep_alive_s)),
         timeout_graceful_shutdown=GRACE_S,
     )
 

@@ -46,9 +46,11 @@ class ServerSettings(BaseModel):
     nesting_max: Annotated[Count, Field(ge=8, le=500)] = 64
     """Deepest nesting of JSON in a body."""
     connections_max: Annotated[Count, Field(ge=1, le=1 << 20)] = 4096
-    """Open connections; beyond it a request is answered 503."""
+    """Open connections. Beyond it the longest idle ones without a key are closed, else new ones get 503."""
     read_timeout_s: Annotated[Seconds, Field(gt=0)] = 30.0
     """How long a client may take to send its headers, and again its body."""
+    write_timeout_s: Annotated[Seconds, Field(gt=0)] = 30.0
+    """How long a client may leave its reply unread; then it is dropped, and its generation cancelled."""
     keep_alive_s: Annotated[Seconds, Field(gt=0)] = 75.0
     """How long an idle connection stays open."""
 
