@@ -210,6 +210,28 @@ def test_prompts_that_were_cut_short_count_as_far_as_they_came() -> None:
     assert 4 + 16 <= value["stretto_computed_prompt_tokens_total"] <= 4 + 144
 
 
+def test_ticks_and_events_are_in_the_metrics() -> None:
+    with served(simulated(simulated_tick_ms=5, n_seq_max=2)) as running:
+        client = running.client()
+        client.post("/v1/completions", json={**BODY, "prompt": ["x" * 40, "y" * 40], "max_tokens": 8})
+        text = client.get("/metrics").text
+    seen = {
+        (sample.name, sample.labels.get("event") or sample.labels.get("le", "")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    ticks = seen["stretto_ticks_total", ""]
+    for name in ("seconds", "rows", "decode_rows", "prefill_rows", "active_slots", "queue_depth"):
+        assert seen[f"stretto_tick_{name}_count", ""] == ticks
+        assert seen[f"stretto_tick_{name}_bucket", "+Inf"] == ticks
+    assert seen["stretto_tick_rows_sum", ""] >= 80 + 2 * 7
+    assert seen["stretto_tick_seconds_sum", ""] >= 0.005 * 8
+    assert seen["stretto_prompt_tokens_per_second_count", ""] == 2
+    assert seen["stretto_generation_tokens_per_second_bucket", "250.0"] == 2
+    assert seen["stretto_events_total", "slot-finished"] == 2
+    assert seen["stretto_events_total", "server busy"] == 0
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_timings_in_streams(path: str) -> None:
     with served(simulated(simulated_tick_ms=1)) as running:

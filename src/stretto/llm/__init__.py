@@ -7,7 +7,8 @@
     answers = llm.generate(["One", "Two"], max_tokens=32)
 
 Calls may come from many threads and from a running event loop; they share the slots of one engine loop. Every
-call has an async twin (`achat`, `agenerate`, `astream`). Closing a stream cancels its request.
+call has an async twin (`achat`, `agenerate`, `astream`). Closing a stream cancels its request. Events of
+the scheduler go to Python's logger `stretto.events`, measurements to `LLM.on_tick` and `LLM.on_request_done`.
 """
 
 from __future__ import annotations
@@ -16,5 +17,18 @@ from stretto.llm.client import LLM
 from stretto.llm.embedding import Embeddings, Ranked
 from stretto.llm.results import Completion, Timing, Usage
 from stretto.llm.streams import AsyncStream, Stream
+from stretto.llm.telemetry import RequestMeasures, Subscription, TickMeasures
 
-__all__ = ["LLM", "AsyncStream", "Completion", "Embeddings", "Ranked", "Stream", "Timing", "Usage"]
+__all__ = [
+    "LLM",
+    "AsyncStream",
+    "Completion",
+    "Embeddings",
+    "Ranked",
+    "RequestMeasures",
+    "Stream",
+    "Subscription",
+    "TickMeasures",
+    "Timing",
+    "Usage",
+]

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from stretto.core.tick import Terminal
 from stretto.errors import InvalidRequestError, UnsupportedByModelError
 from stretto.llm.embedding import (
     Embeddings,
@@ -26,6 +27,7 @@ from stretto.llm.embedding import (
 from stretto.llm.progress import Progress
 from stretto.llm.results import Completion, assemble
 from stretto.llm.streams import AsyncStream, Stream
+from stretto.llm.telemetry import RequestMeasures, Subscription, TickMeasures, measures_of
 from stretto.runtime.contexts import PoolStats
 from stretto.runtime.embedding import EmbeddingRuntime
 from stretto.runtime.embedding_loading import load_any
@@ -34,6 +36,7 @@ from stretto.runtime.loop import LoopStats
 from stretto.runtime.model import Call, ModelRuntime, Prompt
 from stretto.runtime.options import Options, parse
 from stretto.runtime.output import Delta
+from stretto.telemetry.event_log import EventLog
 from stretto.text.tokenizer import PromptTokens, Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
@@ -59,6 +62,10 @@ class LLM:
         **settings: Any,
     ) -> None:
         self._opened = load_any(model, settings, cache_dir=cache_dir, progress=progress, config=config)
+        self._event_log: EventLog | None = None
+        if isinstance(self._opened, Loaded):
+            self._event_log = EventLog(str(self._opened.description.get("model", "")))
+            self._opened.runtime.observe(self._event_log.take)
 
     # --- asking ----------------------------------------------------------------------------------
 
@@ -181,6 +188,17 @@ class LLM:
         """What the contexts of an embedding model or a reranker did so far."""
         return self._vectors("has no pool of contexts").stats
 
+    def on_tick(self, callback: Callable[[TickMeasures], object]) -> Subscription[TickMeasures]:
+        """Call back after every tick, in order, on a thread of its own. Call what is returned to end it.
+
+        A slow callback holds up nothing: beyond 1,024 that wait, ticks are dropped and counted (`dropped`).
+        """
+        return self._runtime.on_tick(callback)
+
+    def on_request_done(self, callback: Callable[[RequestMeasures], object]) -> Subscription[Terminal]:
+        """Call back with the measurements of every request that ended, however it did; as `on_tick`."""
+        return self._runtime.on_request_done(lambda end: callback(measures_of(end)))
+
     @property
     def description(self) -> Mapping[str, Any]:
         """What was loaded, and where each choice came from."""
@@ -188,6 +206,8 @@ class LLM:
 
     def close(self) -> None:
         self._opened.close()
+        if self._event_log is not None:
+            self._event_log.close()
 
     def __enter__(self) -> LLM:
         return self

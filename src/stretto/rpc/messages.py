@@ -11,7 +11,17 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import field
+
+from stretto.rpc.base import Message as Message
+from stretto.rpc.stats import BatchTelemetry as BatchTelemetry
+from stretto.rpc.stats import EngineEvents as EngineEvents
+from stretto.rpc.stats import HistogramStats as HistogramStats
+from stretto.rpc.stats import ModelStats as ModelStats
+from stretto.rpc.stats import SlotInfo as SlotInfo
+from stretto.rpc.stats import Stats as Stats
+from stretto.rpc.stats import TickEvent as TickEvent
+from stretto.rpc.stats import TickSpan as TickSpan
 
 PROTOCOL_VERSION = 1
 CAPABILITIES = (
@@ -28,10 +38,6 @@ CAPABILITIES = (
 
 PriorityName = Literal["urgent", "default", "background"]
 GuidanceMode = Literal["json_object", "json_schema", "regex", "grammar"]
-
-
-class Message(Struct, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
-    """The base of everything that is sent. Unknown fields are an error."""
 
 
 class Guidance(Message):
@@ -311,63 +317,6 @@ class LoadProgress(Message):
     fraction: float
 
 
-class SlotInfo(Message):
-    """One slot as telemetry shows it: seed 001's states idle | prefilling | generating."""
-
-    index: int
-    state: str
-    stream_id: str = ""
-    prompt_tokens: int = 0
-    computed: int = 0
-    cached_tokens: int = 0
-    generated: int = 0
-    priority: str = ""
-    tenant: str = ""
-
-
-class ModelStats(Message):
-    """A look at one model's loop, at most a tick old."""
-
-    model_id: str
-    ticks: int = 0
-    tokens: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    computed_tokens: int = 0
-    preemptions: dict[str, int] = field(default_factory=dict)  # slots taken away, by reason
-    active_slots: int = 0
-    slots: int = 0
-    queued: dict[str, int] = field(default_factory=dict)  # by priority
-    parked: int = 0
-    kv_used: float = 0.0  # 0 to 1
-    last_tick_age_s: float = 0.0
-    pass_s: float = 0.0
-    busy: bool = False
-    slot_table: list[SlotInfo] = field(default_factory=list)
-
-
-class BatchTelemetry(Message):
-    """The `batch_generate` calls of a runtime since it started. Groups: models (and drafts) per call."""
-
-    calls: int = 0
-    requests: int = 0
-    groups: int = 0
-    refused: int = 0  # requests, whatever the reason
-    unreadable: int = 0  # of these, entries of a wrong shape
-    size_last: int = 0
-    size_max: int = 0
-    seconds: float = 0.0  # from reading the call to its answer, of all calls together
-    seconds_last: float = 0.0
-
-
-class Stats(Message):
-    uptime_s: float
-    memory_bytes: int
-    streams: int
-    models: list[ModelStats]
-    batches: BatchTelemetry = field(default_factory=BatchTelemetry)
-
-
 class Empty(Message):
     """No parameters, or nothing to say."""
 
@@ -386,38 +335,6 @@ class WatchParams(Message):
     """Ask for `engine.events` notifications (the dashboard); `enabled: false` ends them."""
 
     enabled: bool = True
-
-
-class TickSpan(Message):
-    """One request's share of a tick."""
-
-    slot: int
-    stream_id: str
-    rows: int
-    decode: bool
-
-
-class TickEvent(Message):
-    """One tick as the dashboard draws it."""
-
-    model_id: str
-    tick: int
-    at_s: float  # the runtime's monotonic clock
-    eval_s: float
-    spans: list[TickSpan] = field(default_factory=list)
-    active_slots: int = 0
-    queued: dict[str, int] = field(default_factory=dict)
-    parked: int = 0
-    kv_used: float = 0.0
-    notes: list[tuple[str, str, int, float]] = field(default_factory=list)  # name, stream, slot, value
-    ends: list[str] = field(default_factory=list)
-    ttfts: dict[str, float] = field(default_factory=dict)  # seconds from arrival, of those that ended
-
-
-class EngineEvents(Message):
-    """Notification `engine.events`: a few ticks at a time, at most 20 times a second."""
-
-    ticks: list[TickEvent]
 
 
 def error_from(failure: BaseException) -> Error:

@@ -27,6 +27,7 @@ from stretto.rpc import messages as m
 from stretto.rpc.frames import FRAME_BYTES_MAX
 from stretto.runtime.batches import BatchLog, tokenize_all
 from stretto.runtime.embedding import EmbeddingRuntime
+from stretto.runtime.ends import stream_of
 from stretto.runtime.loading import Loaded
 from stretto.runtime.model import Call, ModelRuntime, Prompt
 from stretto.runtime.outbox import Outbox, StreamSink
@@ -34,6 +35,7 @@ from stretto.runtime.pool import Entry, ModelPool, Resident
 from stretto.runtime.requests import prepare, text_of, tokens_of
 from stretto.runtime.session import Session, StreamRecord
 from stretto.runtime.telemetry import TickFeed, memory_bytes, model_stats
+from stretto.telemetry.event_log import EventLog
 
 DEADLINE_MS_MAX = 1e9  # eleven days
 T = TypeVar("T")
@@ -66,6 +68,7 @@ class Methods:
         self._threads = ThreadPoolExecutor(prepare_threads, "stretto-prepare")
         self._outboxes: dict[int, Outbox] = {}
         self._batches = BatchLog()
+        self._event_logs: dict[str, EventLog] = {}
         self._started_s = time.monotonic()
         self.sessions: dict[Session, None] = {}
         self.draining = False
@@ -111,11 +114,15 @@ class Methods:
             outbox = Outbox(asyncio.get_running_loop())
             resident.runtime.after_tick(outbox.flush)
             self._outboxes[id(resident.runtime)] = outbox
+            self._event_logs[model_id] = log = EventLog(model_id, name_of=stream_of)
+            resident.runtime.observe(log.take)
             self._feed.add(model_id, resident.runtime)
 
     def model_unloaded(self, model_id: str, resident: Resident) -> None:
         if isinstance(resident, Loaded):
             self._outboxes.pop(id(resident.runtime), None)
+            if (log := self._event_logs.pop(model_id, None)) is not None:
+                log.close(0.0)  # what waits is written; nothing waits for that
             self._feed.remove(model_id)
 
     def close(self) -> None:

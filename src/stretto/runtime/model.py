@@ -18,12 +18,14 @@ from typing import Any
 from stretto.backends.base import Backend
 from stretto.core.limits import Limits
 from stretto.core.request import Priority, Request, SamplingParams
-from stretto.core.tick import Events, Started
+from stretto.core.tick import Events, Started, Terminal, TickMeasures
 from stretto.errors import PromptTooLongError
 from stretto.runtime.looks import Look, TickLook
 from stretto.runtime.loop import EngineLoop, LoopStats
 from stretto.runtime.output import OutputPump
 from stretto.runtime.text_stream import Delta, TextStream, ToolReading
+from stretto.telemetry.measures import Measures
+from stretto.telemetry.subscription import Item, Subscription
 from stretto.text.reasoning import Tags, opened_by_prompt, tags_for
 from stretto.text.remembered import Memory
 from stretto.text.templates import CHATML, ChatTemplate, Rendered
@@ -84,8 +86,12 @@ class ModelRuntime:
         self._compile_grammar = compile_grammar
         self._clock = clock
         self._numbers = itertools.count(1)
-        self._observers: list[Callable[[Events], None]] = []
+        self.measures = Measures()
+        self._observers: tuple[Callable[[Events], None], ...] = (self.measures.take,)
+        self._subscriptions: tuple[Subscription[Any], ...] = ()
+        self._takers: dict[int, Callable[[Events], None]] = {}
         self._lock = threading.Lock()
+        self._closing = threading.Lock()
         self._pump = OutputPump(self.cancel)
         self._loop = EngineLoop(backend, limits, self._deliver, clock=clock, beat=beat)
         self._pump.start()
@@ -196,7 +202,42 @@ class ModelRuntime:
 
     def observe(self, observer: Callable[[Events], None]) -> None:
         """Telemetry: called with every tick's events, on the loop's thread. Must return at once."""
-        self._observers.append(observer)
+        self._observers = (*self._observers, observer)
+
+    def on_tick(self, callback: Callable[[TickMeasures], object]) -> Subscription[TickMeasures]:
+        """Every tick's measurements, in order, on a thread of the subscription's own."""
+        subscription = Subscription(callback, on_close=self._unsubscribe)
+
+        def take(events: Events) -> None:
+            if events.tick is not None:
+                subscription.put(events.tick)
+
+        return self._subscribe(subscription, take)
+
+    def on_request_done(self, callback: Callable[[Terminal], object]) -> Subscription[Terminal]:
+        """The measurements of every request that ended, however it did."""
+        subscription = Subscription(callback, on_close=self._unsubscribe)
+
+        def take(events: Events) -> None:
+            for end in events.ends:
+                subscription.put(end)
+
+        return self._subscribe(subscription, take)
+
+    def _subscribe(
+        self, subscription: Subscription[Item], take: Callable[[Events], None]
+    ) -> Subscription[Item]:
+        with self._lock:
+            self._takers[id(subscription)] = take
+            self._subscriptions = (*self._subscriptions, subscription)
+            self._observers = (*self._observers, take)
+        return subscription
+
+    def _unsubscribe(self, subscription: Subscription[Any]) -> None:
+        with self._lock:
+            take = self._takers.pop(id(subscription), None)
+            self._subscriptions = tuple(one for one in self._subscriptions if one is not subscription)
+            self._observers = tuple(one for one in self._observers if one is not take)
 
     def after_tick(self, callback: Callable[[], None]) -> None:
         """Called on the output thread when all deltas of a tick have been given out."""
@@ -224,9 +265,11 @@ class ModelRuntime:
         self._loop.drain()
 
     def close(self) -> None:
-        with self._lock:
+        with self._closing:
             self._loop.close()
             self._pump.close()
+        for subscription in self._subscriptions:
+            subscription.close()
 
     def _deliver(self, events: Events) -> None:
         for observer in self._observers:

@@ -47,7 +47,7 @@ def refusal(stream_id: str, part: StreamBatch) -> StreamBatch:
 
 def _streams(batch: StreamBatch) -> list[str]:
     named = [*batch.streams, *batch.reasoning, *batch.tool_calls, *batch.logprobs, *batch.tokens]
-    marks = (mark.stream_id for mark in (*batch.starts, *batch.ends))
+    marks = [*(start.stream_id for start in batch.starts), *(end.stream_id for end in batch.ends)]
     return list(dict.fromkeys([*named, *marks]))
 
 

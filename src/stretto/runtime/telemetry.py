@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stretto.errors import ShuttingDownError
-from stretto.rpc.messages import EngineEvents, ModelStats, SlotInfo, TickEvent, TickSpan
+from stretto.rpc.messages import EngineEvents, HistogramStats, ModelStats, SlotInfo, TickEvent, TickSpan
 from stretto.runtime.ends import stream_of
 from stretto.runtime.looks import Look, SlotLook, TickLook
 from stretto.runtime.model import ModelRuntime
@@ -48,6 +48,11 @@ async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> Mode
         pass_s=stats.pass_s,
         busy=busy,
         slot_table=[_slot_info(slot) for slot in look.slots] if look is not None else [],
+        events=dict(model.measures.events),
+        histograms={
+            name: HistogramStats(edges=list(found.edges), counts=list(found.counts), total=found.total)
+            for name, found in model.measures.histograms().items()
+        },
     )
 
 

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from stretto import __version__
 from stretto.core.tick import PreemptReason
 from stretto.rpc.messages import ModelStats, Stats
+from stretto.server import metrics_ticks
 from stretto.server.caller import PRIORITIES
 from stretto.server.figures import Figures, ModelFigures
 from stretto.server.metrics_batches import runtime_batches, token_calls
@@ -187,6 +188,7 @@ def _runtime(stats: Stats) -> Iterator[Metric]:
             counter.add_metric([model.model_id], getattr(model, field))
         yield counter
     yield from _preemptions(stats.models)
+    yield from metrics_ticks.families(stats.models)
 
 
 def _preemptions(models: list[ModelStats]) -> Iterator[Metric]:

@@ -193,5 +193,6 @@ def _fields(message: msgspec.Struct) -> dict[str, Any]:
 
 
 def _without_slots(stats: Stats) -> dict[str, Any]:
-    models = [{k: v for k, v in _fields(model).items() if k != "slot_table"} for model in stats.models]
+    left_out = ("slot_table", "histograms", "events")  # these are at /slots and /metrics
+    models = [{k: v for k, v in _fields(model).items() if k not in left_out} for model in stats.models]
     return {**_fields(stats), "models": models}

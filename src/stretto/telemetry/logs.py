@@ -8,11 +8,24 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 import structlog
 
+
+def _lift_event(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:
+    """A line that `log_event` wrote through Python's logging gets its fields back."""
+    record = event.get("_record")
+    fields = getattr(record, "stretto_fields", None)
+    if fields is not None:
+        event |= fields
+        event["event"] = getattr(record, "stretto_event", event["event"])
+    return event
+
+
 _SHARED: list[Any] = [
+    _lift_event,
     structlog.contextvars.merge_contextvars,
     structlog.stdlib.add_log_level,
     structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -60,6 +73,16 @@ def _renderer(*, json_lines: bool, colors: bool) -> list[Any]:
             colors=colors, exception_formatter=structlog.dev.plain_traceback, pad_event_to=20
         )
     ]
+
+
+def log_event(log: logging.Logger, level: int, name: str, fields: Mapping[str, str | int | float]) -> None:
+    """An event with fields through Python's logging, so that a program that uses the SDK gets it, too.
+
+    With `set_up` the fields are fields; any other handler shows them behind the name.
+    """
+    if log.isEnabledFor(level):
+        said = " ".join([name, *(f"{key}={value}" for key, value in fields.items())])
+        log.log(level, "%s", said, extra={"stretto_event": name, "stretto_fields": dict(fields)})
 
 
 def logger(name: str) -> Any:
