@@ -125,11 +125,15 @@ class CancelParams(Message):
 
 
 class ToolCallDelta(Message):
-    """One complete tool call. `arguments` is a string of JSON."""
+    """A tool call, or a part of it: the first part has the name, the last one is `done`.
+
+    `arguments` is a string of JSON, or the next piece of one.
+    """
 
     index: int
     name: str
     arguments: str
+    done: bool = True
 
 
 class TokenLogprob(Message):

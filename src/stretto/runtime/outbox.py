@@ -177,7 +177,10 @@ class StreamSink:
         if delta.reasoning:
             batch.reasoning[stream_id] = batch.reasoning.get(stream_id, "") + delta.reasoning
         if delta.calls:
-            calls = [ToolCallDelta(index=c.index, name=c.name, arguments=c.arguments) for c in delta.calls]
+            calls = [
+                ToolCallDelta(index=call.index, name=call.name, arguments=call.arguments, done=call.done)
+                for call in delta.calls
+            ]
             batch.tool_calls.setdefault(stream_id, []).extend(calls)
         if delta.extras is not None:
             found = token_logprobs(self._tokenizer, delta.tokens, delta.extras)

@@ -39,7 +39,7 @@ def prepare(loaded: Loaded, params: GenerateParams, parent: Prompt | None = None
             f"draft_model {params.draft_model[:80]!r} cannot be used", hint="set speculation: ngram instead"
         )
     model = loaded.runtime
-    tools, schema = _tools(params.tool_use, model)
+    tools, schema = _tools(params.tool_use, model, eager=params.streamed)
     options = _options(loaded, params, schema)
     prompt = parent if parent is not None else prompt_of(model, params)
     if not prompt.tokens.tokens:
@@ -153,7 +153,9 @@ def _options(loaded: Loaded, params: GenerateParams, schema: Mapping[str, Any] |
     return parse(options, eos=eos, seed=loaded.settings.seed, drafts=loaded.drafts)
 
 
-def _tools(use: ToolUse | None, model: ModelRuntime) -> tuple[ToolReading | None, dict[str, Any] | None]:
+def _tools(
+    use: ToolUse | None, model: ModelRuntime, *, eager: bool
+) -> tuple[ToolReading | None, dict[str, Any] | None]:
     """How calls are read, and the schema that a forced call must follow."""
     if use is None:
         return None, None
@@ -162,6 +164,6 @@ def _tools(use: ToolUse | None, model: ModelRuntime) -> tuple[ToolReading | None
     if use.choice == "none" or not names:
         return None, None
     if schema is not None:  # a forced call is bare JSON, whatever the model's own dialect
-        return ToolReading(Dialect.JSON, names, use.parallel), schema
+        return ToolReading(Dialect.JSON, names, use.parallel, forced=True, eager=eager), schema
     source = model.template.source if model.template is not None else CHATML
-    return ToolReading(dialect_for(source), names, use.parallel), None
+    return ToolReading(dialect_for(source), names, use.parallel, eager=eager), None

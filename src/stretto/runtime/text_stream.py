@@ -36,11 +36,16 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ToolReading:
-    """How tool calls are found in the output. Without `parallel` only the first one counts."""
+    """How tool calls are found in the output. Without `parallel` only the first one counts.
+
+    `forced`: a grammar makes them. `eager`: their arguments leave as they are written.
+    """
 
     dialect: Dialect
     names: frozenset[str]
     parallel: bool = True
+    forced: bool = False
+    eager: bool = False
 
 
 class TextStream:
@@ -62,7 +67,7 @@ class TextStream:
         self._detokenizer = Detokenizer(tokenizer.token_bytes)
         self._matcher = StopMatcher(stops) if stops else None
         self._splitter = ReasoningSplitter(tags, opened=opened) if tags is not None else None
-        self._parser = ToolParser(tools.dialect, tools.names) if tools is not None else None
+        self._parser = _parser(tools)
         self._calls_max = 1 if tools is not None and not tools.parallel else None
         self._shown_controls = _shown_controls(tags, tools)
         self._sink = sink
@@ -152,8 +157,8 @@ class TextStream:
             tail = self._parser.flush()
             shown, calls = shown + tail.content, calls + tail.calls
         if self._calls_max is not None:
-            calls = calls[: max(0, self._calls_max - self._calls)]
-        self._calls += len(calls)
+            calls = tuple(call for call in calls if call.index < self._calls_max)
+        self._calls += sum(bool(call.name) for call in calls)
         return shown, calls
 
     def _rest(self) -> tuple[str, str, tuple[ToolCall, ...]]:
@@ -169,6 +174,12 @@ class TextStream:
             content, reasoning = split.content + tail.content, split.reasoning + tail.reasoning
         text, calls = self._parse(content, last=True)
         return text, reasoning, calls
+
+
+def _parser(tools: ToolReading | None) -> ToolParser | None:
+    if tools is None:
+        return None
+    return ToolParser(tools.dialect, tools.names, eager=tools.eager, forced=tools.forced)
 
 
 def _shown_controls(tags: Tags | None, tools: ToolReading | None) -> frozenset[bytes]:

@@ -87,16 +87,38 @@ async def collect(streams: Sequence[GenerationStream]) -> list[Answer]:
 async def _collect_one(stream: GenerationStream) -> Answer:
     texts: list[str] = []
     reasoning: list[str] = []
+    parts: list[ToolCallDelta] = []
     answer = Answer(end=StreamEnd(stream_id=stream.stream_id, finish_reason="cancelled"))
     async for delta in stream:
         texts.append(delta.text)
         reasoning.append(delta.reasoning)
-        answer.tool_calls.extend(delta.tool_calls)
+        parts.extend(delta.tool_calls)
         answer.logprobs.extend(delta.logprobs)
         if delta.end is not None:
             answer.end = delta.end
     answer.text, answer.reasoning = "".join(texts), "".join(reasoning)
+    answer.tool_calls = whole_calls(parts)
     return answer
+
+
+def parts_of(
+    calls: Sequence[ToolCallDelta],
+) -> tuple[Sequence[ToolCallDelta], Sequence[ToolCallDelta]]:
+    """Parts of the call that is open, which come before a delta's text, and those that come behind it."""
+    first = next((at for at, call in enumerate(calls) if call.name), len(calls))
+    return calls[:first], calls[first:]
+
+
+def whole_calls(parts: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
+    """The calls that are complete, each in one piece. One that was cut short is left out."""
+    found: list[ToolCallDelta] = []
+    pieces: list[ToolCallDelta] = []
+    for part in parts:
+        pieces = [part] if part.name else [*pieces, part]
+        if part.done and pieces[0].name:
+            arguments = "".join(piece.arguments for piece in pieces)
+            found.append(ToolCallDelta(index=part.index, name=pieces[0].name, arguments=arguments))
+    return found
 
 
 async def merged(streams: Sequence[GenerationStream]) -> AsyncIterator[tuple[int, Delta]]:

@@ -13,6 +13,7 @@ from stretto.errors import InvalidToolError
 from stretto.text.messages import normalized_tools
 
 TOOLS_MAX = 128
+PARALLEL_MAX = 8  # calls of one answer: small models do not stop by themselves
 _NAME_CHARS_MAX = 64
 ToolChoice = str | Mapping[str, Any] | None
 
@@ -27,7 +28,7 @@ def schema_for_tools(
 ) -> dict[str, Any] | None:
     """The schema to enforce, None where the model is free (`auto`, `none`).
 
-    With `required` and `parallel` it is a list of one or more calls, else one call.
+    With `required` and `parallel` it is a list of one to `PARALLEL_MAX` calls, else one call.
     """
     functions = _functions(tools)
     chosen = _chosen(choice, [name for name, _ in functions])
@@ -37,7 +38,9 @@ def schema_for_tools(
     calls = [_call_schema(name, parameters, definitions) for name, parameters in functions if name in chosen]
     call = calls[0] if len(calls) == 1 else {"anyOf": calls}
     many = parallel and choice == "required"
-    schema: dict[str, Any] = {"type": "array", "items": call, "minItems": 1, "maxItems": 16} if many else call
+    schema: dict[str, Any] = (
+        {"type": "array", "items": call, "minItems": 1, "maxItems": PARALLEL_MAX} if many else call
+    )
     return {**schema, "$defs": definitions} if definitions else schema
 
 

@@ -3,7 +3,8 @@
 Knows four dialects: Hermes and Qwen (`<tool_call>{…}</tool_call>`), Llama 3 (`{"name", "parameters"}`,
 `<|python_tag|>`), Mistral (`[TOOL_CALLS][…]`) and bare JSON. One machine runs them all: it looks for a
 dialect's opening, collects JSON until a value is complete, and goes on. What is no call after all is text.
-There is no backtracking: the JSON is read by the C decoder, a bounded number of times.
+There is no backtracking: the JSON is read by the C decoder, a bounded number of times. Answers that are read
+along (`eager`) go through `call_reader`, which passes arguments on as they are written.
 """
 
 from __future__ import annotations
@@ -12,17 +13,25 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
+from stretto.text.call_reader import (
+    NAME_CHARS_MAX,
+    VALUE_CHARS_MAX,
+    CallReader,
+    State,
+    ToolCall,
+    calls_in,
+    whole_calls,
+)
 from stretto.text.reasoning import held_suffix
+
+__all__ = ["CALLS_MAX", "MARKERS", "Dialect", "Parsed", "ToolCall", "ToolParser", "dialect_for"]
 
 CALLS_MAX = 128
 READS_MAX = 4  # reads of one long value that may fail before reading waits for the value to double
 REFUSALS_MAX = 8  # openings that led to no call before everything is taken for text
 _SHORT = 8192  # characters of a value that is read as often as it looks complete
-_VALUE_CHARS_MAX = 1 << 18  # a longer value is no call
 _DECODER = json.JSONDecoder()
-_NAME_CHARS_MAX = 128
 
 
 class Dialect(Enum):
@@ -33,17 +42,8 @@ class Dialect(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One call. `arguments` is a string of JSON, as the OpenAI wire wants it."""
-
-    index: int
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
 class Parsed:
-    """What one piece of text brought: text to show, and calls that are now complete."""
+    """What one piece of text brought: text to show, and calls that are now complete, or parts of them."""
 
     content: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -96,9 +96,21 @@ class _State(Enum):
 
 
 class ToolParser:
-    """One stream. `names` are the tools that were offered; None takes any name."""
+    """One stream. `names` are the tools that were offered; None takes any name.
 
-    def __init__(self, dialect: Dialect, names: frozenset[str] | None = None) -> None:
+    `forced`: a grammar holds the output to calls, so that one that was cut short is no text either.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        names: frozenset[str] | None = None,
+        *,
+        eager: bool = False,
+        forced: bool = False,
+    ) -> None:
+        self._eager, self._forced = eager, forced
+        self._reader: CallReader | None = None
         self._rules = _RULES[dialect]
         self._mistral = dialect is Dialect.MISTRAL
         self._names = names
@@ -137,15 +149,17 @@ class ToolParser:
         return Parsed("".join(content), tuple(calls))
 
     def flush(self) -> Parsed:
-        """The end: a value that was never complete is text."""
+        """The end: a value that was never complete is text, but for the calls of a list that are."""
         content: list[str] = []
         calls: list[ToolCall] = []
+        if self._state is _State.VALUE and self._reader is not None:
+            self._end_of_reader(content)
         while self._state is _State.VALUE:  # each round ends with a call or a refusal, both bounded
             rest = self._read(content, calls, last=True) or ""
             parsed = self.push(rest)
             content.append(parsed.content)
             calls.extend(parsed.calls)
-        content.append(self._held if self._state is _State.TEXT else "")
+        content.append(self._held if self._state is _State.TEXT and not self._forced else "")
         self._state, self._held = _State.PLAIN, ""
         return Parsed("".join(content), tuple(calls))
 
@@ -188,16 +202,46 @@ class ToolParser:
         self._state, self._lead = _State.VALUE, lead
         self._parts, self._length, self._depth, self._reads, self._read_at = [], 0, 0, 0, 0
         self._brace = False
+        if self._eager:
+            self._reader = CallReader(self._takes, self._count, prefixed=self._mistral)
         return rest
+
+    def _takes(self, name: str) -> bool:
+        known = not self._rules.strict_names or self._names is None or name in self._names
+        return known and (self._reader is None or self._reader.count < CALLS_MAX)
+
+    def _streamed(
+        self, reader: CallReader, text: str, content: list[str], calls: list[ToolCall]
+    ) -> str | None:
+        rest = reader.push(text, calls)
+        self._count = reader.count
+        if reader.state is State.DONE:
+            self._state, self._started, self._reader = _State.AFTER, True, None
+            return rest
+        if reader.state is State.REFUSED:
+            self._reader = None
+            self._lead = self._lead if reader.count == reader.first else ""
+            return self._refuse(rest, content)
+        return None
+
+    def _end_of_reader(self, content: list[str]) -> None:
+        """What was begun and never became a call is text, unless calls stand before it."""
+        reader, self._reader = self._reader, None
+        assert reader is not None
+        if not self._forced and reader.count == reader.first and reader.state is not State.ARGUMENTS:
+            content.append(self._lead + reader.held)
+        self._state = _State.PLAIN
 
     def _value(self, text: str, content: list[str], calls: list[ToolCall]) -> str | None:
         """Collects. Brackets are counted without looking at strings, only to guess when to read."""
+        if self._reader is not None:
+            return self._streamed(self._reader, text, content, calls)
         self._parts.append(text)
         self._length += len(text)
         self._depth += text.count("{") + text.count("[") - text.count("}") - text.count("]")
         if not self._brace and self._hopeless():
             return self._refuse("".join(self._parts), content)
-        if self._length > _VALUE_CHARS_MAX:
+        if self._length > VALUE_CHARS_MAX:
             self._refusals = REFUSALS_MAX
             return self._refuse("".join(self._parts), content)
         closing = self._rules.closing
@@ -210,8 +254,8 @@ class ToolParser:
 
     def _hopeless(self) -> bool:
         """True once it is clear that no JSON begins here. Looks at the first characters only."""
-        head = "".join(self._parts)[: 2 * _NAME_CHARS_MAX].lstrip()
-        limit = _NAME_CHARS_MAX if self._mistral else 0
+        head = "".join(self._parts)[: 2 * NAME_CHARS_MAX].lstrip()
+        limit = NAME_CHARS_MAX if self._mistral else 0
         self._brace = any(bracket in head[: limit + 1] for bracket in "{[")
         return len(head) > limit and not self._brace
 
@@ -225,10 +269,9 @@ class ToolParser:
         except RecursionError:
             return self._refuse(whole, content)
         except ValueError:
-            return self._refuse(whole, content) if last else None
-        found = _calls(value if name is None else {"name": name, "arguments": value})
-        allowed = not self._rules.strict_names or self._names is None
-        known = found and all(allowed or call[0] in (self._names or ()) for call in found)
+            return self._cut_short(whole, content, calls) if last else None
+        found = calls_in(value if name is None else {"name": name, "arguments": value})
+        known = found and all(self._takes(call[0]) for call in found)
         if not known or self._count + len(found) > CALLS_MAX:
             return self._refuse(whole, content)
         for call_name, arguments in found:
@@ -237,12 +280,22 @@ class ToolParser:
         self._state, self._parts, self._started = _State.AFTER, [], True
         return whole[end:]
 
+    def _cut_short(self, whole: str, content: list[str], calls: list[ToolCall]) -> str:
+        found = [call for call in whole_calls(whole) if self._takes(call[0])]
+        if not found and not self._forced:
+            return self._refuse(whole, content)
+        for name, arguments in found:
+            calls.append(ToolCall(self._count, name, arguments))
+            self._count += 1
+        self._state = _State.PLAIN
+        return ""
+
     def _prefix_name(self, whole: str) -> tuple[str | None, int]:
         """Where the JSON begins; newer Mistral models write the name in front of it: `name[ARGS]{…}`."""
         bare = len(whole) - len(whole.lstrip())
         if not self._mistral or whole[bare : bare + 1] in ("[", "{", ""):
             return None, bare
-        brace = whole.find("{", bare, bare + _NAME_CHARS_MAX + 8)
+        brace = whole.find("{", bare, bare + NAME_CHARS_MAX + 8)
         name = whole[bare:brace].removesuffix("[ARGS]").strip() if brace > 0 else ""
         return (
             (name, brace)
@@ -278,36 +331,3 @@ class ToolParser:
             return self._begin("", bare)
         self._state = _State.TEXT if rules.anywhere else _State.PLAIN
         return bare
-
-
-def _calls(value: Any) -> list[tuple[str, str]]:
-    """(name, arguments) of a decoded value: one call, a list, or `{"tool_calls": […]}`. Empty: no call."""
-    if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
-        value = value["tool_calls"]
-    items = value if isinstance(value, list) else [value]
-    found = [_call(item) for item in items]
-    return [call for call in found if call is not None] if found and None not in found else []
-
-
-def _call(item: Any) -> tuple[str, str] | None:
-    if not isinstance(item, dict):
-        return None
-    function = item.get("function")
-    if isinstance(function, dict):
-        item = function
-    name = item.get("name", function if isinstance(function, str) else None)
-    arguments = item.get("arguments", item.get("parameters"))
-    if not isinstance(name, str) or not 0 < len(name) <= _NAME_CHARS_MAX:
-        return None
-    if arguments is None:
-        arguments = {}
-    if isinstance(arguments, str):  # JSON inside JSON
-        return (name, arguments) if _is_object(arguments) else None
-    return (name, json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False

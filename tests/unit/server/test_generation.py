@@ -6,8 +6,8 @@ import pytest
 
 from stretto.engine.api import Delta
 from stretto.errors import PassFailedError, ShuttingDownError
-from stretto.rpc.messages import GenerateParams, StreamEnd, Usage
-from stretto.server.generation import collect, finish_reason, merged, start, total_usage
+from stretto.rpc.messages import GenerateParams, StreamEnd, ToolCallDelta, Usage
+from stretto.server.generation import collect, finish_reason, merged, start, total_usage, whole_calls
 from tests.server.scripted import HANG, ScriptedEngine, end, said
 
 PARAMS = GenerateParams(stream_id="s", prompt="x", sampling={"seed": (1 << 63) - 1})
@@ -86,3 +86,12 @@ def test_whole_answers_are_joined() -> None:
         return answer.text, answer.reasoning
 
     assert asyncio.run(run()) == ("bd", "ac")
+
+
+def test_a_call_that_was_cut_is_left_out_and_the_others_are_whole() -> None:
+    parts = [
+        ToolCallDelta(index=0, name="f", arguments="{", done=False),
+        ToolCallDelta(index=0, name="", arguments="}"),
+        ToolCallDelta(index=1, name="g", arguments='{"a', done=False),
+    ]
+    assert [(call.name, call.arguments) for call in whole_calls(parts)] == [("f", "{}")]

@@ -89,6 +89,65 @@ def test_examples(dialect: Dialect, text: str, wanted: Found, step: int) -> None
     assert run(dialect, text, step, frozenset({"f", "g"})) == wanted
 
 
+def read_along(
+    dialect: Dialect, text: str, step: int, *, forced: bool = False
+) -> tuple[Found, list[ToolCall]]:
+    """As a reader of the stream puts it together: parts of calls joined, those that are not done left out."""
+    parser = ToolParser(dialect, frozenset({"f", "g"}), eager=True, forced=forced)
+    content: list[str] = []
+    parts: list[ToolCall] = []
+    for start in range(0, len(text), step):
+        part = parser.push(text[start : start + step])
+        content.append(part.content)
+        parts += part.calls
+    last = parser.flush()
+    parts += last.calls
+    calls = []
+    for index in sorted({part.index for part in parts}):
+        own = [part for part in parts if part.index == index]
+        assert [bool(part.name) for part in own] == [True] + [False] * (len(own) - 1)
+        if own[-1].done:
+            arguments = json.loads("".join(part.arguments for part in own))
+            calls.append((own[0].name, json.dumps(arguments, ensure_ascii=False)))
+    return ("".join(content) + last.content, calls), parts
+
+
+@pytest.mark.parametrize(("dialect", "text", "wanted"), CASES)
+@pytest.mark.parametrize("step", [1, 3, 8, 1000])
+def test_examples_that_are_read_along(dialect: Dialect, text: str, wanted: Found, step: int) -> None:
+    assert read_along(dialect, text, step)[0] == wanted
+
+
+@pytest.mark.parametrize("dialect", [H, M, L, J])
+def test_arguments_arrive_as_they_are_written(dialect: Dialect) -> None:
+    opening = {H: "<tool_call>", M: "[TOOL_CALLS]", L: "", J: ""}[dialect]
+    text = opening + '{"name": "f", "arguments": {"x": "one two three", "y": [1, {"z": "}\\""}]}}'
+    (_, calls), parts = read_along(dialect, text, 4)
+    assert calls == [("f", '{"x": "one two three", "y": [1, {"z": "}\\""}]}')]
+    assert len(parts) > 8
+    assert (parts[0].name, parts[0].done, parts[-1].done) == ("f", False, True)
+
+
+CUT = '[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {"y": "tw'
+
+
+@pytest.mark.parametrize("step", [1, 5, 1000])
+@pytest.mark.parametrize("text", [CUT, CUT[:45], CUT[:39], CUT[:38] + " "])
+def test_the_whole_calls_of_a_list_that_was_cut_are_kept(text: str, step: int) -> None:
+    assert read_along(J, text, step, forced=True)[0] == ("", [F])
+    parser = ToolParser(J, frozenset({"f", "g"}), forced=True)
+    parsed = [parser.push(text), parser.flush()]
+    assert "".join(part.content for part in parsed) == ""
+    assert [(c.name, c.arguments) for part in parsed for c in part.calls] == [F]
+
+
+def test_a_forced_call_that_was_cut_is_no_text() -> None:
+    for text in ("[", '[{"na', '{"name": "f", "arguments": {"x'):
+        parser = ToolParser(J, frozenset({"f"}), forced=True)
+        assert (parser.push(text).content, parser.flush().content) == ("", "")
+        assert read_along(J, text, 3, forced=True)[0] == ("", [])
+
+
 def test_text_comes_at_once_when_no_call_can_begin() -> None:
     parser = ToolParser(H)
     assert parser.push("Hello <b>").content == "Hello <b>"
@@ -122,6 +181,17 @@ def test_no_text_crashes_and_calls_are_valid(text: str, dialect: Dialect, step: 
         assert content == text
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.lists(pieces, max_size=12).map("".join), dialect=st.sampled_from(Dialect), step=st.integers(1, 9)
+)
+def test_what_is_no_call_stays_text_when_it_is_read_along(text: str, dialect: Dialect, step: int) -> None:
+    parser = ToolParser(dialect, frozenset({"f"}), eager=True)
+    parsed = [parser.push(text[at : at + step]) for at in range(0, len(text), step)] + [parser.flush()]
+    if not any(part.calls for part in parsed):
+        assert "".join(part.content for part in parsed) == text
+
+
 MB = 1 << 20
 ADVERSARIAL = {
     "openings": "<tool_call>" * (MB // 11),
@@ -149,6 +219,16 @@ def test_a_megabyte_of_hostile_output_is_cheap(dialect: Dialect, name: str, step
     text = ADVERSARIAL[name]
     best_s = min(_timed(dialect, text, step) for _ in range(3))
     assert best_s < 0.05
+
+
+@pytest.mark.parametrize("name", ADVERSARIAL)
+def test_hostile_output_that_is_read_along_takes_linear_time(name: str) -> None:
+    started = time.thread_time()
+    parser = ToolParser(H, eager=True)
+    for start in range(0, len(ADVERSARIAL[name]), 4096):
+        parser.push(ADVERSARIAL[name][start : start + 4096])
+    parser.flush()
+    assert time.thread_time() - started < 1.0
 
 
 def _timed(dialect: Dialect, text: str, step: int) -> float:

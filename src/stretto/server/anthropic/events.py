@@ -10,6 +10,7 @@ from stretto.engine.api import Delta
 from stretto.rpc.messages import StreamEnd, ToolCallDelta, Usage
 from stretto.server.anthropic.shapes import message_of, stop_of, usage_of
 from stretto.server.boundary import new_id
+from stretto.server.generation import parts_of
 
 _encode = msgspec.json.encode
 _BLANKS = {
@@ -38,11 +39,14 @@ class MessageEvents:
             usage = Usage(prompt_tokens=prompt_tokens)
             message = message_of(self._id, self._model, [], None, usage)
             self._event("message_start", {"message": message})
+        grown, begun = parts_of(delta.tool_calls)
+        for call in grown:
+            self._call(call)
         if delta.reasoning:
             self._grow("thinking", delta.reasoning)
         if delta.text:
             self._grow("text", delta.text)
-        for call in delta.tool_calls:
+        for call in begun:
             self._call(call)
         if delta.end is not None:
             self._end(delta.end)
@@ -70,13 +74,17 @@ class MessageEvents:
         self._index += 1
 
     def _call(self, call: ToolCallDelta) -> None:
-        self._close()
-        self._calls = True
-        block = {"type": "tool_use", "id": new_id("toolu_"), "name": call.name, "input": {}}
-        self._begin("tool_use", block)
-        delta = {"type": "input_json_delta", "partial_json": call.arguments}
-        self._event("content_block_delta", {"index": self._index, "delta": delta})
-        self._close()
+        """A call, or the next piece of the one that is open."""
+        if call.name:
+            self._close()
+            self._calls = True
+            block = {"type": "tool_use", "id": new_id("toolu_"), "name": call.name, "input": {}}
+            self._begin("tool_use", block)
+        if call.arguments:
+            delta = {"type": "input_json_delta", "partial_json": call.arguments}
+            self._event("content_block_delta", {"index": self._index, "delta": delta})
+        if call.done:
+            self._close()
 
     def _end(self, end: StreamEnd) -> None:
         if self._index == 0 and not self._open:

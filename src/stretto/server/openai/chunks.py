@@ -112,10 +112,13 @@ class ChatChunks(_Chunks):
             logprobs = chat_logprobs(delta.logprobs) if self._logprobs else None
             parts.append(self._chunk(index, {"content": delta.text}, logprobs))
         for call in delta.tool_calls:
-            parts.append(
-                self._chunk(index, {"tool_calls": [{"index": self._calls[index], **tool_call_of(call)}]})
-            )
-            self._calls[index] += 1
+            self._calls[index] += bool(call.name)
+            place = {"index": self._calls[index] - 1}
+            if call.name:
+                parts.append(self._chunk(index, {"tool_calls": [{**place, **tool_call_of(call)}]}))
+            elif call.arguments:
+                piece = {**place, "function": {"arguments": call.arguments}}
+                parts.append(self._chunk(index, {"tool_calls": [piece]}))
         if delta.end is not None:
             reason = finish_reason(delta.end, calls=self._calls[index] > 0)
             parts.append(self._chunk(index, {}, None, reason))

@@ -11,6 +11,7 @@ from stretto.errors import StrettoError
 from stretto.rpc.messages import ToolCallDelta
 from stretto.server.boundary import new_id
 from stretto.server.errors import sentence
+from stretto.server.generation import parts_of
 from stretto.server.openai.logprobs import chat_logprobs
 from stretto.server.openai.response_shapes import (
     Envelope,
@@ -29,8 +30,9 @@ class ResponseEvents:
         self._number = 0
         self._begun = False
         self._output: list[dict[str, Any]] = []
-        self._open = ""  # the kind of the item that grows: reasoning, text or nothing
+        self._open = ""  # the kind of the item that grows: reasoning, text, call or nothing
         self._item_id = ""
+        self._called = ("", "")  # name and id of the call that grows
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
         self._events: list[bytes] = []
@@ -43,11 +45,14 @@ class ResponseEvents:
             self._begun = True
             for name in ("created", "in_progress"):
                 self._event(f"response.{name}", {"response": self._envelope.begun()})
+        grown, begun = parts_of(delta.tool_calls)
+        for call in grown:
+            self._call(call)
         if delta.reasoning:
             self._grow_reasoning(delta.reasoning)
         if delta.text or (delta.logprobs and self._envelope.logprobs):
             self._grow_text(delta)
-        for call in delta.tool_calls:
+        for call in begun:
             self._call(call)
         if delta.end is not None:
             self._end(delta)
@@ -100,7 +105,11 @@ class ResponseEvents:
         if not self._open:
             return
         text, place = "".join(self._texts), {**self._place, "content_index": 0}
-        if self._open == "reasoning":
+        if self._open == "call":
+            done = {**self._place, "name": self._called[0], "arguments": text}
+            self._event("response.function_call_arguments.done", done)
+            item = self._call_item(text, status)
+        elif self._open == "reasoning":
             self._event("response.reasoning_text.done", {**place, "text": text})
             item = reasoning_item(self._item_id, status, text)
         else:
@@ -112,16 +121,23 @@ class ResponseEvents:
         self._open, self._texts, self._logprobs = "", [], []
 
     def _call(self, call: ToolCallDelta) -> None:
-        self._close()
-        self._item_id, call_id = new_id("fc_"), new_id("call_")
-        blank = call_item(self._item_id, call, call_id, "in_progress") | {"arguments": ""}
-        self._event("response.output_item.added", {"output_index": len(self._output), "item": blank})
-        self._event("response.function_call_arguments.delta", {**self._place, "delta": call.arguments})
-        self._event(
-            "response.function_call_arguments.done",
-            {**self._place, "name": call.name, "arguments": call.arguments},
+        """A call, or the next piece of the one that is open."""
+        if call.name:
+            self._close()
+            self._open, self._item_id, self._called = "call", new_id("fc_"), (call.name, new_id("call_"))
+            item = self._call_item("", "in_progress")
+            self._event("response.output_item.added", {"output_index": len(self._output), "item": item})
+        if call.arguments:
+            self._texts.append(call.arguments)
+            self._event("response.function_call_arguments.delta", {**self._place, "delta": call.arguments})
+        if call.done:
+            self._close()
+
+    def _call_item(self, arguments: str, status: str) -> dict[str, Any]:
+        name, call_id = self._called
+        return call_item(
+            self._item_id, ToolCallDelta(index=0, name=name, arguments=arguments), call_id, status
         )
-        self._done(call_item(self._item_id, call, call_id, "completed"))
 
     def _done(self, item: dict[str, Any]) -> None:
         self._event("response.output_item.done", {"output_index": len(self._output), "item": item})

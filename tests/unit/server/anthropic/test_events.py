@@ -58,3 +58,20 @@ def test_blocks_open_grow_and_close_one_at_a_time(deltas: list[Delta]) -> None:
     grown = [event["delta"] for event in found if event["type"] == "content_block_delta"]
     assert "".join(d.get("text", "") for d in grown) == "".join(delta.text for delta in deltas)
     assert "".join(d.get("thinking", "") for d in grown) == "".join(delta.reasoning for delta in deltas)
+
+
+def test_input_is_streamed_as_it_is_made() -> None:
+    events = MessageEvents("msg_1", "tiny")
+    pieces = [
+        ToolCallDelta(index=0, name="f", arguments="", done=False),
+        ToolCallDelta(index=0, name="", arguments='{"a": ', done=False),
+        ToolCallDelta(index=0, name="", arguments="1}"),
+    ]
+    deltas = [*(Delta(tool_calls=[piece]) for piece in pieces), end()]
+    found = [event for delta in deltas for event in read(events.render(delta, 7))]
+    for event in found:
+        EVENT.validate_python(event)
+    kinds = [event["type"] for event in found]
+    assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 1
+    parts = [event["delta"]["partial_json"] for event in found if event["type"] == "content_block_delta"]
+    assert parts == ['{"a": ', "1}"]

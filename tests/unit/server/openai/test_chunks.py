@@ -99,3 +99,20 @@ def test_text_chunks_with_echo(texts: list[str], echo: str) -> None:
 def test_nothing_makes_no_chunk() -> None:
     chunks = TextChunks("cmpl-1", "tiny", 5, echoes=[""], include_usage=False, logprobs=None)
     assert chunks.render(0, Delta()) == b""
+
+
+def test_a_call_in_pieces_is_one_call_to_the_client() -> None:
+    chunks = chat()
+    pieces = [
+        ToolCallDelta(index=0, name="f", arguments="", done=False),
+        ToolCallDelta(index=0, name="", arguments='{"a": ', done=False),
+        ToolCallDelta(index=0, name="", arguments="1}"),
+        ToolCallDelta(index=1, name="g", arguments="{}"),
+    ]
+    found = [chunk for piece in pieces for chunk in read(chunks.render(1, Delta(tool_calls=[piece])))]
+    for chunk in found:
+        ChatCompletionChunk.model_validate(chunk, strict=True)
+    calls = [call for chunk in found for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    assert [call["index"] for call in calls] == [0, 0, 0, 1]
+    assert "".join(c["function"]["arguments"] for c in calls if c["index"] == 0) == '{"a": 1}'
+    assert [bool(call.get("id")) for call in calls] == [True, False, False, True]

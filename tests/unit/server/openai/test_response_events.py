@@ -59,3 +59,23 @@ def test_events_are_typed_numbered_and_add_up(deltas: list[Delta], reason: str) 
     calls = sum(item["type"] == "function_call" for item in output)
     assert calls == sum(len(delta.tool_calls) for delta in deltas)
     assert found[-1]["type"] == ("response.completed" if reason == "stop" else "response.incomplete")
+
+
+def test_a_call_in_pieces_comes_before_the_text_behind_it() -> None:
+    events = ResponseEvents(Envelope(ResponseRequest(input="x"), "resp_1", "tiny", 5))
+    deltas = [
+        Delta(tool_calls=[ToolCallDelta(index=0, name="f", arguments='{"a"', done=False)]),
+        Delta(text="so", tool_calls=[ToolCallDelta(index=0, name="", arguments=": 1}")]),
+        Delta(tool_calls=[ToolCallDelta(index=1, name="g", arguments='{"b"', done=False)]),
+        end("length"),
+    ]
+    found = [event for delta in deltas for event in read(events.render(delta))]
+    for event in found:
+        EVENT.validate_python(event)
+    items = [event["item"] for event in found if event["type"] == "response.output_item.done"]
+    assert [(item["type"], item["status"]) for item in items] == [
+        ("function_call", "completed"),
+        ("message", "completed"),
+        ("function_call", "incomplete"),
+    ]
+    assert [item.get("arguments") for item in items] == ['{"a": 1}', None, '{"b"']
