@@ -86,3 +86,15 @@ def test_rerank(rig: Rig, path: str) -> None:
     ]
     assert reply["results"][0]["relevance_score"] > reply["results"][1]["relevance_score"]
     assert reply["usage"]["total_tokens"] == 9
+
+
+def test_embeddings_and_rankings_carry_their_priority(rig: Rig) -> None:
+    rig.engine.vectors = True
+    rig.http.post("/v1/embeddings", json={"input": "x", "priority": "urgent"}).raise_for_status()
+    assert rig.engine.asked[-1].priority == "urgent"
+    body = {"query": "q", "documents": ["d"], "priority": "background"}
+    rig.http.post("/v1/rerank", json=body).raise_for_status()
+    assert rig.engine.asked[-1].priority == "background"
+    rig.http.post("/v1/rerank", json={"query": "q", "documents": ["d"]}).raise_for_status()
+    assert rig.engine.asked[-1].priority == "default"
+    assert rig.http.post("/v1/embeddings", json={"input": "x", "priority": "now"}).status_code == 400

@@ -1,9 +1,10 @@
 """A pool of contexts over one set of weights, for models that answer a request in a few passes.
 
-Each context has a thread, made when the work needs it. Requests wait in a packer until a context is free;
-what waits together runs together. A request ends by its result, by its future's `cancel`, by its deadline, or
-with the error of a pass that failed twice: after a failure the context is rebuilt, and the inputs of that
-batch run again one by one, so that only the request at fault fails. Knows nothing of text or of llama.cpp.
+Each context has a thread, made when the work needs it. Requests wait in a packer until a context is free, by
+priority and with tenants in turn; what waits together runs together. A request ends by its result, by its
+future's `cancel`, by its deadline, or with the error of a pass that failed twice: after a failure the context
+is rebuilt, and the inputs of that batch run again one by one, so that only the request at fault fails. Knows
+nothing of text or of llama.cpp.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -21,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.errors import DeadlineError, InvariantError, QueueFullError, ShuttingDownError
+from stretto.rpc.messages import PriorityName
 from stretto.runtime.packing import Item, Packer
 
 Vectors = NDArray[np.float32]
@@ -44,6 +47,7 @@ class PoolStats:
     contexts: int
     busy: int
     requests: int  # waiting or running
+    queued: Mapping[str, int]  # the same, by priority
     batches: int
     inputs: int
     tokens: int
@@ -56,6 +60,8 @@ class _Job:
     inputs: Sequence[Sequence[int]]
     future: Future[Vectors]
     deadline_s: float | None
+    priority: PriorityName
+    tenant: str
     rows: list[Vectors | None]
     left: int
     retried: set[int] = field(default_factory=set)
@@ -98,10 +104,18 @@ class ContextPool:
 
     # --- requests --------------------------------------------------------------------------------
 
-    def submit(self, inputs: Sequence[Sequence[int]], *, deadline_s: float | None = None) -> Future[Vectors]:
+    def submit(
+        self,
+        inputs: Sequence[Sequence[int]],
+        *,
+        deadline_s: float | None = None,
+        priority: PriorityName = "default",
+        tenant: str = "",
+    ) -> Future[Vectors]:
         """Queue inputs, none of them empty. `cancel` on the future frees what is not computed yet.
 
-        `deadline_s` is on the pool's clock; a batch that already runs is not interrupted by it.
+        `deadline_s` is on the pool's clock; a batch that already runs is not interrupted by it. A tenant by
+        name cannot fill the queue alone: the last quarter is for the others.
         """
         future: Future[Vectors] = Future()
         with self._changed:
@@ -109,12 +123,19 @@ class ContextPool:
                 raise ShuttingDownError("the model is being unloaded")
             if len(self._jobs) >= self._requests_max:
                 raise QueueFullError(f"{len(self._jobs)} requests wait for this model already")
+            if tenant and self._of_tenant(tenant) >= max(1, self._requests_max * 3 // 4):
+                raise QueueFullError("too many requests of this tenant wait for this model already")
             number = next(self._numbers)
-            self._jobs[number] = _Job(inputs, future, deadline_s, [None] * len(inputs), len(inputs))
-            self._packer.add(number, [len(tokens) for tokens in inputs])
+            rows: list[Vectors | None] = [None] * len(inputs)
+            self._jobs[number] = _Job(inputs, future, deadline_s, priority, tenant, rows, len(inputs))
+            lengths = [len(tokens) for tokens in inputs]
+            self._packer.add(number, lengths, priority=priority, tenant=tenant)
             self._wake()
         future.add_done_callback(lambda _: self._forget(number))
         return future
+
+    def _of_tenant(self, tenant: str) -> int:
+        return sum(job.tenant == tenant for job in self._jobs.values())
 
     def _forget(self, number: int) -> None:
         with self._changed:
@@ -141,6 +162,7 @@ class ContextPool:
                 contexts=len(self._threads) + (self._spare is not None),
                 busy=self._busy,
                 requests=len(self._jobs),
+                queued=Counter(job.priority for job in self._jobs.values()),
                 batches=counts.batches,
                 inputs=counts.inputs,
                 tokens=counts.tokens,

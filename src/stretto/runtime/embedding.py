@@ -68,23 +68,23 @@ class EmbeddingRuntime:
     def embed(self, params: EmbedParams) -> EmbedResult:
         end_s = _end(params.deadline_ms)
         inputs = self._embed_inputs(params)
-        return self._embedded(params, inputs, _wait(self._submit(inputs, end_s), end_s))
+        return self._embedded(params, inputs, _wait(self._submit(params, inputs, end_s), end_s))
 
     def rerank(self, params: RerankParams) -> RerankResult:
         end_s = _end(params.deadline_ms)
         inputs = self._rerank_inputs(params)
-        return self._ranked(params, inputs, _wait(self._submit(inputs, end_s), end_s))
+        return self._ranked(params, inputs, _wait(self._submit(params, inputs, end_s), end_s))
 
     async def aembed(self, params: EmbedParams) -> EmbedResult:
         end_s = _end(params.deadline_ms)
         inputs = await asyncio.to_thread(self._embed_inputs, params)  # 2,000 texts take a while to tokenize
-        vectors = await _await(self._submit(inputs, end_s), end_s)
+        vectors = await _await(self._submit(params, inputs, end_s), end_s)
         return await asyncio.to_thread(self._embedded, params, inputs, vectors)
 
     async def arerank(self, params: RerankParams) -> RerankResult:
         end_s = _end(params.deadline_ms)
         inputs = await asyncio.to_thread(self._rerank_inputs, params)
-        return self._ranked(params, inputs, await _await(self._submit(inputs, end_s), end_s))
+        return self._ranked(params, inputs, await _await(self._submit(params, inputs, end_s), end_s))
 
     def check_reply(self, params: EmbedParams, *, bytes_max: int) -> None:
         """Vectors that would not fit a message are refused before they are computed."""
@@ -116,7 +116,7 @@ class EmbeddingRuntime:
             computed_tokens=stats.tokens,
             active_slots=stats.busy,
             slots=self._pool.size,
-            queued={"default": stats.requests},
+            queued=dict(stats.queued),
             pass_s=stats.batch_s,
             busy=stats.requests > 0,
         )
@@ -139,8 +139,10 @@ class EmbeddingRuntime:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _submit(self, inputs: Sequence[Sequence[int]], end_s: float | None) -> Future[Vectors]:
-        return self._pool.submit(inputs, deadline_s=end_s)
+    def _submit(
+        self, params: EmbedParams | RerankParams, inputs: Sequence[Sequence[int]], end_s: float | None
+    ) -> Future[Vectors]:
+        return self._pool.submit(inputs, deadline_s=end_s, priority=params.priority, tenant=params.tenant)
 
     def _embed_inputs(self, params: EmbedParams) -> list[list[int]]:
         making = self.making

@@ -1,8 +1,10 @@
-"""Which inputs of which requests go into the next batch: round-robin between requests. Pure, no clock.
+"""Which inputs of which requests go into the next batch: by priority, then round-robin. Pure, no clock.
 
-A request's inputs are numbered; a batch holds whole inputs, up to so many tokens and sequences. Requests take
-turns, one input each, so a request of one waits for the batch that runs and for at most one more, whatever
-else is queued beside it. An input that is longer than a batch gets one for itself.
+A request's inputs are numbered; a batch holds whole inputs, up to so many tokens and sequences. It is filled
+from the urgent requests, then the default ones, then those in the background; inside a class the tenants take
+turns, and inside a tenant its requests, one input each. So a request of one input waits for the batch that
+runs and for at most one more of its class, whatever else is queued beside it. A class that waits and got
+nothing in `AGE_BATCHES` batches is the first in the next. An input longer than a batch gets one for itself.
 """
 
 from __future__ import annotations
@@ -13,6 +15,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stretto.errors import InvariantError
+from stretto.rpc.messages import PriorityName
+
+CLASSES: tuple[PriorityName, ...] = ("urgent", "default", "background")
+AGE_BATCHES = 4
 
 
 class Item(NamedTuple):
@@ -28,6 +34,8 @@ class _Line:
 
     request: int
     lengths: Sequence[int]
+    level: _Level
+    tenant: str
     following: int = 0
     again: deque[int] = field(default_factory=deque)  # their batch failed: each runs alone now
 
@@ -46,27 +54,66 @@ class _Line:
         return Item(self.request, self.following - 1)
 
 
+class _Level:
+    """The requests of one priority: tenants in turn, each with its requests in turn."""
+
+    def __init__(self) -> None:
+        self.tenants: dict[str, deque[_Line]] = {}  # the next one first; none is empty
+        self.passed_over = 0
+
+    def append(self, line: _Line) -> None:
+        self.tenants.setdefault(line.tenant, deque()).append(line)
+
+    def remove(self, line: _Line) -> None:
+        lines = self.tenants.get(line.tenant, deque())
+        if line in lines:
+            lines.remove(line)
+            if not lines:
+                del self.tenants[line.tenant]
+
+    def next(self) -> _Line:
+        """Taken out; its tenant goes to the end of the turns."""
+        tenant = next(iter(self.tenants))
+        lines = self.tenants.pop(tenant)
+        line = lines.popleft()
+        if lines:
+            self.tenants[tenant] = lines
+        return line
+
+    def put_first(self, passed: list[_Line]) -> None:
+        """Lines that did not fit: the first of their tenants, and these the first of all."""
+        first: dict[str, deque[_Line]] = {}
+        for line in passed:
+            first.setdefault(line.tenant, deque()).append(line)
+        for tenant, lines in first.items():
+            lines.extend(self.tenants.pop(tenant, ()))
+        self.tenants = {**first, **self.tenants}
+
+
 class Packer:
     def __init__(self, *, tokens_max: int, sequences_max: int) -> None:
         if tokens_max < 1 or sequences_max < 1:
             raise InvariantError("a batch holds at least one token of one sequence")
         self.tokens_max = tokens_max
         self.sequences_max = sequences_max
-        self._turns: deque[_Line] = deque()
+        self._levels = {name: _Level() for name in CLASSES}
         self._lines: dict[int, _Line] = {}
 
-    def add(self, request: int, lengths: Sequence[int]) -> None:
+    def add(
+        self, request: int, lengths: Sequence[int], *, priority: PriorityName = "default", tenant: str = ""
+    ) -> None:
         """Queue inputs 0 to n - 1 of a request, by their token counts."""
         if request in self._lines or not lengths or min(lengths) < 1:
             raise InvariantError(f"request {request} is known already, or has an empty input")
-        line = self._lines[request] = _Line(request, lengths)
-        self._turns.append(line)
+        level = self._levels[priority]
+        line = self._lines[request] = _Line(request, lengths, level, tenant)
+        level.append(line)
 
     def drop(self, request: int) -> None:
         """Forget what is left of a request; unknown ones are already forgotten."""
         line = self._lines.pop(request, None)
-        if line is not None and line in self._turns:
-            self._turns.remove(line)
+        if line is not None:
+            line.level.remove(line)
 
     def retry(self, item: Item) -> None:
         """An input whose batch failed comes back, to run alone. A request that was dropped stays so."""
@@ -74,16 +121,25 @@ class Packer:
         if line is None:
             return
         if line.empty:
-            self._turns.append(line)
+            line.level.append(line)
         line.again.append(item.number)
 
     def take(self) -> list[Item]:
         """The next batch; empty when nothing waits."""
         items: list[Item] = []
-        passed: deque[_Line] = deque()
         room = self.tokens_max
-        while self._turns and room > 0 and len(items) < self.sequences_max:
-            line = self._turns.popleft()
+        waiting = [level for level in self._levels.values() if level.tenants]
+        for level in sorted(waiting, key=lambda level: level.passed_over < AGE_BATCHES):  # stable
+            before = len(items)
+            room = self._fill(level, items, room)
+            level.passed_over = 0 if len(items) > before or not level.tenants else level.passed_over + 1
+        return items
+
+    def _fill(self, level: _Level, items: list[Item], room: int) -> int:
+        """Add this class's inputs while there is room; what room is left."""
+        passed: list[_Line] = []
+        while level.tenants and room > 0 and len(items) < self.sequences_max:
+            line = level.next()
             length = line.lengths[line.head]
             alone = bool(line.again)
             if items and (alone or length > room):
@@ -92,13 +148,13 @@ class Packer:
             items.append(line.pop())
             room = 0 if alone else room - length
             if not line.empty:
-                self._turns.append(line)
-        self._turns.extendleft(reversed(passed))
-        return items
+                level.append(line)
+        level.put_first(passed)
+        return room
 
     @property
     def waiting(self) -> bool:
-        return bool(self._turns)
+        return any(level.tenants for level in self._levels.values())
 
     @property
     def requests(self) -> int:

@@ -207,3 +207,32 @@ def test_a_hundred_requests_a_third_cancelled_all_others_right():
         assert len(rig.made) == 2
         assert len(cancelled) > 20
     wait_until(lambda: threading.active_count() <= before)
+
+
+def test_urgent_requests_and_other_tenants_do_not_wait_behind_a_long_queue():
+    gate = threading.Event()
+    with Rig(size=1, tokens=2, gate=gate) as rig:
+        running = rig.pool.submit([[9]])
+        wait_until(lambda: rig.batches)
+        many = [rig.pool.submit([[n, n]], tenant="many") for n in range(1, 6)]
+        other = rig.pool.submit([[50, 50]], tenant="one")
+        late = rig.pool.submit([[70, 70]], priority="background", tenant="one")
+        urgent = rig.pool.submit([[60, 60]], priority="urgent", tenant="many")
+        assert rig.pool.stats.queued == {"default": 7, "background": 1, "urgent": 1}
+        gate.set()
+        for future in [running, *many, other, late, urgent]:
+            future.result(WAIT_S)
+        # The background's turn comes after four batches without it.
+        assert [batch[0][0] for batch in rig.batches] == [9, 60, 1, 50, 2, 70, 3, 4, 5]
+
+
+def test_a_tenant_cannot_fill_the_queue_alone():
+    gate = threading.Event()
+    with Rig(size=1, requests_max=4, gate=gate) as rig:
+        held = [rig.pool.submit([[1]], tenant="many") for _ in range(3)]
+        with pytest.raises(QueueFullError, match="tenant"):
+            rig.pool.submit([[1]], tenant="many")
+        held.append(rig.pool.submit([[1]], tenant="other"))
+        gate.set()
+        for future in held:
+            future.result(WAIT_S)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto.errors import InvariantError
-from stretto.runtime.packing import Item, Packer
+from stretto.runtime.packing import AGE_BATCHES, Item, Packer
 
 
 def drained(packer: Packer) -> list[list[Item]]:
@@ -103,3 +103,88 @@ def test_a_dropped_request_never_comes_back():
 def test_empty_inputs_are_a_bug_of_the_caller(lengths):
     with pytest.raises(InvariantError):
         Packer(tokens_max=4, sequences_max=8).add(0, lengths)
+
+
+# --- priorities and tenants -----------------------------------------------------------------------
+
+
+def requests_of(batch: list[Item]) -> list[int]:
+    return [item.request for item in batch]
+
+
+def test_urgent_requests_come_first_and_the_others_fill_what_is_left():
+    packer = Packer(tokens_max=4, sequences_max=8)
+    packer.add(0, [1] * 9, priority="background")
+    packer.add(1, [1] * 2)
+    packer.add(2, [1], priority="urgent")
+    assert requests_of(packer.take()) == [2, 1, 1, 0]
+    assert requests_of(packer.take()) == [0] * 4
+
+
+def test_tenants_take_turns_whatever_number_of_requests_each_has():
+    packer = Packer(tokens_max=6, sequences_max=8)
+    for number in range(5):
+        packer.add(number, [1] * 9, tenant="many")
+    packer.add(9, [1] * 9, tenant="one")
+    first, second = packer.take(), packer.take()
+    assert requests_of(first) == [0, 9, 1, 9, 2, 9]
+    assert requests_of(second) == [3, 9, 4, 9, 0, 9]
+
+
+def test_a_request_of_another_tenant_waits_for_one_batch_at_most():
+    packer = Packer(tokens_max=8, sequences_max=8)
+    for number in range(50):
+        packer.add(number, [4] * 4, tenant="many")
+    packer.take()
+    packer.add(99, [8], tenant="one")
+    assert 99 in requests_of(packer.take() + packer.take())
+
+
+def test_a_class_that_waits_is_served_every_few_batches():
+    packer = Packer(tokens_max=2, sequences_max=8)
+    packer.add(0, [1] * 100, priority="urgent")
+    packer.add(1, [1] * 100)
+    packer.add(2, [1] * 100, priority="background")
+    batches = [set(requests_of(packer.take())) for _ in range(30)]
+    for number in (0, 1, 2):
+        served = [at for at, batch in enumerate(batches) if number in batch]
+        gaps = [after - before for before, after in zip([-1, *served], [*served, 30], strict=True)]
+        assert max(gaps) <= AGE_BATCHES + 3
+    assert sum(0 in batch for batch in batches) > 15
+
+
+def test_an_urgent_request_passes_a_queue_of_others():
+    packer = Packer(tokens_max=4, sequences_max=8)
+    for number in range(20):
+        packer.add(number, [4] * 4, tenant=f"t{number}")
+    packer.take()
+    packer.add(99, [4], priority="urgent", tenant="late")
+    assert requests_of(packer.take()) == [99]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(1, 12), min_size=1, max_size=9),
+            st.sampled_from(["urgent", "default", "background"]),
+            st.sampled_from(["", "a", "b"]),
+        ),
+        min_size=1,
+        max_size=9,
+    ),
+    st.integers(1, 20),
+    st.sets(st.integers(0, 8)),
+)
+def test_whatever_the_classes_and_tenants_every_input_leaves_once(requests, tokens_max, dropped):
+    packer = Packer(tokens_max=tokens_max, sequences_max=5)
+    for number, (lengths, priority, tenant) in enumerate(requests):
+        packer.add(number, lengths, priority=priority, tenant=tenant)
+    first = packer.take()
+    for number in dropped:
+        packer.drop(number)
+    rest = [item for batch in drained(packer) for item in batch]
+    assert not packer.waiting
+    for number, (lengths, _, _) in enumerate(requests):
+        taken = [item.number for item in [*first, *rest] if item.request == number]
+        assert taken == list(range(len(taken)))
+        assert number in dropped or len(taken) == len(lengths)

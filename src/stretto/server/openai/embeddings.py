@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stretto.rpc.messages import EmbedParams, EmbedResult, RerankParams
+from stretto.rpc.messages import EmbedParams, EmbedResult, PriorityName, RerankParams
 from stretto.server.bodies import BodyRoute
 from stretto.server.boundary import new_id
 from stretto.server.caller import caller_of
@@ -40,6 +40,8 @@ class EmbeddingRequest(Body):
     """Which end of an over-long input to cut off. Left out: such an input is an error."""
     normalize: bool | None = None
     """false: as the model makes them, not as unit vectors."""
+    priority: PriorityName | None = None
+    """Overrides the key's own priority: urgent, default or background."""
     deadline_ms: Deadline | None = None
     user: Ignored = None
 
@@ -72,6 +74,8 @@ class RerankRequest(Body):
     raw_scores: bool | None = None
     """true: the model's own scores, not probabilities."""
     truncate: Truncate | None = None
+    priority: PriorityName | None = None
+    """Overrides the key's own priority: urgent, default or background."""
     deadline_ms: Deadline | None = None
     user: Ignored = None
 
@@ -93,6 +97,7 @@ def router(services: Services) -> APIRouter:
             dimensions=body.dimensions,
             truncate=body.truncate or "",
             normalize=body.normalize is not False,
+            priority=caller_of(request.scope).priority(body.priority),
             tenant=caller_of(request.scope).tenant,
             deadline_ms=body.deadline_ms,
         )
@@ -111,6 +116,7 @@ def router(services: Services) -> APIRouter:
             model_id=model.id,
             raw_scores=bool(body.raw_scores),
             truncate=body.truncate or "",
+            priority=caller_of(request.scope).priority(body.priority),
             tenant=caller_of(request.scope).tenant,
             deadline_ms=body.deadline_ms,
         )
