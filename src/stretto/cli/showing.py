@@ -97,8 +97,21 @@ def _numbers(file: GgufFile, shape: ModelShape) -> dict[str, Any]:
         "sliding_window": shape.sliding_window,
         "experts": shape.expert_count,
         "experts_used": shape.expert_used_count,
+        "tools": _tools(file.template),
     }
     return found
+
+
+def _tools(template: str | None) -> str:
+    """Where tools are shown to the model."""
+    from stretto.errors import BrokenTemplateError
+    from stretto.text.templates import CHATML, ChatTemplate
+
+    try:
+        shown = ChatTemplate(template or CHATML).support.tools
+    except BrokenTemplateError:
+        return "none: the chat template is broken"
+    return "by the template" if shown else "in the system prompt: the template drops them"
 
 
 def _as_json(file: GgufFile, shape: ModelShape) -> dict[str, Any]:

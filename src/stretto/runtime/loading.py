@@ -166,6 +166,7 @@ def _llamacpp(
         "cache": chosen.cache,
         "cache_types": f"{plan.cache_type_k}/{plan.cache_type_v}",
         "flash_attention": plan.flash_attention,
+        "tools": runtime.tools_shown_by,
         "warnings": (*unused, *(warning.message for warning in backend.warnings)),
         "origins": dict(loaded.origin),
     }
@@ -233,6 +234,7 @@ def _simulated(chosen: settings_.ModelSettings, unused: list[str], beat: Beat | 
         "backend": "simulated",
         "slots": chosen.n_seq_max,
         "context_window": window,
+        "tools": runtime.tools_shown_by,
         "warnings": tuple(unused),
     }
     return Loaded(runtime, chosen.model_copy(update={"seed": chosen.seed or 0}), description)

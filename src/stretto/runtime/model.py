@@ -30,6 +30,8 @@ from stretto.text.reasoning import Tags, opened_by_prompt, tags_for
 from stretto.text.remembered import Memory
 from stretto.text.templates import CHATML, ChatTemplate, Rendered
 from stretto.text.tokenizer import PromptTokens, Tokenizer, encode_prompt, encode_text
+from stretto.text.tool_prompt import fitted, tool_dialect
+from stretto.text.tools import Dialect
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +118,10 @@ class ModelRuntime:
     ) -> Prompt:
         """`options` are the template's own. Texts are remembered within a scope, and not without one."""
         template = self.template or _chatml()
+        shown, offered = fitted(messages, tools, template.support, self.tool_dialect)
         rendered: Rendered = template.render(
-            messages,
-            tools,
+            shown,
+            offered,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final,
             **(options or {}),
@@ -126,6 +129,17 @@ class ModelRuntime:
         tokens = encode_prompt(rendered, self._tokenizer_for(scope), add_bos=self._add_bos)
         tags = tags_for(template.source)
         return Prompt(tokens, tags, tags is not None and opened_by_prompt(rendered.tail, tags))
+
+    @property
+    def tool_dialect(self) -> Dialect:
+        """How the model is told to call tools."""
+        template = self.template or _chatml()
+        return tool_dialect(template.source, template.support)
+
+    @property
+    def tools_shown_by(self) -> str:
+        """`template`, or `system prompt` where the template would drop the tools."""
+        return "template" if (self.template or _chatml()).support.tools else "system prompt"
 
     def text_prompt(self, text: str, *, scope: Hashable = None) -> Prompt:
         return Prompt(encode_text(text, self._tokenizer_for(scope), add_bos=self._add_bos))

@@ -23,10 +23,9 @@ from stretto.runtime.loading import Loaded
 from stretto.runtime.model import Call, ModelRuntime, Prompt
 from stretto.runtime.options import SAMPLING_NAMES, Options, parse
 from stretto.runtime.text_stream import ToolReading
-from stretto.text.templates import CHATML
 from stretto.text.tokenizer import PromptTokens
 from stretto.text.tool_schema import schema_for_tools, tool_names
-from stretto.text.tools import Dialect, dialect_for
+from stretto.text.tools import Dialect
 
 TOKENS_MAX = 1 << 17  # of one /detokenize, or the model's window where that is larger
 _TEMPLATE_OPTIONS_TAKEN = ("messages", "tools", "self", "add_generation_prompt", "continue_final_message")
@@ -165,5 +164,4 @@ def _tools(
         return None, None
     if schema is not None:  # a forced call is bare JSON, whatever the model's own dialect
         return ToolReading(Dialect.JSON, names, use.parallel, forced=True, eager=eager), schema
-    source = model.template.source if model.template is not None else CHATML
-    return ToolReading(dialect_for(source), names, use.parallel, eager=eager), None
+    return ToolReading(model.tool_dialect, names, use.parallel, eager=eager), None

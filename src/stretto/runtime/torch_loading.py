@@ -45,7 +45,8 @@ def load_torch(
     except BaseException:
         opened.backend.close()
         raise
-    description = {**_description(opened, path, chosen, loaded), "warnings": tuple(unused)}
+    about = _description(opened, path, chosen, loaded)
+    description = {**about, "tools": runtime.tools_shown_by, "warnings": tuple(unused)}
     return Loaded(runtime, chosen, description)
 
 

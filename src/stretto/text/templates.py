@@ -26,6 +26,7 @@ from stretto.errors import (
 )
 from stretto.text.marking import Alphabet, Disguise, Segment, cut, is_identifier, literals
 from stretto.text.messages import normalized, normalized_tools
+from stretto.text.template_support import TemplateSupport, support_of
 
 SOURCE_CHARS_MAX = 1 << 20
 FUEL = 2_000_000  # instructions of one render: about 75 ms; a 200-message chat uses some 10,000
@@ -120,8 +121,21 @@ class ChatTemplate:
         self._budget = 0
         self._environment = self._compiled(fuel)
         variables = self._environment.undeclared_variables_in_template("chat")
-        self.knows_tools = "tools" in variables
+        self._support: TemplateSupport | None = None
         self.knows_thinking = "enable_thinking" in variables or "thinking" in variables
+
+    @property
+    def support(self) -> TemplateSupport:
+        """What the template shows of a conversation; tried at the first look, which takes some milliseconds."""
+        if self._support is None:
+            self._support = support_of(self._plain)
+        return self._support
+
+    def _plain(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str | None:
+        """A render without marks, None where the template refuses."""
+        call = _Call(list(messages), tools, True, {}, self._clock(), OUTPUT_CHARS_MIN)
+        with self._lock:
+            return self._attempt(call)
 
     def _compiled(self, fuel: int) -> minijinja.Environment:
         environment = minijinja.Environment(

@@ -291,7 +291,7 @@ def test_any_template_text_gives_a_prompt_or_a_typed_error(source: str) -> None:
 
 
 def test_knows_what_the_template_supports() -> None:
-    assert template("qwen3").knows_tools
+    assert template("qwen3").support.tools
     assert template("qwen3").knows_thinking
-    assert not template("chatml").knows_tools
+    assert not template("chatml").support.tools
     assert ChatTemplate(R1).render([{"role": "user", "content": "hi"}]).tail.endswith("<think>\n")

@@ -61,4 +61,5 @@ def _shown(model: ModelInfo, since: int) -> dict[str, Any]:
         "slots": model.slots,
         "context_window": model.context_window,
         "max_model_len": model.context_window,
+        "tools": str(model.description.get("tools", "")),
     }

@@ -131,6 +131,8 @@ class Model(Reply):
     slots: int
     context_window: int
     max_model_len: int
+    tools: str
+    """Where tools are shown to the model: `template`, or `system prompt` where its template drops them."""
 
 
 class ModelList(Reply):
