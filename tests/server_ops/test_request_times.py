@@ -22,6 +22,7 @@ from tests.server_ops.serving import Running, served
 
 TICK_MS = 20.0
 PROMPT = "x" * 160  # of one token each; in chunks of 16 ten ticks
+LONG_PROMPT = "x" * 1600
 SLOW = {"simulated_tick_ms": TICK_MS, "prefill_chunk": 16, "n_batch": 16, "cache": "none"}
 BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True}
 
@@ -73,12 +74,13 @@ def traced(**flags: Any) -> Iterator[Traced]:
     provider.shutdown()
 
 
-def leave(running: Running, *, after_tokens: int = 0, after_s: float = 0.0) -> None:
+def leave(running: Running, *, after_tokens: int = 0, after_s: float = 0.0, prompt: str = PROMPT) -> None:
     """Ask for a stream and go away, after so many events or so much time."""
+    body = {**BODY, "prompt": prompt, "stream": True}
     client = running.client()
     asked = httpx.Timeout(30, read=after_s) if after_s else None
     try:
-        with client.stream("POST", "/v1/completions", json={**BODY, "stream": True}, timeout=asked) as reply:
+        with client.stream("POST", "/v1/completions", json=body, timeout=asked) as reply:
             lines = (line for line in reply.iter_lines() if line.startswith("data:"))
             for _ in range(after_tokens):
                 next(lines)
@@ -100,11 +102,11 @@ def test_a_client_that_leaves_after_a_few_tokens() -> None:
 
 def test_a_client_that_leaves_during_its_prefill() -> None:
     with traced() as server:
-        leave(server.running, after_s=5 * TICK_MS / 1000)
+        leave(server.running, after_s=20 * TICK_MS / 1000, prompt=LONG_PROMPT)
         (spans,) = server.spans(1)
         assert set(spans) == {"prepare-request", "queue-wait", "prefill"}
-        assert spans["queue-wait"] < 3 * TICK_MS
-        assert spans["prefill"] >= 2 * TICK_MS
+        assert spans["queue-wait"] < 10 * TICK_MS
+        assert spans["prefill"] >= 5 * TICK_MS
 
 
 def test_a_client_that_leaves_while_it_waits() -> None:
@@ -123,7 +125,7 @@ def test_a_client_that_leaves_while_it_waits() -> None:
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_deadline_after_the_first_token(streamed: bool) -> None:
     with traced() as server:
-        asked = {**BODY, "deadline_ms": 16 * TICK_MS, "stream": streamed}
+        asked = {**BODY, "deadline_ms": 50 * TICK_MS, "stream": streamed}
         reply = server.running.client().post("/v1/completions", json=asked)
         assert "deadline" in reply.text
         (spans,) = server.spans(1)
@@ -150,7 +152,7 @@ def test_requests_whose_runtime_is_lost() -> None:
     with traced() as server, ThreadPoolExecutor() as pool:
         running = server.running
         first = pool.submit(running.client().post, "/v1/completions", json=BODY)
-        time.sleep(16 * TICK_MS / 1000)  # in its slot, with tokens
+        time.sleep(50 * TICK_MS / 1000)  # in its slot, with tokens
         running.call(running.engine.lose_runtime)
         assert first.result().status_code == 503
         (spans,) = server.spans(1)
@@ -203,11 +205,11 @@ def test_a_cached_prompt_is_not_counted_as_computed() -> None:
 
 def test_prompts_that_were_cut_short_count_as_far_as_they_came() -> None:
     with traced() as server:
-        leave(server.running, after_s=5 * TICK_MS / 1000)
+        leave(server.running, after_s=20 * TICK_MS / 1000, prompt=LONG_PROMPT)
         server.spans(1)
         text = server.running.client().get("/metrics").text
     value = {line.split("{")[0]: float(line.split()[-1]) for line in text.splitlines() if "{model=" in line}
-    assert 4 + 16 <= value["stretto_computed_prompt_tokens_total"] <= 4 + 144
+    assert 4 + 16 <= value["stretto_computed_prompt_tokens_total"] < 4 + 1600
 
 
 def test_ticks_and_events_are_in_the_metrics() -> None:
