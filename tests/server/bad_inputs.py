@@ -50,6 +50,7 @@ class Case:
     method: str = "POST"
     headers: dict[str, str] = field(default_factory=lambda: {"content-type": "application/json"})
     param: str = ""  # the field that the error must name
+    strict_only: bool = False  # with unknown fields ignored, so is this
     missing_without: bool = False  # with unknown fields ignored, a required one is missing
 
 
@@ -137,7 +138,7 @@ OWN_INTEGERS = [
     (CHAT, "top_logprobs", 3),  # without logprobs
     (CHAT, "logprobs", 1),
     (TEXT, "n", 17),
-    (TEXT, "max_tokens", 0),
+    (TEXT, "max_tokens", -2),
     (TEXT, "logprobs", 21),
     (TEXT, "logprobs", True),
     (TEXT, "best_of", 0),
@@ -179,10 +180,12 @@ REFUSED: dict[str, dict[str, Any]] = {
         "functions": [{"name": "f"}],
         "function_call": "auto",
         "web_search_options": {},
-        "verbosity": "low",
         "draft_model": "small",
         "prompt_embeds": "AAAA",
         "logits_processors": ["x"],
+        "use_beam_search": True,
+        "mirostat": 2,
+        "lora": [{"id": 0, "scale": 1.0}],
     },
     TEXT: {"suffix": "end", "draft_model": "small", "prompt_embeds": "AAAA", "best_of": 3},
     RESPONSES: {
@@ -190,11 +193,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "conversation": "conv_1",
         "prompt": {"id": "p"},
         "background": True,
-        "truncation": "auto",
-        "max_tool_calls": 3,
-        "context_management": [],
         "draft_model": "small",
-        "text": {"verbosity": "low"},
     },
     MESSAGES: {"mcp_servers": [], "container": "c", "draft_model": "small"},
     COUNT: {"mcp_servers": [], "container": "c"},
@@ -227,7 +226,7 @@ def common_cases() -> Iterator[Case]:
         yield wrong(path, "stream", "true", INVALID)
         yield wrong(path, "stream", 1, INVALID)
         yield wrong(path, "priority", "highest", INVALID)
-        yield wrong(path, "priority", 0, INVALID)
+        yield wrong(path, "priority", True, INVALID)
         yield wrong(path, "cache_salt", 5, INVALID)
         yield wrong(path, "cache_salt", "s" * 257, INVALID)
         yield wrong(path, "ignore_eos", "yes", INVALID)
@@ -236,6 +235,12 @@ def common_cases() -> Iterator[Case]:
         yield wrong(path, "logit_bias", {"1": 101}, INVALID)
         yield wrong(path, "logit_bias", {"1": "5"}, INVALID)
         yield wrong(path, "logit_bias", [1], INVALID)
+        yield wrong(path, "logit_bias", [[1]], INVALID)
+        yield wrong(path, "logit_bias", [[1, True]], INVALID)
+        yield wrong(path, "logit_bias", [["", 1]], INVALID)
+        yield wrong(path, "logit_bias", [[-1, 1]], INVALID)
+        yield wrong(path, "logit_bias", [[1, 101]], INVALID)
+        yield wrong(path, "logit_bias", {"1": False}, INVALID)
         yield wrong(path, "logit_bias", {str(i): 1 for i in range(1025)}, INVALID)
         yield wrong(path, "stop_token_ids", [-1], INVALID)
         yield wrong(path, "stop_token_ids", ["1"], INVALID)

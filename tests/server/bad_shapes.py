@@ -115,7 +115,7 @@ ITEMS: list[tuple[Any, tuple[int, str]]] = [
     ([{"role": "user"}], MISSING),
     ([{"role": "tool", "content": "x"}], INVALID),
     ([{"type": "item_reference", "id": "x"}], UNSUPPORTED),
-    ([{"type": "web_search_call", "id": "x"}], UNSUPPORTED),
+    ([{"type": "no_such_call", "id": "x"}], UNSUPPORTED),
     ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], UNSUPPORTED),
     ([{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}], UNSUPPORTED),
     ([{"role": "user", "content": [{"type": "input_text"}]}], MISSING),
@@ -155,8 +155,6 @@ TOOLS: list[tuple[Any, tuple[int, str]]] = [
     (["f"], INVALID),
     ([{}], MISSING),
     ([{"type": "function"}], MISSING),
-    ([{"type": "web_search"}], UNSUPPORTED),
-    ([{"type": "custom", "custom": {"name": "f"}}], UNSUPPORTED),
     ([{"type": "function", "function": {}}], MISSING),
     ([_named("")], INVALID),
     ([_named("two words")], INVALID),
@@ -177,7 +175,10 @@ CHOICES: list[tuple[Any, tuple[int, str]]] = [
     ({}, MISSING),
     ({"type": "function"}, MISSING),
     (_named("g"), INVALID),
-    ({"type": "allowed_tools", "allowed_tools": {}}, UNSUPPORTED),
+    ({"type": "allowed_tools", "allowed_tools": {}}, MISSING),
+    ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, INVALID),
+    ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [_named("g")]}}, INVALID),
+    ({"type": "web_search"}, UNSUPPORTED),
 ]
 FORMATS: list[tuple[Any, tuple[int, str]]] = [
     ("json", INVALID),
@@ -189,7 +190,7 @@ FORMATS: list[tuple[Any, tuple[int, str]]] = [
     ({"type": "json_schema", "json_schema": {"name": "s", "schema": "{}"}}, INVALID),
     ({"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}, INVALID),
     ({"type": "json_schema", "json_schema": {"name": "s", "schema": {"a": "x" * 300_000}}}, INVALID),
-    ({"type": "json_object", "schema": {}}, UNKNOWN),
+    ({"type": "json_object", "schema": "{}"}, INVALID),
     ({"type": "text", "extra": 1}, UNKNOWN),
 ]
 
@@ -203,7 +204,13 @@ def tool_cases() -> Iterator[Case]:
     for shape, answer in FORMATS:
         yield wrong(CHAT, "response_format", shape, answer)
         yield wrong(TEXT, "response_format", shape, answer)
-    yield wrong(RESPONSES, "tools", [{"type": "web_search"}], UNSUPPORTED)
+    for path in (CHAT, RESPONSES):
+        yield replace(wrong(path, "tools", [{"type": "web_search"}], UNSUPPORTED), strict_only=True)
+    custom = [{"type": "custom", "custom": {"name": "f"}}]
+    yield replace(wrong(CHAT, "tools", custom, UNSUPPORTED), strict_only=True)
+    yield wrong(RESPONSES, "tools", [{"type": "namespace", "name": "n"}], MISSING)
+    yield wrong(RESPONSES, "tools", [{"type": "namespace", "name": "n", "tools": [{}]}], INVALID)
+    yield wrong(RESPONSES, "tools", [{"type": "custom"}], MISSING)
     yield wrong(RESPONSES, "tools", [{"type": "function"}], MISSING)
     yield wrong(RESPONSES, "tools", [FLAT_TOOL, FLAT_TOOL], INVALID)
     yield replace(wrong(RESPONSES, "tools", [TOOL], UNKNOWN), missing_without=True)
@@ -212,7 +219,8 @@ def tool_cases() -> Iterator[Case]:
     yield wrong(RESPONSES, "text", {"format": {"type": "json_schema", "name": "s"}}, MISSING)
     yield wrong(RESPONSES, "text", {"format": {"type": "xml"}}, INVALID)
     yield wrong(RESPONSES, "reasoning", {"effort": "heroic"}, INVALID)
-    yield wrong(RESPONSES, "include", ["file_search_call.results"], INVALID)
+    yield replace(wrong(RESPONSES, "include", ["file_search_call.results"], INVALID), strict_only=True)
+    yield wrong(RESPONSES, "truncation", "middle", INVALID)
     yield wrong(RESPONSES, "metadata", {"a": 1}, INVALID)
     yield wrong(CHAT, "reasoning_effort", "heroic", INVALID)
     yield wrong(CHAT, "chat_template_kwargs", {"tokenize": True}, UNKNOWN)
@@ -241,7 +249,14 @@ def contradiction_cases() -> Iterator[Case]:
         (CHAT, {"tools": [TOOL], **shaped}, INVALID),
         (CHAT, {"tools": [TOOL], "tool_choice": "required", "regex": "a"}, INVALID),
         (TEXT, {"stream_options": {"include_usage": True}}, INVALID),
-        (TEXT, {"echo": True, "logprobs": 1}, UNSUPPORTED),
+        (TEXT, {"prompt_logprobs": 1, "stream": True}, UNSUPPORTED),
+        (CHAT, {"prompt_logprobs": 1, "stream": True}, INVALID),
+        (CHAT, {"continue_final_message": True}, INVALID),
+        (CHAT, {"truncate_prompt_tokens": 0}, INVALID),
+        (CHAT, {"guided_json": "{", "max_tokens": 1}, INVALID),
+        (CHAT, {"guided_regex": "a", "guided_choice": ["a"]}, INVALID),
+        (CHAT, {"structured_outputs": {"regex": "a", "choice": ["a"]}}, INVALID),
+        (CHAT, {"json_schema": {"type": "object"}, "regex": "a"}, INVALID),
         (TEXT, {"n": 2, "best_of": 3}, UNSUPPORTED),
         (TEXT, {"prompt": ["a"] * 64, "n": 3}, INVALID),
         (TEXT, {"regex": "a", **shaped}, INVALID),
@@ -264,10 +279,9 @@ def contradiction_cases() -> Iterator[Case]:
 
 # --- prompts, vectors, tokens ----------------------------------------------------------------------
 
+EMBEDDING_INPUTS: list[Any] = ["", [""], [1, "a"], ["a", [1]], [[1], "a"], [["a"]]]
 PROMPTS: list[Any] = [
-    "",
     [],
-    [""],
     [[]],
     5,
     True,
@@ -278,10 +292,9 @@ PROMPTS: list[Any] = [
     [1.5],
     [-1],
     [1 << 31],
-    [1, "a"],
-    ["a", [1]],
-    [[1], "a"],
-    [["a"]],
+    [1, "a", [1]],
+    ["a", None],
+    [[1, None]],
     [[[1]]],
     [[1, True]],
     [[-5]],
@@ -292,6 +305,8 @@ PROMPTS: list[Any] = [
 def value_cases() -> Iterator[Case]:
     for prompt in PROMPTS:
         yield wrong(TEXT, "prompt", prompt, INVALID)
+        yield wrong(EMBED, "input", prompt, INVALID)
+    for prompt in EMBEDDING_INPUTS:
         yield wrong(EMBED, "input", prompt, INVALID)
     yield wrong(TEXT, "prompt", ["a"] * 65, INVALID)
     yield wrong(TEXT, "echo", "yes", INVALID)

@@ -20,7 +20,9 @@ The contract of a backend:
    operation results.
 7. Where `plan_ahead` is 1, a second tick may be launched before the first is collected; a token of -1 then
    means "what the tick before samples for this slot".
-8. Times are measured where the work happens. No method blocks for longer than a pass.
+8. Where `Request.measured_rows` says so, the first rows of a span are measured: `Outcome.scores` holds the
+   logprob of the prompt token after each, of the model's own logits (a function of the prompt alone).
+9. Times are measured where the work happens. No method blocks for longer than a pass.
 """
 
 from __future__ import annotations

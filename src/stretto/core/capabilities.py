@@ -52,6 +52,7 @@ class Capabilities:
     rows_max: int = 2048
     chunk_max: int = 1 << 30  # rows of one prompt in a tick
     outputs_max: int = 2048
+    measured_max: int = 64  # rows of one prompt in a tick whose logprobs are wanted
     row_quantum: int = 1
     parts: Parts = Parts.DEAR
     efficient_quanta: int = 1  # quanta of a tick from which on more of them save little

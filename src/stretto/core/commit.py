@@ -15,7 +15,7 @@ from stretto.core import notes, victims
 from stretto.core.recovery import Recovery
 from stretto.core.slot import Job, Slot
 from stretto.core.state import State
-from stretto.core.tick import End, Outcome, PassFailure, PreemptReason, Tick, TickMeasures
+from stretto.core.tick import End, Outcome, PassFailure, PreemptReason, Progress, Tick, TickMeasures
 from stretto.errors import BadOutputError, OutOfMemoryError, PassFailedError
 
 
@@ -71,7 +71,7 @@ class Committer:
             ended = self._take_plain(flight, outcome)
         else:
             ended = self._take_mixed(flight, outcome)
-        if outcome.drafts or outcome.extras:
+        if outcome.drafts or outcome.extras or outcome.scores:
             self._pass_on(flight, outcome)
         for slot, end, reason in ended:
             self._state.finish(slot, end, reason)
@@ -147,6 +147,9 @@ class Committer:
         if computed > job.high_water:
             job.account.charge(computed - job.high_water)
             job.high_water = computed
+        if job.request.progress:
+            total = job.prompt_tokens
+            self._state.events.progress[job.id] = Progress(min(computed, total), total, job.cached)
         self._state.ledger.committed(slot)
 
     def _take_tokens(
@@ -193,6 +196,8 @@ class Committer:
                 slot.drafts = outcome.drafts[slot.index]
             if slot.index in outcome.extras:
                 self._state.events.extras[slot.job.id] = outcome.extras[slot.index]
+            if slot.index in outcome.scores:
+                self._state.events.scores[slot.job.id] = outcome.scores[slot.index]
 
     def _learn(self, tick: Tick, outcome: Outcome) -> None:
         """Teach the cost model. Decode spans come first in a tick."""

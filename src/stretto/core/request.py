@@ -58,6 +58,9 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int = -1
+    prompt_logprobs: int = (
+        -1
+    )  # as `logprobs`, of the prompt's tokens: its rows are measured as they are computed
     grammar: str = ""
     draft_tokens: int = 0
 
@@ -91,12 +94,19 @@ class Request:
     deadline_s: float | None = None
     fork_of: str = ""
     streamed: bool = False
+    progress: bool = False  # events tell how much of the prompt is computed
 
     @property
     def scope(self) -> Scope:
         return Scope(
             f"group:{self.cache_group}" if self.cache_group else f"tenant:{self.tenant}", self.cache_salt
         )
+
+    def measured_rows(self, start: int, count: int) -> int:
+        """Of these rows, the first so many are followed by a prompt token whose logprob is wanted."""
+        if self.params.prompt_logprobs < 0:
+            return 0
+        return max(0, min(start + count, len(self.tokens) - 1) - start)
 
     def __post_init__(self) -> None:
         last = 0

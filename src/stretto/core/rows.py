@@ -167,6 +167,8 @@ class RowPlanner:
             return 0
         if self._recovery.rows_max:
             count = min(count, self._recovery.rows_max)
+        if slot.job.request.params.prompt_logprobs >= 0:
+            count = min(count, state.can.measured_max)
         while count > 0 and not state.ledger.reserve(slot, slot.planned + count):
             if slot is state.anchor() and count == 1:
                 return 1 if self._make_room(slot, slot.planned + 1) else 0

@@ -87,6 +87,21 @@ class PassFailure(Enum):
     VOID = "void"  # not run, because the tick before it failed
 
 
+class PromptScores(NamedTuple):
+    """Measurements of prompt tokens: of the one at position `start`, and of those that follow it."""
+
+    start: int
+    measured: list[object]
+
+
+class Progress(NamedTuple):
+    """How much of a prompt is computed; `cached` of it was found."""
+
+    computed: int
+    total: int
+    cached: int
+
+
 @dataclass(slots=True)
 class Outcome:
     """What became of a tick. `counts[i]` tokens came from span i; `tokens` holds them one after the other."""
@@ -98,6 +113,7 @@ class Outcome:
     op_results: tuple[OpResult, ...] = ()
     drafts: dict[int, array[int]] = field(default_factory=dict)  # proposals for the next tick
     extras: dict[int, object] = field(default_factory=dict)  # slot -> logprobs and the like, passed through
+    scores: dict[int, PromptScores] = field(default_factory=dict)  # slot -> logprobs of prompt tokens
     ran: bool = True  # did rows run where sequences live? Copies between them happen only then
     pass_s: float = 0.0
     ops_s: float = 0.0
@@ -210,6 +226,8 @@ class Events:
     tokens: array[int] = field(default_factory=_ints)
     extras: dict[str, object] = field(default_factory=dict)
     started: list[Started] = field(default_factory=list)
+    scores: dict[str, PromptScores] = field(default_factory=dict)
+    progress: dict[str, Progress] = field(default_factory=dict)
     ends: list[Terminal] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     preemptions: list[Preempted] = field(default_factory=list)

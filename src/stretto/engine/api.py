@@ -18,6 +18,7 @@ from stretto.rpc.messages import (
     EngineEvents,
     GenerateParams,
     ModelInfo,
+    PromptProgress,
     RerankParams,
     RerankResult,
     Stats,
@@ -40,6 +41,8 @@ class Delta:
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     start: StreamStart | None = None  # with the first delta after the stream had its slot
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    progress: PromptProgress | None = None  # the latest
     end: StreamEnd | None = None  # on the last delta, and only there
 
 

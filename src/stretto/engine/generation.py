@@ -106,4 +106,11 @@ class Generation:
 
 
 def _says_something(delta: Delta) -> bool:
-    return bool(delta.text or delta.reasoning or delta.tool_calls or delta.logprobs or delta.tokens)
+    return bool(
+        delta.text
+        or delta.reasoning
+        or delta.tool_calls
+        or delta.logprobs
+        or delta.tokens
+        or delta.prompt_logprobs
+    )

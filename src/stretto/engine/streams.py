@@ -150,6 +150,13 @@ class StreamRegistry:
         self._sparse(batch.tool_calls, epoch, now_s, lambda delta: delta.tool_calls)
         self._sparse(batch.logprobs, epoch, now_s, lambda delta: delta.logprobs)
         self._sparse(batch.tokens, epoch, now_s, lambda delta: delta.tokens)
+        self._sparse(batch.prompt_logprobs, epoch, now_s, lambda delta: delta.prompt_logprobs)
+        for stream_id, progress in batch.progress.items():
+            stream = self._addressee(stream_id, epoch)
+            if stream is not None:
+                stream.unread.progress = progress
+                stream.heard_s = now_s
+                self._offer(stream, now_s)
         for end in batch.ends:
             stream = self._addressee(end.stream_id, epoch)
             if stream is not None:

@@ -54,7 +54,7 @@ class ToolUse(Message):
 
 
 class GenerateParams(Message):
-    """One generation. Exactly one of `messages`, `prompt` and `tokens` is given.
+    """One generation. Exactly one of `messages`, `prompt`, `tokens` and `pieces` is given.
 
     `sampling` holds the names of `core.request.SamplingParams` (but max_tokens, stop_token_ids and grammar);
     what is left out gets the runtime's default. `deadline_ms` counts from when the runtime reads the call.
@@ -65,14 +65,22 @@ class GenerateParams(Message):
     messages: list[dict[str, Any]] | None = None
     prompt: str | None = None
     tokens: list[int] | None = None
+    pieces: list[str | int] | None = None  # one prompt of texts and token ids, in turns
     tool_use: ToolUse | None = None
     template_options: dict[str, Any] = field(default_factory=dict)  # e.g. enable_thinking
     continue_final: bool = False  # the last message is the beginning of the answer
+    add_generation_prompt: bool = True
+    truncate_prompt_tokens: int | None = None  # keep the last so many; -1: as many as the window holds
+    truncate_messages: bool = False  # leave out the oldest messages where all are too long
     sampling: dict[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     stops: list[str] = field(default_factory=list)
     stop_token_ids: list[int] = field(default_factory=list)
     guidance: Guidance | None = None
+    bias_texts: list[tuple[str, float]] = field(default_factory=list)  # logit_bias of every token of a text
+    show_control: bool = False  # control tokens that are generated are part of the text
+    include_stop: bool = False  # the stop string that came is part of the text
+    progress: bool = False  # tell how much of the prompt is computed
     draft_model: str = ""  # reserved: refused by name
     priority: PriorityName = "default"
     tenant: str = ""
@@ -183,6 +191,15 @@ class StreamEnd(Message):
     timing: Timing = field(default_factory=Timing)
 
 
+class PromptProgress(Message):
+    """How much of a prompt is computed; `cached` of it was found in a cache."""
+
+    computed: int
+    total: int
+    cached: int = 0
+    time_s: float = 0.0  # since the request was taken in
+
+
 class StreamBatch(Message):
     """What one tick brought to all streams of a connection. Columns: `texts[i]` belongs to `streams[i]`.
 
@@ -199,6 +216,9 @@ class StreamBatch(Message):
     logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)  # only where echo_tokens was asked
     starts: list[StreamStart] = field(default_factory=list)
+    prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
+    """Of the prompt's tokens in their order; the first has none, and says 0."""
+    progress: dict[str, PromptProgress] = field(default_factory=dict)
     ends: list[StreamEnd] = field(default_factory=list)
 
 

@@ -27,6 +27,22 @@ def token_logprobs(tokenizer: Tokenizer, tokens: Sequence[int], extras: object) 
     ]
 
 
+def prompt_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[int], measured: Sequence[object]
+) -> list[TokenLogprob]:
+    """Of the prompt's tokens. The first of them follows nothing: it says 0."""
+    found = cast("Sequence[Measured | None]", measured)
+    return [
+        _unmeasured(tokenizer, token) if one is None else _one(tokenizer, token, one)
+        for token, one in zip(tokens, found, strict=True)
+    ]
+
+
+def _unmeasured(tokenizer: Tokenizer, token: int) -> TokenLogprob:
+    text, raw = _spelled(tokenizer, token)
+    return TokenLogprob(token=text, token_id=token, logprob=0.0, raw=raw)
+
+
 def _one(tokenizer: Tokenizer, token: int, found: Measured) -> TokenLogprob:
     text, raw = _spelled(tokenizer, token)
     top = [

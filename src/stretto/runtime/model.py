@@ -23,7 +23,7 @@ from stretto.errors import PromptTooLongError
 from stretto.runtime.looks import Look, TickLook
 from stretto.runtime.loop import EngineLoop, LoopStats
 from stretto.runtime.output import OutputPump
-from stretto.runtime.text_stream import Delta, TextStream, ToolReading
+from stretto.runtime.text_stream import PLAIN, Delta, Shown, TextStream, ToolReading
 from stretto.telemetry.measures import Measures
 from stretto.telemetry.subscription import Item, Subscription
 from stretto.text.reasoning import Tags, opened_by_prompt, tags_for
@@ -58,6 +58,8 @@ class Call:
     fork_of: str = ""
     request_id: str = ""
     streamed: bool = False
+    shown: Shown = PLAIN
+    progress: bool = False
 
 
 @cache  # an environment of minijinja is never freed: one for each chat would be a leak
@@ -185,6 +187,7 @@ class ModelRuntime:
             opened=call.prompt.opened,
             tools=call.tools,
             on_start=on_start,
+            shown=call.shown,
         )
         self._pump.register(request_id, stream)
         deadline_s = None if call.timeout_s is None else self._clock() + call.timeout_s
@@ -200,6 +203,7 @@ class ModelRuntime:
                 deadline_s=deadline_s,
                 fork_of=call.fork_of,
                 streamed=call.streamed,
+                progress=call.progress,
             )
         )
         return request_id

@@ -34,6 +34,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "presence_penalty": (-100.0, 100.0),
     "min_tokens": (0, 1 << 24),
     "logprobs": (-1, LOGPROBS_MAX),
+    "prompt_logprobs": (-1, LOGPROBS_MAX),
     "draft_tokens": (0, 64),
 }
 DEFAULTS = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)

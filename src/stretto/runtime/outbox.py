@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from stretto.errors import FrameError, TooLargeError
 from stretto.rpc.connection import Connection
 from stretto.rpc.envelope import STREAM_BATCH, Notification
 from stretto.rpc.messages import (
+    PromptProgress,
     StreamBatch,
     StreamEnd,
     StreamStart,
@@ -26,7 +28,7 @@ from stretto.rpc.messages import (
 )
 from stretto.runtime import splitting
 from stretto.runtime.ends import error_of
-from stretto.runtime.logprobs import token_logprobs
+from stretto.runtime.logprobs import prompt_logprobs, token_logprobs
 from stretto.runtime.text_stream import Delta
 from stretto.text.tokenizer import Tokenizer
 
@@ -157,6 +159,8 @@ class StreamSink:
         self._stream_id = stream_id
         self._echo_tokens = echo_tokens
         self._waited_s = waited_s
+        self._clock = time.monotonic
+        self._started_s = self._clock() - waited_s
 
     def started(self, started: Started) -> None:
         self._outbox.batch(self._mailbox).starts.append(
@@ -187,6 +191,17 @@ class StreamSink:
             batch.logprobs.setdefault(stream_id, []).extend(found)
         if self._echo_tokens and delta.tokens:
             batch.tokens.setdefault(stream_id, []).extend(delta.tokens)
+        if delta.scored:
+            tokens, measured = zip(*delta.scored, strict=True)
+            found = prompt_logprobs(self._tokenizer, tokens, measured)
+            batch.prompt_logprobs.setdefault(stream_id, []).extend(found)
+        if delta.progress is not None:
+            batch.progress[stream_id] = PromptProgress(
+                computed=delta.progress.computed,
+                total=delta.progress.total,
+                cached=delta.progress.cached,
+                time_s=self._clock() - self._started_s,
+            )
         if delta.end is not None:
             batch.ends.append(stream_end(stream_id, delta, delta.end, self._waited_s))
 
@@ -225,5 +240,6 @@ def _reason(delta: Delta, terminal: Terminal, *, failed: bool) -> str:
 
 def _size(batch: StreamBatch) -> int:
     rows = len(batch.streams) + sum(map(len, batch.logprobs.values())) + len(batch.starts) + len(batch.ends)
+    rows += sum(map(len, batch.prompt_logprobs.values()))
     texts = sum(map(len, batch.texts)) + sum(map(len, batch.reasoning.values()))
     return ROW_BYTES * rows + texts

@@ -57,6 +57,10 @@ class OutputPump:
             for started in events.started:
                 self._start(started)
             at = 0
+            for request_id, scores in events.scores.items():
+                self._tell(request_id, lambda stream, found=scores: stream.score(found))  # type: ignore[misc]
+            for request_id, progress in events.progress.items():
+                self._tell(request_id, lambda stream, found=progress: stream.advance(found))  # type: ignore[misc]
             for request_id, count in zip(events.requests, events.counts, strict=True):
                 self._push(request_id, events.tokens[at : at + count], events.extras.get(request_id))
                 at += count
@@ -71,11 +75,14 @@ class OutputPump:
             stream.start(started)
 
     def _push(self, request_id: str, tokens: array[int], extras: object) -> None:
+        self._tell(request_id, lambda stream: stream.push(tokens, extras))
+
+    def _tell(self, request_id: str, what: Callable[[TextStream], None]) -> None:
         stream = self._streams.get(request_id)
         if stream is None:
             return
         try:
-            stream.push(tokens, extras)
+            what(stream)
         except Exception:  # a reader whose sink raises loses its stream; the others do not notice
             self.failures += 1
             stream.broken = True  # it still gets its end

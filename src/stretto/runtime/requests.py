@@ -22,12 +22,14 @@ from stretto.runtime.embedding import EmbeddingRuntime
 from stretto.runtime.loading import Loaded
 from stretto.runtime.model import Call, ModelRuntime, Prompt
 from stretto.runtime.options import SAMPLING_NAMES, Options, parse
-from stretto.runtime.text_stream import ToolReading
+from stretto.runtime.prompts import begin_of_text, cut_left, fitting, mixed_prompt
+from stretto.runtime.text_stream import Shown, ToolReading
 from stretto.text.tokenizer import PromptTokens
 from stretto.text.tool_schema import schema_for_tools, tool_names
 from stretto.text.tools import Dialect
 
 TOKENS_MAX = 1 << 17  # of one /detokenize, or the model's window where that is larger
+_PROMPTS = ("messages", "prompt", "tokens", "pieces")
 _TEMPLATE_OPTIONS_TAKEN = ("messages", "tools", "self", "add_generation_prompt", "continue_final_message")
 
 
@@ -41,6 +43,9 @@ def prepare(loaded: Loaded, params: GenerateParams, parent: Prompt | None = None
     tools, schema = _tools(params.tool_use, model, eager=params.streamed)
     options = _options(loaded, params, schema)
     prompt = parent if parent is not None else prompt_of(model, params)
+    if params.truncate_prompt_tokens is not None and parent is None:
+        keep = params.truncate_prompt_tokens
+        prompt = cut_left(prompt, keep if keep > 0 else model.capabilities.pool_tokens - 1)
     if not prompt.tokens.tokens:
         raise EmptyPromptError("the prompt is empty")
     model.check_length(prompt)
@@ -50,35 +55,67 @@ def prepare(loaded: Loaded, params: GenerateParams, parent: Prompt | None = None
     room = model.capabilities.pool_tokens
     return Call(
         prompt=prompt,
-        params=replace(options.params, max_tokens=options.max_tokens or room),
+        params=replace(
+            options.params,
+            max_tokens=options.max_tokens or room,
+            prompt_logprobs=-1 if params.fork_of else options.params.prompt_logprobs,
+        ),
         stops=options.stops,
         tools=tools,
         priority=options.priority,
         tenant=options.tenant,
-        cache_salt=options.cache_salt,
+        cache_salt=_salt(params, options),
         streamed=params.streamed,
+        shown=Shown(
+            control=params.show_control,
+            stop=params.include_stop,
+            prompt=prompt.tokens.tokens if options.params.prompt_logprobs >= 0 else (),
+        ),
+        progress=params.progress,
     )
 
 
+def _salt(params: GenerateParams, options: Options) -> str:
+    """A prompt that is measured is computed: it shares nothing but with its own forks."""
+    if options.params.prompt_logprobs < 0:
+        return options.cache_salt
+    return f"{options.cache_salt}\x1f{params.fork_of or params.stream_id}"
+
+
 def prompt_of(model: ModelRuntime, params: GenerateParams) -> Prompt:
-    given = [name for name in ("messages", "prompt", "tokens") if getattr(params, name) is not None]
+    given = [name for name in _PROMPTS if getattr(params, name) is not None]
     if len(given) != 1:
         raise InvalidRequestError(
-            f"{' and '.join(given) or 'no prompt'} given", hint="send one of messages, prompt and tokens"
+            f"{' and '.join(given) or 'no prompt'} given", hint=f"send one of {', '.join(_PROMPTS)}"
         )
     if params.tokens is not None:
         return Prompt(PromptTokens(_tokens(model, params.tokens)))
     scope = (params.tenant, params.cache_salt)
+    if params.pieces is not None:
+        return mixed_prompt(model, params.pieces, scope=scope)
     if params.prompt is not None:
-        return model.text_prompt(params.prompt, scope=scope)
+        return model.text_prompt(params.prompt, scope=scope) if params.prompt else begin_of_text(model)
+    messages = params.messages or []
+    if params.truncate_messages:
+        return fitting(
+            lambda kept: _chat_prompt(model, params, kept),
+            messages,
+            window=model.capabilities.pool_tokens,
+            max_tokens=params.max_tokens,
+        )
+    return _chat_prompt(model, params, messages)
+
+
+def _chat_prompt(model: ModelRuntime, params: GenerateParams, messages: list[dict[str, Any]]) -> Prompt:
     use = params.tool_use
     offered = use.tools if use is not None and use.choice != "none" else None
     return model.chat_prompt(
-        params.messages or [],
+        messages,
         offered or None,
         _template_options(params.template_options),
-        scope=scope,
+        scope=(params.tenant, params.cache_salt),
         continue_final=params.continue_final,
+        add_generation_prompt=params.add_generation_prompt,
     )
 
 
@@ -139,6 +176,8 @@ def _options(loaded: Loaded, params: GenerateParams, schema: Mapping[str, Any] |
         raise InvalidRequestError(
             f"{foreign[0][:80]!r} is not a sampling parameter", hint=", ".join(sorted(SAMPLING_NAMES))
         )
+    if params.bias_texts:
+        options["logit_bias"] = _biases(loaded.runtime, params)
     if params.guidance is not None:
         if schema is not None:
             raise InvalidRequestError("a forced tool call excludes guidance", hint="send one of the two")
@@ -150,6 +189,14 @@ def _options(loaded: Loaded, params: GenerateParams, schema: Mapping[str, Any] |
         options["json_schema"] = schema
     eos = loaded.runtime.tokenizer.eos
     return parse(options, eos=eos, seed=loaded.settings.seed, drafts=loaded.drafts)
+
+
+def _biases(model: ModelRuntime, params: GenerateParams) -> dict[str, float]:
+    """Of the tokens of texts, beside those that came by id."""
+    found = {str(key): value for key, value in (params.sampling.get("logit_bias") or {}).items()}
+    for text, bias in params.bias_texts:
+        found |= {str(token): bias for token in model.tokenizer.encode(text, False)}
+    return found
 
 
 def _tools(

@@ -30,6 +30,8 @@ def parts(batch: StreamBatch) -> Iterator[tuple[str, StreamBatch]]:
                 logprobs=_only(batch.logprobs, stream_id),
                 tokens=_only(batch.tokens, stream_id),
                 starts=[start for start in batch.starts if start.stream_id == stream_id],
+                prompt_logprobs=_only(batch.prompt_logprobs, stream_id),
+                progress=_only(batch.progress, stream_id),
                 ends=[end for end in batch.ends if end.stream_id == stream_id],
             ),
         )
@@ -47,6 +49,7 @@ def refusal(stream_id: str, part: StreamBatch) -> StreamBatch:
 
 def _streams(batch: StreamBatch) -> list[str]:
     named = [*batch.streams, *batch.reasoning, *batch.tool_calls, *batch.logprobs, *batch.tokens]
+    named += [*batch.prompt_logprobs, *batch.progress]
     marks = [*(start.stream_id for start in batch.starts), *(end.stream_id for end in batch.ends)]
     return list(dict.fromkeys([*named, *marks]))
 

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stretto.core.tick import End, Started, Terminal
+from stretto.core.tick import End, Progress, PromptScores, Started, Terminal
 from stretto.errors import StrettoError
 from stretto.text.detokenizer import Detokenizer
 from stretto.text.reasoning import ReasoningSplitter, Tags
@@ -32,6 +32,22 @@ class Delta:
     stop: str | None = None  # with the end: the stop string that came
     reasoning_tokens: int = 0  # with the end
     called: bool = False  # with the end: were tools called?
+    scored: tuple[
+        tuple[int, object], ...
+    ] = ()  # tokens of the prompt and their measurements; the first has none
+    progress: Progress | None = None  # of the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is shown beside the plain text. `prompt`: its tokens, where their logprobs are wanted."""
+
+    control: bool = False  # control tokens that are generated
+    stop: bool = False  # the stop string that came
+    prompt: Sequence[int] = ()
+
+
+PLAIN = Shown()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +78,11 @@ class TextStream:
         opened: bool = False,
         tools: ToolReading | None = None,
         on_start: Callable[[Started], None] | None = None,
+        shown: Shown = PLAIN,
     ) -> None:
         self._tokenizer = tokenizer
+        self._shown = shown
+        self._scored = 0  # tokens of the prompt whose measurements were given out
         self._detokenizer = Detokenizer(tokenizer.token_bytes)
         self._matcher = StopMatcher(stops) if stops else None
         self._splitter = ReasoningSplitter(tags, opened=opened) if tags is not None else None
@@ -98,6 +117,23 @@ class TextStream:
         text, calls = self._parse("".join(content))
         self._sink(Delta(text, "".join(reasoning), tuple(tokens[:kept]), extras, calls=calls))
 
+    def score(self, scores: PromptScores) -> None:
+        """Measurements of prompt tokens. What runs again after a preemption was given out before."""
+        prompt, known = self._shown.prompt, self._scored
+        new = scores.measured[max(0, known - scores.start) :]
+        begin = max(known, scores.start)
+        if self.broken or not new or begin > max(1, known):
+            return
+        found = list(zip(prompt[begin : begin + len(new)], new, strict=False))
+        if known == 0:
+            found.insert(0, (prompt[0], None))
+        self._scored = begin + len(new)
+        self._sink(Delta(scored=tuple(found)))
+
+    def advance(self, progress: Progress) -> None:
+        if not self.broken:
+            self._sink(Delta(progress=progress))
+
     def finish(self, terminal: Terminal) -> None:
         if self.broken:
             if terminal.reason == "client":  # it was cancelled because it broke
@@ -122,8 +158,10 @@ class TextStream:
     # --- inside ----------------------------------------------------------------------------------
 
     def _text_of(self, token: int) -> str:
-        if self._tokenizer.is_control(token) and (
-            not self._shown_controls or self._tokenizer.token_bytes(token) not in self._shown_controls
+        if (
+            self._tokenizer.is_control(token)
+            and not self._shown.control
+            and (not self._shown_controls or self._tokenizer.token_bytes(token) not in self._shown_controls)
         ):
             return ""
         return self._detokenizer.push(token)
@@ -136,6 +174,8 @@ class TextStream:
         if found.stop is not None:
             self._stop, self._stop_kept = found.stop, found.tokens_kept
             self._on_stop(found.tokens_kept)
+            if self._shown.stop:
+                return found.emit + found.stop
         return found.emit
 
     def _split(self, text: str, content: list[str], reasoning: list[str]) -> None:

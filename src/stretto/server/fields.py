@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from functools import cache
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -22,11 +22,11 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from stretto.rpc.messages import PriorityName
+from stretto.server.biases import Biases
 from stretto.server.ignored import IgnoredFields
 
 N_MAX = 16
 STOPS_MAX = 16
-LOGIT_BIAS_MAX = 1024
 TOP_LOGPROBS_MAX = 20
 TOOLS_MAX = 128
 TOKEN_MAX = (1 << 31) - 1
@@ -88,43 +88,73 @@ def only(*allowed: Any) -> Any:
     return Annotated[Any, BeforeValidator(check), WithJsonSchema({"enum": [None, *allowed]})]
 
 
-def _named_as_ignored(value: Any, info: ValidationInfo) -> Any:
-    if value is not None and isinstance(info.context, IgnoredFields) and info.field_name:
-        info.context.add("", (info.field_name,), 1)
-    return value
+def not_honoured(where: str = "") -> Any:
+    """An annotation: accepted, without effect, and named as ignored below `where`."""
+
+    def note(value: Any, info: ValidationInfo) -> Any:
+        if value is not None and isinstance(info.context, IgnoredFields) and info.field_name:
+            info.context.add(where, (info.field_name,), 1)
+        return value
+
+    text = "Accepted but not honoured: named in x-stretto-ignored-fields."
+    return Annotated[Any, BeforeValidator(note), Field(description=text)]
 
 
 Ignored = Annotated[Any, Field(description="Accepted and ignored: it changes nothing that we do.")]
-NotHonoured = Annotated[
-    Any,
-    BeforeValidator(_named_as_ignored),
-    Field(description="Accepted but not honoured: named in x-stretto-ignored-fields."),
-]
 ModelName = Annotated[str, Field(max_length=512)]
+OneStop = Annotated[str, Field(max_length=256)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[int, Field(ge=0, le=TOKEN_MAX)]
-BiasKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
-BiasValue = Annotated[float, Field(ge=-100, le=100)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=_COUNT_MAX)]
 Window = Annotated[int, Field(ge=-1, le=_COUNT_MAX)]
 MaxTokens = Annotated[int, Field(ge=1, le=_COUNT_MAX)]
+MaxTokensOrAll = Annotated[
+    MaxTokens | None,
+    BeforeValidator(
+        lambda value: None if type(value) is int and value == -1 else value,
+        json_schema_input_type=MaxTokens | Literal[-1] | None,
+    ),
+]
+"""-1, as llama.cpp's clients send it: as many as fit."""
 Penalty = Annotated[float, Field(ge=-100, le=100)]
+
+
+def listed_stop(value: Any) -> Any:
+    """An empty text means that there is no stop string: several clients send it by default."""
+    if isinstance(value, str):
+        return [value] if value else []
+    return value
+
+
 Stops = Annotated[
     list[StopString],
     Field(max_length=STOPS_MAX),
     BeforeValidator(
-        lambda value: [value] if isinstance(value, str) else value,
-        json_schema_input_type=StopString | Annotated[list[StopString], Field(max_length=STOPS_MAX)],
+        listed_stop,
+        json_schema_input_type=OneStop | Annotated[list[StopString], Field(max_length=STOPS_MAX)],
     ),
 ]
+
+
+def _priority_name(value: Any) -> Any:
+    """vLLM's numbers: smaller is more urgent, 0 is the default."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "urgent" if value < 0 else "background" if value > 0 else "default"
+    return value
 
 
 class Extensions(Body):
     """What Stretto adds to every dialect: who waits for whom, whose cache, and until when."""
 
-    priority: PriorityName | None = None
-    """Overrides the key's own priority: urgent, default or background."""
+    priority: (
+        Annotated[
+            PriorityName | None,
+            BeforeValidator(_priority_name, json_schema_input_type=PriorityName | int | None),
+        ]
+        | None
+    ) = None
+    """Overrides the key's own priority: urgent, default or background; or vLLM's number."""
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     """Requests with different salts never share a prefix."""
     deadline_ms: Annotated[float, Field(ge=1, le=86_400_000)] | None = None
@@ -147,13 +177,15 @@ class Sampling(Body):
     dry_allowed_length: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
     dry_penalty_last_n: Window | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    repeat_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    """The same as repetition_penalty, by llama.cpp's name."""
     repeat_last_n: Window | None = None
     """How many of the last tokens count as repetition; -1: all."""
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
-    logit_bias: Annotated[dict[BiasKey, BiasValue], Field(max_length=LOGIT_BIAS_MAX)] | None = None
-    """Token id → what is added to its logit."""
+    logit_bias: Biases | None = None
+    """Token id → what is added to its logit; or pairs of a token id or text, and a number or false."""
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     """Go on to max_tokens, whatever the model says."""
@@ -161,17 +193,23 @@ class Sampling(Body):
 
     def sampling(self) -> dict[str, Any]:
         """The names of `core.request.SamplingParams`. A seed is drawn where none was sent."""
-        plain = ("stop_token_ids", "logit_bias", "repetition_penalty", "top_k", "seed")
+        plain = ("stop_token_ids", "logit_bias", "repetition_penalty", "repeat_penalty", "top_k", "seed")
         names = [name for name in Sampling.model_fields if name not in plain]
         found = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.top_k is not None:
             found["top_k"] = max(0, self.top_k)
-        if self.repetition_penalty is not None:
-            found["repeat_penalty"] = self.repetition_penalty
-        if self.logit_bias:
-            found["logit_bias"] = {int(key): value for key, value in self.logit_bias.items()}
+        penalty = self.repetition_penalty if self.repetition_penalty is not None else self.repeat_penalty
+        if penalty is not None:
+            found["repeat_penalty"] = penalty
+        if self.logit_bias is not None and self.logit_bias.tokens:
+            found["logit_bias"] = self.logit_bias.tokens
         found["seed"] = self.seed if self.seed is not None else secrets.randbits(31)
         return found
+
+    @property
+    def bias_texts(self) -> list[tuple[str, float]]:
+        """Biases of texts: the runtime knows their tokens."""
+        return [] if self.logit_bias is None else self.logit_bias.texts
 
 
 def nth_seed(sampling: dict[str, Any], index: int) -> dict[str, Any]:

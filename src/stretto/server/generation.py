@@ -46,6 +46,7 @@ class Answer:
     reasoning: str = ""
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def finish_reason(self) -> str:
@@ -94,6 +95,7 @@ async def _collect_one(stream: GenerationStream) -> Answer:
         reasoning.append(delta.reasoning)
         parts.extend(delta.tool_calls)
         answer.logprobs.extend(delta.logprobs)
+        answer.prompt_logprobs.extend(delta.prompt_logprobs)
         if delta.end is not None:
             answer.end = delta.end
     answer.text, answer.reasoning = "".join(texts), "".join(reasoning)

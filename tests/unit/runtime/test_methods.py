@@ -136,7 +136,7 @@ def test_ids_are_refused_while_they_run_and_free_afterwards_and_belong_to_their_
     [
         ({}, InvalidRequestError),
         ({"prompt": "x", "tokens": [1]}, InvalidRequestError),
-        ({"prompt": ""}, EmptyPromptError),
+        ({"tokens": []}, EmptyPromptError),
         ({"tokens": [1, 600]}, InvalidTokenError),
         ({"tokens": [-1]}, InvalidTokenError),
         ({"tokens": [1 << 40]}, InvalidTokenError),

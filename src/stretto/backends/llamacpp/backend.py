@@ -225,11 +225,15 @@ class LlamaCppBackend:
             sprinting = self._sprint.choose(tick, spans, self._seats, self.memory.copying)
         if sprinting is not None:
             tick = self._from_the_start(tick, sprinting)
-        spans = [at for at in spans if at != sprinting]
+        measured = self._measured(tick, spans)
+        spans = [at for at in spans if at != sprinting and at not in measured]
         tick, calls = self._calls.arrange(tick, spans, self._seats)
+        if measured:
+            tick, more = self._calls.arrange_apart(tick, list(measured), self._seats)
+            calls += more
         got: dict[int, list[int]] = {}
         for call in calls:
-            if not self._run_filled(tick, self._calls.rows(tick, call), outcome, got, broken):
+            if not self._run_filled(tick, self._calls.rows(tick, call, measured), outcome, got, broken):
                 return
         if sprinting is not None and not self._run_sprint(tick, gather(tick, [sprinting]), outcome, got):
             return
@@ -240,6 +244,15 @@ class LlamaCppBackend:
             drafts = self._seats[slot].propose(tokens) if tokens else ()
             if drafts:
                 outcome.drafts[slot] = array("i", drafts)
+
+    def _measured(self, tick: Tick, spans: Sequence[int]) -> dict[int, int]:
+        """Spans with rows whose next token is measured, and all rows of each: the last one may be sampled."""
+        found: dict[int, int] = {}
+        for at in spans:
+            request = self._seats[tick.slots[at]].request
+            if request.measured_rows(tick.starts[at], tick.counts[at]):
+                found[at] = tick.counts[at]
+        return found
 
     def _check(self, tick: Tick, spans: Sequence[int]) -> None:
         """M-RoPE models take any position without a word: our own count is what notices a hole."""
@@ -325,3 +338,4 @@ class LlamaCppBackend:
         outcome.failure = PassFailure.NO_ROOM if code == NO_ROOM else PassFailure.FAILED
         outcome.failed.clear()
         outcome.extras.clear()
+        outcome.scores.clear()

@@ -10,11 +10,15 @@ from __future__ import annotations
 import ctypes
 from array import array
 from bisect import bisect
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate, repeat
+from types import MappingProxyType
 from typing import Any
 
 from stretto.core.tick import Tick
+
+NOT_MEASURED: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -27,6 +31,9 @@ class Rows:
     sequences: array[int]
     outputs: array[int]  # flags, of "b"
     outputs_count: int
+    measured: Mapping[int, int] = field(
+        default_factory=lambda: NOT_MEASURED
+    )  # span -> its last rows that all have outputs
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -40,19 +47,19 @@ class Rows:
         self.outputs.insert(at, 0)
 
 
-def gather(tick: Tick, spans: list[int]) -> Rows:
-    """The rows of these spans, by ascending sequence id."""
+def gather(tick: Tick, spans: list[int], measured: Mapping[int, int] = NOT_MEASURED) -> Rows:
+    """The rows of these spans, by ascending sequence id. `measured`: spans with more outputs."""
     order = sorted(spans, key=tick.sequences.__getitem__)
     begins = list(accumulate(tick.counts, initial=0))
     tokens, positions, sequences, outputs = array("i"), array("i"), array("i"), array("b")
     for at in order:
-        start, count, wanted = tick.starts[at], tick.counts[at], tick.outputs[at]
+        start, count, wanted = tick.starts[at], tick.counts[at], measured.get(at, tick.outputs[at])
         tokens += tick.tokens[begins[at] : begins[at] + count]
         positions.extend(range(start, start + count))
         sequences.extend(repeat(tick.sequences[at], count))
         outputs.extend(repeat(0, count - wanted))
         outputs.extend(repeat(1, wanted))
-    return Rows(order, tokens, positions, sequences, outputs, sum(outputs))
+    return Rows(order, tokens, positions, sequences, outputs, sum(outputs), measured)
 
 
 class Batch:

@@ -8,9 +8,9 @@ that, too, and chunks always go apart (`splits`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from stretto.backends.llamacpp.batch import Rows, gather
+from stretto.backends.llamacpp.batch import NOT_MEASURED, Rows, gather
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.kvops import Memory
 from stretto.backends.llamacpp.library import rows_alike
@@ -32,6 +32,16 @@ class Calls:
         self._prefers_one = one_call
         self._exact = exact
         self.quanta = quanta
+
+    def arrange_apart(
+        self, tick: Tick, spans: Sequence[int], seats: dict[int, Seat]
+    ) -> tuple[Tick, list[list[int]]]:
+        """Each of these spans in calls of its own: nearly all of its rows have outputs."""
+        calls: list[list[int]] = []
+        for at in spans:
+            tick, own = self.arrange(tick, [at], seats)
+            calls += own
+        return tick, calls
 
     def arrange(self, tick: Tick, spans: list[int], seats: dict[int, Seat]) -> tuple[Tick, list[list[int]]]:
         """The tick with the rows that run again, and the spans of each call."""
@@ -67,13 +77,13 @@ class Calls:
         tick = widened(tick, even.missing, seats) if even.missing else tick
         return tick, [call for call in (decode, *even.calls) if call]
 
-    def rows(self, tick: Tick, spans: list[int]) -> Rows:
+    def rows(self, tick: Tick, spans: list[int], measured: Mapping[int, int] = NOT_MEASURED) -> Rows:
         """The rows of a call that is about to run: what runs again is cut off first."""
         for at in spans:
             sequence, start = tick.sequences[at], tick.starts[at]
             if start < self._memory.lengths[sequence] and not self._memory.cut_back(sequence, start):
                 raise InvariantError(f"sequence {sequence} could not be cut back")
-        return gather(tick, spans)
+        return gather(tick, spans, measured)
 
     def _is_one(self, tick: Tick, spans: Sequence[int]) -> bool:
         rows, outputs = sum(tick.counts[at] for at in spans), sum(tick.outputs[at] for at in spans)

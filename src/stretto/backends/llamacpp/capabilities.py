@@ -113,6 +113,7 @@ def capabilities_of(
         rows_max=context.n_batch,
         chunk_max=context.n_ubatch if one_pass else context.n_batch,
         outputs_max=context.outputs_max,
+        measured_max=context.outputs_max,
         row_quantum=quantum,
         parts=_parts(tiled=tiled, redoes=redoes),
         efficient_quanta=efficient,

@@ -22,6 +22,7 @@ SEQUENCES_MAX = 256  # LLAMA_MAX_SEQ
 WINDOW_DEFAULT_MAX = 8192
 BY_ROW_WINDOW_MAX = 4096  # with llama.cpp's attention: faster up to 700 tokens, a tenth slower behind 2,000
 CELLS_QUANTUM = 256
+OUTPUTS_MIN = 32  # rows of a pass with logits: so many of a prompt's are measured at a time
 TILE_ROWS = 64  # of a sequence in a pass: from here on flash attention goes in tiles on a CPU
 CACHE_TYPES = {
     "f32": 0,
@@ -113,7 +114,7 @@ def resolve(model: Model, options: ContextOptions) -> Plan:
         n_seq_max=options.n_seq_max,
         n_batch=options.n_batch,
         n_ubatch=min(attention.n_ubatch, options.n_batch),
-        n_outputs_max=min(options.n_batch, options.n_seq_max * (1 + options.drafts_max)),
+        n_outputs_max=min(options.n_batch, max(OUTPUTS_MIN, options.n_seq_max * (1 + options.drafts_max))),
         cache_type_k=keys,
         cache_type_v=values,
         flash_attention=attention.flash,

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.llamacpp.batch import Rows
+from stretto.backends.llamacpp.sampling.logprobs import measure_any
 from stretto.backends.llamacpp.scrub import Scrub
 from stretto.backends.llamacpp.seats import BAD_OUTPUT, Sampled, Seat
-from stretto.core.tick import Outcome, Tick
+from stretto.core.tick import Outcome, PromptScores, Tick
 from stretto.errors import InvariantError, StrettoError
 
 
@@ -34,6 +35,9 @@ class Outputs:
         plain: list[tuple[int, int]] = []  # (span, row of logits)
         for span in rows.spans:
             count = tick.outputs[span]
+            if wanted := rows.measured.get(span):
+                self._measure(tick, span, logits[at : at + wanted], outcome)
+                at += wanted - count
             if count and self._is_plain(tick, span, outcome):
                 plain.append((span, at))
             elif count and tick.slots[span] not in outcome.failed:
@@ -41,6 +45,19 @@ class Outputs:
             at += count
         if plain:
             self._sample_plain(tick, plain, logits, outcome, got)
+
+    def _measure(self, tick: Tick, span: int, logits: NDArray[np.float32], outcome: Outcome) -> None:
+        """The prompt token after each row, by that row's logits. Rows that ran again come before them."""
+        request = self._seats[tick.slots[span]].request
+        start = tick.starts[span] + tick.counts[span] - len(logits)
+        rows = request.measured_rows(start, len(logits))
+        scratch = np.empty(logits.shape[1], dtype=np.float32)
+        top = request.params.prompt_logprobs
+        measured: list[object] = [
+            measure_any(row, request.tokens[start + at + 1], top, scratch)
+            for at, row in enumerate(logits[:rows])
+        ]
+        outcome.scores[tick.slots[span]] = PromptScores(start + 1, measured)
 
     def _is_plain(self, tick: Tick, span: int, outcome: Outcome) -> bool:
         """Does this span want the best token? Making the sampler may fail, for this slot alone."""

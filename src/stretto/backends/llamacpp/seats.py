@@ -60,6 +60,11 @@ class Seat:
         """Tokens that are known: the prompt and what was generated."""
         return self.prompt + len(self._output)
 
+    @property
+    def measures(self) -> bool:
+        """Are logprobs of the prompt wanted? Then all of its rows run where the slots live."""
+        return self.request.params.prompt_logprobs >= 0
+
     def known(self, begin: int, end: int) -> array[int]:
         """The tokens at these positions, of the prompt and of what was generated since."""
         tokens = array("i", self.request.tokens[begin:end])

@@ -99,10 +99,10 @@ class Sprint:
         if self.sequence != NOBODY:
             return None
         for at in spans:
-            long = tick.starts[at] <= REDONE_MAX and len(seats[tick.slots[at]]) >= TOKENS_MIN
+            seat = seats[tick.slots[at]]
+            long = tick.starts[at] <= REDONE_MAX and len(seat) >= TOKENS_MIN and not seat.measures
             waits = tick.sequences[at] in copying
             if long and at >= tick.decode_spans and not waits and self._may_begin(tick, at):
-                seat = seats[tick.slots[at]]
                 self.begin(tick.sequences[at], seat.known(0, len(seat)))
                 return at
         return None

@@ -15,7 +15,8 @@ from stretto.backends.simulated.memory import ContractError, PagedMemory, make_m
 from stretto.backends.simulated.model import LatencyModel, SimulatedModel
 from stretto.core.capabilities import Capabilities
 from stretto.core.kv.ops import WRITES, OpKind, OpResult, check_order
-from stretto.core.tick import PENDING_TOKEN, Binding, Outcome, PassFailure, Span, Tick
+from stretto.core.request import Request
+from stretto.core.tick import PENDING_TOKEN, Binding, Outcome, PassFailure, PromptScores, Span, Tick
 
 __all__ = [
     "NO_FAULTS",
@@ -158,7 +159,7 @@ class SimulatedBackend:
     def _break(self, outcome: Outcome, faults: TickFaults, *, ran: bool) -> None:
         outcome.failure, outcome.ran = PassFailure.FAILED, ran
         outcome.counts, outcome.tokens = array("i"), array("i")
-        outcome.failed, outcome.drafts = {}, {}
+        outcome.failed, outcome.drafts, outcome.scores = {}, {}, {}
         self._broken = faults
         self.faults_hit["pass failed half-way" if ran else "pass failed at once"] += 1
         self.faults_hit["sequences lost"] += faults.lose
@@ -173,6 +174,8 @@ class SimulatedBackend:
     def _run_span(self, span: Span, tokens: array[int], outcome: Outcome, faults: TickFaults) -> None:
         self._append(span, tokens)
         request = self._bound[span.slot].request
+        if rows := request.measured_rows(span.start, span.rows):
+            outcome.scores[span.slot] = self._measure(span, request, rows)
         if span.outputs == 0:
             outcome.counts.append(0)
             return
@@ -190,6 +193,13 @@ class SimulatedBackend:
         outcome.counts.append(len(got))
         if request.params.draft_tokens:
             outcome.drafts[span.slot] = self._propose(span, len(got), request.params.draft_tokens)
+
+    def _measure(self, span: Span, request: Request, rows: int) -> PromptScores:
+        measured: list[object] = []
+        for end in range(span.start + 1, span.start + rows + 1):
+            cells = self.memory.content(span.sequence, end)
+            measured.append(self.model.measured(cells, request.tokens[end]))
+        return PromptScores(span.start + 1, measured)
 
     def _verify(self, span: Span, tokens: array[int], seed: int) -> list[int]:
         """One token for each output row, as long as the drafts before it were right."""

@@ -11,10 +11,19 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stretto.core.request import Request, Scope
 
 POISON = -(1 << 40)
+
+
+class Measured(NamedTuple):
+    """A prompt token's measurement, in the form that every backend gives."""
+
+    logprob: float
+    top_tokens: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,14 @@ class SimulatedModel:
         if value % self.eos_every == 0:
             return self.eos
         return 1 + (value >> 7) % (self.vocab - 1)
+
+    def measured(self, cells: bytes, token: int) -> Measured:
+        """A logprob that depends on the whole prefix and on the token."""
+        likeliest = self.next_token(cells, 0)
+        best = -((zlib.crc32(cells) % 1000 + 1) / 1000)
+        return Measured(
+            best if token == likeliest else best - 1.0 - token / self.vocab, (likeliest,), (best,)
+        )
 
     def continuation(self, request: Request, *, count: int) -> array[int]:
         """What the request must answer, computed alone: the oracle of the simulator and of the tests."""

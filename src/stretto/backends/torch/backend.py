@@ -18,6 +18,8 @@ import numpy as np
 import torch
 
 from stretto.backends.torch.graphs import Graphs, Recorded
+from stretto.backends.torch.measuring import MeasuredRows, columns, scores
+from stretto.backends.torch.measuring import Share as MeasuredShare
 from stretto.backends.torch.models import CausalModel
 from stretto.backends.torch.ops import SampledTokens, SamplingTable
 from stretto.backends.torch.pool import KvPool
@@ -49,6 +51,8 @@ class Flight:
     seats: dict[int, Seat] = field(default_factory=dict)  # those that need a look, by slot
     on_host: dict[int, list[int]] = field(default_factory=dict)  # slot -> tokens chosen on the host
     logprobs: bool = False
+    shares: list[MeasuredShare] = field(default_factory=list)  # spans with rows that are measured
+    measured: MeasuredRows | None = None
 
 
 class TorchBackend:
@@ -150,6 +154,8 @@ class TorchBackend:
         except RuntimeError as error:
             raise TorchError(f"the GPU failed: {error}") from error
         self._read(flight)
+        if flight.measured is not None:
+            outcome.scores = scores(flight.shares, flight.measured)
         return outcome
 
     def recover(self, lengths: Mapping[int, int]) -> frozenset[int]:
@@ -228,13 +234,28 @@ class TorchBackend:
         if batch.is_decode and not on_host:
             sampled: SampledTokens | None = self.runner.decode(batch, mode)
         else:
-            sampled, logits = self.runner.ragged(batch, mode)
+            self._measure(flight, batch)
+            sampled, logits, measured = self.runner.ragged(batch, mode)
+            flight.measured = None if measured is None else measured.on_host()
         if logits is not None and on_host:
             self._sample_on_host(flight, logits)
         if sampled is not None:
             names = ("ids", "logprobs", "top_ids", "top_logprobs")
             copies = {name: to_host(getattr(sampled, name)) for name in names}
             flight.sampled = SampledTokens(**copies)  # type: ignore[arg-type]
+
+    def _measure(self, flight: Flight, batch: Ragged) -> None:
+        """Which rows of prompts are measured in this pass."""
+        tick, at = flight.tick, 0
+        begins: dict[int, int] = {}
+        for slot, start, count in zip(tick.slots, tick.starts, tick.counts, strict=True):
+            request = self._seats[slot].request
+            if rows := request.measured_rows(start, count):
+                flight.shares.append(MeasuredShare(slot, request, start, rows))
+                begins[slot] = at
+            at += count
+        if flight.shares:
+            batch.measured, batch.followers = columns(flight.shares, begins)
 
     # --- requests that the host has a part in -----------------------------------------------------
 

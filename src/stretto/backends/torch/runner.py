@@ -7,7 +7,7 @@ Prompts come in mixed batches, which run eagerly: they are large enough to hide 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,12 +15,15 @@ import torch
 from stretto.backends.torch import ops
 from stretto.backends.torch.graphs import Recorded, buckets_up_to
 from stretto.backends.torch.inputs import decode_inputs, keep_last
+from stretto.backends.torch.measuring import MeasuredRows, measure
 from stretto.backends.torch.models import CausalModel, Step
 from stretto.backends.torch.ops import SampledTokens, SamplingMode, SamplingTable
 from stretto.backends.torch.ops.overlap import overlapping
 from stretto.backends.torch.pool import KvPool
 from stretto.backends.torch.staging import Ints, Staging
 from stretto.backends.torch.tables import Tables
+
+NO_ROWS: Ints = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(slots=True)
@@ -32,6 +35,10 @@ class Ragged:
     counts: Ints
     outputs: Ints  # of each span: its last so many rows
     tokens: Ints
+    measured: Ints = field(
+        default_factory=lambda: NO_ROWS
+    )  # flat rows whose logits are measured, and not sampled from
+    followers: Ints = field(default_factory=lambda: NO_ROWS)  # the token after each of them
 
     @property
     def is_decode(self) -> bool:
@@ -113,8 +120,10 @@ class Runner:
 
     # --- ragged ----------------------------------------------------------------------------------
 
-    def ragged(self, batch: Ragged, mode: SamplingMode) -> tuple[SampledTokens | None, torch.Tensor | None]:
-        """Any spans. Answers the sampled tokens of all output rows, and their logits."""
+    def ragged(
+        self, batch: Ragged, mode: SamplingMode
+    ) -> tuple[SampledTokens | None, torch.Tensor | None, MeasuredRows | None]:
+        """Any spans. Answers the sampled tokens of all output rows, their logits, and what was measured."""
         spans = np.repeat(np.arange(len(batch.slots), dtype=np.int32), batch.counts)
         ends = np.cumsum(batch.counts, dtype=np.int32)
         positions = np.arange(len(spans), dtype=np.int32) + (batch.starts - (ends - batch.counts))[spans]
@@ -122,8 +131,9 @@ class Runner:
         sent = self._staging.send(
             batch.tokens, batch.slots[spans], positions, batch.slots,
             np.concatenate([np.zeros(1, dtype=np.int32), ends]), batch.starts + batch.counts, outputs,
+            batch.measured, batch.followers,
         )  # fmt: skip
-        tokens, row_slots, places, slots, query_starts, lengths, output_at = sent
+        tokens, row_slots, places, slots, query_starts, lengths, output_at, measured_at, followers = sent
         tables = self._tables
         known = torch.where(tokens >= 0, tokens, tables.last_tokens[row_slots.long()])
         own = tables.block_tables.index_select(0, slots)
@@ -136,12 +146,16 @@ class Runner:
             max_query=int(batch.counts.max()),
             decode_only=False,
         )
-        logits = self.model.logits(known, step, self._pool.layers, output_at)
+        wanted = torch.cat([output_at, measured_at]) if len(batch.measured) else output_at
+        logits = self.model.logits(known, step, self._pool.layers, wanted)
+        measured = measure(logits[len(outputs) :], followers) if len(batch.measured) else None
         if not len(outputs):
-            return None, None
+            return None, None, measured
+        logits = logits[: len(outputs)]
         rows = row_slots.index_select(0, output_at).long()
         lengths = places.index_select(0, output_at) + 1
-        return self._sample(logits, rows, lengths - tables.prompt_lens[rows], lengths, mode), logits
+        sampled = self._sample(logits, rows, lengths - tables.prompt_lens[rows], lengths, mode)
+        return sampled, logits, measured
 
     def _sample(
         self,

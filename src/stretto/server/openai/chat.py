@@ -18,10 +18,10 @@ from stretto.server.documents import OPENAI_ERRORS, streaming
 from stretto.server.generation import Answer, Services, collect, start, total_usage
 from stretto.server.openai.chat_request import ChatRequest
 from stretto.server.openai.chunks import ChatChunks
-from stretto.server.openai.logprobs import chat_logprobs
+from stretto.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from stretto.server.openai.relay import relay
 from stretto.server.openai.replies import ChatCompletion
-from stretto.server.openai.shapes import tool_calls_of, usage_of
+from stretto.server.openai.shapes import fingerprint, tool_calls_of, usage_of
 from stretto.server.sse import JsonReply, Wire
 from stretto.server.timings import total_timings
 
@@ -67,6 +67,7 @@ class _Chat:
             self._created,
             n=self._n,
             include_usage=self._body.include_usage,
+            continuous=self._body.continuous_usage,
             logprobs=bool(self._body.logprobs),
             timings_per_token=bool(self._body.timings_per_token),
         )
@@ -76,15 +77,18 @@ class _Chat:
 
     async def whole(self) -> bytes:
         answers = await collect(start(self._services.engine, self._params, self._n))
-        reply = {
+        reply: dict[str, Any] = {
             "id": self._id,
             "object": "chat.completion",
             "created": self._created,
             "model": self._params.model_id,
+            "system_fingerprint": fingerprint(self._params.model_id),
             "choices": [self._choice(index, answer) for index, answer in enumerate(answers)],
             "usage": usage_of(total_usage([answer.end.usage for answer in answers], self._n)),
             "timings": total_timings([answer.end for answer in answers]),
         }
+        if self._body.prompt_logprobs is not None:
+            reply["prompt_logprobs"] = prompt_logprobs(answers[0].prompt_logprobs)
         return msgspec.json.encode(reply)
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:

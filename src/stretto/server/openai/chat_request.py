@@ -2,49 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from stretto.errors import InvalidFieldError
-from stretto.rpc.messages import GenerateParams
+from stretto.rpc.messages import GenerateParams, ToolUse
 from stretto.server.caller import Caller
 from stretto.server.fields import (
     N_MAX,
     TOP_LOGPROBS_MAX,
     Body,
-    Extensions,
     Ignored,
-    MaxTokens,
+    MaxTokensOrAll,
     ModelName,
-    Sampling,
     Stops,
+    not_honoured,
     only,
 )
+from stretto.server.openai.compat import Generating, Thinking
 from stretto.server.openai.messages import Messages, plain_messages
 from stretto.server.openai.tools import (
-    Guided,
+    AllowedChoice,
     NamedChoice,
     ResponseFormat,
     ToolChoice,
     Tools,
+    allowed_only,
     guidance_of,
     guidance_of_format,
     tool_use,
 )
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+_CONTINUE = "continue_final_message"
 TemplateText = Annotated[str, Field(max_length=64)]
 
 
 class StreamOptions(Body):
     where: ClassVar[str] = "stream_options"
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """vLLM's: usage so far in every chunk; only together with include_usage."""
     include_obfuscation: Ignored = None
 
 
 class TemplateOptions(Body):
-    """What a chat template may be told. Others are refused: a template is code."""
+    """What a chat template may be told. A template is code: it is told nothing else."""
 
     where: ClassVar[str] = "chat_template_kwargs"
 
@@ -66,14 +69,6 @@ class Unsupported(Body):
     """Use tool_choice."""
     web_search_options: None = None
     """There is no web search here."""
-    verbosity: None = None
-    """Ask for it in the prompt."""
-    draft_model: None = None
-    """A second model cannot be chosen by a request."""
-    prompt_embeds: None = None
-    """Send text or token ids."""
-    logits_processors: None = None
-    """A request cannot bring code."""
 
 
 class Harmless(Body):
@@ -87,15 +82,19 @@ class Harmless(Body):
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
     prediction: Ignored = None
+    verbosity: not_honoured() = None  # type: ignore[valid-type]
 
 
-class ChatRequest(Harmless, Unsupported, Guided, Sampling, Extensions):
+class ChatRequest(Harmless, Unsupported, Thinking, Generating):
     messages: Messages
     model: ModelName | None = None
     """Left out: the model that the server serves by default."""
-    max_tokens: MaxTokens | None = None
-    max_completion_tokens: MaxTokens | None = None
+    max_tokens: MaxTokensOrAll = None
+    """-1: as many as fit."""
+    max_completion_tokens: MaxTokensOrAll = None
     """The same as max_tokens, by its newer name."""
+    n_predict: MaxTokensOrAll = None
+    """The same as max_tokens, by llama-server's name."""
     n: Annotated[int, Field(ge=1, le=N_MAX)] | None = None
     stop: Stops | None = None
     stream: bool | None = None
@@ -104,11 +103,18 @@ class ChatRequest(Harmless, Unsupported, Guided, Sampling, Extensions):
     """Streams: the timings so far in every chunk, not only in the last one."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    """vLLM's: how likely the prompt's own tokens are, with so many others for each."""
     response_format: ResponseFormat | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Effort | None = None
+    add_generation_prompt: bool | None = None
+    """false: the prompt ends with the last message."""
+    continue_final_message: bool | None = None
+    """The answer goes on from the last message. Left out: it does where that is the assistant's."""
+    return_progress: bool | None = None
+    """Streams tell how much of the prompt is computed (llama-server)."""
     chat_template_kwargs: TemplateOptions | None = None
     modalities: only(["text"]) = None  # type: ignore[valid-type]
 
@@ -116,19 +122,20 @@ class ChatRequest(Harmless, Unsupported, Guided, Sampling, Extensions):
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
     def params(self, *, stream_id: str, model_id: str, caller: Caller) -> GenerateParams:
         """Everything that this request says about its generation. What contradicts itself is refused."""
         self._check()
-        choice = self.tool_choice
-        use = tool_use(
-            None if self.tools is None else [tool.plain() for tool in self.tools],
-            choice.model_dump() if isinstance(choice, NamedChoice) else choice,
-            parallel=self.parallel_tool_calls is not False,
-        )
+        use = self._tool_use()
         shape = guidance_of_format(self.response_format)
         sampling = self.sampling()
         if self.logprobs:
             sampling["logprobs"] = self.top_logprobs or 0
+        if self.prompt_logprobs is not None:
+            sampling["prompt_logprobs"] = self.prompt_logprobs
         return GenerateParams(
             stream_id=stream_id,
             model_id=model_id,
@@ -136,38 +143,58 @@ class ChatRequest(Harmless, Unsupported, Guided, Sampling, Extensions):
             tool_use=use,
             template_options=self._template_options(),
             sampling=sampling,
-            max_tokens=self.max_completion_tokens or self.max_tokens,
-            stops=list(self.stop or ()),
-            stop_token_ids=list(self.stop_token_ids or ()),
+            max_tokens=self._limit(),
+            stops=list(self.stop or self.stops_by_default),
             guidance=guidance_of(self, shape, "response_format", use),
-            priority=caller.priority(self.priority),
-            tenant=caller.tenant,
-            cache_salt=self.cache_salt or "",
-            deadline_ms=self.deadline_ms,
+            continue_final=self.continues,
+            add_generation_prompt=self.add_generation_prompt is not False,
+            progress=bool(self.return_progress and self.stream),
             streamed=bool(self.stream),
+            **self.common(stream_id, caller),
         )
+
+    def _tool_use(self) -> ToolUse | None:
+        tools = [tool.plain() for tool in self.tools or ()]
+        choice = self.tool_choice
+        chosen: str | dict[str, Any] | None
+        if isinstance(choice, AllowedChoice):
+            tools, chosen = allowed_only(tools, choice.names), choice.allowed_tools.mode
+        else:
+            chosen = choice.model_dump() if isinstance(choice, NamedChoice) else choice
+        return tool_use(tools, chosen, parallel=self.parallel_tool_calls is not False)
+
+    def _limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens or self.n_predict or self.limit_by_default
+
+    @property
+    def continues(self) -> bool:
+        """Is the last message the beginning of the answer?"""
+        last = self.messages[-1]
+        begun = last.role == "assistant" and not last.tool_calls
+        if self.continue_final_message is None:
+            return begun and self.add_generation_prompt is not True
+        if self.continue_final_message and not begun:
+            raise InvalidFieldError("needs a text of the assistant as the last message", param=_CONTINUE)
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidFieldError("excludes add_generation_prompt", param=_CONTINUE)
+        return self.continue_final_message
 
     def _check(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise InvalidFieldError("is for streams", param="stream_options", hint="send stream: true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidFieldError("is not for streams", param="prompt_logprobs")
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidFieldError("needs logprobs: true", param="top_logprobs")
         if None not in (self.max_tokens, self.max_completion_tokens) and (
             self.max_tokens != self.max_completion_tokens
         ):
             raise InvalidFieldError("contradicts max_completion_tokens", param="max_tokens")
-        if self.parallel_tool_calls is not None and not self.tools:
+        if self.parallel_tool_calls is not None and self.tools is None:
             raise InvalidFieldError("needs tools", param="parallel_tool_calls")
 
     def _template_options(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        if self.reasoning_effort is not None:
-            found = thinking_options(self.reasoning_effort)
+        found = self.thinking_options()
         if self.chat_template_kwargs is not None:
             found |= self.chat_template_kwargs.model_dump(exclude_none=True)
         return found
-
-
-def thinking_options(effort: str) -> dict[str, Any]:
-    """What chat templates call it: some know a switch, some a level."""
-    return {"enable_thinking": effort != "none", "reasoning_effort": effort}

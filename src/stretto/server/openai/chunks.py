@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from stretto.engine.api import Delta
-from stretto.rpc.messages import StreamEnd, Usage
+from stretto.rpc.messages import PromptProgress, StreamEnd, TokenLogprob, Usage
 from stretto.server.generation import finish_reason
 from stretto.server.openai.logprobs import Columns, chat_logprobs
-from stretto.server.openai.shapes import tool_call_of, usage_of
+from stretto.server.openai.shapes import fingerprint, tool_call_of, usage_of
 from stretto.server.timings import RunningTimings, timings_of, total_timings
 
 _encode = msgspec.json.encode
@@ -34,13 +34,48 @@ class _Chunks:
         *,
         answers: int,
         include_usage: bool,
+        continuous: bool,
         timings_per_token: bool,
     ) -> None:
-        self._envelope = {"id": completion_id, "object": self.kind, "created": created, "model": model}
+        self._envelope = {
+            "id": completion_id,
+            "object": self.kind,
+            "created": created,
+            "model": model,
+            "system_fingerprint": fingerprint(model),
+        }
         self._head = b"data: " + _encode(self._envelope)[:-1] + b',"choices":[{"index":'
-        self._after = b',"usage":null}\n\n' if include_usage else b"}\n\n"
-        self._close = b"}]" + self._after
+        self._plain_after = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._plain_close = b"}]" + self._plain_after
+        self.continuous = continuous
+        self._counts = [Usage() for _ in range(answers)]
         self._running = [RunningTimings() for _ in range(answers)] if timings_per_token else []
+
+    def count(self, index: int, prompt_tokens: int, delta: Delta) -> None:
+        """What the chunks of this delta say of the tokens so far."""
+        so_far = self._counts[index]
+        so_far.prompt_tokens = prompt_tokens
+        so_far.completion_tokens += delta.token_count
+        if delta.end is not None:
+            self._counts[index] = delta.end.usage
+
+    def _after(self, index: int) -> bytes:
+        if not self.continuous:
+            return self._plain_after
+        return b',"usage":' + _encode(usage_of(self._counts[index])) + b"}\n\n"
+
+    def _close(self, index: int) -> bytes:
+        return b"}]" + self._after(index) if self.continuous else self._plain_close
+
+    def _progress(self, progress: PromptProgress) -> bytes:
+        """llama-server's `prompt_progress`, in a chunk without a choice."""
+        shown = {
+            "total": progress.total,
+            "cache": progress.cached,
+            "processed": progress.computed,
+            "time_ms": round(progress.time_s * 1000),
+        }
+        return b"data: " + _encode({**self._envelope, "choices": [], "prompt_progress": shown}) + b"\n\n"
 
     def _closed(self, index: int, delta: Delta) -> bytes:
         """The end of a chunk, with timings where it is the last one of its answer, or where all have them."""
@@ -49,8 +84,8 @@ class _Chunks:
         elif delta.end is not None:
             timings = timings_of(delta.end)
         else:
-            return self._close
-        return b'}],"timings":' + _encode(timings) + self._after
+            return self._close(index)
+        return b'}],"timings":' + _encode(timings) + self._after(index)
 
     def usage(self, usage: Usage, ends: Sequence[StreamEnd] = ()) -> bytes:
         """The chunk after the last one, for those who asked."""
@@ -70,6 +105,7 @@ class ChatChunks(_Chunks):
         n: int,
         include_usage: bool,
         logprobs: bool,
+        continuous: bool = False,
         timings_per_token: bool = False,
     ) -> None:
         super().__init__(
@@ -78,12 +114,13 @@ class ChatChunks(_Chunks):
             created,
             answers=n,
             include_usage=include_usage,
+            continuous=continuous,
             timings_per_token=timings_per_token,
         )
         self._logprobs = logprobs
         self._starts = [self._head + b"%d" % index + b',"delta":' for index in range(n)]
         self._text = [start + b'{"content":' for start in self._starts]
-        self._text_end = b'},"logprobs":null,"finish_reason":null' + self._close
+        self._text_end = b'},"logprobs":null,"finish_reason":null'
         self._new = [True] * n
         self._calls = [0] * n
 
@@ -97,9 +134,11 @@ class ChatChunks(_Chunks):
             or delta.end
             or self._running
         ):
-            return self._text[index] + _encode(delta.text) + self._text_end
+            return self._text[index] + _encode(delta.text) + self._text_end + self._close(index)
+        if delta.progress is not None and not (delta.text or delta.end or delta.reasoning):
+            return self._progress(delta.progress)
         parts = self._parts(index, delta)
-        return self._close.join(parts) + self._closed(index, delta) if parts else b""
+        return self._close(index).join(parts) + self._closed(index, delta) if parts else b""
 
     def _parts(self, index: int, delta: Delta) -> list[bytes]:
         parts = []
@@ -143,7 +182,9 @@ class TextChunks(_Chunks):
         echoes: Sequence[str],
         include_usage: bool,
         logprobs: int | None,
+        continuous: bool = False,
         timings_per_token: bool = False,
+        silent: bool = False,
     ) -> None:
         super().__init__(
             completion_id,
@@ -151,28 +192,45 @@ class TextChunks(_Chunks):
             created,
             answers=len(echoes),
             include_usage=include_usage,
+            continuous=continuous,
             timings_per_token=timings_per_token,
         )
+        self._silent = silent
+        self._prompts: list[list[TokenLogprob]] = [[] for _ in echoes]
         self._starts = [self._head + b"%d" % index + b',"text":' for index in range(len(echoes))]
-        self._text_end = b',"logprobs":null,"finish_reason":null' + self._close
+        self._text_end = b',"logprobs":null,"finish_reason":null'
         self._echoes = list(echoes)
         self._columns = [Columns() for _ in echoes]
         self._logprobs = logprobs
 
     def render(self, index: int, delta: Delta) -> bytes:
+        self._prompts[index].extend(delta.prompt_logprobs)
+        if delta.progress is not None and not (delta.text or delta.end):
+            return self._progress(delta.progress)
+        if self._silent:
+            delta = Delta(token_count=0, end=cut_short(delta.end)) if delta.end is not None else Delta()
         text = delta.reasoning + delta.text if delta.reasoning else delta.text
-        if self._echoes[index]:
-            text, self._echoes[index] = self._echoes[index] + text, ""
-        if text and not (delta.logprobs or delta.end or self._running):
-            return self._starts[index] + _encode(text) + self._text_end
         if not (text or delta.logprobs or delta.end):
             return b""
+        if self._echoes[index]:
+            text, self._echoes[index] = self._echoes[index] + text, ""
+        if text and not (delta.logprobs or delta.end or self._prompts[index] or self._running):
+            return self._starts[index] + _encode(text) + self._text_end + self._close(index)
         return self._chunk(index, text, delta)
 
     def _chunk(self, index: int, text: str, delta: Delta) -> bytes:
         logprobs = None
-        if self._logprobs is not None and delta.logprobs:
-            logprobs = self._columns[index].take(delta.logprobs, top=self._logprobs > 0)
+        prompt, self._prompts[index] = self._prompts[index], []
+        if self._logprobs is not None and (delta.logprobs or prompt):
+            logprobs = self._columns[index].take(delta.logprobs, top=self._logprobs > 0, prompt=prompt)
         reason = None if delta.end is None else finish_reason(delta.end, calls=False)
         rest = _encode({"logprobs": logprobs, "finish_reason": reason})[1:-1]
         return self._starts[index] + _encode(text) + b"," + rest + self._closed(index, delta)
+
+
+def cut_short(end: StreamEnd) -> StreamEnd:
+    """The end of a request that wanted no answer."""
+    if end.finish_reason == "cancelled":
+        return end
+    usage = msgspec.structs.replace(end.usage, completion_tokens=0, reasoning_tokens=0)
+    return msgspec.structs.replace(end, finish_reason="length", usage=usage)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from stretto.engine.api import GenerationStream
 from stretto.errors import InvalidFieldError, UnsupportedFieldError
-from stretto.rpc.messages import GenerateParams
+from stretto.rpc.messages import GenerateParams, TokenLogprob, Usage
 from stretto.server.bodies import BodyRoute
 from stretto.server.boundary import new_id
 from stretto.server.caller import Caller, caller_of
@@ -22,41 +22,47 @@ from stretto.server.documents import OPENAI_ERRORS, streaming
 from stretto.server.fields import (
     N_MAX,
     TOP_LOGPROBS_MAX,
-    Extensions,
-    MaxTokens,
     ModelName,
-    Sampling,
     Stops,
 )
 from stretto.server.generation import Answer, Services, collect, start, total_usage
 from stretto.server.openai.chat_request import Harmless, StreamOptions
-from stretto.server.openai.chunks import TextChunks
-from stretto.server.openai.logprobs import Columns
-from stretto.server.openai.prompts import Prompt, prompts
+from stretto.server.openai.chunks import TextChunks, cut_short
+from stretto.server.openai.compat import Generating
+from stretto.server.openai.logprobs import Columns, prompt_logprobs
+from stretto.server.openai.prompts import Prompt, prompt_field, prompts
 from stretto.server.openai.relay import relay
 from stretto.server.openai.replies import Completion
-from stretto.server.openai.shapes import usage_of
-from stretto.server.openai.tools import Guided, ResponseFormat, guidance_of, guidance_of_format
+from stretto.server.openai.shapes import fingerprint, usage_of
+from stretto.server.openai.tools import ResponseFormat, guidance_of, guidance_of_format
 from stretto.server.sse import JsonReply, Wire
 from stretto.server.timings import total_timings
 
 PROMPTS_MAX = 64
 ANSWERS_MAX = 128  # prompts times n
 DEFAULT_TOKENS = 16  # as OpenAI's
+ALL_TOKENS = -1
+TextTokens = Annotated[int, Field(ge=ALL_TOKENS, le=1 << 24)] | None
 
 
-class CompletionRequest(Harmless, Guided, Sampling, Extensions):
-    prompt: prompts(items_max=PROMPTS_MAX, empty_text=False)  # type: ignore[valid-type]
-    """Text, token ids, or a list of either."""
+class CompletionRequest(Harmless, Generating):
+    prompt: prompts(items_max=PROMPTS_MAX, empty_text=True, mixed=True)  # type: ignore[valid-type]
+    """Text, token ids, or a list of either. An empty text: whatever a text begins with."""
     model: ModelName | None = None
     """Left out: the model that the server serves by default."""
-    max_tokens: MaxTokens | None = None
-    """Left out: 16."""
+    max_tokens: TextTokens = None
+    """Left out: 16. 0: only the prompt is computed, for `echo` with `logprobs`. -1: as many as fit."""
+    n_predict: TextTokens = None
+    """The same as max_tokens, by llama-server's name."""
     n: Annotated[int, Field(ge=1, le=N_MAX)] | None = None
     best_of: Annotated[int, Field(ge=1, le=N_MAX)] | None = None
     """Only the same number as n: answers are not ranked."""
     echo: bool | None = None
-    """Put the prompt before the answer."""
+    """Put the prompt before the answer; with `logprobs` those of its tokens too."""
+    prompt_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    """vLLM's: how likely the prompt's own tokens are, with so many others for each."""
+    return_progress: bool | None = None
+    """Streams tell how much of the prompt is computed (llama-server)."""
     stop: Stops | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -66,14 +72,19 @@ class CompletionRequest(Harmless, Guided, Sampling, Extensions):
     response_format: ResponseFormat | None = None
     suffix: None = None
     """Filling in the middle is not supported."""
-    draft_model: None = None
-    """A second model cannot be chosen by a request."""
-    prompt_embeds: None = None
-    """Send text or token ids."""
 
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def silent(self) -> bool:
+        """Is nothing to be generated? One token is, for the prompt's sake, and thrown away."""
+        return 0 in (self.max_tokens, self.n_predict)
 
     def check(self) -> None:
         n = self.n or 1
@@ -81,9 +92,9 @@ class CompletionRequest(Harmless, Guided, Sampling, Extensions):
             raise InvalidFieldError("is for streams", param="stream_options", hint="send stream: true")
         if self.best_of not in (None, n):
             raise UnsupportedFieldError("answers are not ranked", param="best_of", hint="leave it out")
-        if self.echo and self.logprobs is not None:
+        if self.prompt_logprobs is not None and self.stream:
             raise UnsupportedFieldError(
-                "log-probabilities of a prompt are not computed", param="echo", hint="send echo or logprobs"
+                "is not for streams", param="prompt_logprobs", hint="send echo with logprobs"
             )
         if n * len(self.prompt) > ANSWERS_MAX:
             raise InvalidFieldError(f"prompts times n must be at most {ANSWERS_MAX}", param="n")
@@ -92,23 +103,32 @@ class CompletionRequest(Harmless, Guided, Sampling, Extensions):
         sampling = self.sampling()
         if self.logprobs is not None:
             sampling["logprobs"] = self.logprobs
+        wanted = self.prompt_logprobs if self.prompt_logprobs is not None else -1
+        if self.echo and self.logprobs is not None:
+            wanted = max(wanted, self.logprobs)
+        if wanted >= 0:
+            sampling["prompt_logprobs"] = wanted
         shape = guidance_of_format(self.response_format)
         return GenerateParams(
             stream_id=stream_id,
             model_id=model_id,
-            prompt=prompt if isinstance(prompt, str) else None,
-            tokens=None if isinstance(prompt, str) else prompt,
             sampling=sampling,
-            max_tokens=self.max_tokens or DEFAULT_TOKENS,
-            stops=list(self.stop or ()),
-            stop_token_ids=list(self.stop_token_ids or ()),
+            max_tokens=self._limit(),
+            stops=list(self.stop or self.stops_by_default),
             guidance=guidance_of(self, shape, "response_format", None),
-            priority=caller.priority(self.priority),
-            tenant=caller.tenant,
-            cache_salt=self.cache_salt or "",
-            deadline_ms=self.deadline_ms,
+            progress=bool(self.return_progress and self.stream),
             streamed=bool(self.stream),
+            **prompt_field(prompt),
+            **self.common(stream_id, caller),
         )
+
+    def _limit(self) -> int | None:
+        """None: as many as fit."""
+        if self.silent:
+            return 1
+        asked = [self.max_tokens, self.n_predict, self.limit_by_default]
+        found = next((limit for limit in asked if limit is not None), DEFAULT_TOKENS)
+        return None if found == ALL_TOKENS else found
 
 
 def router(services: Services) -> APIRouter:
@@ -166,9 +186,14 @@ class _Completions:
         return [text for text in texts for _ in range(self._n)]
 
     async def _prompt_text(self, call: GenerateParams) -> str:
+        if call.pieces is not None:
+            return "".join([await self._piece_text(piece, call.model_id) for piece in call.pieces])
         if call.tokens is None:
             return call.prompt or ""
         return await self._services.engine.detokenize(call.tokens, call.model_id)
+
+    async def _piece_text(self, piece: str | int, model_id: str) -> str:
+        return piece if isinstance(piece, str) else await self._services.engine.detokenize([piece], model_id)
 
     async def stream(self, wire: Wire) -> None:
         echoes = await self._echoes()
@@ -178,12 +203,14 @@ class _Completions:
             self._created,
             echoes=echoes,
             include_usage=self._body.include_usage,
+            continuous=self._body.continuous_usage,
             logprobs=self._body.logprobs,
             timings_per_token=bool(self._body.timings_per_token),
+            silent=self._body.silent,
         )
         streams = self._start()
         usage = self._body.include_usage
-        await relay(wire, streams, chunks, n=self._n, include_usage=usage)
+        await relay(wire, streams, chunks, n=self._n, include_usage=usage, silent=self._body.silent)
 
     async def whole(self) -> bytes:
         echoes = await self._echoes()
@@ -193,20 +220,35 @@ class _Completions:
             "object": "text_completion",
             "created": self._created,
             "model": self._calls[0].model_id,
+            "system_fingerprint": fingerprint(self._calls[0].model_id),
             "choices": [
-                self._choice(index, echo, answer)
+                self._choice(index, echo, answer, answers[index - index % self._n].prompt_logprobs)
                 for index, (echo, answer) in enumerate(zip(echoes, answers, strict=True))
             ],
-            "usage": usage_of(total_usage([answer.end.usage for answer in answers], self._n)),
+            "usage": usage_of(self._usage([answer.end.usage for answer in answers])),
             "timings": total_timings([answer.end for answer in answers]),
         }
         return msgspec.json.encode(reply)
 
-    def _choice(self, index: int, echo: str, answer: Answer) -> dict[str, Any]:
+    def _usage(self, usages: list[Usage]) -> Usage:
+        total = total_usage(usages, self._n)
+        return msgspec.structs.replace(total, completion_tokens=0) if self._body.silent else total
+
+    def _choice(self, index: int, echo: str, answer: Answer, prompt: list[TokenLogprob]) -> dict[str, Any]:
+        """`prompt`: measured once, for the first of `n` answers."""
+        if self._body.silent:
+            answer = Answer(end=cut_short(answer.end))
         wanted = self._body.logprobs
-        return {
+        logprobs = None
+        if wanted is not None:
+            echoed = prompt if self._body.echo else ()
+            logprobs = Columns().take(answer.logprobs, top=wanted > 0, prompt=echoed)
+        choice = {
             "index": index,
             "text": echo + answer.reasoning + answer.text,
-            "logprobs": None if wanted is None else Columns().take(answer.logprobs, top=wanted > 0),
+            "logprobs": logprobs,
             "finish_reason": answer.finish_reason,
         }
+        if self._body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(prompt)
+        return choice

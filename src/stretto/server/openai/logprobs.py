@@ -36,17 +36,36 @@ class Columns:
     def __init__(self, offset: int = 0) -> None:
         self._offset = offset
 
-    def take(self, items: Sequence[TokenLogprob], *, top: bool) -> dict[str, Any]:
+    def take(
+        self, items: Sequence[TokenLogprob], *, top: bool, prompt: Sequence[TokenLogprob] = ()
+    ) -> dict[str, Any]:
+        """`prompt`: its tokens, where they are echoed. The very first one follows nothing: it has none."""
         offsets = []
-        for item in items:
+        for item in (*prompt, *items):
             offsets.append(self._offset)
             self._offset += len(item.token)
+        values = [_finite(item.logprob) for item in (*prompt, *items)]
+        ranked = [_ranked(item) for item in (*prompt, *items)] if top else None
         return {
-            "tokens": [item.token for item in items],
-            "token_logprobs": [_finite(item.logprob) for item in items],
-            "top_logprobs": [_ranked(item) for item in items] if top else None,
+            "tokens": [item.token for item in (*prompt, *items)],
+            "token_logprobs": [None, *values[1:]] if prompt else values,
+            "top_logprobs": [None, *ranked[1:]] if prompt and ranked else ranked,
             "text_offset": offsets,
         }
+
+
+def prompt_logprobs(items: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
+    """vLLM's shape: for each token an object from token ids to logprobs; nothing for the first."""
+    return [None if at == 0 else _by_id(item) for at, item in enumerate(items)]
+
+
+def _by_id(item: TokenLogprob) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for rank, (token, token_id, logprob, _) in enumerate(item.top, 1):
+        found[str(token_id)] = {"logprob": _finite(logprob), "rank": rank, "decoded_token": token}
+    own = {"logprob": _finite(item.logprob), "rank": None, "decoded_token": item.token}
+    found.setdefault(str(item.token_id), own)
+    return found
 
 
 def _ranked(item: TokenLogprob) -> dict[str, float]:

@@ -17,12 +17,15 @@ class TextPart(Body):
     where: ClassVar[str] = "messages.content"
     type: Literal["text"]
     text: str
+    cache_control: Ignored = None
 
 
 def _text_only(part: Any) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind in ("image_url", "input_audio", "file", "video_url", "refusal"):
+    if isinstance(kind, str) and kind in ("image_url", "input_audio", "file", "video_url"):
         raise unsupported(f"parts of type {kind} are not supported")
+    if kind == "refusal" and isinstance(part.get("refusal"), str):
+        return {"type": "text", "text": part["refusal"]}  # what the assistant said instead
     return part
 
 
@@ -63,8 +66,10 @@ class Message(Body):
     """The call that a tool message answers."""
     reasoning_content: str | None = None
     """What the assistant thought, for templates that show it again."""
-    refusal: Ignored = None
+    refusal: str | None = None
+    """What the assistant said in place of content."""
     annotations: Ignored = None
+    cache_control: Ignored = None
     audio: None = None
     """Audio is not supported."""
     function_call: None = None
@@ -74,7 +79,9 @@ class Message(Body):
         return {"role": template_role(self.role), "content": self.content_plain(), **self._extras()}
 
     def content_plain(self) -> Any:
-        if self.content is None or isinstance(self.content, str):
+        if self.content is None:
+            return self.refusal if self.role == "assistant" else None
+        if isinstance(self.content, str):
             return self.content
         return [{"type": "text", "text": part.text} for part in self.content]
 
@@ -99,7 +106,9 @@ def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
     for index, message in enumerate(messages):
         if message.role == "tool" and message.tool_call_id is None:
             raise MissingFieldError("is required for role tool", param=f"messages.{index}.tool_call_id")
-        if message.content is None and not (message.role == "assistant" and message.tool_calls):
+        if message.content is None and not (
+            message.role == "assistant" and (message.tool_calls or message.refusal is not None)
+        ):
             raise MissingFieldError("is required", param=f"messages.{index}.content")
         if message.tool_calls and message.role != "assistant":
             raise InvalidFieldError(

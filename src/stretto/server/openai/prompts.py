@@ -1,5 +1,8 @@
 """Prompts of /v1/completions and inputs of /v1/embeddings: text or token ids, one or a list.
 
+A completion's prompt may also mix the two, as llama-server's: `["Once ", 253, "there"]` is one prompt, and
+in a list of prompts each may be such a list.
+
 A list of token ids can be a million numbers long, so it is checked by one loop, not field by field.
 """
 
@@ -12,24 +15,27 @@ from pydantic_core import PydanticCustomError
 
 from stretto.server.fields import TOKEN_MAX
 
-Prompt = str | list[int]
+Prompt = str | list[int] | list[str | int]
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": TOKEN_MAX}, "minItems": 1}
 
 
-def prompts(*, items_max: int, empty_text: bool) -> Any:
-    """An annotation for a field that becomes `list[str | list[int]]`."""
+def prompts(*, items_max: int, empty_text: bool, mixed: bool = False) -> Any:
+    """An annotation for a field that becomes a list of prompts."""
     text = {"type": "string"} if empty_text else {"type": "string", "minLength": 1}
     several = {"type": "array", "minItems": 1, "maxItems": items_max}
-    schema = {
+    schema: dict[str, Any] = {
         "anyOf": [text, {**several, "items": text}, dict(_TOKENS), {**several, "items": dict(_TOKENS)}],
     }
+    if mixed:
+        one = {"type": "array", "minItems": 1, "items": {"anyOf": [{"type": "string"}, _TOKENS["items"]]}}
+        schema["anyOf"] += [one, {**several, "items": {"anyOf": [text, one]}}]
 
     def check(value: Any) -> list[Prompt]:
-        found = _listed(value)
+        found = _listed(value, mixed=mixed)
         if not 1 <= len(found) <= items_max:
             raise _invalid(f"must hold 1 to {items_max} items, not {len(found)}")
         for prompt in found:
-            _check_one(prompt, empty_text=empty_text)
+            _check_one(prompt, empty_text=empty_text, mixed=mixed)
         return found
 
     return Annotated[list[Any], BeforeValidator(check), WithJsonSchema(schema)]
@@ -48,28 +54,37 @@ TokenIds = Annotated[
 ]
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: Any, *, mixed: bool) -> list[Any]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
         raise _invalid("must be text, token ids, or a list of either")
-    if value and all(type(item) is int for item in value):
+    kinds = {type(item) for item in value}
+    if kinds == {int} or (mixed and kinds == {int, str}):
         return [value]
-    if len({type(item) for item in value}) > 1:
+    if len(kinds) > 1 and not (mixed and kinds == {str, list}):
         raise _invalid("must not mix texts and token ids")
     return value
 
 
-def _check_one(prompt: Any, *, empty_text: bool) -> None:
+def _check_one(prompt: Any, *, empty_text: bool, mixed: bool) -> None:
     if isinstance(prompt, str):
         if not prompt and not empty_text:
             raise _invalid("must not hold an empty text")
         return
-    if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):
+    if not isinstance(prompt, list):
         raise _invalid("must be text, token ids, or a list of either")
     if not prompt:
         raise _invalid("must not hold an empty list of tokens")
-    _tokens(prompt)
+    _tokens([piece for piece in prompt if not isinstance(piece, str)] if mixed else prompt)
+
+
+def prompt_field(prompt: Prompt) -> dict[str, Any]:
+    """The field of `GenerateParams` that takes this prompt."""
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    mixed = any(isinstance(piece, str) for piece in prompt)
+    return {"pieces": prompt} if mixed else {"tokens": prompt}
 
 
 def _invalid(message: str) -> PydanticCustomError:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import msgspec
+
 from stretto.engine.api import Delta, GenerationStream
 from stretto.rpc.messages import StreamEnd, Usage
 from stretto.server.generation import merged, total_usage
@@ -14,24 +16,40 @@ from stretto.server.sse import DONE, Wire
 class Chunks(Protocol):
     """Renders one reply's events. An empty answer of `render` means that there is nothing to send yet."""
 
+    continuous: bool
+    """Does every chunk say how many tokens there are so far?"""
+
+    def count(self, index: int, prompt_tokens: int, delta: Delta) -> None: ...
+
     def render(self, index: int, delta: Delta) -> bytes: ...
 
     def usage(self, usage: Usage, ends: Sequence[StreamEnd] = ()) -> bytes: ...
 
 
 async def relay(
-    wire: Wire, streams: Sequence[GenerationStream], chunks: Chunks, *, n: int, include_usage: bool
+    wire: Wire,
+    streams: Sequence[GenerationStream],
+    chunks: Chunks,
+    *,
+    n: int,
+    include_usage: bool,
+    silent: bool = False,
 ) -> None:
-    """`n` streams share each prompt. Leaving early cancels all of them."""
+    """`n` streams share each prompt. Leaving early cancels all of them. `silent`: no answer is counted."""
     ends = [StreamEnd(stream_id=stream.stream_id, finish_reason="cancelled") for stream in streams]
     try:
         async for index, delta in merged(streams):
             if delta.end is not None:
                 ends[index] = delta.end
+            if chunks.continuous:
+                chunks.count(index, streams[index].prompt_tokens, delta)
             if data := chunks.render(index, delta):
                 await wire.write(data)
     finally:
         for stream in streams:
             stream.cancel()
-    tail = chunks.usage(total_usage([end.usage for end in ends], n), ends) if include_usage else b""
+    total = total_usage([end.usage for end in ends], n)
+    if silent:
+        total = msgspec.structs.replace(total, completion_tokens=0)
+    tail = chunks.usage(total, ends) if include_usage else b""
     await wire.write(tail + DONE)

@@ -86,16 +86,31 @@ class ChatCompletion(Reply):
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: str
+    """Of the version and the model: the same one answers alike for the same seed."""
     choices: list[ChatChoice]
     usage: CompletionUsage
     timings: Timings
+    prompt_logprobs: list[dict[str, dict[str, Any]] | None] | None = None
+    """Only where they were asked for, by token id."""
 
 
 class TextLogprobs(Reply):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    """null for the first token of an echoed prompt: it follows nothing."""
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
+
+
+class PromptLogprob(Reply):
+    logprob: float
+    rank: int | None
+    """Among the likeliest tokens that were asked for."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class TextChoice(Reply):
@@ -103,6 +118,8 @@ class TextChoice(Reply):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"]
+    prompt_logprobs: PromptLogprobs | None = None
+    """Only where they were asked for, by token id."""
 
 
 class Completion(Reply):
@@ -110,6 +127,7 @@ class Completion(Reply):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[TextChoice]
     usage: CompletionUsage
     timings: Timings
@@ -215,7 +233,7 @@ class ResponseReply(Reply):
     tools: list[dict[str, Any]]
     top_logprobs: int
     top_p: float | None
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
     usage: dict[str, Any] | None
     user: str | None
     background: bool

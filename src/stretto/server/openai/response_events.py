@@ -20,8 +20,10 @@ from stretto.server.openai.response_shapes import (
     reasoning_item,
     text_part,
 )
+from stretto.server.openai.response_tools import Origin
 
 _encode = msgspec.json.encode
+_ANSWERS = ("message", "function_call", "custom_tool_call")
 
 
 class ResponseEvents:
@@ -32,7 +34,7 @@ class ResponseEvents:
         self._output: list[dict[str, Any]] = []
         self._open = ""  # the kind of the item that grows: reasoning, text, call or nothing
         self._item_id = ""
-        self._called = ("", "")  # name and id of the call that grows
+        self._origin, self._call_id = Origin(""), ""  # of the call that grows
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
         self._events: list[bytes] = []
@@ -106,9 +108,7 @@ class ResponseEvents:
             return
         text, place = "".join(self._texts), {**self._place, "content_index": 0}
         if self._open == "call":
-            done = {**self._place, "name": self._called[0], "arguments": text}
-            self._event("response.function_call_arguments.done", done)
-            item = self._call_item(text, status)
+            item = self._called(text, status)
         elif self._open == "reasoning":
             self._event("response.reasoning_text.done", {**place, "text": text})
             item = reasoning_item(self._item_id, status, text)
@@ -124,20 +124,31 @@ class ResponseEvents:
         """A call, or the next piece of the one that is open."""
         if call.name:
             self._close()
-            self._open, self._item_id, self._called = "call", new_id("fc_"), (call.name, new_id("call_"))
+            self._origin, self._call_id = self._envelope.origin(call.name), new_id("call_")
+            self._open, self._item_id = "call", new_id("ctc_" if self._origin.custom else "fc_")
             item = self._call_item("", "in_progress")
             self._event("response.output_item.added", {"output_index": len(self._output), "item": item})
         if call.arguments:
             self._texts.append(call.arguments)
-            self._event("response.function_call_arguments.delta", {**self._place, "delta": call.arguments})
+            if not self._origin.custom:  # its free text is known when its JSON is whole
+                piece = {**self._place, "delta": call.arguments}
+                self._event("response.function_call_arguments.delta", piece)
         if call.done:
             self._close()
 
     def _call_item(self, arguments: str, status: str) -> dict[str, Any]:
-        name, call_id = self._called
-        return call_item(
-            self._item_id, ToolCallDelta(index=0, name=name, arguments=arguments), call_id, status
-        )
+        return call_item(self._item_id, self._call_id, arguments, status, origin=self._origin)
+
+    def _called(self, arguments: str, status: str) -> dict[str, Any]:
+        """The call is whole: its last events, and its item."""
+        item = self._call_item(arguments, status)
+        if self._origin.custom:
+            self._event("response.custom_tool_call_input.delta", {**self._place, "delta": item["input"]})
+            self._event("response.custom_tool_call_input.done", {**self._place, "input": item["input"]})
+        else:
+            done = {**self._place, "name": self._origin.name, "arguments": arguments}
+            self._event("response.function_call_arguments.done", done)
+        return item
 
     def _done(self, item: dict[str, Any]) -> None:
         self._event("response.output_item.done", {"output_index": len(self._output), "item": item})
@@ -145,7 +156,7 @@ class ResponseEvents:
 
     def _end(self, delta: Delta) -> None:
         assert delta.end is not None
-        if not self._open and not any(item["type"] in ("message", "function_call") for item in self._output):
+        if not self._open and not any(item["type"] in _ANSWERS for item in self._output):
             self._grow_text(Delta())  # a response without any words still has its message
         self._close("incomplete" if delta.end.finish_reason == "length" else "completed")
         response = self._envelope.ended(self._output, delta.end)

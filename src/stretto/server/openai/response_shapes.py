@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from stretto.rpc.messages import StreamEnd, ToolCallDelta, Usage
+from stretto.rpc.messages import StreamEnd, Usage
 from stretto.server.boundary import new_id
 from stretto.server.generation import Answer, finish_reason
 from stretto.server.openai.logprobs import chat_logprobs
+from stretto.server.openai.response_tools import CustomTool, FunctionTool, NamespaceTool, Origin, free_text
 from stretto.server.openai.responses_request import ResponseRequest
 
 
@@ -16,6 +18,7 @@ class Envelope:
 
     def __init__(self, body: ResponseRequest, response_id: str, model: str, created: int) -> None:
         self.logprobs = body.wants_logprobs
+        self.origin = body.table.origin
         effort = body.reasoning.effort if body.reasoning is not None else None
         shape = body.text.format if body.text is not None else None
         self._fixed: dict[str, Any] = {
@@ -33,10 +36,10 @@ class Envelope:
             "temperature": body.temperature,
             "text": {"format": {"type": "text"} if shape is None else shape.model_dump(by_alias=True)},
             "tool_choice": body.choice,
-            "tools": [_tool(tool.model_dump()) for tool in body.tools or ()],
+            "tools": [_tool(tool) for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": body.top_p,
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "user": body.user,
             "background": False,
         }
@@ -60,9 +63,16 @@ class Envelope:
         return {**self._fixed, **changing, "output": output, "usage": usage}
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """With what OpenAI's types require: they know no tool without parameters."""
-    return {**tool, "parameters": tool["parameters"] or {}, "strict": bool(tool["strict"])}
+def _tool(tool: FunctionTool | CustomTool | NamespaceTool) -> dict[str, Any]:
+    """With what OpenAI's types require: they know no function without parameters."""
+    if isinstance(tool, NamespaceTool):
+        inner = [_tool(one) for one in tool.tools]
+        about = {"type": "namespace", "name": tool.name, "description": tool.description or ""}
+        return {**about, "tools": inner}
+    shown = {"type": tool.type, "name": tool.name, "description": tool.description}
+    if isinstance(tool, CustomTool):
+        return {**shown, "format": tool.format or {"type": "text"}}
+    return {**shown, "parameters": tool.parameters or {}, "strict": bool(tool.strict)}
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
@@ -88,18 +98,18 @@ def reasoning_item(item_id: str, status: str, text: str | None) -> dict[str, Any
     return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}
 
 
-def call_item(item_id: str, call: ToolCallDelta, call_id: str, status: str) -> dict[str, Any]:
-    return {
-        "id": item_id,
-        "type": "function_call",
-        "status": status,
-        "call_id": call_id,
-        "name": call.name,
-        "arguments": call.arguments,
-    }
+def call_item(item_id: str, call_id: str, arguments: str, status: str, *, origin: Origin) -> dict[str, Any]:
+    """A call under the name and the type that the client gave its tool."""
+    item: dict[str, Any] = {"id": item_id, "type": "function_call", "status": status, "call_id": call_id}
+    item["name"] = origin.name
+    if origin.namespace:
+        item["namespace"] = origin.namespace
+    if origin.custom:
+        return item | {"type": "custom_tool_call", "input": free_text(arguments) if arguments else ""}
+    return item | {"arguments": arguments}
 
 
-def items_of(answer: Answer, *, logprobs: bool) -> list[dict[str, Any]]:
+def items_of(answer: Answer, *, logprobs: bool, origin: Callable[[str], Origin]) -> list[dict[str, Any]]:
     status = "incomplete" if answer.end.finish_reason == "length" else "completed"
     found = []
     if answer.reasoning:
@@ -107,5 +117,8 @@ def items_of(answer: Answer, *, logprobs: bool) -> list[dict[str, Any]]:
     if answer.text or not answer.tool_calls:
         entries = chat_logprobs(answer.logprobs)["content"] if logprobs else []
         found.append(message_item(new_id("msg_"), status, [text_part(answer.text, entries)]))
-    calls = [call_item(new_id("fc_"), call, new_id("call_"), "completed") for call in answer.tool_calls]
+    calls = [
+        call_item(new_id("fc_"), new_id("call_"), call.arguments, "completed", origin=origin(call.name))
+        for call in answer.tool_calls
+    ]
     return found + calls

@@ -69,5 +69,5 @@ class _Response:
 
     async def whole(self) -> bytes:
         (answer,) = await collect(start(self._services.engine, self._params))
-        output = items_of(answer, logprobs=self._envelope.logprobs)
+        output = items_of(answer, logprobs=self._envelope.logprobs, origin=self._envelope.origin)
         return msgspec.json.encode(self._envelope.ended(output, answer.end))

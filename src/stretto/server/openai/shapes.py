@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
+from stretto import __version__
 from stretto.rpc.messages import ToolCallDelta, Usage
 from stretto.server.boundary import new_id
+
+
+@cache
+def fingerprint(model: str) -> str:
+    """OpenAI's `system_fingerprint`: of what may change an answer beside the request."""
+    return "fp_" + hashlib.sha256(f"{__version__}\n{model}".encode()).hexdigest()[:12]
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo
+from pydantic_core import PydanticCustomError
 
-from stretto.errors import InvalidFieldError
+from stretto.errors import InvalidFieldError, MissingFieldError
 from stretto.rpc.messages import Guidance, ToolUse
-from stretto.server.fields import TOOLS_MAX, Body, unsupported
+from stretto.server.fields import TOOLS_MAX, Body, Ignored, unsupported
+from stretto.server.ignored import IgnoredFields
 
 SCHEMA_BYTES_MAX = 1 << 18
 GRAMMAR_CHARS_MAX = 1 << 16
@@ -24,19 +26,43 @@ class Function(Body):
     parameters: JsonObject | None = None
     """A JSON schema. Calls that are forced always follow it."""
     strict: bool | None = None
+    cache_control: Ignored = None
 
 
-def _function_only(tool: Any) -> Any:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if isinstance(kind, str) and kind != "function":
-        raise unsupported(f"tools of type {kind[:40]} are not supported")
-    return tool
+def drop_or_refuse(where: str, kinds: list[str], info: ValidationInfo) -> None:
+    """Objects of types that are not for this server: named as ignored, refused under the strict policy."""
+    if not isinstance(info.context, IgnoredFields):
+        raise unsupported(f"{where} of type {kinds[0][:40]} are not supported")
+    info.context.add(where, kinds, len(kinds))
+
+
+def without_foreign_tools(tools: Any, known: tuple[str, ...], info: ValidationInfo) -> Any:
+    """Tools that a server would run itself are left out and named: the model cannot call what it cannot see.
+
+    Where unknown fields are refused, so are these.
+    """
+    if not isinstance(tools, list):
+        return tools
+    kinds = [tool.get("type") if isinstance(tool, dict) else None for tool in tools]
+    foreign = [kind for kind in kinds if isinstance(kind, str) and kind not in known]
+    if foreign:
+        drop_or_refuse("tools", foreign, info)
+    return [
+        tool for tool, kind in zip(tools, kinds, strict=True) if not isinstance(kind, str) or kind in known
+    ]
+
+
+def _functions(tools: Any, info: ValidationInfo) -> Any:
+    if tools == []:
+        raise PydanticCustomError("no_tools", "must hold at least one tool, or be left out")
+    return without_foreign_tools(tools, ("function",), info)
 
 
 class Tool(Body):
     where: ClassVar[str] = "tools"
     type: Literal["function"]
     function: Function
+    cache_control: Ignored = None
 
     def plain(self) -> dict[str, Any]:
         return plain_tool(self.function.name, self.function.description, self.function.parameters)
@@ -52,7 +78,11 @@ def plain_tool(name: str, description: str | None, parameters: JsonObject | None
 
 
 Tools = Annotated[
-    list[Annotated[Tool, BeforeValidator(_function_only)]], Field(min_length=1, max_length=TOOLS_MAX)
+    list[Tool],
+    Field(max_length=TOOLS_MAX),
+    BeforeValidator(
+        _functions, json_schema_input_type=Annotated[list[Tool], Field(min_length=1, max_length=TOOLS_MAX)]
+    ),
 ]
 
 
@@ -67,16 +97,45 @@ class NamedChoice(Body):
     function: NamedFunction
 
 
-def function_choice(choice: Any) -> Any:
-    """Hosted tools and lists of allowed ones cannot be chosen."""
+class AllowedTools(Body):
+    where: ClassVar[str] = "tool_choice.allowed_tools"
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=TOOLS_MAX)]
+
+
+class AllowedChoice(Body):
+    """Only some of the tools may be called in this turn."""
+
+    where: ClassVar[str] = "tool_choice"
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+    @property
+    def names(self) -> list[str]:
+        return [tool.function.name for tool in self.allowed_tools.tools]
+
+
+def known_choice(choice: Any) -> Any:
+    """Hosted tools cannot be chosen: there are none."""
+    if isinstance(choice, dict) and "type" not in choice:
+        raise PydanticCustomError("missing", "must have a type")
     kind = choice.get("type") if isinstance(choice, dict) else None
-    if isinstance(kind, str) and kind != "function":
+    if isinstance(kind, str) and kind not in ("function", "allowed_tools", "custom"):
         raise unsupported(f"choices of type {kind[:40]} are not supported")
     return choice
 
 
-_AnyChoice = Literal["none", "auto", "required"] | NamedChoice
-ToolChoice = Annotated[_AnyChoice, BeforeValidator(function_choice, json_schema_input_type=_AnyChoice)]
+def allowed_only(tools: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
+    """The tools that a choice leaves. All that it names must have been sent."""
+    sent = {tool["function"]["name"] for tool in tools}
+    if missing := [name for name in names if name not in sent]:
+        raise InvalidFieldError(f"names {missing[0][:64]}, which was not sent", param="tool_choice")
+    return [tool for tool in tools if tool["function"]["name"] in names]
+
+
+_Object = Annotated[NamedChoice | AllowedChoice, Field(discriminator="type")]
+_AnyChoice = Literal["none", "auto", "required"] | _Object
+ToolChoice = Annotated[_AnyChoice, BeforeValidator(known_choice, json_schema_input_type=_AnyChoice)]
 
 
 def tool_use(
@@ -113,12 +172,14 @@ class TextFormat(Body):
 class JsonObjectFormat(Body):
     where: ClassVar[str] = "response_format"
     type: Literal["json_object"]
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
+    """llama-server's extension: the object follows this schema."""
 
 
 class JsonSchema(Body):
     where: ClassVar[str] = "response_format.json_schema"
-    name: ToolName
     schema_: Annotated[JsonObject, Field(alias="schema")]
+    name: ToolName | None = None
     description: str | None = None
     strict: bool | None = None
 
@@ -126,7 +187,9 @@ class JsonSchema(Body):
 class JsonSchemaFormat(Body):
     where: ClassVar[str] = "response_format"
     type: Literal["json_schema"]
-    json_schema: JsonSchema
+    json_schema: JsonSchema | None = None
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
+    """The schema itself, where `json_schema` is left out (llama-server)."""
 
 
 ResponseFormat = Annotated[
@@ -140,18 +203,22 @@ class Guided(Body):
 
     regex: Annotated[str, Field(min_length=1, max_length=GRAMMAR_CHARS_MAX)] | None = None
     """A regular expression that the whole answer matches."""
-    grammar: Annotated[str, Field(min_length=1, max_length=GRAMMAR_CHARS_MAX)] | None = None
-    """A Lark or GBNF grammar that the whole answer follows."""
+    grammar: Annotated[str, Field(max_length=GRAMMAR_CHARS_MAX)] | None = None
+    """A Lark or GBNF grammar that the whole answer follows. Empty: none."""
+
+    def shapes(self) -> dict[str, Guidance]:
+        """What was asked for, by the field that asked."""
+        found: dict[str, Guidance] = {}
+        if self.regex is not None:
+            found["regex"] = Guidance(mode="regex", value=self.regex)
+        if self.grammar:
+            found["grammar"] = Guidance(mode="grammar", value=self.grammar)
+        return found
 
 
 def guidance_of(body: Guided, shape: Guidance | None, param: str, use: ToolUse | None) -> Guidance | None:
     """At most one shape, and none that would forbid the tools that were offered."""
-    asked = {
-        param: shape,
-        "regex": None if body.regex is None else Guidance(mode="regex", value=body.regex),
-        "grammar": None if body.grammar is None else Guidance(mode="grammar", value=body.grammar),
-    }
-    given = {name: one for name, one in asked.items() if one is not None}
+    given = {**({} if shape is None else {param: shape}), **body.shapes()}
     if len(given) > 1:
         raise InvalidFieldError(
             f"{' and '.join(given)} exclude each other", param=list(given)[1], hint="send one of them"
@@ -168,9 +235,15 @@ def guidance_of(body: Guided, shape: Guidance | None, param: str, use: ToolUse |
 
 def guidance_of_format(response_format: Any) -> Guidance | None:
     if isinstance(response_format, JsonObjectFormat):
+        if response_format.schema_:
+            return schema_guidance(response_format.schema_, "response_format.schema")
         return Guidance(mode="json_object")
     if isinstance(response_format, JsonSchemaFormat):
-        return schema_guidance(response_format.json_schema.schema_, "response_format.json_schema.schema")
+        if response_format.json_schema is not None:
+            return schema_guidance(response_format.json_schema.schema_, "response_format.json_schema.schema")
+        if response_format.schema_ is not None:
+            return schema_guidance(response_format.schema_, "response_format.schema")
+        raise MissingFieldError("is required", param="response_format.json_schema")
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from stretto.backends.llamacpp.sampling.blocks import Floats, block_sums, largest
 
 TOP_MAX = 20
+NOTHING_LIKELY = -9999.0  # JSON has no minus infinity
 
 
 class TokenLogprobs(NamedTuple):
@@ -34,3 +36,13 @@ def measure(logits: Floats, token: int, top: int, scratch: NDArray[np.float32]) 
         tuple(ids[order].tolist()),
         tuple((values[order].astype(np.float64) - level).tolist()),
     )
+
+
+def measure_any(logits: Floats, token: int, top: int, scratch: NDArray[np.float32]) -> TokenLogprobs:
+    """`measure` for rows that were not looked at before: where they are not finite, nothing is likely."""
+    if not np.isfinite(logits.max()):
+        return TokenLogprobs(NOTHING_LIKELY)
+    found = measure(logits, token, top, scratch)
+    if not math.isfinite(found.logprob):
+        return found._replace(logprob=NOTHING_LIKELY)
+    return found
