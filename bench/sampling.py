@@ -252,7 +252,7 @@ def main() -> int:
     print(f"tick: {tick_ms:.1f} ms, {SLOTS} rows, {options.type}, {os.cpu_count()} cores ({note})")
     guides = make_guides()
     results: dict[str, dict[str, dict[str, float]]] = {}
-    held = True
+    held = set(BARRED) <= set(MODES)
     for name, values in MODES.items():
         results[name] = {}
         for shape, rows in shapes.items():

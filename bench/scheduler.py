@@ -84,6 +84,18 @@ def figures(slots: int, times: list[float]) -> dict[str, float]:
     return {"median_us": median, "p95_us": p95, "per_slot_us": median / slots}
 
 
+def judge(results: dict[str, dict[str, dict[str, float]]]) -> bool:
+    ok = {"pages", "streams"} <= set(results)
+    for layout, sizes in results.items():
+        growth = sizes["1024"]["per_slot_us"] / sizes["256"]["per_slot_us"]
+        median = sizes["256"]["median_us"]
+        ok &= 0 < median <= BAR_US and growth <= LINEAR_SLACK
+        print(
+            f"{layout}: 256 slots {median:.0f} µs (bar {BAR_US:.0f}), per-slot growth to 1,024 ×{growth:.2f}"
+        )
+    return ok
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -99,14 +111,7 @@ def main() -> int:
             results[layout][str(slots)] = {name: round(value, 3) for name, value in found.items()}
             median, p95 = found["median_us"], found["p95_us"]
             print(f"{layout:8} {slots:5} slots: median {median:8.1f} µs  p95 {p95:8.1f} µs")
-    ok = True
-    for layout, sizes in results.items():
-        growth = sizes["1024"]["per_slot_us"] / sizes["256"]["per_slot_us"]
-        median = sizes["256"]["median_us"]
-        ok &= median <= BAR_US and growth <= LINEAR_SLACK
-        print(
-            f"{layout}: 256 slots {median:.0f} µs (bar {BAR_US:.0f}), per-slot growth to 1,024 ×{growth:.2f}"
-        )
+    ok = judge(results)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump({"bar_us": BAR_US, "held": ok, "results": results}, file, indent=1)

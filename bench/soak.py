@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import http.client
 import json
+import math
 import random
 import sys
 import time
@@ -95,7 +96,7 @@ def slope_mb_per_min(samples: list[tuple[float, int, int]]) -> float:
     """Of a straight line through memory, without the first fifth (caches fill, code is imported)."""
     kept = samples[len(samples) // 5 :]
     if len(kept) < 3:
-        return 0.0
+        return math.nan  # nothing can be said
     mean_t = sum(s[0] for s in kept) / len(kept)
     mean_m = sum(s[1] for s in kept) / len(kept)
     spread = sum((s[0] - mean_t) ** 2 for s in kept)
@@ -110,11 +111,16 @@ def get(server: ServerProcess, path: str) -> Any:
     return body
 
 
+def all_idle(slots: list[dict[str, Any]]) -> bool:
+    """No slots at all is no answer: the runtime did not tell."""
+    return bool(slots) and all(slot["state"] == "idle" for slot in slots)
+
+
 def idle_after(server: ServerProcess, seconds: float) -> bool:
     """Whether every slot is free again within that time."""
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
-        if all(slot["state"] == "idle" for slot in get(server, "/slots")):
+        if all_idle(get(server, "/slots")):
             return True
         time.sleep(0.2)
     return False
@@ -163,7 +169,9 @@ def main() -> int:
 
 def judge(report: dict[str, Any]) -> list[str]:
     failures = []
-    if report["memory_growth_mb_per_min"] >= GROWTH_MAX_MB_PER_MIN:
+    if not report["tokens"] or not report["replies"].get("200"):
+        failures.append("no request was answered: nothing was tried")
+    if not report["memory_growth_mb_per_min"] < GROWTH_MAX_MB_PER_MIN:  # also when it is not known
         failures.append(f"memory grows by {report['memory_growth_mb_per_min']} MB a minute")
     if report["descriptors"]["after"] > report["descriptors"]["before"] + DESCRIPTORS_SLACK:
         failures.append(f"descriptors: {report['descriptors']}")

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -21,19 +22,38 @@ from tools.claims import ALL, Proof
 
 ROOT = Path(__file__).resolve().parent.parent
 PROOFS = ROOT / "docs" / "proofs"
+_COUNTS = re.compile(r"(\d+) (passed|skipped|failed)")
+
+
+def why_not(proof: Proof, code: int, said: str, figures: object) -> str:
+    """Why a claim does not hold; "" where it does. A command that tried nothing has not shown it."""
+    if code != 0:
+        return f"the command ended with {code}"
+    if proof.json_flag and not figures:
+        return "the command wrote no figures"
+    if "pytest" in proof.command:
+        counts = {word: int(number) for number, word in _COUNTS.findall(said)}
+        if not counts.get("passed"):
+            return "no test ran and passed"
+        if counts.get("skipped", 0) > counts["passed"]:
+            return f"{counts['skipped']} tests were skipped, {counts['passed']} passed"
+    return ""
 
 
 def run(proof: Proof) -> bool:
     target = PROOFS / f"{proof.name}.json"
     command = [*proof.command, *((proof.json_flag, str(target)) if proof.json_flag else ())]
+    target.unlink(missing_ok=True)  # what an earlier run wrote proves nothing about this one
     started = time.monotonic()
     environment = {**os.environ, **dict(proof.environment)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    held = done.returncode == 0
     figures = json.loads(target.read_text()) if proof.json_flag and target.exists() else None
+    reason = why_not(proof, done.returncode, done.stdout, figures)
+    held = not reason
     record = {
         "claim": proof.claim,
         "held": held,
+        "why_not": reason,
         "seconds": round(time.monotonic() - started, 1),
         "command": " ".join(["python", *proof.command[1:]]),
         "environment": dict(proof.environment),
@@ -47,6 +67,7 @@ def run(proof: Proof) -> bool:
         flush=True,
     )
     if not held:
+        print(f"       {reason}")
         print("\n".join((done.stdout + done.stderr).strip().splitlines()[-25:]))
     return held
 
@@ -63,7 +84,7 @@ def main() -> int:
         return 2
     PROOFS.mkdir(parents=True, exist_ok=True)
     results = [run(proof) for proof in ALL if not names or proof.name in names]
-    return 0 if all(results) else 1
+    return 0 if results and all(results) else 1
 
 
 if __name__ == "__main__":

@@ -52,5 +52,6 @@ def test_every_field_we_send_is_taken_and_every_figure_comes_back(tmp_path):
     assert found["groups"]["background"]["ok"] == 8
     assert found["fairness"]["tenants"] == ["tenant0", "tenant1"]
     later = [record for record in talk.records if record.group == "later"]
+    assert later
     assert all(record.ok for record in talk.records)
     assert all(record.cached_tokens > 100 for record in later), "the turn before was kept"

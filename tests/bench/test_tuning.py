@@ -7,8 +7,11 @@ import pytest
 from bench.tuning import SLOTS, bars
 
 
-def report(*rates: float, errors: int = 0) -> dict:
-    runs = [{"all": {"output_tokens_per_s": rate, "errors": {"cut": errors}}} for rate in rates]
+def report(*rates: float, errors: int = 0, requests: int = 8) -> dict:
+    runs = [
+        {"all": {"output_tokens_per_s": rate, "errors": {"cut": errors}, "requests": requests}}
+        for rate in rates
+    ]
     return {"slots": {"runs": runs}}
 
 
@@ -24,3 +27,9 @@ def report(*rates: float, errors: int = 0) -> dict:
 def test_bars(rates, errors, held):
     assert len(rates) == len(SLOTS)
     assert all(bar.held for bar in bars(report(*rates, errors=errors))) == held
+
+
+def test_a_run_without_requests_and_a_report_without_runs_hold_nothing():
+    empty = bars(report(50, 80, 100, 120, 130, requests=0))
+    assert not all(bar.held for bar in empty)
+    assert not any(bar.held for bar in bars({}))

@@ -260,6 +260,8 @@ def main() -> int:
             runner.run(be_a_parent(start))
         size = {"kills": options.kills, "stops": options.stops, "streams": options.streams}
         report = runner.run(run(start, max_tokens=options.tokens, **size))
+    if options.kills and not report.lost + report.replayed:
+        report.problems.append("no request was running when the runtime was killed: nothing was tried")
     report.orphan_s = kill_parent(["--model", options.model])
     if report.orphan_s > ORPHAN_S_MAX:
         report.problems.append(f"the runtime of a dead parent lived for {report.orphan_s:.1f} s")

@@ -121,7 +121,8 @@ async def measure(url: str, *, schemas: int, tools: int) -> dict[str, Any]:
 
 
 def passed(found: dict[str, Any]) -> bool:
-    enough = found["complete"] >= COMPLETE_MIN * found["schemas"]
+    tried = found["schemas"] > 0 and found["tool_calls"] > 0
+    enough = tried and found["complete"] >= COMPLETE_MIN * found["schemas"]
     return enough and not found["invalid"] and found["tool_calls_parsed"] == found["tool_calls"]
 
 

@@ -77,7 +77,7 @@ class Tally:
     @property
     def held(self) -> bool:
         total = self.identical + self.tolerated + len(self.wrong)
-        return not self.wrong and self.identical >= IDENTICAL_MIN * total
+        return total > 0 and not self.wrong and self.identical >= IDENTICAL_MIN * total
 
 
 def settings(*, full: bool) -> Iterator[tuple[str, dict[str, object]]]:
@@ -179,7 +179,7 @@ def main() -> int:
     path = Store(cache_home()).ensure_default()
     count = 50 if options.full else 10
     tallies = run_shares(count, full=options.full, path=path, workers=options.workers)
-    held = all(tally.held for tally in tallies)
+    held = bool(tallies) and all(tally.held for tally in tallies)
     if options.json:
         rows = [
             {

@@ -75,7 +75,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_grad_enabled(False)
     tally = run(options.prompts, f16_file(cache_home()), threads=options.threads)
-    held = not tally.wrong and tally.identical >= IDENTICAL_MIN * options.prompts
+    held = options.prompts > 0 and not tally.wrong and tally.identical >= IDENTICAL_MIN * options.prompts
     result = {
         "identical": tally.identical,
         "tolerated": tally.tolerated,

@@ -82,6 +82,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--json", help="write the report to this file")
+    parser.add_argument(
+        "--lenient", action="store_true", help="do not fail when a sometimes law was never seen"
+    )
     options = parser.parse_args(arguments)
     quiet()
     started = time.monotonic()
@@ -96,6 +99,10 @@ def main(arguments: list[str] | None = None) -> int:
         hours = round(total.virtual_s / 3600, 2)
         figures = {"seeds": total.seeds, "requests": total.requests, "virtual_hours": hours}
         write_report(options.json, total, laws=SOMETIMES, seconds=round(seconds, 1), **figures)
+    unseen = [law for law in SOMETIMES if not total.sometimes[law]]
+    if unseen and not options.lenient and options.seeds != 1:
+        print("\nnever seen: " + ", ".join(unseen))
+        return 1
     return 0
 
 

@@ -98,6 +98,7 @@ def test_the_token_does_not_follow_a_redirect(hub, store, body):
         store.pull(hub.repository, endpoint=hub.endpoint, token="secret")
     finally:
         other.close()
+    assert hub.requests
     assert all(headers["Authorization"] == "Bearer secret" for _, headers in hub.requests)
     assert len(other.requests) == 1
     assert "Authorization" not in other.requests[0][1]
