@@ -22,6 +22,7 @@ StrettoError
 │   │   └── UnsupportedFieldError a field or a part that is known, but cannot be honoured
 │   ├── UnsupportedByModelError the model cannot do this at all (embeddings, reranking, chat)
 │   ├── MediaTypeError          the body is not sent as JSON
+│   ├── InvalidEncodingError    the body is compressed in a way that is not read, or damaged
 │   ├── UnknownRouteError       nothing lives at this address
 │   └── WrongMethodError        something does, but it takes other methods
 ├── AccessError                 who asks, or from where, is not let in
@@ -35,6 +36,7 @@ StrettoError
 │   └── SlowRequestError        the client took too long to send its request
 ├── CapacityError               try again later
 │   ├── ConnectionLimitError    every connection is in use
+│   ├── MemoryLimitError        the bodies of other requests take the memory for bodies
 │   ├── ConcurrencyLimitError   this key's requests already fill its share
 │   ├── NotReadyError           no model can answer now: loading, restarting or hung
 │   ├── QueueFullError          too many callers wait, or one waited too long
@@ -210,6 +212,12 @@ class MediaTypeError(InvalidRequestError):
     hint = "send the header content-type: application/json"
 
 
+class InvalidEncodingError(InvalidRequestError):
+    code = "invalid_encoding"
+    http_status = 415
+    hint = "send the body plain, or as one gzip or deflate stream with that Content-Encoding"
+
+
 class UnknownRouteError(InvalidRequestError):
     code = "not_found"
     http_status = 404
@@ -283,6 +291,12 @@ class ConnectionLimitError(CapacityError):
     code = "too_many_connections"
     http_status = 503
     hint = "try again later with fewer connections, or raise connections_max"
+
+
+class MemoryLimitError(CapacityError):
+    code = "too_many_bodies"
+    http_status = 503
+    hint = "try again later, or send smaller requests"
 
 
 class ConcurrencyLimitError(CapacityError):

@@ -18,8 +18,8 @@ from stretto.errors import SettingsError
 from stretto.rpc.messages import ModelStats, Stats
 from stretto.server.caller import Caller
 from stretto.server.health import judge
+from stretto.server.json_shape import nesting
 from stretto.server.keys import load_keys
-from stretto.server.limits import nesting
 from stretto.server.retry_after import MOST_S, RetryAfter
 from stretto.server.run import bind, check
 from stretto.settings import ServerSettings

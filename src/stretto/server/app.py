@@ -84,7 +84,8 @@ async def _answer_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.scope["path"][:128]
     if error.status_code == 405:
-        refused: Any = WrongMethodError(f"{request.method[:16]} is not for {path}")
+        method = request.scope.get("asked_method", request.method)
+        refused: Any = WrongMethodError(f"{method[:16]} is not for {path}")
         return error_response(request.scope, refused, headers=dict(error.headers or {}))
     if error.status_code == 404:
         return error_response(request.scope, UnknownRouteError(f"there is nothing at {path}"))

@@ -6,8 +6,10 @@ shape is checked by pydantic. `BodyRoute` lets FastAPI describe a route while th
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import inspect
+import itertools
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -28,8 +30,12 @@ from stretto.errors import (
     UnsupportedFieldError,
 )
 from stretto.server.ignored import IgnoredFields
+from stretto.server.json_shape import nesting
 
 NESTING_MAX = 64
+LARGE_BODY_BYTES = 64 << 10  # from here on bodies are parsed one at a time
+ERRORS_MAX = 256  # pydantic's, before they are looked at one by one
+_PRUNED_ITEMS = 4
 _UNION_PARTS = frozenset(("str", "int", "float", "bool", "dict", "list", "none"))
 ModelType = TypeVar("ModelType", bound=BaseModel)
 
@@ -58,7 +64,23 @@ async def read_body(request: Request, model: type[ModelType]) -> ModelType:
     except ClientDisconnect:
         raise InvalidJsonError("the client left before the body was complete") from None
     ignored = _ignored_fields(request)
-    return validated(parsed(data), model, ignored=ignored)
+    if len(data) <= LARGE_BODY_BYTES:
+        return validated(parsed(data), model, ignored=ignored)
+    async with _turn(request):  # others get a turn between the steps
+        value = parsed(data)
+        await asyncio.sleep(0)
+        checked = validated(value, model, ignored=ignored)
+        await asyncio.sleep(0)
+    return checked
+
+
+def _turn(request: Request) -> asyncio.Lock:
+    """One for each application: large bodies would hold its event loop together, if not alone."""
+    state = request.app.state
+    if not hasattr(state, "large_bodies"):
+        state.large_bodies = asyncio.Lock()
+    lock: asyncio.Lock = state.large_bodies
+    return lock
 
 
 def _ignored_fields(request: Request) -> IgnoredFields | None:
@@ -80,8 +102,8 @@ def parsed(data: bytes, *, nesting_max: int = NESTING_MAX) -> dict[str, Any]:
         raise InvalidJsonError(f"the body is not JSON: {where[:200]}") from None
     if not isinstance(value, dict):
         raise InvalidJsonError(f"the body is not an object but {_json_type(value)}")
-    if data.count(b"{") + data.count(b"[") > nesting_max:  # else it cannot be deep
-        _check_depth(value, nesting_max)
+    if nesting(data, nesting_max) > nesting_max:
+        raise InvalidJsonError("the body nests too deep", hint=f"at most {nesting_max} levels")
     return value
 
 
@@ -92,23 +114,37 @@ def validated(
     try:
         return model.model_validate(value, context=ignored)
     except ValidationError as error:
-        raise _field_error(error.errors(include_url=False, include_input=False), model) from None
+        context = None if ignored is None else IgnoredFields()
+        raise _field_error(_first_errors(error, value, model, context), model) from None
     except RecursionError:
         raise InvalidJsonError("the body nests too deep") from None
 
 
-def _check_depth(value: Any, nesting_max: int) -> None:
-    level: list[Any] = [value]
-    for _ in range(nesting_max):
-        level = [
-            item
-            for parent in level
-            for item in (parent.values() if isinstance(parent, dict) else parent)
-            if isinstance(item, dict | list)
-        ]
-        if not level:
-            return
-    raise InvalidJsonError("the body nests too deep", hint=f"at most {nesting_max} levels")
+def _first_errors(
+    error: ValidationError, value: dict[str, Any], model: type[BaseModel], context: IgnoredFields | None
+) -> list[ErrorDetails]:
+    """Of hundreds of thousands of errors a few are wanted, and making all of them takes seconds.
+
+    So a part of the body is checked again: the first items of each list and object.
+    """
+    if error.error_count() > ERRORS_MAX:
+        try:
+            model.model_validate(_pruned(value), context=context)
+        except ValidationError as fewer:
+            error = fewer
+    if error.error_count() > ERRORS_MAX:
+        message = f"the body has {error.error_count():,} errors"
+        return [ErrorDetails(type="value_error", loc=(), msg=message, input=None)]
+    return error.errors(include_url=False, include_input=False)
+
+
+def _pruned(value: Any, depth: int = 3) -> Any:
+    """The same with fewer items in lists and objects; the body's own fields stay."""
+    if depth and isinstance(value, list):
+        return [_pruned(item, depth - 1) for item in value[:_PRUNED_ITEMS]]
+    if depth and isinstance(value, dict):
+        return {name: _pruned(value[name], depth - 1) for name in itertools.islice(value, ERRORS_MAX)}
+    return value
 
 
 def _json_type(value: Any) -> str:

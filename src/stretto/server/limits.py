@@ -13,14 +13,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stretto.errors import (
     BodyTooLargeError,
     HeadersTooLargeError,
-    InvalidJsonError,
     InvalidRequestError,
+    MemoryLimitError,
     SlowRequestError,
     UrlTooLongError,
 )
+from stretto.server.compressed import decompressed, encoding_of
+from stretto.server.json_shape import check_shape
 
-_OUTSIDE_BRACKETS = bytes(sorted(set(range(256)) - set(b'[]{}"')))
-_OPENING = {ord("]"): ord("["), ord("}"): ord("{")}
+LARGE_BODY_BYTES = 64 << 10  # from here on bodies are looked at one at a time
+HELD_BODIES_MAX = 64  # of the greatest size, in all requests together
 
 
 class HeaderLimits:
@@ -46,23 +48,53 @@ class HeaderLimits:
 
 
 class BodyLimits:
+    """Reads whole bodies. All bodies that are held at one time are bounded together, too."""
+
     def __init__(self, app: ASGIApp, *, body_bytes_max: int, nesting_max: int, read_timeout_s: float) -> None:
         self._app = app
         self._body_bytes_max = body_bytes_max
         self._nesting_max = nesting_max
         self._read_timeout_s = read_timeout_s
+        self._held_bytes = 0
+        self._large = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._app(scope, receive, send)
             return
         self._check_announced(scope)
-        body = await self._read(receive)
-        if body is None:
-            return  # the client left while it was sending
-        if nesting(body, self._nesting_max) > self._nesting_max:
-            raise InvalidJsonError(f"the body nests deeper than {self._nesting_max} levels")
-        await self._app(scope, _replayed(body, receive), send)
+        encoding = encoding_of(scope["headers"])
+        held = _Held(self)
+        try:
+            body = await self._read(receive, held)
+            if body is None:
+                return  # the client left while it was sending
+            if encoding or len(body) > LARGE_BODY_BYTES:
+                body = await self._looked_at(body, encoding, held)
+            else:
+                check_shape(body, self._nesting_max)
+            await self._app(scope, _replayed(body, receive), send)
+        finally:
+            held.release()
+
+    async def _looked_at(self, body: bytes, encoding: bytes, held: _Held) -> bytes:
+        """One at a time, with a turn for others between two, so that the event loop is never held for long."""
+        async with self._large:
+            if encoding:
+                body = decompressed(body, encoding, bytes_max=self._body_bytes_max)
+                held.take(len(body))
+                await asyncio.sleep(0)
+            check_shape(body, self._nesting_max)
+            await asyncio.sleep(0)
+        return body
+
+    def hold(self, size: int) -> None:
+        if self._held_bytes + size > HELD_BODIES_MAX * self._body_bytes_max:
+            raise MemoryLimitError("the bodies of other requests take all the memory that there is for them")
+        self._held_bytes += size
+
+    def let_go(self, size: int) -> None:
+        self._held_bytes -= size
 
     def _check_announced(self, scope: Scope) -> None:
         for name, value in scope["headers"]:
@@ -73,27 +105,49 @@ class BodyLimits:
             if len(value) > 15 or int(value) > self._body_bytes_max:
                 raise self._too_large()
 
-    async def _read(self, receive: Receive) -> bytes | None:
+    async def _read(self, receive: Receive, held: _Held) -> bytes | None:
         try:
             async with asyncio.timeout(self._read_timeout_s):
-                return await self._read_all(receive)
+                return await self._read_all(receive, held)
         except TimeoutError:
             raise SlowRequestError(f"the body did not arrive within {self._read_timeout_s:g} s") from None
 
-    async def _read_all(self, receive: Receive) -> bytes | None:
-        body = bytearray()
+    async def _read_all(self, receive: Receive, held: _Held) -> bytes | None:
+        parts: list[bytes] = []
+        size = 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
-            body += message.get("body", b"")
-            if len(body) > self._body_bytes_max:
+            part = message.get("body", b"")
+            size += len(part)
+            if size > self._body_bytes_max:
                 raise self._too_large()
+            held.take(len(part))
+            parts.append(part)
             if not message.get("more_body", False):
-                return bytes(body)
+                return b"".join(parts)
 
     def _too_large(self) -> BodyTooLargeError:
         return BodyTooLargeError(f"the body has more than {self._body_bytes_max:,} bytes")
+
+
+class _Held:
+    """What one request holds of the memory for bodies."""
+
+    __slots__ = ("_bytes", "_limits")
+
+    def __init__(self, limits: BodyLimits) -> None:
+        self._limits = limits
+        self._bytes = 0
+
+    def take(self, size: int) -> None:
+        self._limits.hold(size)
+        self._bytes += size
+
+    def release(self) -> None:
+        self._limits.let_go(self._bytes)
+        self._bytes = 0
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
@@ -108,45 +162,3 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return receiving
-
-
-def nesting(body: bytes, enough: int) -> int:
-    """How deep a JSON text nests; counting stops above `enough`, or where it is no JSON any more.
-
-    Works on what is left when everything but brackets is deleted, and peels matching pairs from the inside,
-    so that four megabytes of brackets cost milliseconds.
-    """
-    if body.count(b"[") + body.count(b"{") <= enough:
-        return 0
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _OUTSIDE_BRACKETS)
-    # Two quotes side by side hold nothing between them; without them every other part is inside a string.
-    brackets = b"".join(plain.replace(b'""', b"").split(b'"')[::2])
-    depth = 0
-    while brackets and depth <= enough:
-        peeled = _peel(brackets)
-        if len(peeled) == len(brackets):
-            return depth + _open_depth(brackets, enough)
-        brackets = peeled
-        depth += 1
-    return depth
-
-
-def _peel(brackets: bytes) -> bytes:
-    """Without its innermost pairs. A marker keeps `[` and `{` pairs of one level in one peel."""
-    return brackets.replace(b"[]", b" ").replace(b"{}", b" ").replace(b" ", b"")
-
-
-def _open_depth(brackets: bytes, enough: int) -> int:
-    """Depth of what is left without pairs: brackets that never close, up to the first that fits nothing."""
-    stack: list[int] = []
-    deepest = 0
-    for bracket in brackets:
-        if bracket in _OPENING:
-            if not stack or stack.pop() != _OPENING[bracket]:
-                break
-        else:
-            stack.append(bracket)
-            deepest = max(deepest, len(stack))
-            if deepest > enough:
-                break
-    return deepest

@@ -25,6 +25,7 @@ from stretto.server.auth import Auth
 from stretto.server.batch_traces import BatchTraces
 from stretto.server.crowd import CrowdLimit
 from stretto.server.drain import Drain, Gate
+from stretto.server.head_requests import HeadRequests
 from stretto.server.health import Loads, Readiness, judge, stats_of
 from stretto.server.hosts import Hosts
 from stretto.server.keys import KeyRing
@@ -90,6 +91,7 @@ class Operations:
                 nesting_max=chosen.nesting_max,
                 read_timeout_s=chosen.read_timeout_s,
             ),
+            Middleware(HeadRequests),
         ]
 
     def wrap(self, app: ASGIApp) -> ASGIApp:

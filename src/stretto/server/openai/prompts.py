@@ -42,7 +42,7 @@ def prompts(*, items_max: int, empty_text: bool, mixed: bool = False) -> Any:
 
 
 def _tokens(value: Any) -> Any:
-    if not isinstance(value, list) or not all(type(token) is int for token in value):
+    if not isinstance(value, list) or not {int}.issuperset(map(type, value)):
         raise _invalid("must be a list of token ids")
     if value and (min(value) < 0 or max(value) > TOKEN_MAX):
         raise _invalid(f"token ids are from 0 to {TOKEN_MAX}")
