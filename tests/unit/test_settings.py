@@ -389,3 +389,20 @@ def test_any_text_loads_or_is_one_line(tmp_path_factory: pytest.TempPathFactory,
     except SettingsError as error:
         message = error.message
     assert "\n" not in message
+
+
+def test_the_switch_of_another_program_is_named_with_ours() -> None:
+    found = load(env={"KR_MLX_DISABLE_GENERATE_BATCHING": "1"})
+    assert found.settings.generate_batcher.enabled
+    assert found.notes == (
+        "KR_MLX_DISABLE_GENERATE_BATCHING has no effect here; set STRETTO_DISABLE_GENERATE_BATCHING=1",
+    )
+    ours = load(env={"STRETTO_DISABLE_GENERATE_BATCHING": "1"})
+    assert (ours.settings.generate_batcher.enabled, ours.notes) == (False, ())
+
+
+def test_fields_that_bypass_the_batcher_are_a_list_of_known_names() -> None:
+    found = load(env={"STRETTO_GENERATE_BATCHER__BYPASS": "[deadline_ms, guidance]"})
+    assert found.settings.generate_batcher.bypass == ("deadline_ms", "guidance")
+    with pytest.raises(SettingsError, match="bypass"):
+        load(env={"STRETTO_GENERATE_BATCHER__BYPASS": "[retries]"})

@@ -51,6 +51,8 @@ def serve(
 
     given = values(flags)
     loaded = context.settings(given | server_values(server))
+    for text in loaded.notes:
+        note(text)
     chosen = loaded.settings.server
     run.check(chosen)  # before anything heavy
     _set_up_logs(chosen.log_format, chosen.log_level)

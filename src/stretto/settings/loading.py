@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from stretto.errors import SettingsError
 from stretto.settings.engine import EngineSettings
 from stretto.settings.errors import from_validation
 from stretto.settings.model import CACHE_SWITCHES, ModelSettings, select_cache
-from stretto.settings.names import hint_for
+from stretto.settings.names import FOREIGN_SWITCHES, hint_for
 from stretto.settings.runtime import RuntimeSettings
 from stretto.settings.server import ServerSettings
 from stretto.settings.settings import GenerateBatcherSettings, Settings
@@ -61,11 +61,15 @@ PLAIN_SECTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings, and the origin of every value by its dotted name ("default" where nobody set it)."""
+    """Settings, and the origin of every value by its dotted name ("default" where nobody set it).
+
+    `notes` name variables of other programs that were set for a purpose that ours have too.
+    """
 
     settings: Settings
     origin: Mapping[str, str]
     path: Path | None
+    notes: tuple[str, ...] = ()
 
     def rows(self) -> list[tuple[str, Any, str]]:
         """(key, value, origin) of everything, for `stretto config show --origin`."""
@@ -104,7 +108,16 @@ def load(
         _env_layer(variables, models=file_values.get("models") or {}),
         _flag_layer(flags or {}),
     ]
-    return _resolved(layers, path)
+    return replace(_resolved(layers, path), notes=_foreign_switches(variables))
+
+
+def _foreign_switches(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The same switch by another program's name has no effect here; silence would look like one."""
+    return tuple(
+        f"{theirs} has no effect here; set {ours}={env[theirs][:20]}"
+        for theirs, ours in FOREIGN_SWITCHES.items()
+        if env.get(theirs)
+    )
 
 
 def _find(yaml_path: str | Path | None, env: Mapping[str, str]) -> Path | None:

@@ -47,6 +47,8 @@ _SAME = {
     "backend": "engine",
 }
 FOREIGN = {foreign: ours for ours, names in _SAME.items() for foreign in names.split()}
+# Variables of other programs, and ours for the same purpose.
+FOREIGN_SWITCHES = {"KR_MLX_DISABLE_GENERATE_BATCHING": "STRETTO_DISABLE_GENERATE_BATCHING"}
 # Habits that have no counterpart here.
 NO_COUNTERPART = {
     "gpu_memory_utilization": "memory follows from context_window and n_seq_max; see `stretto estimate`",
