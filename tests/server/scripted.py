@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from stretto.engine.api import Delta, Health
+from stretto.engine.api import Delta, Health, OnStart
 from stretto.engine.batch_stats import BatchEvent
 from stretto.errors import StrettoError, UnsupportedByModelError
 from stretto.rpc.messages import (
@@ -167,7 +167,7 @@ class ScriptedEngine:
     async def detokenize(self, tokens: list[int], model_id: str = "") -> str:
         return bytes(token % 256 for token in tokens).decode("utf-8", "replace")
 
-    async def embed(self, params: EmbedParams) -> EmbedResult:
+    async def embed(self, params: EmbedParams, *, on_start: OnStart | None = None) -> EmbedResult:
         self.asked.append(params)
         if not self.vectors:
             raise UnsupportedByModelError("tiny makes no embeddings")
@@ -175,7 +175,7 @@ class ScriptedEngine:
         vectors = array("f", [float(at + 1) for _ in params.inputs for at in range(width)])
         return EmbedResult(vectors=vectors.tobytes(), width=width, prompt_tokens=2 * len(params.inputs))
 
-    async def rerank(self, params: RerankParams) -> RerankResult:
+    async def rerank(self, params: RerankParams, *, on_start: OnStart | None = None) -> RerankResult:
         self.asked.append(params)
         if not self.vectors:
             raise UnsupportedByModelError("tiny ranks nothing")

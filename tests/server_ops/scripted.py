@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from stretto.engine.api import Delta, Health
+from stretto.engine.api import Delta, Health, OnStart
 from stretto.engine.batch_stats import BatchEvent
 from stretto.errors import QueueFullError, ShuttingDownError, StrettoError
 from stretto.rpc.messages import (
@@ -189,10 +189,10 @@ class ScriptedEngine:
     async def detokenize(self, tokens: list[int], model_id: str = "") -> str:
         return " ".join(f"w{token}" for token in tokens)
 
-    async def embed(self, params: EmbedParams) -> EmbedResult:
+    async def embed(self, params: EmbedParams, *, on_start: OnStart | None = None) -> EmbedResult:
         raise NotImplementedError
 
-    async def rerank(self, params: RerankParams) -> RerankResult:
+    async def rerank(self, params: RerankParams, *, on_start: OnStart | None = None) -> RerankResult:
         raise NotImplementedError
 
     async def stats(self) -> Stats:

@@ -29,6 +29,8 @@ from stretto.rpc.messages import (
     ToolCallDelta,
 )
 
+OnStart = Callable[[float], None]
+
 
 @dataclass(slots=True)
 class Delta:
@@ -112,9 +114,11 @@ class EngineApi(Protocol):
 
     async def detokenize(self, tokens: list[int], model_id: str = "") -> str: ...
 
-    async def embed(self, params: EmbedParams) -> EmbedResult: ...
+    async def embed(self, params: EmbedParams, *, on_start: OnStart | None = None) -> EmbedResult:
+        """`on_start` is told once, when its first pass begins: how many seconds it had waited."""
 
-    async def rerank(self, params: RerankParams) -> RerankResult: ...
+    async def rerank(self, params: RerankParams, *, on_start: OnStart | None = None) -> RerankResult:
+        """As `embed`."""
 
     async def stats(self) -> Stats: ...
 

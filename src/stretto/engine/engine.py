@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager
 from typing import Any
 
-import msgspec
 import structlog
 
-from stretto.engine.api import Health
+from stretto.engine.api import Health, OnStart
 from stretto.engine.batch_log import log_batch
 from stretto.engine.batch_stats import BatchEvent
 from stretto.engine.batcher import BatchCall
 from stretto.engine.dispatch import Dispatcher
 from stretto.engine.generation import Generation
 from stretto.engine.host import GivenHost, Host, SupervisedHost
+from stretto.engine.named_calls import NamedCalls
 from stretto.engine.process import ProcessLauncher, RuntimeStart
 from stretto.engine.pump import Pump
 from stretto.engine.supervisor import State
@@ -93,8 +92,11 @@ class Engine:
         self._following = False
         self._expire_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._call_numbers = itertools.count(1)
-        self._calls: set[str] = set()  # embeddings and rankings under way
+        self._calls = NamedCalls(
+            self._transport,
+            timeout_s=settings.engine.load_timeout_s,
+            cancel=lambda params: self._tell("cancel", params),
+        )
         self._started = self._closed = False
 
     @classmethod
@@ -262,6 +264,8 @@ class Engine:
         if note.method == STREAM_BATCH:
             assert isinstance(note.params, m.StreamBatch)
             self._traffic.frames(note.params, epoch=epoch, now_s=self._clock())
+            if note.params.starts:
+                self._calls.started(note.params.starts)
             if self._traffic.has_cancels:
                 self._pump.soon()
         elif note.method == ENGINE_EVENTS:
@@ -332,12 +336,14 @@ class Engine:
         self._pump.arrivals.came()
         return await self._tokens.detokenize(m.DetokenizeParams(tokens=tokens, model_id=model_id))
 
-    async def embed(self, params: m.EmbedParams) -> m.EmbedResult:
-        result: m.EmbedResult = await self._named_call("embed", params)
+    async def embed(self, params: m.EmbedParams, *, on_start: OnStart | None = None) -> m.EmbedResult:
+        self._pump.arrivals.came()
+        result: m.EmbedResult = await self._calls.call("embed", params, on_start)
         return result
 
-    async def rerank(self, params: m.RerankParams) -> m.RerankResult:
-        result: m.RerankResult = await self._named_call("rerank", params)
+    async def rerank(self, params: m.RerankParams, *, on_start: OnStart | None = None) -> m.RerankResult:
+        self._pump.arrivals.came()
+        result: m.RerankResult = await self._calls.call("rerank", params, on_start)
         return result
 
     async def stats(self) -> m.Stats:
@@ -347,19 +353,6 @@ class Engine:
     async def _long_call(self, method: str, params: m.Message) -> Any:
         """One that may have to load a model first."""
         return await self._transport.call(method, params, timeout_s=self._settings.load_timeout_s)
-
-    async def _named_call(self, method: str, params: m.EmbedParams | m.RerankParams) -> Any:
-        """One that takes long: whoever stops waiting for it also stops the work."""
-        self._pump.arrivals.came()
-        name = f"call-{next(self._call_numbers)}"
-        self._calls.add(name)
-        try:
-            return await self._long_call(method, msgspec.structs.replace(params, call_id=name))
-        except asyncio.CancelledError:
-            self._tell("cancel", m.CancelParams(stream_id=name))
-            raise
-        finally:
-            self._calls.discard(name)
 
     def batch_stats(self) -> dict[str, Any]:
         transport = self._transport

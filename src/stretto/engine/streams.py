@@ -135,8 +135,8 @@ class StreamRegistry:
         """What one tick brought. Texts first, ends after them."""
         self.metrics.frames += 1
         for start in batch.starts:
-            stream = self._addressee(start.stream_id, epoch)
-            if stream is not None:
+            stream = self._streams.get(start.stream_id)  # other calls have starts, too
+            if stream is not None and stream.end is None and stream.epoch == epoch:
                 stream.start = stream.unread.start = start  # wakes no reader: there is nothing to show
         for index, stream_id in enumerate(batch.streams):
             stream = self._addressee(stream_id, epoch)

@@ -47,7 +47,7 @@ class PoolStats:
     contexts: int
     busy: int
     requests: int  # waiting or running
-    queued: Mapping[str, int]  # the same, by priority
+    queued: Mapping[str, int]  # of these, by priority, those without any input in a batch yet
     batches: int
     inputs: int
     tokens: int
@@ -64,6 +64,8 @@ class _Job:
     tenant: str
     rows: list[Vectors | None]
     left: int
+    on_start: Callable[[], None] | None = None
+    running: bool = False  # some input of it is or was in a batch
     retried: set[int] = field(default_factory=set)
 
 
@@ -111,8 +113,11 @@ class ContextPool:
         deadline_s: float | None = None,
         priority: PriorityName = "default",
         tenant: str = "",
+        on_start: Callable[[], None] | None = None,
     ) -> Future[Vectors]:
         """Queue inputs, none of them empty. `cancel` on the future frees what is not computed yet.
+
+        `on_start` is called once, on the context's thread, just before the first of them is computed.
 
         `deadline_s` is on the pool's clock; a batch that already runs is not interrupted by it. A tenant by
         name cannot fill the queue alone: the last quarter is for the others.
@@ -127,7 +132,9 @@ class ContextPool:
                 raise QueueFullError("too many requests of this tenant wait for this model already")
             number = next(self._numbers)
             rows: list[Vectors | None] = [None] * len(inputs)
-            self._jobs[number] = _Job(inputs, future, deadline_s, priority, tenant, rows, len(inputs))
+            self._jobs[number] = _Job(
+                inputs, future, deadline_s, priority, tenant, rows, len(inputs), on_start
+            )
             lengths = [len(tokens) for tokens in inputs]
             self._packer.add(number, lengths, priority=priority, tenant=tenant)
             self._wake()
@@ -162,7 +169,7 @@ class ContextPool:
                 contexts=len(self._threads) + (self._spare is not None),
                 busy=self._busy,
                 requests=len(self._jobs),
-                queued=Counter(job.priority for job in self._jobs.values()),
+                queued=Counter(job.priority for job in self._jobs.values() if not job.running),
                 batches=counts.batches,
                 inputs=counts.inputs,
                 tokens=counts.tokens,
@@ -251,10 +258,21 @@ class ContextPool:
                     self._wake()
                 self._busy += bool(items)
                 batch = [(item, self._jobs[item.request].inputs[item.number]) for item in items]
+                begun = self._begin(items)
             for job in late:
                 _settle(job.future, DeadlineError("the deadline passed while the request waited"))
+            for tell in begun:
+                tell()
             if batch:
                 return batch
+
+    def _begin(self, items: Sequence[Item]) -> list[Callable[[], None]]:
+        """Whom to tell that the first of their inputs is about to be computed."""
+        fresh = [job for item in items if not (job := self._jobs[item.request]).running]
+        told = [job.on_start for job in dict.fromkeys(fresh) if job.on_start is not None]
+        for job in fresh:
+            job.running = True
+        return told
 
     def _take_late(self) -> list[_Job]:
         now = self._clock()

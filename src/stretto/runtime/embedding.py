@@ -75,16 +75,19 @@ class EmbeddingRuntime:
         inputs = self._rerank_inputs(params)
         return self._ranked(params, inputs, _wait(self._submit(params, inputs, end_s), end_s))
 
-    async def aembed(self, params: EmbedParams) -> EmbedResult:
+    async def aembed(self, params: EmbedParams, *, on_start: Callable[[], None] | None = None) -> EmbedResult:
         end_s = _end(params.deadline_ms)
         inputs = await asyncio.to_thread(self._embed_inputs, params)  # 2,000 texts take a while to tokenize
-        vectors = await _await(self._submit(params, inputs, end_s), end_s)
+        vectors = await _await(self._submit(params, inputs, end_s, on_start), end_s)
         return await asyncio.to_thread(self._embedded, params, inputs, vectors)
 
-    async def arerank(self, params: RerankParams) -> RerankResult:
+    async def arerank(
+        self, params: RerankParams, *, on_start: Callable[[], None] | None = None
+    ) -> RerankResult:
         end_s = _end(params.deadline_ms)
         inputs = await asyncio.to_thread(self._rerank_inputs, params)
-        return self._ranked(params, inputs, await _await(self._submit(params, inputs, end_s), end_s))
+        vectors = await _await(self._submit(params, inputs, end_s, on_start), end_s)
+        return self._ranked(params, inputs, vectors)
 
     def check_reply(self, params: EmbedParams, *, bytes_max: int) -> None:
         """Vectors that would not fit a message are refused before they are computed."""
@@ -140,9 +143,15 @@ class EmbeddingRuntime:
     # --- inside ----------------------------------------------------------------------------------
 
     def _submit(
-        self, params: EmbedParams | RerankParams, inputs: Sequence[Sequence[int]], end_s: float | None
+        self,
+        params: EmbedParams | RerankParams,
+        inputs: Sequence[Sequence[int]],
+        end_s: float | None,
+        on_start: Callable[[], None] | None = None,
     ) -> Future[Vectors]:
-        return self._pool.submit(inputs, deadline_s=end_s, priority=params.priority, tenant=params.tenant)
+        return self._pool.submit(
+            inputs, deadline_s=end_s, priority=params.priority, tenant=params.tenant, on_start=on_start
+        )
 
     def _embed_inputs(self, params: EmbedParams) -> list[list[int]]:
         making = self.making

@@ -7,6 +7,7 @@ Embedding and reranking belong to a resident that has them (`Embeds`); other mod
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import time
@@ -39,14 +40,15 @@ from stretto.telemetry.event_log import EventLog
 
 DEADLINE_MS_MAX = 1e9  # eleven days
 T = TypeVar("T")
+OnStart = Callable[[], None]
 
 
 @runtime_checkable
 class Embeds(Protocol):
     """A resident that makes vectors or scores (`runtime.embedding`). Called on the RPC loop."""
 
-    async def aembed(self, params: m.EmbedParams) -> m.EmbedResult: ...
-    async def arerank(self, params: m.RerankParams) -> m.RerankResult: ...
+    async def aembed(self, params: m.EmbedParams, *, on_start: OnStart | None = None) -> m.EmbedResult: ...
+    async def arerank(self, params: m.RerankParams, *, on_start: OnStart | None = None) -> m.RerankResult: ...
 
 
 class Methods:
@@ -208,20 +210,22 @@ class Methods:
 
     async def _embed(self, session: Session, params: m.Message) -> m.Message:
         asked = cast(m.EmbedParams, params)
+        told = _start_teller(session, asked.call_id)
         entry = await self._pool.acquire(asked.model_id)
         try:
             embedding = _embedding(entry)
             if isinstance(embedding, EmbeddingRuntime):
                 embedding.check_reply(asked, bytes_max=self._frame_bytes_max)
-            return await embedding.aembed(asked)
+            return await embedding.aembed(asked, on_start=told)
         finally:
             self._pool.release(entry)
 
     async def _rerank(self, session: Session, params: m.Message) -> m.Message:
         asked = cast(m.RerankParams, params)
+        told = _start_teller(session, asked.call_id)
         entry = await self._pool.acquire(asked.model_id)
         try:
-            return await _embedding(entry).arerank(asked)
+            return await _embedding(entry).arerank(asked, on_start=told)
         finally:
             self._pool.release(entry)
 
@@ -352,6 +356,20 @@ async def _within(deadline_s: float | None, work: Awaitable[T]) -> T:
         return await asyncio.wait_for(work, max(deadline_s - time.monotonic(), 0.0))
     except TimeoutError:
         raise DeadlineError("the deadline passed while the model was loading") from None
+
+
+def _start_teller(session: Session, call_id: str) -> OnStart:
+    """Tells the caller, from any thread, that the work on its call begins: what waited and what worked."""
+    loop, arrived_s = asyncio.get_running_loop(), time.monotonic()
+
+    def tell() -> None:
+        if call_id:
+            start = m.StreamStart(stream_id=call_id, queue_wait_s=time.monotonic() - arrived_s)
+            session.mailbox.put(m.StreamBatch(starts=[start]))
+            with contextlib.suppress(RuntimeError):  # the RPC loop is closed
+                loop.call_soon_threadsafe(session.mailbox.drain)
+
+    return tell
 
 
 def _end_early(session: Session, stream_id: str) -> None:

@@ -28,7 +28,14 @@ _COUNTERS = {
     "vllm:prefix_cache_queries": "prompt_tokens",
     "vllm:prefix_cache_hits": "cached_tokens",
 }
-_REASONS = {"stop": "stop", "tool_calls": "stop", "length": "length", "cancelled": "abort", "error": "error"}
+_REASONS = {
+    "stop": "stop",
+    "done": "stop",
+    "tool_calls": "stop",
+    "length": "length",
+    "cancelled": "abort",
+    "error": "error",
+}
 
 
 def families(seen: Seen) -> Iterator[Metric]:

@@ -6,14 +6,15 @@ when a generation ends. It also holds what runs, so that a drain that is over ca
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from stretto.engine.api import Delta, EngineApi, GenerationStream, Health
+from stretto.engine.api import Delta, EngineApi, GenerationStream, Health, OnStart
 from stretto.engine.batch_stats import BatchEvent
 from stretto.errors import CapacityError, ShuttingDownError, StrettoError
 from stretto.rpc.messages import (
@@ -31,9 +32,12 @@ from stretto.rpc.messages import (
     Usage,
 )
 from stretto.server.figures import Figures, ModelFigures
+from stretto.server.observed_calls import CANCELLED, DONE, ObservedCall
 from stretto.server.record import RequestRecord, current_record
 from stretto.server.retry_after import RetryAfter
 from stretto.telemetry.traces import NoTracer, RequestTrace, Tracer
+
+Result = TypeVar("Result", EmbedResult, RerankResult)
 
 
 class _Marks(NamedTuple):
@@ -304,11 +308,28 @@ class ObservedEngine:
     async def detokenize(self, tokens: list[int], model_id: str = "") -> str:
         return await self.inner.detokenize(tokens, model_id)
 
-    async def embed(self, params: EmbedParams) -> EmbedResult:
-        return await self.inner.embed(params)
+    async def embed(self, params: EmbedParams, *, on_start: OnStart | None = None) -> EmbedResult:
+        return await self._timed(self.inner.embed, params)
 
-    async def rerank(self, params: RerankParams) -> RerankResult:
-        return await self.inner.rerank(params)
+    async def rerank(self, params: RerankParams, *, on_start: OnStart | None = None) -> RerankResult:
+        return await self._timed(self.inner.rerank, params)
+
+    async def _timed(
+        self, work: Callable[..., Awaitable[Result]], params: EmbedParams | RerankParams
+    ) -> Result:
+        call = ObservedCall(
+            params.model_id, self.figures.of(params.model_id), tracer=self.tracer, clock=self.clock
+        )
+        try:
+            result = await work(params, on_start=call.started)
+        except asyncio.CancelledError:
+            call.close(CANCELLED)
+            raise
+        except Exception as error:
+            call.failed(error)
+            raise
+        call.close(DONE, prompt_tokens=result.prompt_tokens)
+        return result
 
     async def stats(self) -> Stats:
         return await self.inner.stats()

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from stretto.errors import SettingsError
 
 PREPARE, QUEUE, PREFILL, GENERATE = "prepare-request", "queue-wait", "prefill", "token-generation"
+COMPUTE = "compute"  # in place of the last two: embeddings and rankings
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,14 @@ class RequestTrace:
     traceparent: str = ""
     attributes: Mapping[str, str | int | float] = field(default_factory=dict)
     error_code: str = ""
+    work: str = PREFILL  # what begins when it is admitted
 
     def parts(self) -> list[tuple[str, float, float]]:
         """(span, from, to), in order; the last one that began lasts until the end."""
         marks = [
             (PREPARE, self.arrived_s),
             (QUEUE, self.prepared_s),
-            (PREFILL, self.admitted_s),
+            (self.work, self.admitted_s),
             (GENERATE, self.first_token_s),
         ]
         begun = [(name, at) for name, at in marks if at is not None]
