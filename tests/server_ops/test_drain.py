@@ -6,9 +6,12 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -144,8 +147,32 @@ def test_somebody_who_watches_does_not_keep_the_server() -> None:
         lines = feed.iter_lines()
         next(lines)
         started = time.monotonic()
+        running.process.send_signal(signal.SIGTERM)
+        rest = list(lines)  # to its proper end, with a last word
+        ended = time.monotonic() - started
         assert running.stop(30) == 0
-        assert time.monotonic() - started < 20
+        assert any('"reason":"draining"' in line for line in rest)
+        assert ended < 1.5  # the grace for connections is 2 s: it was used up before
+        assert not [line for line in running.lines if "Traceback" in line or '"error"' in line]
+
+
+def catches(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize("moment_s", [0.0, 0.1, 0.3, 0.6, 0.9, 1.2])
+def test_a_signal_while_it_starts_ends_it_with_0(moment_s: float) -> None:
+    command = [sys.executable, "-m", "stretto", "serve", "--port", "0", "--backend", "simulated"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not catches(process.pid, signal.SIGTERM):  # the interpreter itself has to start first
+        time.sleep(0.002)
+    time.sleep(moment_s)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 0, said
+    assert "Traceback" not in said
 
 
 def test_clients_that_leave_at_random_moments_leave_nothing_behind() -> None:

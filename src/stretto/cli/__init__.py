@@ -26,6 +26,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         sys.stdout.write(help_page())
         return 0
+    if "serve" in tokens:
+        from stretto.cli.stopping import signals_end_with_0
+
+        with signals_end_with_0(restore=argv is not None):
+            return _run(tokens)
+    return _run(tokens)
+
+
+def _run(tokens: Sequence[str]) -> int:
     from stretto.cli.app import run_line
 
     return run_line(tokens)

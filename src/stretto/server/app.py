@@ -69,7 +69,7 @@ def create_app(
     honest(api, unknown_fields=options.unknown_fields)
     serve_document(api)
     api.router.routes.extend(operations.routes())
-    api.include_router(dashboard(engine))
+    api.include_router(dashboard(engine, operations.drain.begun))
     return Application(
         api, Boundary(operations.wrap(Direct(api, routers)), retry_after=operations.retry_after)
     )

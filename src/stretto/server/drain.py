@@ -25,6 +25,7 @@ class Drain:
         self._engine = engine
         self._timeout_s = timeout_s
         self._cut = asyncio.Event()
+        self.begun = asyncio.Event()  # ends streams that would never end by themselves
         self.requests = 0  # at work now, counted by the gate
 
     @property
@@ -39,6 +40,7 @@ class Drain:
         """From the first signal to nothing running. True: everything finished by itself."""
         _log.info("draining", running=self._engine.figures.running, timeout_s=self._timeout_s)
         self._engine.drain()
+        self.begun.set()
         finished = await self._finished(self._timeout_s)
         if not finished:
             _log.warning("cut", requests=self._engine.cut())

@@ -78,7 +78,7 @@ class BodyLimits:
             held.release()
 
     async def _looked_at(self, body: bytes, encoding: bytes, held: _Held) -> bytes:
-        """One at a time, with a turn for others between two, so that the event loop is never held for long."""
+        """One at a time, with a turn for others between two: the event loop is never held for long."""
         async with self._large:
             if encoding:
                 body = decompressed(body, encoding, bytes_max=self._body_bytes_max)

@@ -23,6 +23,7 @@ from stretto.rpc import garbage
 from stretto.server.app import create_app
 from stretto.server.connection import ConnectionLimits, connections
 from stretto.server.crowd import Crowd
+from stretto.server.descriptors import connections_possible
 from stretto.server.keys import KeyRing, load_keys
 from stretto.server.operations import Operations
 from stretto.settings import ServerSettings
@@ -115,13 +116,13 @@ async def serve_async(engine: EngineApi, settings: ServerSettings, *, started: S
     tracer = make_tracer(settings.traces)
     operations = Operations(engine, settings, keys=keys, tracer=tracer)
     server = Server(_config(operations, settings), operations)
-    try:
-        with server.signals():
+    with server.signals():
+        try:
             await server.live(bound, started)
-    finally:
-        bound.close()
-        await engine.close()
-        tracer.close()
+        finally:
+            bound.close()
+            await engine.close()
+            tracer.close()
 
 
 class Server(uvicorn.Server):
@@ -160,14 +161,17 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
+        """Handle both up to the end of the block, then leave them to what handled them before."""
         loop = asyncio.get_running_loop()
+        before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in SIGNALS:
             loop.add_signal_handler(number, self.signalled)
         try:
             yield
         finally:
-            for number in SIGNALS:
+            for number, handler in before.items():
                 loop.remove_signal_handler(number)
+                signal.signal(number, handler)
 
     def signalled(self) -> None:
         """The first signal drains, every further one cuts."""
@@ -207,7 +211,7 @@ def _config(operations: Operations, settings: ServerSettings) -> uvicorn.Config:
     )
     return uvicorn.Config(
         app,
-        http=connections(Crowd(settings.connections_max), limits),
+        http=connections(Crowd(connections_possible(settings.connections_max)), limits),
         loop="none",
         ws="none",
         lifespan="off",

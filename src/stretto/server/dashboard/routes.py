@@ -22,7 +22,8 @@ PING_INTERVAL_S = 15.0
 _encode = msgspec.json.Encoder().encode
 
 
-def router(engine: EngineApi) -> APIRouter:
+def router(engine: EngineApi, over: asyncio.Event) -> APIRouter:
+    """`over`: the server is about to end, and the feed ends with it."""
     routes = APIRouter(include_in_schema=False)
 
     @routes.get("/")
@@ -35,7 +36,7 @@ def router(engine: EngineApi) -> APIRouter:
 
     @routes.get("/events")
     async def events() -> Response:
-        return EventStream(lambda wire: _Feed(engine, wire).run(), ping_interval_s=PING_INTERVAL_S)
+        return EventStream(lambda wire: _Feed(engine, wire).run_until(over), ping_interval_s=PING_INTERVAL_S)
 
     return routes
 
@@ -49,7 +50,19 @@ class _Feed:
         self._health: Health | None = None
         self._models: list[ModelInfo] | None = None
 
-    async def run(self) -> None:
+    async def run_until(self, over: asyncio.Event) -> None:
+        tasks = [asyncio.ensure_future(self._run()), asyncio.ensure_future(over.wait())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[0] in done:
+                tasks[0].result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await self._health_event(self._engine.health)
+
+    async def _run(self) -> None:
         status = asyncio.ensure_future(self._follow_status())
         try:
             while True:  # a runtime that restarts ends its events, not the page's
@@ -71,9 +84,12 @@ class _Feed:
         health = self._engine.health
         if health != self._health:
             self._health = health
-            state = {"ready": health.ready, "reason": health.reason, "progress": health.progress}
-            await self._wire.write(b"event: health\ndata: " + _encode(state) + b"\n\n")
+            await self._health_event(health)
         models = await self._engine.models() if health.ready or self._models is None else self._models
         if models != self._models:
             self._models = models
             await self._wire.write(b"event: hello\ndata: " + _encode({"models": models}) + b"\n\n")
+
+    async def _health_event(self, health: Health) -> None:
+        state = {"ready": health.ready, "reason": health.reason, "progress": health.progress}
+        await self._wire.write(b"event: health\ndata: " + _encode(state) + b"\n\n")
