@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,7 +32,8 @@ MODEL = "vectors"
 class Vectors:
     """A loader of one model with a single context, whose passes take one input each."""
 
-    def __init__(self, *, ranks: bool) -> None:
+    def __init__(self, *, ranks: bool, gate: threading.Event | None) -> None:
+        self._gate = gate
         self._making = Making(MODEL, width=4, ranks=ranks)
 
     def ids(self) -> Sequence[str]:
@@ -46,7 +48,9 @@ class Vectors:
     def load(self, model_id: str, progress: Callable[[str, float], None]) -> EmbeddingRuntime:
         tokenizer = SpellingTokenizer()
         pool = ContextPool(
-            lambda: ScriptedEncoder(pass_s=PASS_S), size=1, packer=Packer(tokens_max=8, sequences_max=1)
+            lambda: ScriptedEncoder(pass_s=PASS_S, gate=self._gate),
+            size=1,
+            packer=Packer(tokens_max=8, sequences_max=1),
         )
         kind = "reranker" if self._making.ranks else "embedding"
         return EmbeddingRuntime(
@@ -58,9 +62,9 @@ class Vectors:
         )
 
 
-def vectors(*, ranks: bool = False) -> Callable[[], InMemoryEngine]:
+def vectors(*, ranks: bool = False, gate: threading.Event | None = None) -> Callable[[], InMemoryEngine]:
     def make() -> InMemoryEngine:
-        server = RuntimeServer(Vectors(ranks=ranks), RuntimeSettings())
+        server = RuntimeServer(Vectors(ranks=ranks, gate=gate), RuntimeSettings())
         server.start()
         here, there = memory_pair()
         server.accept(there)
@@ -111,13 +115,17 @@ def embed(running: Running, text: str = "hello", **options: Any) -> httpx.Respon
 
 
 def test_what_runs_does_not_count_as_waiting() -> None:
-    with served(vectors()) as running, ThreadPoolExecutor() as pool:
-        embed(running)  # the model is loaded
+    gate = threading.Event()
+    with served(vectors(gate=gate)) as running, ThreadPoolExecutor() as pool:
         held = [pool.submit(embed, running) for _ in range(3)]
-        time.sleep(PASS_S / 2)
+        end_s = time.monotonic() + 10
+        while (seen := metrics(running)).get(("stretto_requests_waiting", "default")) != 2:
+            assert time.monotonic() < end_s, f"waiting: {seen.get(('stretto_requests_waiting', 'default'))}"
+            time.sleep(0.02)
+        time.sleep(0.1)
         seen = metrics(running)
-        assert seen["stretto_slots_busy",] == 1
-        assert seen["stretto_requests_waiting", "default"] == 2
+        assert (seen["stretto_slots_busy",], seen["stretto_requests_waiting", "default"]) == (1, 2)
+        gate.set()
         assert [reply.result().status_code for reply in held] == [200] * 3
         assert metrics(running)["stretto_requests_waiting", "default"] == 0
 
