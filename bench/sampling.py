@@ -185,6 +185,7 @@ def make_guides() -> Callable[[], MatcherGuide]:
     """Matchers over SmolLM2's 49,152 pieces and pairs of them, up to the length of the vocabulary."""
     from stretto.testing import tiny_models
     from stretto.text import grammar
+    from stretto.text.grammar_factory import GrammarFactory
 
     raw = tiny_models._smollm2_tokenizer_keys()["tokenizer.ggml.tokens"]
     names, position = [], 8 + len("tokenizer.ggml.tokens") + 16
@@ -196,7 +197,7 @@ def make_guides() -> Callable[[], MatcherGuide]:
     rng = np.random.default_rng(2)
     pairs = rng.integers(300, 20_000, (VOCAB - len(pieces), 2)).tolist()
     tokens = pieces + [pieces[first] + pieces[second].lstrip() for first, second in pairs]
-    factory = grammar.GrammarFactory(grammar.build_ll_tokenizer(tokens, 0, control=range(17)))
+    factory = GrammarFactory(grammar.build_ll_tokenizer(tokens, 0, control=range(17)))
     compiled = grammar.from_json_schema(SCHEMA)
     factory.compile(compiled)
     return lambda: MatcherGuide(factory.matcher(compiled))

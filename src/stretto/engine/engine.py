@@ -84,7 +84,7 @@ class Engine:
             answered=self._pump.soon,
         )
         self._tokens = TokenCalls(
-            self._long_call, self._start, batch_max=batching.max_batch_size if batching.enabled else 1
+            self._token_call, self._start, batch_max=batching.max_batch_size if batching.enabled else 1
         )
         self._watchers = Watchers(self._ask_for_events)
         self._info: m.RuntimeInfo | None = None
@@ -354,6 +354,11 @@ class Engine:
         """One that may have to load a model first."""
         return await self._transport.call(method, params, timeout_s=self._settings.load_timeout_s)
 
+    async def _token_call(self, method: str, params: m.Message) -> Any:
+        if isinstance(params, m.TokenizeParams | m.DetokenizeParams):
+            return await self._calls.call(method, params, None)
+        return await self._long_call(method, params)
+
     def batch_stats(self) -> dict[str, Any]:
         transport = self._transport
         return {
@@ -381,7 +386,6 @@ class Engine:
         self._pump.stop()
         if self._expire_timer is not None:
             self._expire_timer.cancel()
-            self._expire_timer = None
 
 
 _REASONS = {State.STARTING: "restarting", State.ENDING: "restarting", State.DOWN: "not started"}

@@ -1,4 +1,4 @@
-"""Calls that take long and have a name: embeddings and rankings.
+"""Calls that take long and have a name: embeddings, rankings and long texts to tokenize.
 
 By its name the runtime tells when the work on a call began, and a caller that stops waiting stops the work.
 """
@@ -16,6 +16,8 @@ from stretto.engine.api import OnStart
 from stretto.engine.transport import Transport
 from stretto.rpc import messages as m
 
+_Params = m.EmbedParams | m.RerankParams | m.TokenizeParams | m.DetokenizeParams
+
 
 class NamedCalls:
     def __init__(
@@ -30,9 +32,7 @@ class NamedCalls:
     def __len__(self) -> int:
         return len(self._open)
 
-    async def call(
-        self, method: str, params: m.EmbedParams | m.RerankParams, on_start: OnStart | None
-    ) -> Any:
+    async def call(self, method: str, params: _Params, on_start: OnStart | None) -> Any:
         name = f"call-{next(self._numbers)}"
         self._open[name] = on_start
         named = msgspec.structs.replace(params, call_id=name)

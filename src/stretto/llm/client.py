@@ -284,6 +284,7 @@ class LLM:
             tenant=options.tenant,
             cache_salt=options.cache_salt,
             timeout_s=options.timeout_s,
+            held=self._runtime.compile_grammar(params.grammar),
         )
 
     def _calls(self, prompt: Prompt, options: Options) -> list[Call]:

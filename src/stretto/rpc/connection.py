@@ -40,7 +40,8 @@ class Connection(Protocol):
     def open(self, receive: Receive, closed: Closed) -> None: ...
 
     def send(self, envelope: Envelope) -> None:
-        """Raises TooLargeError for what does not fit a frame, and what encoding raises: nothing was sent then,
+        """Raises TooLargeError for what does not fit a frame, and what encoding raises: nothing was sent
+        then,
         and the connection is as it was."""
 
     def close(self, error: Exception | None = None) -> None:
@@ -85,7 +86,7 @@ class StreamConnection(asyncio.Protocol):
         frame = encode(envelope)
         if len(frame) - HEADER_BYTES > self._frame_bytes_max:  # the peer would close the connection on it
             raise TooLargeError(
-                f"a message of {len(frame)} bytes; at most {self._frame_bytes_max} go over a connection at once",
+                f"a message of {len(frame)} bytes; at most {self._frame_bytes_max} fit one frame",
                 hint="ask for less at once, or raise runtime.frame_bytes_max",
             )
         self.counters.frames_sent += 1

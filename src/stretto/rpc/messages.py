@@ -231,6 +231,8 @@ class TokenizeParams(Message):
     continue_final: bool = False
     add_generation_prompt: bool = True
     special: bool = False
+    tenant: str = ""
+    call_id: str = ""  # by which `cancel` ends it
 
 
 class TokenizeResult(Message):
@@ -240,6 +242,8 @@ class TokenizeResult(Message):
 class DetokenizeParams(Message):
     tokens: list[int]
     model_id: str = ""
+    tenant: str = ""
+    call_id: str = ""  # by which `cancel` ends it
 
 
 class DetokenizeResult(Message):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stretto.errors import EmptyPromptError, InvalidRequestError, InvalidTokenError, PromptTooLongError
+from stretto.text import bounds
 from stretto.text.marking import Segment
 from stretto.text.templates import Rendered
 from stretto.text.tokenizer import Tokenizer, encode_prompt
@@ -59,11 +60,42 @@ class InputReader:
                 raise EmptyPromptError(f"document {number} is empty", hint="send texts")
         if self._frame.rerank_template:
             return [self._rendered(number, query, text, truncate) for number, text in enumerate(documents)]
-        start = [*self._frame.before, *self._tokenizer.encode(query, False), *self._frame.between]
+        start = [*self._frame.before, *self._encoded(query, "the query", ""), *self._frame.between]
         return [
-            self._framed(start, self._tokenizer.encode(text, False), f"document {number}", truncate)
+            self._framed(
+                start, self._encoded(text, f"document {number}", truncate), f"document {number}", truncate
+            )
             for number, text in enumerate(documents)
         ]
+
+    def _encoded(self, text: str, what: str, truncate: str) -> list[int]:
+        """The tokens of a text; of one that is far too long no more than the window needs."""
+        if len(text) <= bounds.CHARS_A_TOKEN * self._window:
+            return self._tokenizer.encode(text, False)
+        if truncate:
+            return self._tokenizer.encode(self._part(text, truncate), False)
+        try:
+            bounds.check_text(text, self._tokenizer, self._window + 1)
+            bounds.check_segments((Segment(text, user=True),), self._tokenizer, self._window)
+        except PromptTooLongError:
+            raise PromptTooLongError(
+                f"{what} has more than {self._window} tokens, which is all that the model takes",
+                hint="shorten it, or set truncate: left or right",
+            ) from None
+        return self._tokenizer.encode(text, False)
+
+    def _part(self, text: str, truncate: str) -> str:
+        """An end of a long text, cut at a space: two windows long, so that one window is as in the whole."""
+        chars = bounds.CHARS_A_TOKEN * self._window
+        while chars < len(text):
+            part = text[:chars] if truncate == "right" else text[-chars:]
+            space = part.rfind(" ") if truncate == "right" else part.find(" ")
+            if space > 0:
+                part = part[:space] if truncate == "right" else part[space:]
+            if len(self._tokenizer.encode(part, False)) >= 2 * self._window:
+                return part
+            chars *= 4
+        return text
 
     def _check(self, count: int, what: str, truncate: str) -> None:
         if count == 0:
@@ -80,7 +112,7 @@ class InputReader:
         if isinstance(given, str):
             if not given:
                 raise EmptyPromptError(f"input {number} is an empty string", hint="leave it out")
-            tokens = self._tokenizer.encode(given, False)
+            tokens = self._encoded(given, f"input {number}", truncate)
             return self._framed(list(self._frame.before), tokens, f"input {number}", truncate)
         if not isinstance(given, Sequence) or isinstance(given, bytes):
             raise InvalidRequestError(f"input {number} is neither a text nor a list of token ids", hint="")
@@ -116,7 +148,11 @@ class InputReader:
 
     def _rendered(self, number: int, query: str, document: str, truncate: str) -> list[int]:
         """The file's own template; where it is too long the document is shortened by the tokens in excess."""
+        self._encoded(query, "the query", "")
         text = document
+        if len(text) > bounds.CHARS_A_TOKEN * self._window:
+            text = self._part(text, truncate) if truncate else text
+            self._encoded(text, f"document {number}", truncate)
         for _ in range(4):
             tokens = self._template_tokens(query, text)
             excess = len(tokens) - self._window

@@ -11,7 +11,7 @@ import asyncio
 import concurrent.futures
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from stretto.runtime.contexts import ContextPool, PoolStats, Vectors
 from stretto.runtime.embed_inputs import InputReader
 from stretto.text.tokenizer import Tokenizer
 
+Runner = Callable[..., Awaitable[list[list[int]]]]
 _TINY = 1e-12
 REPLY_BYTES = 4096  # what a reply takes beside its vectors
 
@@ -75,17 +76,28 @@ class EmbeddingRuntime:
         inputs = self._rerank_inputs(params)
         return self._ranked(params, inputs, _wait(self._submit(params, inputs, end_s), end_s))
 
-    async def aembed(self, params: EmbedParams, *, on_start: Callable[[], None] | None = None) -> EmbedResult:
+    async def aembed(
+        self,
+        params: EmbedParams,
+        *,
+        run: Runner = asyncio.to_thread,
+        on_start: Callable[[], None] | None = None,
+    ) -> EmbedResult:
+        """`run`: where inputs are tokenized, which takes a while for 2,000 texts."""
         end_s = _end(params.deadline_ms)
-        inputs = await asyncio.to_thread(self._embed_inputs, params)  # 2,000 texts take a while to tokenize
+        inputs = await run(self._embed_inputs, params)
         vectors = await _await(self._submit(params, inputs, end_s, on_start), end_s)
         return await asyncio.to_thread(self._embedded, params, inputs, vectors)
 
     async def arerank(
-        self, params: RerankParams, *, on_start: Callable[[], None] | None = None
+        self,
+        params: RerankParams,
+        *,
+        run: Runner = asyncio.to_thread,
+        on_start: Callable[[], None] | None = None,
     ) -> RerankResult:
         end_s = _end(params.deadline_ms)
-        inputs = await asyncio.to_thread(self._rerank_inputs, params)
+        inputs = await run(self._rerank_inputs, params)
         vectors = await _await(self._submit(params, inputs, end_s, on_start), end_s)
         return self._ranked(params, inputs, vectors)
 
@@ -95,7 +107,7 @@ class EmbeddingRuntime:
         inputs_max = (bytes_max - REPLY_BYTES) * 3 // (16 * max(width, 1))  # four bytes a number, in base64
         if len(params.inputs) > inputs_max:
             raise ReplyTooLargeError(
-                f"{len(params.inputs)} vectors of {width} numbers do not fit a reply; at most {inputs_max} do",
+                f"{len(params.inputs)} vectors of {width} numbers exceed a reply; at most {inputs_max} fit",
                 hint="send the inputs in several requests",
             )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stretto import settings as settings_
 from stretto.errors import InvalidRequestError
+from stretto.runtime.grammars import Grammars, words_of
 from stretto.runtime.model import ModelRuntime
 from stretto.settings.places import cache_home
 from stretto.settings.used_by import check_used
@@ -136,9 +137,6 @@ def _llamacpp(
         cache_ram_bytes=chosen.cache_ram_bytes,
     )
 
-    def compile_grammar(grammar: str) -> None:
-        backend.samplers.grammars.compile(grammar)  # built when the first grammar comes, not before
-
     try:
         source = template_source(chosen) or backend.model.template
         vocabulary = backend.model.vocabulary
@@ -149,7 +147,7 @@ def _llamacpp(
             chosen.limits(),
             template=template,
             add_bos=vocabulary.adds_bos,
-            compile_grammar=compile_grammar,
+            grammars=Grammars(lambda: words_of(vocabulary), lambda: backend.samplers.grammars),
             beat=beat,
         )
     except BaseException:

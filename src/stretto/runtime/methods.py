@@ -12,7 +12,6 @@ import math
 import os
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar, cast, runtime_checkable
@@ -27,13 +26,13 @@ from stretto.errors import (
 from stretto.rpc import messages as m
 from stretto.rpc.frames import FRAME_BYTES_MAX
 from stretto.runtime.batches import BatchLog, tokenize_all
-from stretto.runtime.embedding import EmbeddingRuntime
+from stretto.runtime.embedding import EmbeddingRuntime, Runner
 from stretto.runtime.ends import stream_of
 from stretto.runtime.loading import Loaded
 from stretto.runtime.model import Call, ModelRuntime, Prompt
 from stretto.runtime.outbox import Outbox, StreamSink
 from stretto.runtime.pool import Entry, ModelPool, Resident
-from stretto.runtime.requests import prepare, text_of, tokens_of
+from stretto.runtime.preparing import Preparing
 from stretto.runtime.session import Session, StreamRecord
 from stretto.runtime.telemetry import TickFeed, memory_bytes, model_stats
 from stretto.telemetry.event_log import EventLog
@@ -47,8 +46,12 @@ OnStart = Callable[[], None]
 class Embeds(Protocol):
     """A resident that makes vectors or scores (`runtime.embedding`). Called on the RPC loop."""
 
-    async def aembed(self, params: m.EmbedParams, *, on_start: OnStart | None = None) -> m.EmbedResult: ...
-    async def arerank(self, params: m.RerankParams, *, on_start: OnStart | None = None) -> m.RerankResult: ...
+    async def aembed(
+        self, params: m.EmbedParams, *, run: Runner, on_start: OnStart | None = None
+    ) -> m.EmbedResult: ...
+    async def arerank(
+        self, params: m.RerankParams, *, run: Runner, on_start: OnStart | None = None
+    ) -> m.RerankResult: ...
 
 
 class Methods:
@@ -67,7 +70,7 @@ class Methods:
         self._feed = feed
         self._frame_bytes_max = frame_bytes_max
         self._on_shutdown = on_shutdown
-        self._threads = ThreadPoolExecutor(prepare_threads, "stretto-prepare")
+        self._preparing = Preparing(prepare_threads)
         self._outboxes: dict[int, Outbox] = {}
         self._batches = BatchLog()
         self._event_logs: dict[str, EventLog] = {}
@@ -128,7 +131,7 @@ class Methods:
             self._feed.remove(model_id)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._preparing.close()
 
     # --- about the runtime -----------------------------------------------------------------------
 
@@ -192,7 +195,7 @@ class Methods:
         asked = cast(m.TokenizeParams, params)
         entry = await self._pool.acquire(asked.model_id)
         try:
-            return m.TokenizeResult(tokens=await self._on_thread(tokens_of, reading(entry), asked))
+            return m.TokenizeResult(tokens=await self._preparing.tokens(reading(entry), asked))
         finally:
             self._pool.release(entry)
 
@@ -200,7 +203,7 @@ class Methods:
         asked = cast(m.DetokenizeParams, params)
         entry = await self._pool.acquire(asked.model_id)
         try:
-            return m.DetokenizeResult(text=await self._on_thread(text_of, reading(entry), asked.tokens))
+            return m.DetokenizeResult(text=await self._preparing.text(reading(entry), asked))
         finally:
             self._pool.release(entry)
 
@@ -216,7 +219,7 @@ class Methods:
             embedding = _embedding(entry)
             if isinstance(embedding, EmbeddingRuntime):
                 embedding.check_reply(asked, bytes_max=self._frame_bytes_max)
-            return await embedding.aembed(asked, on_start=told)
+            return await embedding.aembed(asked, run=self._preparing.inputs(asked), on_start=told)
         finally:
             self._pool.release(entry)
 
@@ -225,7 +228,8 @@ class Methods:
         told = _start_teller(session, asked.call_id)
         entry = await self._pool.acquire(asked.model_id)
         try:
-            return await _embedding(entry).arerank(asked, on_start=told)
+            run = self._preparing.inputs(asked)
+            return await _embedding(entry).arerank(asked, run=run, on_start=told)
         finally:
             self._pool.release(entry)
 
@@ -251,15 +255,26 @@ class Methods:
             if self.draining:
                 raise ShuttingDownError("the runtime is shutting down")
             deadline_s = _deadline(params.deadline_ms, arrived_s)
-            record.entry = await _within(deadline_s, self._pool.acquire(params.model_id))
-            loaded = generating(record.entry)
-            parent = await self._parent_prompt(session, params)
-            call = await self._on_thread(prepare, loaded, params, parent)
+            record.preparing = asyncio.ensure_future(self._prepared(session, record, params, deadline_s))
+            call = await record.preparing
             self._submit(session, record, params, call, arrived_s, deadline_s)
+        except asyncio.CancelledError:
+            if record.cancelled and session.has(record):  # by its caller: it was taken in, and ends at once
+                asyncio.get_running_loop().call_soon(_end_early, session, record.id)
+                return m.GenerateResult(stream_id=record.id, prompt_tokens=0)
+            session.forget(record.id) if session.has(record) else self.stream_over(record)
+            raise
         except BaseException:
             session.forget(record.id) if session.has(record) else self.stream_over(record)
             raise
         return m.GenerateResult(stream_id=record.id, prompt_tokens=len(call.prompt.tokens.tokens))
+
+    async def _prepared(
+        self, session: Session, record: StreamRecord, params: m.GenerateParams, deadline_s: float | None
+    ) -> Call:
+        record.entry = await _within(deadline_s, self._pool.acquire(params.model_id))
+        loaded = generating(record.entry)
+        return await self._preparing.call(loaded, params, await self._parent_prompt(session, params))
 
     def _submit(
         self,
@@ -291,7 +306,7 @@ class Methods:
             sink,
             on_start=sink.started,
         )
-        record.model = model
+        record.model, record.held = model, call.held
         record.prompt.set_result(call.prompt)
 
     async def _parent_prompt(self, session: Session, params: m.GenerateParams) -> Prompt | None:
@@ -312,9 +327,6 @@ class Methods:
     def _cancel(self, session: Session, params: m.Message) -> m.Message:
         session.cancel(cast(m.CancelParams, params).stream_id)
         return m.Empty()
-
-    async def _on_thread(self, work: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments))
 
 
 def generating(entry: Entry) -> Loaded:

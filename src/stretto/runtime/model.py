@@ -20,12 +20,15 @@ from stretto.core.limits import Limits
 from stretto.core.request import Priority, Request, SamplingParams
 from stretto.core.tick import Events, Started, Terminal, TickMeasures
 from stretto.errors import PromptTooLongError
+from stretto.runtime.grammars import Grammars, byte_words
 from stretto.runtime.looks import Look, TickLook
 from stretto.runtime.loop import EngineLoop, LoopStats
 from stretto.runtime.output import OutputPump
 from stretto.runtime.text_stream import PLAIN, Delta, Shown, TextStream, ToolReading
 from stretto.telemetry.measures import Measures
 from stretto.telemetry.subscription import Item, Subscription
+from stretto.text import bounds
+from stretto.text.marking import Segment
 from stretto.text.reasoning import Tags, opened_by_prompt, tags_for
 from stretto.text.remembered import Memory
 from stretto.text.templates import CHATML, ChatTemplate, Rendered
@@ -60,6 +63,7 @@ class Call:
     streamed: bool = False
     shown: Shown = PLAIN
     progress: bool = False
+    held: object = None  # its compiled grammar, which is kept as long as the request
 
 
 @cache  # an environment of minijinja is never freed: one for each chat would be a leak
@@ -77,7 +81,7 @@ class ModelRuntime:
         *,
         template: ChatTemplate | None = None,
         add_bos: bool = False,
-        compile_grammar: Callable[[str], None] | None = None,
+        grammars: Grammars | None = None,
         beat: Callable[[int, bool], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -87,7 +91,7 @@ class ModelRuntime:
         self.limits = limits
         self.capabilities = backend.capabilities
         self._add_bos = add_bos
-        self._compile_grammar = compile_grammar
+        self.grammars = grammars or Grammars(byte_words)
         self._clock = clock
         self._numbers = itertools.count(1)
         self.measures = Measures()
@@ -117,8 +121,13 @@ class ModelRuntime:
         scope: Hashable = None,
         continue_final: bool = False,
         add_generation_prompt: bool = True,
+        tokens_max: int | None = None,
     ) -> Prompt:
-        """`options` are the template's own. Texts are remembered within a scope, and not without one."""
+        """`options` are the template's own. Texts are remembered within a scope, and not without one.
+
+        What clearly has more than `tokens_max` tokens (the window, if nothing else is said) is not tokenized.
+        """
+        most = self.window if tokens_max is None else tokens_max
         template = self.template or _chatml()
         shown, offered = fitted(messages, tools, template.support, self.tool_dialect)
         rendered: Rendered = template.render(
@@ -126,8 +135,10 @@ class ModelRuntime:
             offered,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final,
+            check=lambda text: bounds.check_text(text, self.tokenizer, most),
             **(options or {}),
         )
+        bounds.check_segments(rendered.segments, self.tokenizer, most)
         tokens = encode_prompt(rendered, self._tokenizer_for(scope), add_bos=self._add_bos)
         tags = tags_for(template.source)
         return Prompt(tokens, tags, tags is not None and opened_by_prompt(rendered.tail, tags))
@@ -143,16 +154,20 @@ class ModelRuntime:
         """`template`, or `system prompt` where the template would drop the tools."""
         return "template" if (self.template or _chatml()).support.tools else "system prompt"
 
-    def text_prompt(self, text: str, *, scope: Hashable = None) -> Prompt:
+    def text_prompt(self, text: str, *, scope: Hashable = None, tokens_max: int | None = None) -> Prompt:
+        most = self.window if tokens_max is None else tokens_max
+        bounds.check_text(text, self.tokenizer, most)
+        bounds.check_segments((Segment(text, user=True),), self.tokenizer, most)
         return Prompt(encode_text(text, self._tokenizer_for(scope), add_bos=self._add_bos))
 
     def _tokenizer_for(self, scope: Hashable) -> Tokenizer:
         return self.tokenizer if scope is None else self._remembered.of(scope)
 
-    def compile_grammar(self, grammar: str) -> None:
-        """May take most of a second the first time: call it on a thread that nobody waits for."""
-        if grammar and self._compile_grammar is not None:
-            self._compile_grammar(grammar)
+    def compile_grammar(self, grammar: str, *, scope: Hashable = "") -> object:
+        """May take most of a second the first time: call it on a thread that nobody waits for. Hold the
+        answer
+        as long as the grammar is in use."""
+        return self.grammars.check(grammar, scope) if grammar else None
 
     def check_length(self, prompt: Prompt) -> None:
         """A prompt that cannot fit is refused before it queues, with both numbers."""
@@ -288,6 +303,7 @@ class ModelRuntime:
             self._pump.close()
         for subscription in self._subscriptions:
             subscription.close()
+        self.grammars.close()
 
     def _deliver(self, events: Events) -> None:
         for observer in self._observers:

@@ -24,11 +24,13 @@ from stretto.runtime.model import Call, ModelRuntime, Prompt
 from stretto.runtime.options import SAMPLING_NAMES, Options, parse
 from stretto.runtime.prompts import begin_of_text, cut_left, fitting, mixed_prompt
 from stretto.runtime.text_stream import Shown, ToolReading
+from stretto.text import bounds
+from stretto.text.marking import Segment
 from stretto.text.tokenizer import PromptTokens
 from stretto.text.tool_schema import schema_for_tools, tool_names
 from stretto.text.tools import Dialect
 
-TOKENS_MAX = 1 << 17  # of one /detokenize, or the model's window where that is larger
+TOKENS_MAX = 1 << 17  # of one /tokenize or /detokenize, or the model's window where that is larger
 _PROMPTS = ("messages", "prompt", "tokens", "pieces")
 _TEMPLATE_OPTIONS_TAKEN = ("messages", "tools", "self", "add_generation_prompt", "continue_final_message")
 
@@ -50,7 +52,6 @@ def prepare(loaded: Loaded, params: GenerateParams, parent: Prompt | None = None
         raise EmptyPromptError("the prompt is empty")
     model.check_length(prompt)
     if options.params.grammar:
-        model.compile_grammar(options.params.grammar)
         prompt = replace(prompt, tags=None, opened=False)  # the grammar leaves no room for reasoning
     room = model.capabilities.pool_tokens
     return Call(
@@ -94,7 +95,9 @@ def prompt_of(model: ModelRuntime, params: GenerateParams) -> Prompt:
     if params.pieces is not None:
         return mixed_prompt(model, params.pieces, scope=scope)
     if params.prompt is not None:
-        return model.text_prompt(params.prompt, scope=scope) if params.prompt else begin_of_text(model)
+        if not params.prompt:
+            return begin_of_text(model)
+        return model.text_prompt(params.prompt, scope=scope, tokens_max=_tokens_max(model, params))
     messages = params.messages or []
     if params.truncate_messages:
         return fitting(
@@ -116,7 +119,13 @@ def _chat_prompt(model: ModelRuntime, params: GenerateParams, messages: list[dic
         scope=(params.tenant, params.cache_salt),
         continue_final=params.continue_final,
         add_generation_prompt=params.add_generation_prompt,
+        tokens_max=_tokens_max(model, params),
     )
+
+
+def _tokens_max(model: ModelRuntime, params: GenerateParams) -> int:
+    """More than fits is tokenized only where it is then cut."""
+    return model.window if params.truncate_prompt_tokens is None else max(TOKENS_MAX, model.window)
 
 
 def _template_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -131,6 +140,9 @@ def tokens_of(model: ModelRuntime | EmbeddingRuntime, params: TokenizeParams) ->
     if (params.text is None) == (params.messages is None):
         raise InvalidRequestError("text or messages must be given", hint="send one of the two")
     if params.text is not None:
+        most = max(TOKENS_MAX, model.window)
+        bounds.check_text(params.text, model.tokenizer, most)
+        bounds.check_segments((Segment(params.text, user=True),), model.tokenizer, most)
         return model.tokenizer.encode(params.text, params.special)
     if not isinstance(model, ModelRuntime):
         raise UnsupportedByModelError("this model takes no messages")
@@ -140,6 +152,7 @@ def tokens_of(model: ModelRuntime | EmbeddingRuntime, params: TokenizeParams) ->
         _template_options(params.template_options),
         continue_final=params.continue_final,
         add_generation_prompt=params.add_generation_prompt,
+        tokens_max=max(TOKENS_MAX, model.window),  # a count may be of more than fits
     )
     return list(prompt.tokens.tokens)
 

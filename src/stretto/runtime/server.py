@@ -99,7 +99,9 @@ class RuntimeServer:
     # --- notifications ---------------------------------------------------------------------------
 
     def _send_events(self, events: EngineEvents) -> None:
-        """In pieces: ticks of many slots with long stream ids would be more than a frame. Watchers may lose some."""
+        """In pieces: ticks of many slots with long stream ids would be more than a frame. Watchers may lose
+        some.
+        """
         for start in range(0, len(events.ticks), TICKS_A_FRAME):
             some = EngineEvents(ticks=events.ticks[start : start + TICKS_A_FRAME])
             for session in self.methods.sessions:

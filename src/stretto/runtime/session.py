@@ -26,6 +26,7 @@ from stretto.rpc.connection import Connection
 from stretto.rpc.envelope import Call, Malformed, Received, Reply
 from stretto.rpc.messages import AuthParams, Empty, Error, Message, error_from
 from stretto.rpc.sockets import token_matches
+from stretto.runtime.model import Call as Request
 from stretto.runtime.model import ModelRuntime, Prompt
 from stretto.runtime.outbox import Mailbox
 from stretto.runtime.pool import Entry
@@ -55,6 +56,8 @@ class StreamRecord:
     entry: Entry | None = None
     model: ModelRuntime | None = None  # once it was submitted
     cancelled: bool = False
+    preparing: asyncio.Future[Request] | None = None  # until it was submitted
+    held: object = None  # its compiled grammar
     prompt: asyncio.Future[Prompt] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -133,6 +136,8 @@ class Session:
         record.cancelled = True
         if record.model is not None:
             record.model.cancel(record.request_id)
+        elif record.preparing is not None:
+            record.preparing.cancel()  # its turn, or its grammar's trial, is given up
 
     # --- calls -----------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Stream batches that do not fit one frame: cut into one batch for each stream.
 
-A batch holds what one tick brought to all streams of a connection. Where that is more than a frame, each stream's
-part is sent alone; a part that is still too large costs that one stream, never the connection. Pure.
+A batch holds what one tick brought to all streams of a connection. Where that is more than a frame, each
+stream's part is sent alone; a part that is still too large costs that one stream, never the connection. Pure.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ Called by `loading` for `backend: torch`, and for folders with a `config.json` w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto import settings as settings_
 from stretto.errors import ModelFileError
+from stretto.runtime.grammars import Grammars, words_of
 from stretto.runtime.loading import Beat, Loaded, Progress, template_of, template_source
 from stretto.runtime.model import ModelRuntime
 from stretto.settings.used_by import check_used
@@ -39,7 +39,7 @@ def load_torch(
             chosen.limits(),
             template=template_of(source, words) if source else None,
             add_bos=opened.tokenizer is not None and opened.tokenizer.adds_bos,
-            compile_grammar=_compiler(opened),
+            grammars=_grammars(opened),
             beat=beat,
         )
     except BaseException:
@@ -81,9 +81,13 @@ def _tokenizer(opened: Opened, path: Path, chosen: settings_.ModelSettings) -> T
     raise ModelFileError(f"{path} has no tokenizer.json", hint="copy it from where the model came from")
 
 
-def _compiler(opened: Opened) -> Callable[[str], None] | None:
-    grammars = opened.grammars
-    return None if grammars is None else lambda grammar: grammars().compile(grammar)
+def _grammars(opened: Opened) -> Grammars | None:
+    words = opened.tokenizer
+    return (
+        None
+        if words is None or opened.grammars is None
+        else Grammars(lambda: words_of(words), opened.grammars)
+    )
 
 
 def _description(

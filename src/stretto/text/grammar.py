@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import OrderedDict
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,8 @@ COMPACT: JsonCompileOptions = {
 }
 """JSON on one line. Where spaces are free, small models fill their tokens with them."""
 SPACING = ("whitespace_flexible", "whitespace_pattern", "item_separator", "key_separator")
-CACHE_MAX = 64
+STEP_S_MAX = 0.05  # of processor time for one token; every request of the batch waits for it
+SLOW_STEPS_MAX = 8  # of one generation
 _TOO_COMPLEX = ("fuel", "too complex", "too many", "too large", "limit", "too big")
 _UNICODE_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
@@ -246,7 +247,7 @@ def parser_limits() -> LLParserLimits:
 class GrammarMatcher:
     """Which tokens may come next in one generation."""
 
-    __slots__ = ("_closer", "_ending", "_eos", "_fresh", "_matcher", "mask_bytes")
+    __slots__ = ("_closer", "_ending", "_eos", "_fresh", "_matcher", "_slow_steps", "mask_bytes")
 
     def __init__(
         self, fresh: LLMatcher, eos: frozenset[int], mask_bytes: int, closer: Closer | None = None
@@ -256,18 +257,24 @@ class GrammarMatcher:
         self._eos = eos
         self._closer = closer
         self._ending: Ending | None = None
+        self._slow_steps = 0
         self.mask_bytes = mask_bytes
 
     def limit(self, tokens_max: int) -> None:
         """From now on `steer` ends the text within this many tokens, where the grammar allows that."""
         if self._closer is not None:
+            began_s = time.thread_time()
             self._ending = Ending(self._closer, self._fresh, tokens_max)
+            self.count_step(time.thread_time() - began_s)
 
     def steer(self, token: int, left: int) -> int:
         """A token that the grammar allows, or in its place one that closes: `left` more may follow it."""
         if self._ending is None or token in self._eos or self._matcher.is_stopped():
             return token
-        return self._ending.steer(self._matcher, token, left)
+        began_s = time.thread_time()
+        steered = self._ending.steer(self._matcher, token, left)
+        self.count_step(time.thread_time() - began_s)
+        return steered
 
     def is_near_end(self, left: int) -> bool:
         """Must each token be steered from here on? `left` more may follow the next one."""
@@ -305,10 +312,18 @@ class GrammarMatcher:
             for token in self._eos:
                 bits[token >> 3] |= 1 << (token & 7)
             return bytes(bits)
+        began_s = time.thread_time()
         bits_now = self._matcher.compute_bitmask()
+        self.count_step(time.thread_time() - began_s)
         if self._matcher.is_error():
             raise GrammarTooComplexError("the grammar costs too much at this point of the text")
         return bits_now
+
+    def count_step(self, step_s: float) -> None:
+        """A tick waits for every grammar in it: one that is slow again and again ends its own request."""
+        self._slow_steps += step_s > STEP_S_MAX
+        if self._slow_steps > SLOW_STEPS_MAX:
+            raise GrammarTooComplexError("the grammar took too long for too many tokens of this text")
 
     def advance(self, token: int) -> None:
         """Takes a token that `allowed` or the mask let through. The end of the text changes nothing."""
@@ -316,7 +331,10 @@ class GrammarMatcher:
             return
         if self._ending is not None:
             self._ending.advance(token)
-        if self._matcher.try_consume_tokens([token]) != 1:
+        began_s = time.thread_time()
+        taken = self._matcher.try_consume_tokens([token])
+        self.count_step(time.thread_time() - began_s)
+        if taken != 1:
             if self._matcher.is_error():
                 raise GrammarTooComplexError("the grammar costs too much at this point of the text")
             raise InvalidGrammarError(
@@ -335,39 +353,14 @@ class GrammarMatcher:
             )
 
 
-class GrammarFactory:
-    """Compiles grammars for one model and keeps the last ones. Called from any thread."""
+def compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+    """A matcher at its beginning. Native code: hostile input can take long, or the process with it."""
+    from llguidance import LLMatcher
 
-    def __init__(self, tokenizer: LLTokenizer, *, eos: Iterable[int] | None = None) -> None:
-        self._tokenizer = tokenizer
-        self._eos = frozenset(tokenizer.eos_tokens if eos is None else eos)
-        self._cache: OrderedDict[str, LLMatcher] = OrderedDict()
-        tokens = [tokenizer.decode_bytes([token]) for token in range(tokenizer.vocab_size)]
-        hidden = [token for token in range(len(tokens)) if tokenizer.is_special_token(token)]
-        self._closer = Closer(tokens, eos=self._eos, control=hidden)
-        self.mask_bytes = (tokenizer.vocab_size + 7) // 8
-
-    def compile(self, grammar: str) -> None:
-        """Checks a grammar and keeps it, so that `matcher` is quick. Raises a typed error."""
-        self._compiled(grammar)
-
-    def matcher(self, grammar: str, tokens: Iterable[int] = ()) -> GrammarMatcher:
-        matcher = GrammarMatcher(self._compiled(grammar), self._eos, self.mask_bytes, self._closer)
-        matcher.rebuild(tokens)
-        return matcher
-
-    def _compiled(self, grammar: str) -> LLMatcher:
-        from llguidance import LLMatcher
-
-        found = self._cache.pop(grammar, None)
-        if found is None:
-            found = LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits())
-            if found.is_error():
-                raise _error(found.get_error())
-        self._cache[grammar] = found
-        while len(self._cache) > CACHE_MAX:
-            self._cache.popitem(last=False)
-        return found
+    found = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
+    if found.is_error():
+        raise _error(found.get_error())
+    return found
 
 
 def check_grammar(grammar: str) -> None:

@@ -12,6 +12,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Hashable
 
+from stretto.text.bounds import KnowsBytes
 from stretto.text.tokenizer import Tokenizer
 
 TEXT_MIN = 512  # characters: shorter ones are as quickly encoded
@@ -84,6 +85,9 @@ class RememberedTokenizer:
         tokens = self._tokenizer.encode(text, special)
         self._memory.put(key, array("i", tokens))
         return tokens
+
+    def tokens_at_least(self, text: str) -> int:
+        return self._tokenizer.tokens_at_least(text) if isinstance(self._tokenizer, KnowsBytes) else 0
 
     def token_bytes(self, token: int) -> bytes:
         return self._tokenizer.token_bytes(token)

@@ -80,6 +80,7 @@ class _Call:
     kwargs: Mapping[str, Any]
     now: datetime
     output_chars_max: int
+    check: Callable[[str], None] | None = None
 
     def hidden(self, disguise: Disguise) -> _Call:
         return replace(self, messages=disguise.messages(self.messages), tools=disguise.value(self.tools))
@@ -165,20 +166,28 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        check: Callable[[str], None] | None = None,
         **kwargs: Any,
     ) -> Rendered:
         """The prompt for these messages. Raises a typed error where template or messages do not fit.
 
         With `continue_final_message` the prompt ends within the last message, which the assistant began.
+        `check` sees the prompt's text after the first of several renders, and raises where it is too long to
+        go on with.
         """
         check_kwargs(kwargs)
         plain, plain_tools = normalized(messages), normalized_tools(tools)
         size = len(json.dumps([plain, plain_tools], ensure_ascii=False))
         call = _Call(
-            plain, plain_tools, add_generation_prompt, kwargs, self._clock(), max(OUTPUT_CHARS_MIN, 4 * size)
+            plain,
+            plain_tools,
+            add_generation_prompt,
+            kwargs,
+            self._clock(),
+            max(OUTPUT_CHARS_MIN, 4 * size),
+            check,
         )
-        with self._lock:
-            return self._continued(call) if continue_final_message else self._rendered(call)
+        return self._continued(call) if continue_final_message else self._rendered(call)
 
     def _rendered(self, call: _Call) -> Rendered:
         disguise, hidden, prompt, exact = self._disguised(call)
@@ -222,6 +231,8 @@ class ChatTemplate:
     def _disguised(self, call: _Call) -> tuple[Disguise, _Call, str, bool]:
         """The most hiding disguise whose render, read back, is the plain render; and that render."""
         wanted = self._run(call)
+        if call.check is not None:
+            call.check(wanted)
         alphabet = Alphabet(self._reserved)
         for readable in (False, True):
             disguise = Disguise(alphabet, readable=readable, source_words=self._words)
@@ -295,17 +306,20 @@ class ChatTemplate:
     # ── one render ──────────────────────────────────────────────────────────────────────────────
 
     def _run(self, call: _Call) -> str:
-        self._now, self._budget = call.now, call.output_chars_max
         try:
-            output = self._environment.render_template(
-                "chat",
-                messages=[dict(message) for message in call.messages],
-                tools=call.tools,
-                add_generation_prompt=call.generate,
-                bos_token=self._bos,
-                eos_token=self._eos,
-                **call.kwargs,
-            )
+            with (
+                self._lock
+            ):  # for one render, not for all of a request: a long prompt holds up no other for long
+                self._now, self._budget = call.now, call.output_chars_max
+                output = self._environment.render_template(
+                    "chat",
+                    messages=[dict(message) for message in call.messages],
+                    tools=call.tools,
+                    add_generation_prompt=call.generate,
+                    bos_token=self._bos,
+                    eos_token=self._eos,
+                    **call.kwargs,
+                )
         except _Refusal as error:
             raise TemplateRefusedError(f"the chat template refuses: {one_line(str(error))}") from None
         except _Overflow:

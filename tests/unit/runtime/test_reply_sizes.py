@@ -43,7 +43,7 @@ async def served(tmp_path: Path, client_bytes: int = 1 << 20) -> AsyncIterator[t
 
 def test_a_reply_that_does_not_fit_a_frame_fails_alone(tmp_path):
     async def run():
-        async with served(tmp_path) as (server, client):
+        async with served(tmp_path) as (_, client):
             stream = asyncio.create_task(client.generate("a", prompt="hello", max_tokens=200))
             tokens = [0] * 900  # each is five letters in the answer, and two in the call
             with pytest.raises(ReplyTooLargeError):

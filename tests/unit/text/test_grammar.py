@@ -12,7 +12,8 @@ import pytest
 
 from stretto.errors import GrammarTooComplexError, InvalidGrammarError, StrettoError
 from stretto.text import grammar
-from stretto.text.grammar import GrammarFactory, GrammarMatcher
+from stretto.text.grammar import GrammarMatcher
+from stretto.text.grammar_factory import GrammarFactory
 
 LETTERS = [b"<eos>", b"<pad>", *(bytes([code]) for code in range(256)), b"ab", b'{"', b'":']
 

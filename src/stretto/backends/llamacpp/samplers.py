@@ -18,7 +18,7 @@ from stretto.core.request import Request
 
 if TYPE_CHECKING:
     from stretto.backends.llamacpp.sampling import Sampler
-    from stretto.text.grammar import GrammarFactory
+    from stretto.text.grammar_factory import GrammarFactory
 
 
 class Samplers:
@@ -51,7 +51,8 @@ class Samplers:
             return self._grammars
 
     def _build(self) -> GrammarFactory:
-        from stretto.text.grammar import GrammarFactory, build_ll_tokenizer
+        from stretto.text.grammar import build_ll_tokenizer
+        from stretto.text.grammar_factory import GrammarFactory
 
         words = self._vocabulary
         tokens = range(words.vocab_size)

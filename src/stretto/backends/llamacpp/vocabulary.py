@@ -18,6 +18,8 @@ from stretto.text.wordpiece import WordPiece
 TEXT_BYTES_MAX = 1 << 28
 _PIECE_BYTES = 64
 _WORD_PIECE = 3  # LLAMA_VOCAB_TYPE_WPM
+_SENTENCE_PIECE, _BYTE_PAIRS = 1, 2  # LLAMA_VOCAB_TYPE_SPM, _BPE
+_STRIPS = 128 | 256  # LLAMA_TOKEN_ATTR_LSTRIP, _RSTRIP
 _UNKNOWN_DEFAULT = 100  # llama.cpp's own for such vocabularies
 
 
@@ -96,6 +98,32 @@ class Vocabulary:
         key = f"tokenizer.ggml.normalizer.{name}".encode()
         found = self._lib.llama_model_meta_val_str(self._weights.handle, key, buffer, len(buffer))
         return buffer.value == b"true" if int(found) > 0 else default
+
+    def tokens_at_least(self, text: str) -> int:
+        """A lower bound without tokenizing: no token stands for more bytes than the longest one.
+
+        Bytes that the vocabulary cannot write are left out by llama.cpp, and so are spaces beside some
+        tokens: they are not counted. Other kinds of vocabularies (WordPiece, unigram) make one token of any
+        unknown word: 0.
+        """
+        longest, dropped = self._bounds
+        if longest == 0:
+            return 0
+        return -(-len(text.encode("utf-8", "replace").translate(None, dropped)) // longest)
+
+    @cached_property
+    def _bounds(self) -> tuple[int, bytes]:
+        """Bytes of the longest token, or 0 where that bounds nothing; and bytes that may become no token."""
+        if int(self._lib.llama_vocab_type(self._vocab)) not in (_SENTENCE_PIECE, _BYTE_PAIRS):
+            return 0, b""
+        pieces = [self.token_bytes(token) for token in range(self.vocab_size)]
+        single = {piece for piece in pieces if len(piece) == 1}
+        dropped = bytes(byte for byte in range(256) if bytes([byte]) not in single)
+        stripping = any(
+            int(self._lib.llama_vocab_get_attr(self._vocab, token)) & _STRIPS
+            for token in range(self.vocab_size)
+        )
+        return max(4, *map(len, pieces)), dropped + (b" \t\n\r\v\f" if stripping else b"")
 
     def token_bytes(self, token: int) -> bytes:
         piece = self._pieces.get(token)

@@ -17,6 +17,9 @@ class SpellingTokenizer:
     def encode(self, text: str, special: bool) -> list[int]:
         return [byte + 1 for byte in text.encode()]
 
+    def tokens_at_least(self, text: str) -> int:
+        return len(text)
+
     def token_bytes(self, token: int) -> bytes:
         if token in self.eos:
             return b"<end>"

@@ -26,7 +26,7 @@ from stretto.backends.torch.weights import DummySource, SafetensorsSource, Weigh
 from stretto.errors import InvalidRequestError, ModelNotFoundError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from stretto.text.grammar import GrammarFactory
+    from stretto.text.grammar_factory import GrammarFactory
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 WINDOW_AUTO = 8192
@@ -177,7 +177,8 @@ class Grammars:
             return self._factory
 
     def _build(self) -> GrammarFactory:
-        from stretto.text.grammar import GrammarFactory, build_ll_tokenizer
+        from stretto.text.grammar import build_ll_tokenizer
+        from stretto.text.grammar_factory import GrammarFactory
 
         words = self._tokenizer
         tokens = range(words.vocab_size)

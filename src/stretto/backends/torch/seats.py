@@ -24,7 +24,8 @@ from stretto.core.tick import Binding
 from stretto.errors import BadOutputError, InvalidTokenError, StrettoError
 
 if TYPE_CHECKING:
-    from stretto.text.grammar import GrammarFactory, GrammarMatcher
+    from stretto.text.grammar import GrammarMatcher
+    from stretto.text.grammar_factory import GrammarFactory
 
 MakeGrammars = Callable[[], "GrammarFactory"]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import msgspec
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
 from stretto.errors import InvalidFieldError, MissingFieldError
 from stretto.rpc.messages import TokenizeParams
 from stretto.server.bodies import BodyRoute
+from stretto.server.caller import caller_of
 from stretto.server.documents import OPENAI_ERRORS
 from stretto.server.fields import Body, ModelName
 from stretto.server.generation import Services
@@ -32,7 +34,7 @@ class TokenizeRequest(Body):
     special: bool | None = None
     """Read control tokens in the text as such."""
 
-    def params(self, model_id: str) -> TokenizeParams:
+    def params(self, model_id: str, tenant: str) -> TokenizeParams:
         given = [name for name in ("prompt", "content", "messages") if getattr(self, name) is not None]
         if not given:
             raise MissingFieldError("or content or messages is required", param="prompt")
@@ -50,6 +52,7 @@ class TokenizeRequest(Body):
             messages=None if self.messages is None else plain_messages(self.messages),
             tools=tools,
             special=bool(self.special),
+            tenant=tenant,
         )
 
 
@@ -67,9 +70,9 @@ def router(services: Services) -> APIRouter:
         responses={200: {"model": TokenizeReply, "description": "The tokens"}, **OPENAI_ERRORS},
         summary="Text or messages to tokens",
     )
-    async def tokenize(body: TokenizeRequest) -> Response:
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         model = await services.catalog.find(body.model)
-        params = body.params(model.id)
+        params = body.params(model.id, caller_of(request.scope).tenant)
 
         async def work() -> bytes:
             tokens = await services.engine.tokenize(params)

@@ -113,11 +113,12 @@ def test_logprobs_are_of_the_models_own_logits():
 @pytest.mark.parametrize("host", [False, True], ids=["masks on the device", "on the host"])
 def test_grammars_are_followed(host):
     from stretto.text import grammar
+    from stretto.text.grammar_factory import GrammarFactory
 
     eos = 2
     words = [bytes([token]) if token < 256 else b"" for token in range(VOCAB)]
     made = grammar.build_ll_tokenizer(words, [eos], control=[eos], encode=lambda text: list(text.encode()))
-    factory = grammar.GrammarFactory(made, eos=frozenset({eos}))
+    factory = GrammarFactory(made, eos=frozenset({eos}))
     more = {"typical_p": 0.9} if host else {}
     requests = [
         ask(

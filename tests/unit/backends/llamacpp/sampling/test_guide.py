@@ -110,12 +110,13 @@ SCHEMA = {
 def factory(smollm2: Any) -> Any:  # noqa: F811
     pytest.importorskip("llguidance")
     from stretto.text import grammar
+    from stretto.text.grammar_factory import GrammarFactory
 
     control = [token for token in range(smollm2.vocab_size) if smollm2.is_control(token)]
     tokenizer = grammar.build_ll_tokenizer(
         smollm2.all_bytes, smollm2.eos, control=control, encode=lambda text: smollm2.encode(text, False)
     )
-    return grammar.GrammarFactory(tokenizer)
+    return GrammarFactory(tokenizer)
 
 
 def test_200_samples_at_temperature_1_follow_a_json_schema(factory: Any, smollm2: Any) -> None:  # noqa: F811

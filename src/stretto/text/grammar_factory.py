@@ -1,0 +1,86 @@
+"""Compiled grammars of one model: the last ones, and those that a request holds.
+
+Knows how many and how much memory; `text.grammar` knows llguidance. What is compiled here should have been
+tried elsewhere first (`runtime.grammars`): hostile input can take the process with it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from stretto.text.closing import Closer
+from stretto.text.grammar import GrammarMatcher, compiled
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+CACHE_MAX = 256
+CACHE_BYTES_MAX = 256 << 20
+
+
+class Compiled:
+    """A grammar that compiled, and roughly the memory that it takes. Held by the requests that use it."""
+
+    __slots__ = ("__weakref__", "bytes", "fresh")
+
+    def __init__(self, fresh: LLMatcher, size: int) -> None:
+        self.fresh = fresh
+        self.bytes = size
+
+
+class GrammarFactory:
+    """Compiles grammars for one model and keeps the last ones. Called from any thread.
+
+    Bounded by count and by memory. One that a request holds (`compile` answers it) stays, so that no tick
+    compiles.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer, *, eos: Iterable[int] | None = None) -> None:
+        self._tokenizer = tokenizer
+        self.eos = frozenset(tokenizer.eos_tokens if eos is None else eos)
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[str, Compiled] = OrderedDict()
+        self._held: WeakValueDictionary[str, Compiled] = WeakValueDictionary()
+        self._bytes = 0
+        tokens = [tokenizer.decode_bytes([token]) for token in range(tokenizer.vocab_size)]
+        hidden = [token for token in range(len(tokens)) if tokenizer.is_special_token(token)]
+        self._closer = Closer(tokens, eos=self.eos, control=hidden)
+        self.mask_bytes = (tokenizer.vocab_size + 7) // 8
+
+    def compile(self, grammar: str, *, anew: bool = False, size: int = 0) -> Compiled:
+        """Checks a grammar and keeps it, so that `matcher` is quick. Raises a typed error.
+
+        `anew`: also where it is known, so that the time tells nothing of other callers. `size`: as it was
+        measured.
+        """
+        found = None if anew else self._find(grammar)
+        if found is None:
+            found = Compiled(compiled(self._tokenizer, grammar), max(size, len(grammar)))
+            self._keep(grammar, found)
+        return found
+
+    def matcher(self, grammar: str, tokens: Iterable[int] = ()) -> GrammarMatcher:
+        matcher = GrammarMatcher(self.compile(grammar).fresh, self.eos, self.mask_bytes, self._closer)
+        matcher.rebuild(tokens)
+        return matcher
+
+    def _find(self, grammar: str) -> Compiled | None:
+        with self._lock:
+            found = self._cache.get(grammar)
+            if found is None:
+                return self._held.get(grammar)
+            self._cache.move_to_end(grammar)
+            return found
+
+    def _keep(self, grammar: str, made: Compiled) -> None:
+        with self._lock:
+            if (before := self._cache.pop(grammar, None)) is not None:
+                self._bytes -= before.bytes
+            self._cache[grammar] = self._held[grammar] = made
+            self._bytes += made.bytes
+            while len(self._cache) > CACHE_MAX or (self._bytes > CACHE_BYTES_MAX and len(self._cache) > 1):
+                self._bytes -= self._cache.popitem(last=False)[1].bytes
