@@ -1,4 +1,4 @@
-"""Answers that are held to a schema or to a tool: do they end by themselves, are they valid, what do they cost?
+"""Answers that are held to a schema or to a tool: do they end, are they valid, what do they cost?
 
     python bench/structured.py [--json FILE] [--check] [--quick] [--url URL]
 

@@ -20,6 +20,7 @@ StrettoError
 │   │   ├── UnknownFieldError
 │   │   ├── InvalidFieldError     a value of the wrong type or out of range
 │   │   └── UnsupportedFieldError a field or a part that is known, but cannot be honoured
+│   │       └── ThreadUnsupportedError  conversations are not kept; Anthropic's clients then send them whole
 │   ├── UnsupportedByModelError the model cannot do this at all (embeddings, reranking, chat)
 │   ├── MediaTypeError          the body is not sent as JSON
 │   ├── InvalidEncodingError    the body is compressed in a way that is not read, or damaged
@@ -199,6 +200,11 @@ class InvalidFieldError(FieldError):
 
 class UnsupportedFieldError(FieldError):
     code = "unsupported_field"
+
+
+class ThreadUnsupportedError(UnsupportedFieldError):
+    code = "thread_unsupported_request"  # the name that Anthropic's clients look for
+    hint = "send the whole conversation, without thread"
 
 
 class UnsupportedByModelError(InvalidRequestError):

@@ -195,8 +195,8 @@ REFUSED: dict[str, dict[str, Any]] = {
         "background": True,
         "draft_model": "small",
     },
-    MESSAGES: {"mcp_servers": [], "container": "c", "draft_model": "small"},
-    COUNT: {"mcp_servers": [], "container": "c"},
+    MESSAGES: {"mcp_servers": [{"type": "url"}], "container": "c", "draft_model": "small"},
+    COUNT: {"mcp_servers": [{"type": "url", "url": "https://a"}], "container": "c"},
 }
 
 

@@ -79,7 +79,7 @@ ANTHROPIC_MESSAGES: list[tuple[Any, tuple[int, str]]] = [
     ("Hello?", INVALID),
     ([{}], MISSING),
     ([{"role": "user"}], MISSING),
-    ([{"role": "system", "content": "x"}], INVALID),
+    ([{"role": "developer", "content": "x"}], INVALID),
     ([{"role": "user", "content": None}], INVALID),
     ([{"role": "user", "content": []}], INVALID),
     ([{"role": "user", "content": [{"type": "text"}]}], MISSING),
@@ -226,7 +226,7 @@ def tool_cases() -> Iterator[Case]:
     yield wrong(CHAT, "chat_template_kwargs", {"tokenize": True}, UNKNOWN)
     yield wrong(CHAT, "chat_template_kwargs", {"enable_thinking": "yes"}, INVALID)
     yield wrong(CHAT, "stream_options", {"include_usage": "yes"}, INVALID)
-    yield wrong(MESSAGES, "tools", [{"type": "web_search_20250305", "name": "web_search"}], UNSUPPORTED)
+    yield wrong(MESSAGES, "tools", [{"type": "bash_20250124", "name": "bash"}], UNSUPPORTED)
     yield wrong(MESSAGES, "tools", [{"name": "f"}], MISSING)
     yield wrong(MESSAGES, "tools", [{"name": "a b", "input_schema": {}}], INVALID)
     yield wrong(MESSAGES, "tool_choice", {"type": "required"}, INVALID)

@@ -9,7 +9,7 @@ import pytest
 
 from stretto.engine.api import Delta
 from stretto.errors import PassFailedError, PromptTooLongError, QueueFullError, ShuttingDownError
-from stretto.rpc.messages import TokenizeParams, ToolCallDelta
+from stretto.rpc.messages import GenerateParams, TokenizeParams, ToolCallDelta
 from tests.server.conftest import Rig
 from tests.server.scripted import end, said
 
@@ -195,3 +195,88 @@ def test_async_client(rig: Rig) -> None:
             return "".join([text async for text in stream.text_stream])
 
     assert asyncio.run(ask()) == "ab"
+
+
+def test_an_answer_that_was_begun_is_continued(rig: Rig) -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "The answer is"}]
+    rig.anthropic.messages.create(model="tiny", max_tokens=9, messages=begun)
+    assert rig.engine.last.continue_final
+    rig.anthropic.messages.create(model="tiny", max_tokens=9, messages=HELLO)
+    assert not rig.engine.last.continue_final
+    for empty in ("", []):
+        rig.anthropic.messages.create(
+            model="tiny", max_tokens=9, messages=[*HELLO, {"role": "assistant", "content": empty}]
+        )
+        assert rig.engine.last.messages == HELLO
+        assert not rig.engine.last.continue_final
+
+
+def test_counted_tokens_know_choice_thinking_and_prefill(rig: Rig) -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "So"}]
+    rig.anthropic.messages.count_tokens(
+        model="tiny",
+        messages=begun,
+        tools=[TOOL],
+        tool_choice={"type": "none"},
+        thinking={"type": "disabled"},
+    )
+    asked = rig.engine.asked[-1]
+    assert (asked.tools, asked.continue_final) == (None, True)
+    assert asked.template_options == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize("message", ["the prompt has 9000 tokens, the context window holds 8192", "10 > 10"])
+def test_a_prompt_that_is_too_long_is_told_in_anthropics_words(rig: Rig, message: str) -> None:
+    rig.engine.script = lambda params: [PromptTooLongError(message)]
+    with pytest.raises(anthropic.BadRequestError) as seen:
+        rig.anthropic.messages.create(model="tiny", max_tokens=9, messages=HELLO)
+    told = seen.value.body["error"]["message"]  # type: ignore[index]
+    assert told in (
+        "prompt is too long: 9000 tokens > 8192 maximum",
+        "prompt is too long: 10 tokens > 9 maximum",
+    )
+
+
+def test_request_ids_and_errors_are_anthropics_on_every_route(rig: Rig) -> None:
+    reply = rig.anthropic.messages.create(model="tiny", max_tokens=9, messages=HELLO)
+    assert (reply._request_id or "").startswith("req_")
+    with pytest.raises(anthropic.NotFoundError) as seen:
+        rig.anthropic.models.retrieve("other")
+    assert seen.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+    assert seen.value.request_id == seen.value.body["request_id"]  # type: ignore[index]
+    plain = rig.http.get("/v1/models/other").json()
+    assert plain["error"]["code"] == "model_not_found"
+    assert "request_id" not in plain
+
+
+def test_the_tool_runner_works_unmodified(rig: Rig) -> None:
+    """It asks for a thread first, and sends whole conversations where it learns that there are none."""
+
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """The weather.
+
+        Args:
+            city: Where.
+        """
+        return f"rain in {city}"
+
+    def script(params: GenerateParams) -> list[Delta]:
+        answered = any(message["role"] == "tool" for message in params.messages or [])
+        call = ToolCallDelta(index=0, name="weather", arguments='{"city": "Rome"}')
+        return [Delta(text="Rain."), end()] if answered else [Delta(tool_calls=[call]), end()]
+
+    rig.engine.script = script
+    runner = rig.anthropic.beta.messages.tool_runner(
+        model="tiny", max_tokens=99, tools=[weather], messages=HELLO
+    )
+    final = runner.until_done()
+    assert final.content[0].text == "Rain."  # type: ignore[union-attr]
+    asked = rig.engine.last.messages
+    assert asked is not None
+    assert asked[-1]["content"] in ("rain in Rome", [{"type": "text", "text": "rain in Rome"}])
+    with pytest.raises(anthropic.BadRequestError) as seen:
+        rig.anthropic.messages.create(
+            model="tiny", max_tokens=9, messages=HELLO, extra_body={"thread": {"type": "create"}}
+        )
+    assert seen.value.body["error"]["details"] == {"error_code": "thread_unsupported_request"}  # type: ignore[index]

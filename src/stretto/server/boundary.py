@@ -14,7 +14,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stretto.errors import InvariantError, StrettoError
-from stretto.server.errors import error_response
+from stretto.server.errors import dialect_for, error_response
 from stretto.server.ignored import HEADER, IgnoredFields
 
 _SANE = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
@@ -42,14 +42,16 @@ class Boundary:
             "request_id": request_id,
             "retry_after": self._retry_after,
         }
-        header = (b"x-request-id", request_id.encode())
+        headers = [(b"x-request-id", request_id.encode())]
+        if dialect_for(scope) == "anthropic":
+            headers.append((b"request-id", request_id.encode()))  # where its clients look
         started = finished = False
 
         async def sending(message: Message) -> None:
             nonlocal started, finished
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message.get("headers", ()), header, *_ignored(scope)]
+                message["headers"] = [*message.get("headers", ()), *headers, *_ignored(scope)]
             elif not message.get("more_body", False):
                 finished = True
             await send(message)

@@ -34,10 +34,15 @@ class OpenAIError(Reply):
     error: OpenAIErrorDetails
 
 
+class ErrorCode(Reply):
+    error_code: str
+
+
 class AnthropicErrorDetails(Reply):
     type: str
     message: str
     code: str
+    details: ErrorCode
 
 
 class AnthropicError(Reply):

@@ -13,7 +13,13 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Scope
 
-from stretto.errors import CapacityError, InvalidRequestError, InvariantError, StrettoError
+from stretto.errors import (
+    CapacityError,
+    InvalidRequestError,
+    InvariantError,
+    PromptTooLongError,
+    StrettoError,
+)
 
 Dialect = Literal["openai", "anthropic"]
 
@@ -37,12 +43,22 @@ _ANTHROPIC_TYPES = {
     408: "timeout_error",
     504: "timeout_error",
 }
+_NUMBER = re.compile(r"\d[\d,]*")
 # Absolute paths and addresses in memory. Names such as user/repo and v1/models stay.
 _MACHINE = re.compile(r"(?<![\w.])(?:~|/|[A-Za-z]:\\)(?:[\w.@+-]+[/\\])+[\w.@+-]*|\b0x[0-9a-fA-F]{4,}\b")
 
 
 def dialect_of(path: str) -> Dialect:
     return "anthropic" if path == "/v1/messages" or path.startswith("/v1/messages/") else "openai"
+
+
+def dialect_for(scope: Scope) -> Dialect:
+    """The dialect of a request: by its path, or where both have it (/v1/models) by the client's header."""
+    path: str = scope["path"]
+    shared = path == "/v1/models" or path.startswith("/v1/models/")
+    if shared and any(name == b"anthropic-version" for name, _ in scope["headers"]):
+        return "anthropic"
+    return dialect_of(path)
 
 
 def public(error: BaseException) -> StrettoError:
@@ -74,11 +90,22 @@ def as_anthropic(error: StrettoError, request_id: str) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(error.http_status)
     if kind is None:
         kind = "invalid_request_error" if error.http_status < 500 else "api_error"
+    message = _too_long(error) if isinstance(error, PromptTooLongError) else sentence(error)
+    details = {"error_code": error.code}
     return {
         "type": "error",
-        "error": {"type": kind, "message": sentence(error), "code": error.code},
+        "error": {"type": kind, "message": message, "code": error.code, "details": details},
         "request_id": request_id,
     }
+
+
+def _too_long(error: StrettoError) -> str:
+    """In Anthropic's words, by which clients know that the context window is exceeded."""
+    numbers = [int(number.replace(",", "")) for number in _NUMBER.findall(error.message)]
+    if len(numbers) < 2:
+        return f"prompt is too long: {sentence(error)}"
+    tokens, maximum = max(numbers), min(numbers)
+    return f"prompt is too long: {tokens} tokens > {min(maximum, tokens - 1)} maximum"
 
 
 def request_id_of(scope: Scope) -> str:
@@ -94,7 +121,7 @@ def retry_after_s(scope: Scope) -> int:
 
 def body_of(scope: Scope, error: BaseException) -> tuple[StrettoError, dict[str, Any]]:
     shown = public(error)
-    if dialect_of(scope["path"]) == "anthropic":
+    if dialect_for(scope) == "anthropic":
         return shown, as_anthropic(shown, request_id_of(scope))
     return shown, as_openai(shown)
 
@@ -115,6 +142,4 @@ def error_event(scope: Scope, error: BaseException) -> bytes:
     if shown.http_status in (429, 503):
         body["error"]["retry_after_s"] = retry_after_s(scope)
     data = b"data: " + msgspec.json.encode(body) + b"\n\n"
-    return (
-        b"event: error\n" + data if dialect_of(scope["path"]) == "anthropic" else data + b"data: [DONE]\n\n"
-    )
+    return b"event: error\n" + data if dialect_for(scope) == "anthropic" else data + b"data: [DONE]\n\n"

@@ -127,7 +127,7 @@ class ChatTemplate:
 
     @property
     def support(self) -> TemplateSupport:
-        """What the template shows of a conversation; tried at the first look, which takes some milliseconds."""
+        """What the template shows of a conversation; tried at the first look, in some milliseconds."""
         if self._support is None:
             self._support = support_of(self._plain)
         return self._support

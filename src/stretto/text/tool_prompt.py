@@ -21,8 +21,8 @@ _CALL_FORMS = {
     Dialect.LLAMA3: ("", "", "parameters"),
     Dialect.JSON: ("", "", "arguments"),
 }
-_BLOCK = """You may call tools. Each line between <tools> and </tools> describes one of them in JSON: its name, \
-what it does, and its parameters as a JSON schema.
+_BLOCK = """You may call tools. Each line between <tools> and </tools> describes one of them in JSON: \
+its name, what it does, and its parameters as a JSON schema.
 <tools>
 {tools}
 </tools>

@@ -14,7 +14,7 @@ from stretto.text.messages import normalized_tools
 
 TOOLS_MAX = 128
 PARALLEL_MAX = 8  # calls of one answer: small models do not stop by themselves
-_NAME_CHARS_MAX = 64
+_NAME_CHARS_MAX = 128
 ToolChoice = str | Mapping[str, Any] | None
 
 
@@ -55,7 +55,7 @@ def _functions(tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, 
         name, parameters = function.get("name"), function.get("parameters") or {"type": "object"}
         if not isinstance(name, str) or not _is_name(name):
             raise InvalidToolError(
-                f"tool {index} has no valid name", hint="use 1 to 64 of a-z, A-Z, 0-9, _ and -"
+                f"tool {index} has no valid name", hint="use 1 to 128 of a-z, A-Z, 0-9, _ and -"
             )
         if not isinstance(parameters, dict):
             raise InvalidToolError(f"the parameters of tool {name} are not a JSON schema")

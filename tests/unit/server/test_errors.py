@@ -46,7 +46,9 @@ def test_openai_shape_names_the_field() -> None:
 def test_anthropic_shape_has_the_request_id() -> None:
     shape = as_anthropic(ShuttingDownError("bye", hint=""), "req_1")
     assert shape["request_id"] == "req_1"
-    assert shape["error"] == {"type": "overloaded_error", "message": "bye", "code": "shutting_down"}
+    details = {"error_code": "shutting_down"}
+    shown = {"type": "overloaded_error", "message": "bye", "code": "shutting_down", "details": details}
+    assert shape["error"] == shown
 
 
 @pytest.mark.parametrize("error", [KeyError("/etc/passwd"), InvariantError("slot 7 is broken")])

@@ -28,6 +28,7 @@ class MessageEvents:
         self._index = 0
         self._open = ""  # the kind of the block that grows
         self._calls = False
+        self._cached = 0
         self._head = b""
         self._events: list[bytes] = []
 
@@ -35,10 +36,7 @@ class MessageEvents:
         """All events that one delta makes."""
         self._events = []
         if not self._begun:
-            self._begun = True
-            usage = Usage(prompt_tokens=prompt_tokens)
-            message = message_of(self._id, self._model, [], None, usage)
-            self._event("message_start", {"message": message})
+            self._begin_message(delta, prompt_tokens)
         grown, begun = parts_of(delta.tool_calls)
         for call in grown:
             self._call(call)
@@ -51,6 +49,17 @@ class MessageEvents:
         if delta.end is not None:
             self._end(delta.end)
         return b"".join(self._events)
+
+    def _begin_message(self, delta: Delta, prompt_tokens: int) -> None:
+        """With what the prompt cost: known since the stream has its slot. The last event repeats it."""
+        self._begun = True
+        if delta.start is not None:
+            self._cached = delta.start.cached_tokens
+        elif delta.end is not None:
+            self._cached = delta.end.usage.cached_tokens
+        usage = Usage(prompt_tokens=prompt_tokens, cached_tokens=self._cached)
+        message = message_of(self._id, self._model, [], None, usage)
+        self._event("message_start", {"message": message})
 
     def _grow(self, kind: str, text: str) -> None:
         if self._open != kind:
@@ -92,7 +101,8 @@ class MessageEvents:
         self._close()
         reason, sequence = stop_of(end, calls=self._calls)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        self._event("message_delta", {"delta": delta, "usage": usage_of(end.usage)})
+        usage = msgspec.structs.replace(end.usage, cached_tokens=self._cached)
+        self._event("message_delta", {"delta": delta, "usage": usage_of(usage)})
         self._event("message_stop", {})
 
     def _event(self, name: str, fields: dict[str, Any]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from stretto.errors import InvalidFieldError
+from stretto.errors import InvalidFieldError, ThreadUnsupportedError
 from stretto.rpc.messages import GenerateParams, Guidance, TokenizeParams
 from stretto.server.caller import Caller
 from stretto.server.fields import (
@@ -20,13 +20,14 @@ from stretto.server.fields import (
     ModelName,
     Sampling,
     StopString,
+    only,
     unsupported,
 )
+from stretto.server.ignored import IgnoredFields
 from stretto.server.openai.messages import MESSAGES_MAX, PARTS_MAX
 from stretto.server.openai.tools import (
     Guided,
     JsonObject,
-    ToolName,
     check_size,
     guidance_of,
     plain_tool,
@@ -34,7 +35,19 @@ from stretto.server.openai.tools import (
     tool_use,
 )
 
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 _KNOWN = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+_SERVER_TOOLS = (
+    "web_search_",
+    "web_fetch_",
+    "code_execution_",
+    "tool_search_tool_",
+    "advisor_",
+    "mcp_toolset",
+)
+"""Tools that Anthropic runs itself: here the model does without them."""
+_BILLING = "x-anthropic-billing-header:"
+"""Claude Code's first system block: a note to the provider that differs from request to request."""
 
 
 class TextBlock(Body):
@@ -96,8 +109,22 @@ TextBlocks = Annotated[list[TextBlockOnly], Field(max_length=PARTS_MAX)]
 
 
 class InputMessage(Body):
-    role: Literal["user", "assistant"]
-    content: str | Annotated[list[Block], Field(min_length=1, max_length=PARTS_MAX)]
+    """A system message applies from its place on; `clear_at` may end it with the user's next message."""
+
+    where = "messages"
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[Block], Field(max_length=PARTS_MAX)]
+    clear_at: Literal["next_user_message", "never"] | None = None
+    output_config: Ignored = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settings_only(cls, value: Any) -> Any:
+        """A system message may bring settings and no words."""
+        if isinstance(value, dict) and value.get("role") == "system" and value.get("output_config"):
+            return {"content": "", **value}
+        return value
 
 
 class AnthropicTool(Body):
@@ -108,6 +135,11 @@ class AnthropicTool(Body):
     cache_control: Ignored = None
     strict: bool | None = None
     eager_input_streaming: Ignored = None
+    input_examples: Ignored = None
+    defer_loading: Ignored = None
+    allowed_callers: Ignored = None
+
+    where = "tools"
 
     def plain(self) -> dict[str, Any]:
         return plain_tool(self.name, self.description, self.input_schema)
@@ -147,6 +179,21 @@ class OutputConfig(Body):
 class Conversation(Body):
     """What counts as the prompt."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_server_tools(cls, value: Any, info: ValidationInfo) -> Any:
+        """Where unknown fields are ignored, so are tools that only Anthropic can run: by name."""
+        tools = value.get("tools") if isinstance(value, dict) else None
+        if not isinstance(info.context, IgnoredFields) or not isinstance(tools, list):
+            return value
+        kinds = [str(tool.get("type") or "") if isinstance(tool, dict) else "" for tool in tools]
+        ignored = [kind for kind in kinds if kind.startswith(_SERVER_TOOLS)]
+        if not ignored:
+            return value
+        info.context.add("tools", ignored, len(ignored))
+        own = [tool for tool, kind in zip(tools, kinds, strict=True) if kind not in ignored]
+        return {**value, "tools": own}
+
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MESSAGES_MAX)]
     model: ModelName | None = None
     """Left out: the model that the server serves by default."""
@@ -160,26 +207,56 @@ class Conversation(Body):
     output_config: OutputConfig | None = None
     cache_control: Ignored = None
     context_management: Ignored = None
-    mcp_servers: None = None
+    mcp_servers: only([]) = None  # type: ignore[valid-type]
     """The server calls nobody."""
     container: None = None
     """The server runs no code."""
+    compaction: None = None
+    """The server does not shorten conversations."""
+    thread: Ignored = None
+    """The server keeps no conversations: refused in a way that clients know, and send them whole."""
+    speed: Ignored = None
+    diagnostics: Ignored = None
+    user_profile_id: Ignored = None
+    betas: Ignored = None
 
     def plain_messages(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        if self.system:
-            found.append({"role": "system", "content": _plain_text(self.system)})
+        if self.thread is not None:
+            raise ThreadUnsupportedError("conversations are not kept here", param="thread")
+        found = _system(self.system)
+        users = [index for index, message in enumerate(self.messages) if message.role == "user"]
         for index, message in enumerate(self.messages):
-            found.extend(_plain(message, index))
+            cleared = message.clear_at == "next_user_message" and users and users[-1] > index
+            if not cleared:
+                found.extend(_plain(message, index))
+        if len(found) > 1 and found[-1] == {"role": "assistant", "content": ""}:
+            found.pop()  # an answer that was not begun
         return found
 
     def plain_tools(self) -> list[dict[str, Any]]:
         return [tool.plain() for tool in self.tools or ()]
 
+    def template_options(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self.thinking is not None:
+            found["enable_thinking"] = self.thinking.type != "disabled"
+        if self.output_config is not None and self.output_config.effort is not None:
+            found["reasoning_effort"] = self.output_config.effort
+        return found
+
     def tokenize_params(self, model_id: str) -> TokenizeParams:
+        """The prompt as `/v1/messages` would make it."""
         tools = self.plain_tools()
         check_size(tools, "tools")
-        return TokenizeParams(model_id=model_id, messages=self.plain_messages(), tools=tools or None)
+        offered = tools and (self.tool_choice is None or self.tool_choice.type != "none")
+        messages = self.plain_messages()
+        return TokenizeParams(
+            model_id=model_id,
+            messages=messages,
+            tools=tools if offered else None,
+            template_options=self.template_options(),
+            continue_final=is_begun(messages),
+        )
 
 
 class MessagesRequest(Conversation, Guided, Sampling, Extensions):
@@ -196,12 +273,14 @@ class MessagesRequest(Conversation, Guided, Sampling, Extensions):
         wanted = self.tool_choice
         parallel = wanted is None or not wanted.disable_parallel_tool_use
         use = tool_use(self.plain_tools(), _choice(wanted), parallel=parallel)
+        messages = self.plain_messages()
         return GenerateParams(
             stream_id=stream_id,
             model_id=model_id,
-            messages=self.plain_messages(),
+            messages=messages,
+            continue_final=is_begun(messages),
             tool_use=use,
-            template_options=self._template_options(),
+            template_options=self.template_options(),
             sampling=self.sampling(),
             max_tokens=self.max_tokens,
             stops=list(self.stop_sequences or ()),
@@ -220,14 +299,6 @@ class MessagesRequest(Conversation, Guided, Sampling, Extensions):
             return None
         return schema_guidance(asked.schema_, "output_config.format.schema")
 
-    def _template_options(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        if self.thinking is not None:
-            found["enable_thinking"] = self.thinking.type != "disabled"
-        if self.output_config is not None and self.output_config.effort is not None:
-            found["reasoning_effort"] = self.output_config.effort
-        return found
-
 
 def _choice(choice: Choice | None) -> str | dict[str, Any] | None:
     if choice is None:
@@ -239,6 +310,18 @@ def _choice(choice: Choice | None) -> str | dict[str, Any] | None:
     return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
 
 
+def is_begun(messages: list[dict[str, Any]]) -> bool:
+    """Does the last message begin the answer?"""
+    last = messages[-1]
+    return bool(last["role"] == "assistant" and last["content"] and not last.get("tool_calls"))
+
+
+def _system(system: str | list[TextBlock] | None) -> list[dict[str, Any]]:
+    if isinstance(system, list):
+        system = [block for block in system if not block.text.startswith(_BILLING)]
+    return [{"role": "system", "content": _plain_text(system)}] if system else []
+
+
 def _plain_text(content: str | list[TextBlock]) -> Any:
     if isinstance(content, str):
         return content
@@ -247,8 +330,12 @@ def _plain_text(content: str | list[TextBlock]) -> Any:
 
 def _plain(message: InputMessage, index: int) -> list[dict[str, Any]]:
     """One message becomes several where tool results stand in it: each is a message of its own, and first."""
+    if message.role == "system" and not message.content:
+        return []
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
+    if message.role == "user" and not message.content:
+        raise InvalidFieldError("must not be empty", param=f"messages.{index}.content")
     results: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     texts: list[dict[str, Any]] = []
@@ -265,7 +352,7 @@ def _plain(message: InputMessage, index: int) -> list[dict[str, Any]]:
         elif isinstance(block, ThinkingBlock):
             thoughts.append(block.thinking)
     if not (texts or calls or thoughts):
-        return results
+        return results or [{"role": message.role, "content": ""}]
     own: dict[str, Any] = {"role": message.role, "content": texts or None}
     if calls:
         own["tool_calls"] = calls
