@@ -314,7 +314,7 @@ def test_what_is_refused_at_once_has_its_own_status(rig: Rig, stream: bool) -> N
     rig.engine.script = lambda params: [PromptTooLongError("the prompt has 9000 tokens, room is for 2048")]
     with pytest.raises(openai.BadRequestError) as caught:
         rig.openai.chat.completions.create(model="tiny", messages=HELLO, stream=stream)
-    assert caught.value.code == "prompt_too_long"
+    assert caught.value.code == "context_length_exceeded"
     assert caught.value.request_id
 
 

@@ -22,6 +22,7 @@ from stretto.errors import (
 )
 
 Dialect = Literal["openai", "anthropic"]
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 _OPENAI_TYPES = {
     401: "authentication_error",
@@ -83,7 +84,19 @@ def as_openai(error: StrettoError) -> dict[str, Any]:
     if kind is None:
         kind = "invalid_request_error" if error.http_status < 500 else "server_error"
     param = getattr(error, "param", "") or None
-    return {"error": {"message": sentence(error), "type": kind, "param": param, "code": error.code}}
+    code, message = openai_words(error)
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def openai_words(error: StrettoError) -> tuple[str, str]:
+    """Code and message. Clients know a prompt that is too long by OpenAI's own code and opening words."""
+    said = sentence(error)
+    if not isinstance(error, PromptTooLongError):
+        return error.code, said
+    numbers = re.findall(r"\d+", error.message)  # the window comes last
+    if not numbers:
+        return CONTEXT_LENGTH_EXCEEDED, said
+    return CONTEXT_LENGTH_EXCEEDED, f"This model's maximum context length is {numbers[-1]} tokens: {said}"
 
 
 def as_anthropic(error: StrettoError, request_id: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from stretto.engine.api import Delta
 from stretto.errors import StrettoError
 from stretto.rpc.messages import ToolCallDelta
 from stretto.server.boundary import new_id
-from stretto.server.errors import sentence
+from stretto.server.errors import openai_words
 from stretto.server.generation import parts_of
 from stretto.server.openai.logprobs import chat_logprobs
 from stretto.server.openai.response_shapes import (
@@ -63,7 +63,7 @@ class ResponseEvents:
     def failed(self, error: StrettoError) -> bytes:
         """The last event of a response that broke after it had begun."""
         self._events = []
-        self._event("response.failed", {"response": self._envelope.failed(error.code, sentence(error))})
+        self._event("response.failed", {"response": self._envelope.failed(*openai_words(error))})
         return b"".join(self._events)
 
     # --- items ------------------------------------------------------------------------------------
