@@ -323,6 +323,9 @@ class ModelInfo(Message):
     context_window: int = 0
     memory_bytes: int = 0
     description: dict[str, Any] = field(default_factory=dict)
+    vocabulary: dict[str, Any] = field(
+        default_factory=dict
+    )  # bos_token, eos_token, vocab_size, chat_template
 
 
 class RuntimeInfo(Message):

@@ -27,6 +27,13 @@ Progress = Callable[[str, float], None]
 Beat = Callable[[int, bool], None]
 
 
+TEMPLATE_CHARS_MAX = 1 << 16  # of one that is shown to clients
+
+
+def _name(tokenizer: Tokenizer, token: int) -> str:
+    return tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A model at work, with the settings it got and what was chosen for it."""
@@ -48,6 +55,18 @@ class Loaded:
     def drafts(self) -> int:
         """Tokens to guess for a request that says nothing about it."""
         return self.settings.speculation_tokens if self.settings.speculation == "ngram" else 0
+
+    @property
+    def vocabulary(self) -> Mapping[str, Any]:
+        """What clients with a tokenizer of their own ask for."""
+        tokenizer, template = self.runtime.tokenizer, self.runtime.template
+        ends = sorted(tokenizer.eos)
+        return {
+            "bos_token": None if tokenizer.bos is None else _name(tokenizer, tokenizer.bos),
+            "eos_token": _name(tokenizer, ends[0]) if ends else None,
+            "vocab_size": tokenizer.vocab_size,
+            "chat_template": template.source[:TEMPLATE_CHARS_MAX] if template is not None else None,
+        }
 
     def drain(self) -> None:
         self.runtime.drain()

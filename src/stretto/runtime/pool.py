@@ -130,6 +130,7 @@ class ModelPool:
             context_window=int(about.get("context_window", 0)),
             memory_bytes=entry.memory_bytes,
             description=about,
+            vocabulary=dict(getattr(entry.resident, "vocabulary", {})),
         )
 
     # --- unloading -------------------------------------------------------------------------------

@@ -25,7 +25,16 @@ from stretto.server.direct import Direct
 from stretto.server.documents import honest, serve_document
 from stretto.server.errors import error_response
 from stretto.server.generation import Services
-from stretto.server.openai import chat, completions, embeddings, models, responses, tokens
+from stretto.server.openai import (
+    chat,
+    completions,
+    embeddings,
+    llama_server,
+    models,
+    rerank,
+    responses,
+    tokens,
+)
 from stretto.server.operations import Operations
 from stretto.settings import ServerSettings
 
@@ -59,7 +68,17 @@ def create_app(
     )
     api = FastAPI(title="Stretto", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     api.state.unknown_fields = options.unknown_fields
-    parts = (chat, completions, responses, models, embeddings, tokens, anthropic_messages)
+    parts = (
+        chat,
+        completions,
+        responses,
+        models,
+        embeddings,
+        rerank,
+        tokens,
+        llama_server,
+        anthropic_messages,
+    )
     routers = [part.router(services) for part in parts]
     for router in routers:
         api.include_router(router)

@@ -141,7 +141,7 @@ class ChatRequest(Harmless, Unsupported, Thinking, Generating):
             model_id=model_id,
             messages=plain_messages(self.messages),
             tool_use=use,
-            template_options=self._template_options(),
+            template_options=self.template_options(),
             sampling=sampling,
             max_tokens=self._limit(),
             stops=list(self.stop or self.stops_by_default),
@@ -193,7 +193,7 @@ class ChatRequest(Harmless, Unsupported, Thinking, Generating):
         if self.parallel_tool_calls is not None and self.tools is None:
             raise InvalidFieldError("needs tools", param="parallel_tool_calls")
 
-    def _template_options(self) -> dict[str, Any]:
+    def template_options(self) -> dict[str, Any]:
         found = self.thinking_options()
         if self.chat_template_kwargs is not None:
             found |= self.chat_template_kwargs.model_dump(exclude_none=True)

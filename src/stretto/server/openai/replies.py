@@ -208,6 +208,45 @@ class RerankReply(Reply):
     usage: EmbeddingUsage
 
 
+class CohereReply(Reply):
+    id: str
+    results: list[RerankItem]
+    meta: dict[str, Any]
+
+
+class TeiRank(Reply):
+    index: int
+    score: float
+    text: str | None = None
+
+
+class AppliedTemplate(Reply):
+    prompt: str
+
+
+class TokenizerInfo(Reply):
+    tokenizer_class: str
+    model_max_length: int
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str | None
+    vocab_size: int | None
+
+
+class Props(Reply):
+    default_generation_settings: dict[str, Any]
+    total_slots: int
+    model_path: str
+    """The model's name: paths of this machine are not told."""
+    model_alias: str
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    modalities: dict[str, bool]
+    build_info: str
+    is_sleeping: bool
+
+
 class ResponseReply(Reply):
     """A response. Items and the fields repeated from the request are as OpenAI documents them."""
 

@@ -1,7 +1,7 @@
 """Input items of /v1/responses: messages, calls, their outputs and reasoning, made chat messages.
 
-Calls and outputs of tools that a hosting server ran are left out of account and named; a reference to a stored
-item is refused, because nothing is stored.
+Calls and outputs of tools that a hosting server ran are left out and named; a reference to a stored item is
+refused, because nothing is stored.
 """
 
 from __future__ import annotations

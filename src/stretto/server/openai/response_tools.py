@@ -1,7 +1,7 @@
 """Tools of /v1/responses, made flat for the model, and the way back from a call to the tool as it was sent.
 
-A chat template knows functions and nothing else. A `namespace` is a group of them: its functions are offered as
-`<namespace>__<name>`. A `custom` tool takes free text: it is offered as a function of one string. Calls go
+A chat template knows functions and nothing else. A `namespace` is a group of them: its functions are offered
+as `<namespace>__<name>`. A `custom` tool takes free text: it is offered as a function of one string. Calls go
 back under the names and types that the client sent. What only a hosting server could run is left out.
 """
 

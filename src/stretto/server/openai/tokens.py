@@ -12,7 +12,7 @@ from stretto.rpc.messages import TokenizeParams
 from stretto.server.bodies import BodyRoute
 from stretto.server.caller import caller_of
 from stretto.server.documents import OPENAI_ERRORS
-from stretto.server.fields import Body, ModelName
+from stretto.server.fields import Body, Ignored, ModelName
 from stretto.server.generation import Services
 from stretto.server.openai.messages import Messages, plain_messages
 from stretto.server.openai.prompts import TokenIds
@@ -33,6 +33,13 @@ class TokenizeRequest(Body):
     tools: Tools | None = None
     special: bool | None = None
     """Read control tokens in the text as such."""
+    parse_special: bool | None = None
+    """The same as special, by llama-server's name."""
+    add_special_tokens: bool | None = None
+    """vLLM's: control tokens in the text are read as such, whichever it is; no other token is added."""
+    add_special: Ignored = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     def params(self, model_id: str, tenant: str) -> TokenizeParams:
         given = [name for name in ("prompt", "content", "messages") if getattr(self, name) is not None]
@@ -51,7 +58,9 @@ class TokenizeRequest(Body):
             text=self.prompt if self.prompt is not None else self.content,
             messages=None if self.messages is None else plain_messages(self.messages),
             tools=tools,
-            special=bool(self.special),
+            special=bool(self.special or self.parse_special or self.add_special_tokens is not None),
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continue_final=bool(self.continue_final_message),
             tenant=tenant,
         )
 

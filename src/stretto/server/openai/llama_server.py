@@ -1,0 +1,102 @@
+"""/props, /apply-template and /tokenizer_info: what llama-server and vLLM tell about a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stretto import __version__
+from stretto.rpc.messages import ModelInfo, TokenizeParams
+from stretto.server.bodies import BodyRoute
+from stretto.server.caller import caller_of
+from stretto.server.documents import OPENAI_ERRORS
+from stretto.server.generation import Services
+from stretto.server.openai.chat_request import ChatRequest
+from stretto.server.openai.messages import plain_messages
+from stretto.server.openai.replies import AppliedTemplate, Props, TokenizerInfo
+from stretto.server.sse import JsonReply
+
+
+class TemplateRequest(ChatRequest):
+    """A chat request, of which only what becomes the prompt is read."""
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter(tags=["llama-server"])
+    with_bodies = APIRouter(route_class=BodyRoute, tags=["llama-server"])
+
+    @routes.get(
+        "/props",
+        response_model=None,
+        responses={200: {"model": Props, "description": "The default model"}, **OPENAI_ERRORS},
+        summary="What is served, as llama-server tells it",
+    )
+    async def props() -> Response:
+        return _json(_props(await services.catalog.find(None)))
+
+    @routes.get(
+        "/tokenizer_info",
+        response_model=None,
+        responses={200: {"model": TokenizerInfo, "description": "The tokenizer"}, **OPENAI_ERRORS},
+        summary="The default model's tokenizer and template, as vLLM tells them",
+    )
+    async def tokenizer_info() -> Response:
+        model = await services.catalog.find(None)
+        about = {"tokenizer_class": "stretto", "model_max_length": model.context_window}
+        return _json({**about, **_words(model)})
+
+    @with_bodies.post(
+        "/apply-template",
+        response_model=None,
+        responses={200: {"model": AppliedTemplate, "description": "The prompt"}, **OPENAI_ERRORS},
+        summary="Messages to the prompt that the model would see",
+    )
+    async def apply_template(body: TemplateRequest, request: Request) -> Response:
+        model = await services.catalog.find(body.model)
+        params = TokenizeParams(
+            model_id=model.id,
+            messages=plain_messages(body.messages),
+            tools=[tool.plain() for tool in body.tools or ()] or None,
+            template_options=body.template_options(),
+            continue_final=body.continues,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            tenant=caller_of(request.scope).tenant,
+        )
+
+        async def work() -> bytes:
+            tokens = await services.engine.tokenize(params)
+            return msgspec.json.encode({"prompt": await services.engine.detokenize(tokens, model.id)})
+
+        return JsonReply(work)
+
+    routes.include_router(with_bodies)
+    return routes
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _words(model: ModelInfo) -> dict[str, Any]:
+    known = model.vocabulary
+    return {name: known.get(name) for name in ("bos_token", "eos_token", "chat_template", "vocab_size")}
+
+
+def _props(model: ModelInfo) -> dict[str, Any]:
+    words = _words(model)
+    return {
+        "default_generation_settings": {"n_ctx": model.context_window, "params": {}},
+        "total_slots": model.slots,
+        "model_path": model.id,
+        "model_alias": model.id,
+        "chat_template": words["chat_template"] or "",
+        "bos_token": words["bos_token"] or "",
+        "eos_token": words["eos_token"] or "",
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"stretto {__version__}",
+        "is_sleeping": not model.loaded,
+    }
