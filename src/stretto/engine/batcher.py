@@ -7,8 +7,8 @@ A request alone leaves in the turn in which it came. A hold begins only while fu
 way (`expect`), or behind a call that is in flight (or was sent less than `min_hold_ms` ago: an answer that
 quick says nothing about what is coming). It ends when nothing more is on its way and nothing came for
 `min_hold_ms` (a request that is still alone waits on, while the call is in flight), when the batch is full
-or, with nothing on its way, as large as the target, and at the latest after `max_hold_ms`. Then everything
-queued leaves, in as many calls as it takes. Urgent requests never hold, and neither do those whose deadline
+or, with nothing on its way, as large as the target, and at the latest after `max_hold_ms` (`min_hold_ms` more
+for requests that are on their way by then). Then everything queued leaves, in as many calls as it takes. Urgent requests never hold, and neither do those whose deadline
 is near. Requests with a field that `bypass` lists are calls of their own.
 """
 
@@ -101,6 +101,7 @@ class GenerateBatcher:
         self._next_call = 0
         self._min_hold_s = settings.min_hold_ms / 1000
         self._max_hold_s = settings.max_hold_ms / 1000
+        self._expected_hold_s = self._max_hold_s + self._min_hold_s
         self._background_hold_s = self._max_hold_s + settings.background_hold_extension_ms / 1000
         self._pause_s = settings.pause_on_backpressure_ms / 1000
         self._near_deadline_s = settings.near_deadline_ms / 1000
@@ -180,9 +181,13 @@ class GenerateBatcher:
             return False
         return any(
             partition.size >= self._settings.max_batch_size
-            or any(queue and queue[0].enqueued_s + self._max_hold_s <= now_s for queue in _held(partition))
+            or any(queue and self._waited(queue[0], now_s) for queue in _held(partition))
             for partition in self._partitions.values()
         )
+
+    def _waited(self, entry: Entry, now_s: float) -> bool:
+        expected = self._expected_until_s > now_s
+        return entry.enqueued_s + (self._expected_hold_s if expected else self._max_hold_s) <= now_s
 
     def wake_at_s(self) -> float | None:
         """When something becomes due without anything new happening; None when nothing is queued."""
@@ -320,7 +325,9 @@ class GenerateBatcher:
     def _hold_ends_s(self, partition: _Partition, queue: deque[Entry], hold_max_s: float) -> float:
         entry = min(queue, key=self._free_at_s) if self._paused_until_s else queue[0]
         latest_s = entry.enqueued_s + hold_max_s
-        free_s = max(self._free_at_s(entry), min(self._expected_until_s, latest_s))
+        free_s = max(
+            self._free_at_s(entry), min(self._expected_until_s, entry.enqueued_s + self._expected_hold_s)
+        )
         if not entry.held:
             return free_s
         alone = partition.size < self._settings.min_batch_size and bool(partition.calls)

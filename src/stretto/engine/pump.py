@@ -42,7 +42,9 @@ class Pump:
 
     def overdue(self) -> None:
         """A long turn, one that reads many requests, must not keep what is full or has waited long enough."""
-        if self._traffic.batcher.overdue(self._clock()):
+        batcher = self._traffic.batcher
+        batcher.expect(self.arrivals.until_s())
+        if batcher.overdue(self._clock()):
             self._send_due()
 
     def stop(self) -> None:

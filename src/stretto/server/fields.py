@@ -193,9 +193,8 @@ class Sampling(Body):
 
     def sampling(self) -> dict[str, Any]:
         """The names of `core.request.SamplingParams`. A seed is drawn where none was sent."""
-        plain = ("stop_token_ids", "logit_bias", "repetition_penalty", "repeat_penalty", "top_k", "seed")
-        names = [name for name in Sampling.model_fields if name not in plain]
-        found = {name: value for name in names if (value := getattr(self, name)) is not None}
+        names = _PLAIN & self.model_fields_set
+        found = {name: value for name in sorted(names) if (value := getattr(self, name)) is not None}
         if self.top_k is not None:
             found["top_k"] = max(0, self.top_k)
         penalty = self.repetition_penalty if self.repetition_penalty is not None else self.repeat_penalty
@@ -210,6 +209,10 @@ class Sampling(Body):
     def bias_texts(self) -> list[tuple[str, float]]:
         """Biases of texts: the runtime knows their tokens."""
         return [] if self.logit_bias is None else self.logit_bias.texts
+
+
+_RENAMED = ("stop_token_ids", "logit_bias", "repetition_penalty", "repeat_penalty", "top_k", "seed")
+_PLAIN = frozenset(Sampling.model_fields) - set(_RENAMED)
 
 
 def nth_seed(sampling: dict[str, Any], index: int) -> dict[str, Any]:

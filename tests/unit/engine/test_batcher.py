@@ -204,7 +204,10 @@ def test_a_hold_for_requests_on_their_way_ends_after_max_hold_and_when_the_batch
     desk.batcher.expect(desk.now_s + 3 * MS)  # one that has just been announced
     assert not desk.batcher.overdue(desk.now_s)
     assert desk.sizes() == []
-    desk.at(3.01)
+    desk.at(3.74)
+    assert not desk.batcher.overdue(desk.now_s)
+    assert desk.sizes() == []
+    desk.at(3.76)  # max_hold_ms, and min_hold_ms for what is on its way
     assert desk.batcher.overdue(desk.now_s)
     assert desk.sizes() == [1]
     desk.now_s += 1.0
