@@ -112,8 +112,8 @@ PLANTED = (
         "policy_incremental",
         "a deferred request has no time-out",
         "core/preemption.py",
-        "for waiter in [*state.queue.deferred, *state.queue.waiting()]:",
-        "for waiter in state.queue.waiting():",
+        "        waiters = [*state.queue.deferred, *state.queue.waiting()]\n        late = ",
+        "        waiters = list(state.queue.waiting())\n        late = ",
     ),
     _planted(
         "policy_incremental",

@@ -77,8 +77,8 @@ DEFECTS = (
     Defect(
         "slot time-out counted from arrival",
         "core/preemption.py",
-        "state.now - waiter.entered_s < state.limits.cache_slot_timeout_s:",
-        "state.now - waiter.arrival_s < state.limits.cache_slot_timeout_s:",
+        "if job.entered_s is not None and job.entered_s <= late_s]",
+        "if job.entered_s is not None and job.arrival_s <= late_s]",
     ),
     Defect(
         "victim's rows in the batch that it is cleaned from",
@@ -133,8 +133,32 @@ DEFECTS = (
     Defect(
         "the anchor is parked for memory",
         "core/victims.py",
-        "others = [s for s in running if s is not anchor and s is not needy]",
-        "others = [s for s in running if s is not needy]",
+        "if _level(s) >= level and (s is not anchor or yields_to(s, level))]",
+        "if _level(s) >= level]",
+    ),
+    Defect(
+        "a request loses its slot to a more urgent one before it advanced",
+        "core/victims.py",
+        "and slot.computed - slot.started_at >= slot.tokens_min",
+        "and slot.computed >= 0",
+    ),
+    Defect(
+        "a request loses its slot to one of the same priority",
+        "core/victims.py",
+        "job is not None and job.level > level and",
+        "job is not None and job.level >= level and",
+    ),
+    Defect(
+        "preempted work never resumes while urgent requests wait",
+        "core/queue.py",
+        "aged = self.admissions - self._aged_at >= AGEING_TURN",
+        "aged = first.level == Priority.DEFAULT and self.admissions - self._aged_at >= AGEING_TURN",
+    ),
+    Defect(
+        "a slot time-out takes the slot of a more urgent request",
+        "core/preemption.py",
+        "if held_s < limits.cache_slot_timeout_s or _level(slot) < waiter.level:",
+        "if held_s < limits.cache_slot_timeout_s:",
     ),
     Defect(
         "the anchor gives up its slot for a turn",

@@ -6,12 +6,14 @@ opens the slot. A request that must wait for a prefix stands aside; one that doe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stretto.core import notes
 from stretto.core.cache.policies import Admit, Defer, Situation, WaitFor
 from stretto.core.capabilities import Rewind
 from stretto.core.kv.ledger import Match, Source
 from stretto.core.queue import order
-from stretto.core.slot import Job, Where
+from stretto.core.slot import Job, Slot, Where
 from stretto.core.state import State
 
 
@@ -40,7 +42,7 @@ class Admission:
         slot = self._state.slots[wait.slot]
         if slot.job is None or slot.job.id != wait.request_id:
             return False
-        if wait.what is WaitFor.IDLE and self._state.policy.times_out_slots:
+        if wait.what is WaitFor.IDLE and slot.job.level >= job.level:
             return True  # its time-out takes the slot away instead (see preemption)
         return self._is_patient(job) and (wait.what is WaitFor.IDLE or slot.computed < wait.length)
 
@@ -113,19 +115,23 @@ class Admission:
             slot_requests=state.slot_requests(),
         )
 
-    def fits(self, job: Job, source: Source | None, *, kept: int = 0) -> bool:
-        """The whole prompt, the unfinished prompts of all who run, headroom for each, and what is kept."""
+    def fits(self, job: Job, source: Source | None, *, kept: int = 0, without: Sequence[Slot] = ()) -> bool:
+        """The whole prompt, the unfinished prompts of all who run, headroom for each, and what is kept.
+
+        `without`: as if these running slots were preempted.
+        """
         state = self._state
-        if not state.active:
+        running_on = [slot for slot in state.active if slot not in without] if without else state.active
+        if not running_on and not kept:
             return True
         ledger, headroom = state.ledger, state.limits.headroom_tokens
         need = kept + ledger.room_for(len(job.known) + headroom) - ledger.room_shared(job, source)
-        for slot in state.active:
+        for slot in running_on:
             running = slot.job
             assert running is not None
             ahead = min(len(slot.known) + headroom, running.length_max)
             need += ledger.room_for(max(0, ahead - slot.room))
-        return need <= ledger.room_free()
+        return need <= ledger.room_free() + (ledger.room_gain(without) if without else 0)
 
     def _note_rebuild(self, job: Job, match: Match, slot: int, length: int) -> None:
         """Seed 000 §4.9: a partial match that the model cannot be rewound to is computed from the start."""

@@ -7,6 +7,8 @@ outside and live with the simulator.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stretto.core.kv.ops import OpKind, check_order
 from stretto.core.kv.pages import PageLedger
 from stretto.core.kv.sequences import SequenceLedger
@@ -14,7 +16,7 @@ from stretto.core.queue import AGEING_TURN
 from stretto.core.request import Priority
 from stretto.core.scheduler import Scheduler
 from stretto.core.slot import Job, Where
-from stretto.core.tick import Tick
+from stretto.core.tick import Preempted, PreemptReason, Tick
 from stretto.errors import InvariantError
 
 
@@ -154,12 +156,19 @@ def check_idle(scheduler: Scheduler) -> None:
         _need(all(not s.pins for s in ledger.store), "idle, and a snapshot is pinned")
 
 
-def check_parked(scheduler: Scheduler, anchor: Job | None, parked: list[Job], timed_out: set[str]) -> None:
-    """The most senior running request is never a victim of memory or priority.
+def check_anchor(scheduler: Scheduler, anchor: Job | None, preemptions: Sequence[Preempted]) -> None:
+    """The oldest running request yields after a time-out, or, having advanced, to strictly more urgent ones.
 
-    `anchor` was the most senior before this step; somebody senior to it may have come in meanwhile.
+    `anchor` was the oldest before this step; an older one may have come in meanwhile. Out of memory it
+    may preempt itself for the more urgent ones beside it.
     """
-    running = [slot.job.seniority for slot in scheduler.state.active if slot.job is not None]
-    for job in parked:
-        still = job is anchor and all(seniority > job.seniority for seniority in running)
-        _need(not still or job.id in timed_out, f"the anchor {job.id} was parked")
+    running = [slot.job for slot in scheduler.state.active if slot.job is not None]
+    for record in preemptions:
+        if anchor is None or record.request_id != anchor.id or record.reason is PreemptReason.TIMEOUT:
+            continue
+        if any(job.seniority < anchor.seniority for job in running):
+            continue
+        itself = not record.waiter_id and any(job.level < anchor.level for job in running)
+        urgent = record.waiter_id != "" and record.waiter_level < anchor.level
+        _need(urgent or itself, f"the anchor {anchor.id} was preempted: {record}")
+        _need(record.tokens > 0, f"the anchor {anchor.id} was preempted before it advanced")

@@ -1,24 +1,36 @@
 """Taking slots away, always before a plan writes rows: a victim has none in the batch it is cleaned from.
 
-Three reasons: somebody strictly more urgent finds no idle slot: then somebody gives way in the same plan, and
-the slot is promised; a request has waited its `cache_slot_timeout` for a slot or for the conversation that it
-continues (seed 000 §4.8): chosen in one plan, carried out at the top of the next; and, for the latter,
-everything has been building caches for that long: `server busy`. The time-out counts from entry into the
-queue. Time in which every slot was building does not count.
+Priority: a strictly more urgent request finds no slot, or no memory: less urgent ones give way in the same
+plan, and the slot is promised. Time-out (seed 000 §4.8, under every cache policy): a request that has waited
+`cache_slot_timeout` since it entered the queue takes the slot of the conversation that it continues, else the
+longest-running one: chosen in one plan, carried out at the top of the next. Time in which every slot was
+building does not count as waiting; under `incremental` a request that waits so long is told `server busy`.
+
+Time-outs are a safety valve, not a schedule. What they cost is bounded: a victim is no more urgent than the
+waiter, has held its slot for the whole time-out and so long that putting requests aside takes `SWAP_SHARE` of
+the time at most, got further in this residency, and at most as many requests are preempted as there are slots.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from stretto.core import notes, victims
 from stretto.core.admission import Admission
 from stretto.core.cache.policies import Defer, WaitFor
 from stretto.core.limits import Preemption
+from stretto.core.queue import order
+from stretto.core.request import Priority
 from stretto.core.slot import Job, Slot, Where
 from stretto.core.state import State
 from stretto.core.tick import End, PreemptReason
 from stretto.errors import ServerBusyError
+
+SWAP_SHARE = 0.03  # of the time may go into putting requests aside after time-outs
+LOOKS = 64  # times in a time-out that waiters are looked at; between two looks nothing is due
+RECOMPUTE_SHARE = 0.1  # of the time may go into computing again what was preempted for memory
+TRIED_MAX = 8  # waiters that are tried in one look
 
 
 class Order(NamedTuple):
@@ -35,70 +47,101 @@ class Preemptor:
         self._admission = admission
         self.orders: list[Order] = []
         self._building_since: float | None = None
+        self._next_look_s = 0.0
 
-    # --- phase two: at the top of a plan ---------------------------------------------------------
+    # --- phase two of a time-out: at the top of a plan -------------------------------------------
 
     def carry_out(self) -> None:
         orders, self.orders = self.orders, []
-        for order in orders:
-            slot = self._state.slots[order.slot]
-            if slot.epoch == order.epoch and slot.job is not None and self._still_wanted(order):
-                self._take_away(slot, order)
+        for due in orders:
+            slot = self._state.slots[due.slot]
+            if slot.epoch == due.epoch and slot.job is not None and self._still_wanted(due.waiter):
+                self._take_away(slot, due.waiter)
 
-    def _still_wanted(self, order: Order) -> bool:
+    def _still_wanted(self, waiter: Job) -> bool:
         """The one it was for may have left or found another slot."""
-        if order.waiter.where is Where.DEFERRED:
+        if waiter.where is Where.DEFERRED:
             return True
-        return order.waiter.where is Where.WAITING and self._state.free_slot() is None
+        return waiter.where is Where.WAITING and not self._has_room(waiter)
 
-    def _take_away(self, slot: Slot, order: Order) -> None:
+    def _has_room(self, waiter: Job) -> bool:
+        return self._state.free_slot() is not None and self._admission.fits(waiter, None)
+
+    def _take_away(self, slot: Slot, waiter: Job) -> None:
         state = self._state
-        self._admission.promised.append(order.waiter)
-        if order.waiter.where is Where.DEFERRED:
-            state.queue.resume(order.waiter)
+        self._admission.promised.append(waiter)
+        if waiter.where is Where.DEFERRED:
+            state.queue.resume(waiter)
         resumes = state.limits.preemption is Preemption.RESUME
-        state.preempt(slot, PreemptReason.TIMEOUT, order.waiter, resumes=resumes)
+        state.preempt(slot, PreemptReason.TIMEOUT, waiter, resumes=resumes)
 
     # --- for priority: in the middle of a plan, after the free slots were given out ---------------
 
-    def make_way(self) -> bool:
-        """Whether anybody had to."""
+    def make_way(self) -> None:
+        """Slots, and memory, of less urgent requests for those that wait, the most urgent first."""
         state = self._state
-        if state.free_slot() is not None:
-            return False
-        first = state.queue.next_urgent()
-        running = list(state.active) if first is not None else []
-        if first is None or first.level >= max(slot.job.level for slot in running if slot.job is not None):
-            return False
-        anchor, made = state.anchor(), False
-        for waiter in state.queue.in_order()[: len(running)]:
-            victim = victims.for_priority(running, anchor, waiter.level, state.limits)
-            if victim is None:
-                break
-            if self._admission.must_wait(waiter):
+        level = state.queue.most_urgent()
+        if level is None or all(_level(slot) <= level for slot in state.active):
+            return
+        for waiter in state.queue.contenders(len(state.slots)):
+            able = victims.for_priority(state.active, state.anchor(), waiter.level, state.limits)
+            if not able:
+                return
+            if waiter.where is Where.RUNNING or self._admission.must_wait(waiter):
                 continue
-            running.remove(victim)
-            state.preempt(victim, PreemptReason.PRIORITY, waiter)
+            chosen = self._enough(waiter, able)
+            if not chosen:
+                return
+            for slot in chosen:
+                state.preempt(slot, PreemptReason.PRIORITY, waiter)
             self._admission.promised.append(waiter)
-            made = True
-            if not self._admission.fits(waiter, None):
-                break  # memory comes first: another slot would stay idle too
-        return made
+            self._admission.run()
+            if waiter.where is not Where.RUNNING:
+                return  # its memory is free when the tick in flight is committed
 
-    # --- phase one: at the end of a plan ---------------------------------------------------------
+    def _enough(self, waiter: Job, able: Sequence[Slot]) -> Sequence[Slot]:
+        """As few as give it a slot and memory; none where all of them would not, or none is needed."""
+        fits = self._admission.fits
+        if not fits(waiter, None):
+            able = [slot for slot in able if waiter.level == Priority.URGENT or self._paid_off(slot)]
+        elif self._state.free_slot() is not None:
+            return ()
+        if not able or not fits(waiter, None, without=able):
+            return ()
+        alone = next((slot for slot in able if fits(waiter, None, without=(slot,))), None)
+        if alone is not None:
+            return (alone,)
+        chosen = list(able)
+        for slot in reversed(able):  # the last to go first: is there enough without it?
+            if fits(waiter, None, without=[other for other in chosen if other is not slot]):
+                chosen.remove(slot)
+        return chosen
+
+    def _paid_off(self, slot: Slot) -> bool:
+        """Its memory will be reused, and its context computed again: that is a small part of its time so far."""
+        state = self._state
+        again_s = state.swap_s(slot, kept=False)
+        return state.now - slot.started_s >= again_s * len(state.active) / RECOMPUTE_SHARE
+
+    # --- phase one of a time-out: at the end of a plan -------------------------------------------
 
     def choose(self) -> None:
-        """After a time-out: the target of a cache hit, else the longest-running slot. One a plan."""
+        """For a request that has waited too long: the target of its cache hit, else the longest-running."""
         state = self._state
-        if not state.policy.times_out_slots or self._building_since is not None:
+        if self._building_since is not None or state.now < self._next_look_s or not state.queue.size:
             return
-        for waiter in [*state.queue.deferred, *state.queue.waiting()]:
-            if waiter.entered_s is None or state.now - waiter.entered_s < state.limits.cache_slot_timeout_s:
-                continue
+        self._next_look_s = state.now + state.limits.cache_slot_timeout_s / LOOKS
+        resumes = state.limits.preemption is Preemption.RESUME
+        if resumes and len(state.queue.parked) >= len(state.slots):
+            return
+        late_s = state.now - state.limits.cache_slot_timeout_s
+        waiters = [*state.queue.deferred, *state.queue.waiting()]
+        late = [job for job in waiters if job.entered_s is not None and job.entered_s <= late_s]
+        for waiter in sorted(late, key=order)[:TRIED_MAX]:
             victim = self._target(waiter)
             if victim is not None:
                 self.orders.append(Order(victim.index, victim.epoch, waiter))
-                state.note(notes.PREEMPTING_SLOT, victim.job, victim.index, state.now - waiter.entered_s)
+                state.note(notes.PREEMPTING_SLOT, victim.job, victim.index, state.now - waiter.waits_since_s)
                 return
 
     def _target(self, waiter: Job) -> Slot | None:
@@ -106,37 +149,62 @@ class Preemptor:
         wait = waiter.wait_for
         if waiter.where is Where.DEFERRED and isinstance(wait, Defer):
             slot = state.slots[wait.slot]
-            able = wait.what is WaitFor.IDLE and victims.had_its_time(slot, state.now, state.limits)
-            return slot if able else None
-        if state.free_slot() is not None:
+            return slot if wait.what is WaitFor.IDLE and self._had_its_time(slot, waiter) else None
+        if self._has_room(waiter):
             return None
-        return victims.for_timeout(state.active, state.now, state.limits)
+        able = [slot for slot in state.active if self._had_its_time(slot, waiter)]
+        longest = max(able, key=lambda s: (victims.held_s(s, state.now), -s.index), default=None)
+        if longest is None or not self._admission.fits(waiter, None, without=(longest,)):
+            return None
+        return longest
+
+    def _had_its_time(self, slot: Slot, waiter: Job) -> bool:
+        state, limits = self._state, self._state.limits
+        held_s = victims.held_s(slot, state.now)
+        if held_s < limits.cache_slot_timeout_s or _level(slot) < waiter.level:
+            return False
+        if slot.computed - slot.started_at < slot.tokens_min:
+            return False
+        if limits.preemption is Preemption.FAIL:
+            return True
+        kept = self._admission.fits(waiter, None, kept=state.ledger.room_for(slot.computed), without=(slot,))
+        swap_s = state.swap_s(slot, kept=kept)
+        return state.now - slot.started_s >= swap_s * len(state.active) / SWAP_SHARE
 
     # --- all slots building ----------------------------------------------------------------------
 
     def watch_building(self) -> None:
         """At every plan, also in a recovery: is every slot building a cache, and for how long already?"""
         state = self._state
-        if not state.policy.times_out_slots:
-            return
         building = state.free_slot() is None and all(slot.state == "prefilling" for slot in state.active)
+        if not building and self._building_since is None:
+            return
         waiters = [*state.queue.deferred, *state.queue.waiting()]
         if building and waiters:
             if self._building_since is None:
                 self._building_since = state.now
-                state.note(notes.ALL_SLOTS_PENDING, waiters[0])
-            self._turn_away(waiters)
+                self._note_building(notes.ALL_SLOTS_PENDING, waiters)
+            if state.policy.rejects_while_building:
+                self._turn_away(waiters)
         elif self._building_since is not None:
             since_s, self._building_since = self._building_since, None
-            state.note(notes.SLOT_AVAILABLE, waiters[0] if waiters else None)
+            self._note_building(notes.SLOT_AVAILABLE, waiters)
             for job in waiters:
                 if job.entered_s is not None:
                     job.entered_s += state.now - max(since_s, job.entered_s)  # builds do not count
 
-    def _turn_away(self, waiters: list[Job]) -> None:
+    def _note_building(self, name: str, waiters: Sequence[Job]) -> None:
+        if self._state.policy.rejects_while_building:
+            self._state.note(name, waiters[0] if waiters else None)
+
+    def _turn_away(self, waiters: Sequence[Job]) -> None:
         state = self._state
         assert self._building_since is not None
         for job in waiters:
             if state.now - max(job.arrival_s, self._building_since) >= state.limits.cache_slot_timeout_s:
                 state.note(notes.SERVER_BUSY, job)
                 state.end(job, End.REJECTED, ServerBusyError.code)
+
+
+def _level(slot: Slot) -> int:
+    return slot.job.level if slot.job is not None else 0

@@ -102,15 +102,15 @@ class Queue:
     def next_parked(self) -> Job | None:
         """The most senior parked request, unless somebody strictly more urgent waits.
 
-        Those who only made room for a turn come behind the others, in the queue's order. Background requests
-        have an ageing turn, too: after every fourth admission one of them passes default ones that wait.
+        Those who only made room for a turn come behind the others, in the queue's order. Preempted requests
+        have an ageing turn, too: after every fourth admission one of them passes more urgent ones that wait.
         """
         if not self.parked:
             return None
         first = self.next_urgent()
         if first is None:
             return min(self.parked, key=_order_back)
-        aged = first.level == Priority.DEFAULT and self.admissions - self._aged_at >= AGEING_TURN
+        aged = self.admissions - self._aged_at >= AGEING_TURN
         behind = [job for job in self.parked if job.level > first.level] if aged else []
         return min(
             behind or [j for j in self.parked if j.level <= first.level], key=_order_back, default=None
@@ -120,6 +120,17 @@ class Queue:
         """The first of the most urgent class that waits."""
         heads = [head for line in list(self._lines) if (head := self._head(line)) is not None]
         return min(heads, key=lambda j: (j.level, j.seniority), default=None)
+
+    def most_urgent(self) -> int | None:
+        """The most urgent level that waits for a slot, preempted requests included."""
+        first = self.next_urgent()
+        levels = [job.level for job in self.parked]
+        return min([*levels, first.level] if first is not None else levels, default=None)
+
+    def contenders(self, count: int) -> list[Job]:
+        """The first of all that wait for a slot: by class, preempted ones before others, by their order."""
+        waiting = (job for job in self._by_age if job.where is Where.WAITING)
+        return nsmallest(count, chain(self.parked, waiting), key=_contends)
 
     def readers(self, count: int) -> list[Job]:
         """The first ones who read along and wait; background work is in no hurry."""
@@ -224,10 +235,6 @@ class Queue:
         """Everybody who waits and is not deferred, oldest first."""
         return (job for job in self._by_age if job.where is Where.WAITING)
 
-    def in_order(self) -> list[Job]:
-        """The same, the next one first: by class, by what their tenants were served, by age."""
-        return sorted(self.waiting(), key=order)
-
     def _head(self, line: tuple[int, str]) -> Job | None:
         jobs = self._lines[line]
         while jobs and jobs[0].where is not Where.WAITING:
@@ -265,6 +272,10 @@ def _waits(job: Job) -> bool:
 
 def order(job: Job) -> tuple[int, float, int]:
     return (job.level, job.account.served, job.seniority)
+
+
+def _contends(job: Job) -> tuple[int, bool, float, int]:
+    return (job.level, job.where is not Where.PARKED, job.account.served, job.seniority)
 
 
 def _order_back(job: Job) -> tuple[bool, int, float, int]:

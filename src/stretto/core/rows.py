@@ -161,7 +161,10 @@ class RowPlanner:
         return [(slot, count) for slot, want in shares if (count := self._fit_chunk(slot, want)) > 0]
 
     def _fit_chunk(self, slot: Slot, count: int) -> int:
-        """As many of these rows as memory holds. Only the anchor takes memory from others for a prompt."""
+        """As many of these rows as memory holds.
+
+        For a prompt only the anchor takes memory from others, or a request that is more urgent than these.
+        """
         state = self._state
         if slot.job is None:
             return 0
@@ -170,10 +173,14 @@ class RowPlanner:
         if slot.job.request.params.prompt_logprobs >= 0:
             count = min(count, state.can.measured_max)
         while count > 0 and not state.ledger.reserve(slot, slot.planned + count):
-            if slot is state.anchor() and count == 1:
+            if count == 1 and (slot is state.anchor() or self._outranks(slot)):
                 return 1 if self._make_room(slot, slot.planned + 1) else 0
             count //= 2
         return count
+
+    def _outranks(self, slot: Slot) -> bool:
+        assert slot.job is not None
+        return any(victims.yields_to(other, slot.job.level) for other in self._state.active)
 
     # --- columns ---------------------------------------------------------------------------------
 

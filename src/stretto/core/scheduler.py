@@ -148,7 +148,8 @@ class Scheduler:
             return Idle(self._next_due_s())  # judge tick by tick, and on nothing that is not certain
         if not self._recovery.active and not (self._recovery.tight and state.active):
             self._admission.run()
-            if self._preemptor.make_way() or self._turns.take():
+            self._preemptor.make_way()
+            if self._turns.take():
                 self._admission.run()
             state.ledger.compact(state.active)
         tick = Tick(self._next_tick)

@@ -146,6 +146,7 @@ class Slot:
         "sequence",
         "started_at",
         "started_s",
+        "tokens_min",
     )
 
     def __init__(self, index: int) -> None:
@@ -165,6 +166,7 @@ class Slot:
         self.marks: tuple[int, ...] = ()  # lengths still ahead at which a prefix is saved
         self.started_s = 0.0
         self.started_at = 0  # tokens ever computed when this residency began: progress counts from here
+        self.tokens_min = 1  # progress in this residency before it yields to a more urgent request
         self.rebuilds = 0
 
     @property

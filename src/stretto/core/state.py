@@ -70,7 +70,7 @@ class State:
         return next(slot for slot in self.slots if slot.job is None)
 
     def anchor(self) -> Slot | None:
-        """The most senior running request. It is never a victim, so every admitted request ends."""
+        """The oldest running request: a victim of time-outs and strictly more urgent requests alone."""
         return min(self.active, key=_seniority, default=None)
 
     def slot_requests(self) -> tuple[str, ...]:
@@ -88,6 +88,7 @@ class State:
         job.prepaid = self.accounts.pay_ahead(job.account, job.generated)
         job.high_water = max(job.high_water, slot.computed)
         slot.started_s, slot.started_at = self.now, job.high_water
+        slot.tokens_min = self._tokens_min(job)
         slot.marks = tuple(m for m in self.ledger.marks(job, self.policy.keep(job)) if m > slot.computed)
         if job.admitted_s is None:
             job.admitted_s = self.now
@@ -102,6 +103,22 @@ class State:
         if slot.computed and not resumed:
             self.note(notes.CACHE_HIT, job, slot.index, slot.computed)
         return True
+
+    def _tokens_min(self, job: Job) -> int:
+        """Often preempted, or admitted before a more urgent one (its ageing turn): it keeps its slot a while."""
+        urgent = self.queue.most_urgent()
+        aged = urgent is not None and urgent < job.level
+        often = job.parks - job.turns >= self.limits.priority_parks_max
+        return 4 * self.limits.priority_park_min_tokens if aged or often else 1
+
+    def swap_s(self, slot: Slot, *, kept: bool) -> float:
+        """What it takes to put the slot's request aside and to go on later. `kept`: memory holds it meanwhile."""
+        can, bytes_ = self.can, self.can.snapshot_bytes(slot.computed)
+        if can.share is Share.PAGES and kept:
+            return 0.0
+        if can.share is not Share.PAGES and can.snapshots and bytes_ <= self.limits.cache_ram_bytes:
+            return 2 * bytes_ / can.snapshot_bytes_per_s
+        return slot.computed * self.cost.prefill_s_per_token
 
     def release(self, slot: Slot, keep: int, *, private: bool = False) -> None:
         """The slot is idle again. Rows of it that are still in flight belong to an older epoch."""

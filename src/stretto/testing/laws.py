@@ -34,6 +34,9 @@ SOMETIMES = (
     *(f"note: {name}" for name in notes.SEED_NAMES),
     "parked and resumed",
     "parked for priority",
+    "the oldest running request yielded to a more urgent one",
+    "a preempted request resumed before a more urgent one",
+    "a slot time-out under another policy than incremental",
     "parked for memory",
     "a newcomer took a turn",
     "a stream took a turn back",
@@ -95,6 +98,9 @@ class Laws:
         self._failed_alone: set[str] = set()
         self._bound_before: dict[int, str] = {}
         self._rebuilt: set[str] = set()
+        self._aged: set[str] = set()  # got their slot while a more urgent request waited
+        self._passed_over: tuple[Job, int] | None = None  # the oldest, preempted, and admissions until then
+        self._waiting_before: list[Job] = []
         self.sometimes: Counter[str] = Counter()
 
     def saw(self, law: str, count: int = 1) -> None:
@@ -110,11 +116,12 @@ class Laws:
         anchor = state.anchor()
         self._anchor = anchor.job if anchor is not None else None
         self._running_before = {slot.job.id: slot.job for slot in state.active if slot.job is not None}
+        self._waiting_before = list(state.queue.waiting())
         self._bound_before = {slot.index: slot.job.id for slot in state.active if slot.job is not None}
 
     def after_plan(self, planned: Tick | Idle, now: float, in_flight: int) -> None:
         scheduler = self._scheduler
-        self._check_parked()
+        invariants.check_anchor(scheduler, self._anchor, scheduler.preemptions)
         self._check_orders(scheduler.preemption_orders, now)
         self._check_preemptions(scheduler.preemptions, now)
         self._check_deadlines(now)
@@ -130,6 +137,7 @@ class Laws:
         if not self._recovering_before and not parked and (isinstance(planned, Tick) or not in_flight):
             invariants.check_nobody_blocked(scheduler)
         self._check_admissions()
+        self._check_resumed()
         self._watch_building(now)
 
     def _check_admissions(self) -> None:
@@ -146,6 +154,32 @@ class Laws:
                 if waiting and min(waiting) < job.level:
                     self.saw("ageing turn went to a lower class")
             self._check_reuse(job, slot.index)
+
+    def _check_resumed(self) -> None:
+        """The oldest admitted request is not passed over for good: four admissions, then it resumes.
+
+        A residency that began before a more urgent request that waited is an ageing turn.
+        """
+        state = self._scheduler.state
+        waiting = [job.level for job in self._waiting_before if job.where is Where.WAITING]
+        for slot in state.active:
+            job = slot.job
+            if job is None or job.id in self._running_before:
+                continue
+            self._aged.discard(job.id)
+            if waiting and min(waiting) < job.level:
+                self._aged.add(job.id)
+                if job.parks:
+                    self.saw("a preempted request resumed before a more urgent one")
+        admitted = [slot.job for slot in state.active if slot.job is not None] + state.queue.parked
+        oldest = min(admitted, key=lambda job: job.seniority, default=None)
+        if oldest is None or oldest.where is not Where.PARKED or oldest.turned_out:
+            self._passed_over = None
+            return
+        if self._passed_over is None or self._passed_over[0] is not oldest:
+            self._passed_over = (oldest, state.queue.admissions)
+        passed = state.queue.admissions - self._passed_over[1]
+        _need(passed <= invariants.AGEING_TURN, f"{oldest.id} was preempted, and {passed} passed it")
 
     def _check_reuse(self, job: Job, slot: int) -> None:
         request, policy = job.request, self._scheduler.state.limits.cache
@@ -166,12 +200,6 @@ class Laws:
         if job.cached and request.fork_of in self._running_before:
             self.saw("fork shared its parent's prompt")
 
-    def _check_parked(self) -> None:
-        jobs = self._running_before.values()
-        parked = [job for job in jobs if job.where is Where.PARKED]
-        timed_out = {n.request_id for n in self._scheduler.state.events.notes if n.name == notes.PREEMPTED}
-        invariants.check_parked(self._scheduler, self._anchor, parked, timed_out)
-
     def _check_orders(self, orders: Iterable[Order], now: float) -> None:
         """The slot time-out counts from entry into the queue, and only against one who had his time."""
         limits = self._scheduler.state.limits
@@ -182,6 +210,11 @@ class Laws:
             _need(waited, f"{order.waiter.id} takes a slot before its time-out")
             served_s = victims.held_s(victim, now)
             _need(served_s >= limits.cache_slot_timeout_s, f"slot {order.slot} is taken before its time")
+            urgent = victim.job is not None and victim.job.level < order.waiter.level
+            _need(not urgent, f"{order.waiter.id} takes the slot of a more urgent request")
+            _need(victim.computed > victim.started_at, f"slot {order.slot} is taken before it advanced")
+            if limits.cache != "incremental":
+                self.saw("a slot time-out under another policy than incremental")
 
     def _check_preemptions(self, records: Iterable[Preempted], now: float) -> None:
         state = self._scheduler.state
@@ -195,11 +228,15 @@ class Laws:
                 self._check_turn(record, victim, waiter, now)
 
     def _check_priority(self, record: Preempted, victim: Job, waiter: Job) -> None:
+        """Only for a strictly more urgent one, and each residency advances: so background work ends, too."""
         limits = self._scheduler.state.limits
         _need(victim.level > waiter.level, "preempted for a request that is not more urgent")
-        parks = victim.parks - victim.turns
-        _need(parks <= limits.priority_parks_max, "parked too often for priority")
+        often = victim.parks - victim.turns > limits.priority_parks_max
+        least = limits.priority_park_min_tokens if often or victim.id in self._aged else 1
+        _need(record.tokens >= least, f"{victim.id} was preempted for priority before it advanced")
         self.saw("parked for priority")
+        if self._anchor is not None and self._anchor is victim:
+            self.saw("the oldest running request yielded to a more urgent one")
 
     def _check_turn(self, record: Preempted, victim: Job, waiter: Job, now: float) -> None:
         """Only for newcomers who read along, only from one who wrote enough, and not for many at once."""
@@ -267,7 +304,7 @@ class Laws:
 
     def after_commit(self, tick: Tick, outcome: Outcome, events: Events, now: float) -> None:
         scheduler = self._scheduler
-        self._check_parked_in(events)
+        invariants.check_anchor(scheduler, self._anchor, events.preemptions)
         invariants.check_books(scheduler)
         if outcome.failure is PassFailure.VOID:
             self.saw("tick void after a failed one")
@@ -290,18 +327,19 @@ class Laws:
                 self._bound_before[slot] for slot in tick.slots if slot in self._bound_before
             )
 
-    def _check_parked_in(self, events: Events) -> None:
-        parked = [job for job in self._running_before.values() if job.where is Where.PARKED]
-        timed_out = {n.request_id for n in events.notes if n.name == notes.PREEMPTED}
-        invariants.check_parked(self._scheduler, self._anchor, parked, timed_out)
-
     def events(self, events: Events, now: float) -> None:
         for note in events.notes:
             self._observe_note(note, now)
         for terminal in events.ends:
             self._observe_end(terminal)
             request_id = terminal.request_id
-            for seen in (self._seen_admitted, self._troubled, self._failed_alone, self._rebuilt):
+            for seen in (
+                self._seen_admitted,
+                self._troubled,
+                self._failed_alone,
+                self._rebuilt,
+                self._aged,
+            ):
                 seen.discard(request_id)
             self._chunks.pop(request_id, None)
 

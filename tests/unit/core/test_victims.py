@@ -51,26 +51,37 @@ def test_the_needy_gives_way_itself_before_the_anchor_does():
 def test_priority_takes_from_a_strictly_lower_class_after_some_progress():
     anchor, peer = run(0, priority=Priority.BACKGROUND), run(1)
     low = run(2, priority=Priority.BACKGROUND)
-    assert victims.for_priority([anchor, peer, low], anchor, Priority.DEFAULT, LIMITS) is low
-    assert victims.for_priority([anchor, peer], anchor, Priority.DEFAULT, LIMITS) is None
+    assert victims.for_priority([anchor, peer, low], anchor, Priority.DEFAULT, LIMITS) == [low, anchor]
+    assert victims.for_priority([anchor, peer, low], anchor, Priority.URGENT, LIMITS) == [low, anchor, peer]
     fresh = run(3, priority=Priority.BACKGROUND, computed=LIMITS.priority_park_min_tokens - 1)
-    assert victims.for_priority([anchor, low, fresh], anchor, Priority.URGENT, LIMITS) is low
-    assert victims.for_priority([anchor, fresh], anchor, Priority.URGENT, LIMITS) is fresh
+    assert victims.for_priority([anchor, low, fresh], anchor, Priority.URGENT, LIMITS) == [low, fresh, anchor]
     new = run(2, priority=Priority.BACKGROUND, computed=0)
-    assert victims.for_priority([anchor, new], anchor, Priority.URGENT, LIMITS) is None
-    tired = run(2, priority=Priority.BACKGROUND, parks=LIMITS.priority_parks_max)
-    assert victims.for_priority([anchor, tired], anchor, Priority.URGENT, LIMITS) is None
+    assert victims.for_priority([new], None, Priority.URGENT, LIMITS) == []
+    assert victims.for_priority([anchor, low], anchor, Priority.BACKGROUND, LIMITS) == []
 
 
-def test_a_time_out_takes_from_the_longest_running_that_had_its_time():
-    first, second, late = run(0, started_s=5.0), run(1, started_s=1.0), run(2, started_s=20.0)
-    assert victims.for_timeout([first, second, late], 40.0, LIMITS) is second
-    assert victims.for_timeout([first, second, late], 30.0, LIMITS) is None
+def test_an_ageing_turn_is_kept_for_a_number_of_tokens():
+    slot = run(0, priority=Priority.BACKGROUND, computed=50)
+    slot.tokens_min = 64
+    assert not victims.yields_to(slot, Priority.URGENT)
+    slot.computed = 64
+    assert victims.yields_to(slot, Priority.URGENT)
 
 
-def test_who_got_no_further_has_not_had_its_time():
-    slot = run(0, started_s=0.0)
-    slot.started_at = slot.computed
-    assert not victims.had_its_time(slot, 100.0, LIMITS)
-    slot.computed += 1
-    assert victims.had_its_time(slot, 100.0, LIMITS)
+def test_the_anchor_gives_memory_to_a_more_urgent_request_alone():
+    anchor, equal = run(0, priority=Priority.BACKGROUND), run(1, priority=Priority.BACKGROUND)
+    urgent, other = run(2, priority=Priority.URGENT), run(3, priority=Priority.URGENT)
+    assert victims.for_memory([anchor, urgent, other], anchor, urgent) is anchor
+    assert victims.for_memory([anchor, equal, urgent], anchor, urgent) is equal, (
+        "the anchor last in its class"
+    )
+    assert victims.for_memory([anchor, equal], anchor, equal) is equal
+
+
+def test_memory_is_not_taken_from_more_urgent_requests():
+    anchor, low, urgent = run(0), run(1, priority=Priority.BACKGROUND), run(2, priority=Priority.URGENT)
+    assert victims.for_memory([anchor, low, urgent], anchor, low) is low
+    background = run(0, priority=Priority.BACKGROUND)
+    assert victims.for_memory([background, urgent], background, background) is background
+    background.started_at = background.computed
+    assert victims.for_memory([background, urgent], background, background) is urgent, "it has to advance"

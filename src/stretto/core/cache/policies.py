@@ -60,7 +60,7 @@ class Policy:
 
     name = "none"
     keeps_resident = False  # idle sequences stay as they are, for others to use
-    times_out_slots = False  # seed 000 §4.8: waiting too long takes a slot away from somebody
+    rejects_while_building = False  # seed 000 §4.8: `server busy` while every slot builds a cache
 
     def keep(self, job: Job) -> tuple[int, ...]:
         return ()
@@ -110,7 +110,7 @@ class SystemPrompt(Policy):
 class Incremental(Policy):
     name = "incremental"
     keeps_resident = True
-    times_out_slots = True
+    rejects_while_building = True
 
     def keep(self, job: Job) -> tuple[int, ...]:
         return job.request.boundaries[-1:]

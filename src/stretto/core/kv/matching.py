@@ -37,10 +37,22 @@ def _in_sequence(table: SequenceTable, sequence: Sequence, job: Job) -> Source |
         return Source(Kind.RESIDENT, length, common, held, sequence.index, 0.0)
     if table.can_copy(sequence, common):
         return Source(Kind.RUNNING, common, common, held, sequence.index, table.copy_s(), sequence.slot.index)
+    seconds = 2 * table.snapshot_s(held)
     if table.can_relay(sequence, common):
-        seconds = 2 * table.snapshot_s(held)
         return Source(Kind.RUNNING, common, common, held, sequence.index, seconds, sequence.slot.index)
+    length = _checkpoint(table, sequence, common)
+    if length:
+        return Source(Kind.RUNNING, length, common, held, sequence.index, seconds, sequence.slot.index)
     return None
+
+
+def _checkpoint(table: SequenceTable, sequence: Sequence, common: int) -> int:
+    """Where a copy of a running conversation can be rewound to (hybrid models); 0: nowhere, or not now."""
+    content = sequence.content
+    if content is None or table.can.rewind is Rewind.ANY or not table.can_save(sequence):
+        return 0
+    checkpoint = content.nearest(common)
+    return checkpoint.length if checkpoint is not None else 0
 
 
 def _in_snapshot(table: SequenceTable, snapshot: Snapshot, job: Job) -> Source | None:
@@ -73,9 +85,8 @@ def _coming(table: SequenceTable, job: Job) -> Donor | None:
         if not content.visible_to(job.scope, job.id):
             continue
         ahead = common_prefix(job.known, slot.known, len(job.known) - 1)
-        if table.can.rewind is not Rewind.ANY:  # only a snapshot at a mark can be shared
-            branch = table.branch_mark(slot.job)
-            ahead = branch if branch in slot.marks and branch <= ahead else 0
+        if table.can.rewind is not Rewind.ANY:  # only a state saved at a mark, with the rows after it
+            ahead = max((mark + 1 for mark in slot.marks if mark <= ahead), default=0)
         elif not (table.can_copy(sequence, slot.computed) or table.can_relay(sequence, slot.computed)):
             continue
         certain = slot.computed if sequence.readable else 0
@@ -94,6 +105,8 @@ def _busy(table: SequenceTable, job: Job) -> Donor | None:
         common = common_prefix(job.known, slot.known, min(len(job.known) - 1, slot.job.prompt_tokens))
         if table.can_copy(sequence, common) or table.can_relay(sequence, common):
             continue
+        if table.can.rewind is Rewind.CHECKPOINT:
+            continue  # once it is idle it can be rewound to a checkpoint, which can be had now
         if common > 0 and (best is None or common > best.length):
             best = Donor(slot.index, slot.job.id, common)
     return best

@@ -7,7 +7,7 @@ until that tick is committed: it may still write it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence as Seq
 
 from stretto.core import notes
@@ -251,6 +251,10 @@ class PageLedger:
 
     def room_free(self) -> int:
         return len(self._blank) + len(self._cached)
+
+    def room_gain(self, slots: Seq[Slot]) -> int:
+        held = Counter(index for slot in slots for index in self._tables[slot.index].pages)
+        return sum(1 for index, count in held.items() if self._pages[index].refs == count)
 
     def rollback(self, slot: Slot, length: int) -> None:
         """Rows behind the committed length are simply written again."""

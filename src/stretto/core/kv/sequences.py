@@ -230,6 +230,13 @@ class SequenceLedger:
             return NO_POOL
         return self._cells.total - self._cells.used_by(s.index for s in self.table.all if s.slot is not None)
 
+    def room_gain(self, slots: Seq[Slot]) -> int:
+        if self._cells is None:
+            return 0
+        running = [s.index for s in self.table.all if s.slot is not None]
+        rest = [s.index for s in self.table.all if s.slot is not None and s.slot not in slots]
+        return self._cells.used_by(running) - self._cells.used_by(rest)
+
     def rollback(self, slot: Slot, length: int) -> None:
         """The backend holds rows up to `planned`: behind `length` are rejected drafts or a failure's rows."""
         sequence = self.table.of(slot)
