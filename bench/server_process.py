@@ -16,7 +16,7 @@ from stretto.bench.conditions import cpu_name
 
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_READY = re.compile(r"ready: (http://\S+)")
+_READY = re.compile(r'(?:ready: |"ready".*"url": ")(http://[^\s"]+)')
 
 
 class ServerProcess:

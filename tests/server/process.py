@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-READY = re.compile(r"^ready: (http://\S+)", re.MULTILINE)
+READY = re.compile(r'^(?:ready: |\{.*"ready".*"url": ")(http://[^\s"]+)', re.MULTILINE)
 
 
 @contextmanager

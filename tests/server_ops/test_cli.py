@@ -32,7 +32,7 @@ def _quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 def refused(capsys: pytest.CaptureFixture[str], *line: str) -> tuple[str, str]:
     """The error and the hint of a command that exits with 2."""
-    assert main(["serve", "--backend", "simulated", *line]) == 2
+    assert main(["serve", "--backend", "simulated", "--log-format", "console", *line]) == 2
     error, hint = capsys.readouterr().err.strip().splitlines()[-2:]
     return error, hint
 
@@ -78,7 +78,9 @@ def test_settings_that_cannot_be_used(capsys: pytest.CaptureFixture[str], line: 
 
 
 def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["--cache-dir", str(tmp_path), "serve", "nothing-of-this-name"]) == 2
+    assert (
+        main(["--cache-dir", str(tmp_path), "serve", "nothing-of-this-name", "--log-format", "console"]) == 2
+    )
     assert "hint:" in capsys.readouterr().err
 
 

@@ -18,6 +18,7 @@ from stretto import __version__
 from stretto.cli.commands import COMMANDS, CONFIG_COMMANDS, CONFIG_HELP, GLOBAL_OPTIONS, SUMMARY
 from stretto.cli.context import Context
 from stretto.cli.failures import report
+from stretto.cli.output import messages_as_json
 
 INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the signal, as shells say it
 GLOBALS = Group("Global options", sort_key=100)
@@ -65,6 +66,9 @@ def _add_globals(app: App) -> None:
 def run_line(tokens: Sequence[str]) -> int:
     """Run one command line; every error ends here as lines on stderr and an exit code."""
     options = tokens[: tokens.index("--")] if "--" in tokens else tokens
+    messages_as_json(False)
+    if _wants_json(options):
+        _begin_json()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a name that this locale cannot print is no reason to fail
     try:
@@ -80,6 +84,19 @@ def run_line(tokens: Sequence[str]) -> int:
         return BROKEN_PIPE
     except Exception as error:
         return report(error, command=_command_of(tokens), debug="--debug" in options)
+
+
+def _begin_json() -> None:
+    from stretto.telemetry import logs
+
+    logs.set_up(json_lines=True)
+    messages_as_json(True)
+
+
+def _wants_json(options: Sequence[str]) -> bool:
+    """What is wrong with the settings themselves is said before they are known; this flag is heard."""
+    pairs = zip(options, [*options[1:], ""], strict=True)
+    return any(pair == ("--log-format", "json") or pair[0] == "--log-format=json" for pair in pairs)
 
 
 def _command_of(tokens: Sequence[str]) -> str:

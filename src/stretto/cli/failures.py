@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 from collections.abc import Iterable
@@ -9,6 +10,7 @@ from collections.abc import Iterable
 from cyclopts import CycloptsError
 from cyclopts.exceptions import UnknownCommandError, UnknownOptionError
 
+from stretto.cli.output import tell
 from stretto.cli.text import one_line
 from stretto.errors import InvariantError, StrettoError
 
@@ -23,7 +25,7 @@ class UsageError(StrettoError):
 
 def report(error: Exception, *, command: str, debug: bool) -> int:
     """Say what happened and answer the exit code."""
-    if debug:
+    if debug and not tell("traceback", level=logging.ERROR, exception=_trace(error)):
         traceback.print_exception(error)
     if isinstance(error, CycloptsError):
         return _say(*_usage(error, command), USERS)
@@ -37,8 +39,13 @@ def report(error: Exception, *, command: str, debug: bool) -> int:
 
 
 def _say(message: str, hint: str, code: int) -> int:
-    sys.stderr.write(f"error: {one_line(message)}\nhint: {one_line(hint)}\n")
+    if not tell(one_line(message), level=logging.ERROR, hint=one_line(hint), exit_code=code):
+        sys.stderr.write(f"error: {one_line(message)}\nhint: {one_line(hint)}\n")
     return code
+
+
+def _trace(error: Exception) -> str:
+    return "".join(traceback.format_exception(error))
 
 
 def _see(command: str) -> str:

@@ -6,6 +6,7 @@ stdout carries what was asked for, stderr the rest; bars vanish when nobody look
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,14 +35,34 @@ def _console(*, terminal: bool, stderr: bool) -> Console:
     return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
+_json_lines = False
+
+
+def messages_as_json(wanted: bool) -> None:
+    """From now on every message on stderr is a JSON object in a line of its own (`log_format: json`)."""
+    global _json_lines  # noqa: PLW0603 - stderr is one per process
+    _json_lines = wanted
+
+
 def say(text: str) -> None:
     """A message beside the data."""
-    sys.stderr.write(f"{clean(text)}\n")
+    if not tell(text):
+        sys.stderr.write(f"{clean(text)}\n")
 
 
 def note(text: str) -> None:
     """Advice, in one line."""
-    sys.stderr.write(f"note: {one_line(text)}\n")
+    if not tell(one_line(text), level=logging.WARNING):
+        sys.stderr.write(f"note: {one_line(text)}\n")
+
+
+def tell(event: str, *, level: int = logging.INFO, **fields: str | int | float) -> bool:
+    """The message as an event, where messages are JSON; False: write it for people."""
+    if _json_lines:
+        from stretto.telemetry.logs import notice
+
+        notice(clean(event), level, **fields)
+    return _json_lines
 
 
 def print_json(data: Any) -> None:
@@ -73,7 +94,7 @@ def line(text: str = "") -> None:
 def progress(label: str, *, is_bytes: bool = False) -> Iterator[Report]:
     """A bar on stderr while a long step runs; one plain line, once it moves, where that is no terminal."""
     console = stderr()
-    if not console.is_terminal:
+    if _json_lines or not console.is_terminal:
         yield _first_only(lambda: say(f"{label} …"))
         return
     from rich import progress as bars

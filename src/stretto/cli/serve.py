@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 from stretto.cli.context import Context
 from stretto.cli.flags import ModelFlags, ServerFlags, server_values, values
-from stretto.cli.output import note, progress, say
+from stretto.cli.output import messages_as_json, note, progress, say, tell
 from stretto.cli.text import size
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from stretto.server.run import Listening
     from stretto.settings import Loaded
 
-QUEUE_WAIT_S = (
-    45.0  # below first_byte_s, so that a refusal keeps its status, and below the 60 s of common proxies
-)
+QUEUE_WAIT_S = 45.0  # below server.first_byte_s, so that a refusal has its status
 LOOK_EVERY_S = 0.1
 
 
@@ -51,20 +49,23 @@ def serve(
 
     given = values(flags)
     loaded = context.settings(given | server_values(server))
+    chosen = loaded.settings.server
+    json_lines = _set_up_logs(chosen.log_format, chosen.log_level)
     for text in loaded.notes:
         note(text)
-    chosen = loaded.settings.server
     run.check(chosen)  # before anything heavy
-    _set_up_logs(chosen.log_format, chosen.log_level)
     name = _prepared(context, loaded, model)
-    run.serve(_engine(context, loaded, name, given), chosen, started=_announce)
+    run.serve(_engine(context, loaded, name, given, json_lines=json_lines), chosen, started=_announce)
 
 
-def _set_up_logs(log_format: str, level: str) -> None:
+def _set_up_logs(log_format: str, level: str) -> bool:
+    """Answers whether every line on stderr is JSON from now on."""
     from stretto.telemetry import logs
 
     json_lines = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
     logs.set_up(json_lines=json_lines, level=level)
+    messages_as_json(json_lines)
+    return json_lines
 
 
 # --- the model -----------------------------------------------------------------------------------
@@ -108,7 +109,9 @@ def _pull(context: Context, model: str) -> None:
 # --- the engine ----------------------------------------------------------------------------------
 
 
-def _engine(context: Context, loaded: Loaded, model: str | None, flags: dict[str, Any]) -> Engine:
+def _engine(
+    context: Context, loaded: Loaded, model: str | None, flags: dict[str, Any], *, json_lines: bool
+) -> Engine:
     from stretto.engine.engine import Engine
     from stretto.engine.process import RuntimeStart
 
@@ -118,6 +121,8 @@ def _engine(context: Context, loaded: Loaded, model: str | None, flags: dict[str
         config=None if loaded.path is None else str(loaded.path),
         cache_dir=str(context.cache_dir),
         preload=("",),
+        log_format="json" if json_lines else "console",
+        log_level=loaded.settings.server.log_level,
     )
     return Engine.supervised(start, loaded.settings)
 
@@ -133,12 +138,23 @@ def _with_server_defaults(loaded: Loaded, flags: dict[str, Any]) -> dict[str, An
 
 async def _announce(listening: Listening) -> None:
     """A bar while the model loads, then one paragraph. A model that cannot be loaded ends the server."""
-    say(f"listening on {listening.url}; the model is loading")
+    if not tell("listening", url=listening.url):
+        say(f"listening on {listening.url}; the model is loading")
     found = await _loaded(listening.engine)
     for warning in found.description.get("warnings", ()):
         note(str(warning))
     stats = await listening.engine.stats()
-    say(banner(listening.url, found, stats.memory_bytes))
+    told = tell(
+        "ready",
+        url=listening.url,
+        model=found.id,
+        backend=found.backend,
+        slots=found.slots,
+        context_window=found.context_window,
+        memory_bytes=stats.memory_bytes,
+    )
+    if not told:
+        say(banner(listening.url, found, stats.memory_bytes))
 
 
 async def _loaded(engine: EngineApi) -> ModelInfo:

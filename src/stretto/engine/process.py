@@ -14,10 +14,11 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from stretto.engine.child_output import LineRelay
 from stretto.rpc.connection import Connection
 from stretto.rpc.frames import FRAME_BYTES_MAX
 from stretto.rpc.heartbeat import Heartbeat, HeartbeatReader
@@ -43,11 +44,14 @@ class RuntimeStart:
     config: str | None = None
     cache_dir: str | None = None
     preload: tuple[str, ...] = ()
+    log_format: Literal["console", "json"] = "console"  # json: every line on stderr is an object
+    log_level: str = "info"
 
     def command(self, places: Places) -> list[str]:
         chosen = ["--socket", os.fspath(places.socket), "--heartbeat", os.fspath(places.heartbeat)]
         preloads = [part for model_id in self.preload for part in ("--preload", model_id)]
-        return [sys.executable, "-m", "stretto.runtime", "--settings", "-", *chosen, *preloads]
+        logs = ["--log-format", self.log_format, "--log-level", self.log_level]
+        return [sys.executable, "-m", "stretto.runtime", "--settings", "-", *chosen, *logs, *preloads]
 
     def line(self) -> bytes:
         """Its first line of input. What follows is silence, until we are gone."""
@@ -62,9 +66,15 @@ class RuntimeStart:
 
 class ProcessChild:
     def __init__(
-        self, process: asyncio.subprocess.Process, places: Places, *, frame_bytes_max: int = FRAME_BYTES_MAX
+        self,
+        process: asyncio.subprocess.Process,
+        places: Places,
+        *,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        relay: LineRelay | None = None,
     ) -> None:
         self._process = process
+        self._relay = relay
         self._frame_bytes_max = frame_bytes_max
         self._places = places
         self._heartbeat = HeartbeatReader(places.heartbeat)
@@ -94,6 +104,8 @@ class ProcessChild:
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._heartbeat.close()
+        if self._relay is not None:
+            self._relay.finish()
         self._places.socket.unlink(missing_ok=True)
         self._places.heartbeat.unlink(missing_ok=True)
 
@@ -110,12 +122,23 @@ class ProcessLauncher:
         if self.directory is None:
             self.directory = Path(tempfile.mkdtemp(prefix="stretto-"))  # mode 0700
         places = Places(self.directory / f"{epoch}.sock", self.directory / f"{epoch}.beat")
-        process = await asyncio.create_subprocess_exec(
-            *self._start.command(places), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL
-        )
+        relay = LineRelay() if self._start.log_format == "json" else None
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._start.command(places),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=None if relay is None else relay.descriptor,
+            )
+        except BaseException:
+            if relay is not None:
+                relay.abandon()
+            raise
+        if relay is not None:
+            relay.start()
         assert process.stdin is not None
         process.stdin.write(self._start.line())
-        return self.child(process, places, frame_bytes_max=self._frame_bytes_max)
+        return self.child(process, places, frame_bytes_max=self._frame_bytes_max, relay=relay)
 
     def close(self) -> None:
         if self.directory is not None:

@@ -6,6 +6,8 @@
     --settings FILE | -  JSON, all of it optional: {"models": [...], "flags": {...}, "config", "cache_dir"};
                          "-": one line on stdin, which then stays open: its end is the end of the parent
     --heartbeat PATH     the file that the supervisor's watchdog reads (rpc/heartbeat.py)
+    --log-format FORMAT  console (default) or json: one object a line
+    --log-level LEVEL    debug, info (default), warning or error
     --preload ID         load this model at once (repeatable); "" is the default one
 
 Once it listens it writes one line of JSON to stdout: {"ready": true, "pid", "socket" | "port"}. Logs go to
@@ -40,6 +42,7 @@ from stretto.rpc.heartbeat import HeartbeatWriter
 from stretto.rpc.sockets import read_token, serve_tcp, serve_unix
 from stretto.runtime.catalogue import Catalogue, Launch
 from stretto.runtime.server import RuntimeServer
+from stretto.telemetry import logs
 
 PR_SET_PDEATHSIG = 1
 CLOSE_TIMEOUT_S = 10.0
@@ -51,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    logs.set_up(json_lines=options.log_format == "json", level=options.log_level)
     try:
         launch = _launch(options.settings)
         _die_with_parent(options.socket, watch_stdin=options.settings == "-")
@@ -76,6 +79,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--token-file", type=Path, metavar="PATH")
     parser.add_argument("--settings", metavar="FILE")
     parser.add_argument("--heartbeat", type=Path, metavar="PATH")
+    parser.add_argument("--log-format", choices=("console", "json"), default="console")
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument("--preload", action="append", default=[], metavar="ID")
     options = parser.parse_args(arguments)
     if options.tcp is not None and options.token_file is None:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Any, TextIO
 
 import structlog
+
+NOTICES = "stretto.notices"
 
 
 def _lift_event(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:
@@ -54,6 +58,10 @@ def set_up(*, json_lines: bool, level: str = "info", stream: TextIO | None = Non
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.getLogger(NOTICES).setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    sys.excepthook = _log_uncaught
+    threading.excepthook = _log_uncaught_in_thread
     for noisy in ("uvicorn", "uvicorn.error", "uvicorn.access", "httpx"):
         logging.getLogger(noisy).setLevel("WARNING")
 
@@ -63,6 +71,25 @@ def reset() -> None:
     structlog.reset_defaults()
     logging.getLogger().handlers[:] = []
     logging.getLogger().setLevel(logging.WARNING)
+    logging.captureWarnings(False)
+    sys.excepthook = sys.__excepthook__
+    threading.excepthook = threading.__excepthook__
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        return
+    logging.getLogger("stretto").critical("uncaught %s", kind.__name__, exc_info=(kind, error, trace))
+
+
+def _log_uncaught_in_thread(failure: threading.ExceptHookArgs) -> None:
+    if failure.exc_value is not None and not issubclass(failure.exc_type, SystemExit):
+        _log_uncaught(failure.exc_type, failure.exc_value, failure.exc_traceback)
+
+
+def notice(event: str, level: int = logging.INFO, **fields: str | int | float) -> None:
+    """What an operator must see at any `log_level`: where the server listens, and why it did not start."""
+    log_event(logging.getLogger(NOTICES), level, event, fields)
 
 
 def _renderer(*, json_lines: bool, colors: bool) -> list[Any]:
