@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gc
 
+from stretto.rpc.heap import return_large_blocks
+
 YOUNG_OBJECTS = 20_000
 YOUNG_ROUNDS = 50
 MIDDLE_ROUNDS = 100
@@ -16,6 +18,7 @@ MIDDLE_ROUNDS = 100
 
 def settle() -> None:
     """Call once everything is imported and loaded: what exists then is never looked at again."""
+    return_large_blocks()
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, YOUNG_ROUNDS, MIDDLE_ROUNDS)

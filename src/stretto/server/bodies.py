@@ -60,7 +60,7 @@ async def read_body(request: Request, model: type[ModelType]) -> ModelType:
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise MediaTypeError(f"the body is sent as {kind[:80] or 'nothing in particular'}, not as JSON")
     try:
-        data = await request.body()
+        data = b"".join([part async for part in request.stream()])  # `body()` would keep it
     except ClientDisconnect:
         raise InvalidJsonError("the client left before the body was complete") from None
     ignored = _ignored_fields(request)

@@ -134,9 +134,18 @@ def retry_after_s(scope: Scope) -> int:
 
 def body_of(scope: Scope, error: BaseException) -> tuple[StrettoError, dict[str, Any]]:
     shown = public(error)
+    if shown is error:
+        _forget_frames(error)
     if dialect_for(scope) == "anthropic":
         return shown, as_anthropic(shown, request_id_of(scope))
     return shown, as_openai(shown)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Nothing is logged of an error that is answered, and frames that refer to it would keep the request."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
 
 
 def error_response(scope: Scope, error: BaseException, *, headers: dict[str, str] | None = None) -> Response:

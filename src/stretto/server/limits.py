@@ -73,7 +73,9 @@ class BodyLimits:
                 body = await self._looked_at(body, encoding, held)
             else:
                 check_shape(body, self._nesting_max)
-            await self._app(scope, _replayed(body, receive), send)
+            replayed = _replayed([body], receive)
+            del body  # nothing here keeps it while the request runs
+            await self._app(scope, replayed, send)
         finally:
             held.release()
 
@@ -150,15 +152,12 @@ class _Held:
         self._bytes = 0
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
+def _replayed(parts: list[bytes], receive: Receive) -> Receive:
     """The body as one message; after it whatever comes, which is how a client that leaves is seen."""
-    given = False
 
     async def receiving() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        if parts:
+            return {"type": "http.request", "body": parts.pop(), "more_body": False}
+        return await receive()
 
     return receiving

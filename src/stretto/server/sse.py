@@ -44,9 +44,14 @@ async def until_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Res
             raise ClientGone
         return task.result()
     finally:
-        for one in (task, watcher):
-            one.cancel()
-        await asyncio.gather(task, watcher, return_exceptions=True)
+        await _end(task, watcher)
+        del task, watcher  # an error of the work refers to this frame: the request would stay in memory
+
+
+async def _end(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive) -> None:
