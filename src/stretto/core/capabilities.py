@@ -60,6 +60,7 @@ class Capabilities:
     equal_spans: bool = False
     mixes: bool = True  # rows of prompts and of streams go in one pass; else they have ticks in turns
     plan_ahead: int = 0
+    batch_invariant: bool = True  # a token's KV has the same bits from a decode row and from a prompt's row
     vocab: int = 0  # 0: not known, outputs are not checked
 
     def __post_init__(self) -> None:

@@ -86,7 +86,7 @@ class ChunkSharer:
     ) -> None:
         """`left` are rows behind `context` tokens; they are fewer behind more."""
         if self._nearly_done(shares, order[0], left, rows):
-            shares[order[0].index] = order[0].rows_due
+            shares[order[0].index] = order[0].prefill_due
             return
         done = False
         for slot in order:
@@ -95,15 +95,15 @@ class ChunkSharer:
             have = shares.get(slot.index, 0)
             dearer = max(1.0, self._cost.dearer(slot.planned, context))
             room = int(left / dearer)
-            if done and have + room < slot.rows_due:
+            if done and have + room < slot.prefill_due:
                 room = min(room, enough - sum(shares.values()))
             if room > 0:
                 left -= round(self._give(shares, slot, room) * dearer)
-            done = done or shares.get(slot.index) == slot.rows_due
+            done = done or shares.get(slot.index) == slot.prefill_due
 
     def _nearly_done(self, shares: dict[int, int], slot: Slot, left: int, rows: int) -> bool:
         """A little more than there is room for ends the prompt, and parts of quanta cost their share."""
-        due, room = slot.rows_due, sum(shares.values()) + left
+        due, room = slot.prefill_due, sum(shares.values()) + left
         missing = due - shares.get(slot.index, 0) - left
         if self._cost.parts is not Parts.EVEN or any(mark > slot.planned for mark in slot.marks):
             return False
@@ -116,7 +116,7 @@ class ChunkSharer:
         Where quanta are whole, what is left over has a tick of its own. Answers how many rows it counts for.
         """
         have = shares.get(slot.index, 0)
-        due = next((mark - slot.planned for mark in slot.marks if mark > slot.planned), slot.rows_due)
+        due = next((mark - slot.planned for mark in slot.marks if mark > slot.planned), slot.prefill_due)
         total = min(have + count, due, self._chunk_max)
         if total < due or (total > self._quantum and self._cost.parts is Parts.WHOLE):
             total = max(total - total % self._quantum, min(least, total))
@@ -151,4 +151,4 @@ def _rank(slot: Slot) -> tuple[int, int]:
 def _shortest(slot: Slot) -> tuple[int, int, int]:
     job = slot.job
     assert job is not None
-    return (job.level, slot.rows_due, job.seniority)
+    return (job.level, slot.prefill_due, job.seniority)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
+from stretto.core.capabilities import Capabilities
+
 CACHE_POLICIES = ("none", "system_prompt", "incremental", "prefix")
 
 
@@ -36,6 +38,7 @@ class Limits:
     cache_min_tokens: int = 100
     cache_slot_timeout_s: float = 30.0
     cache_ram_bytes: int = 1 << 30
+    deterministic: bool = False  # what decode rows wrote is reused only by the request that wrote it
     preemption: Preemption = Preemption.RESUME
     turn_tokens: int = 64  # 0: a request keeps its slot until it ends
     headroom_tokens: int = 64
@@ -60,3 +63,11 @@ class Limits:
     def in_flight_max(self) -> int:
         """Requests of one priority in slots and queue together (seed 000: 4 slots, 8 in flight)."""
         return self.n_seq_max * self.queue_depth
+
+
+def is_exact(limits: Limits, can: Capabilities) -> bool:
+    """Is KV that decode rows wrote kept apart from KV that prompts' rows wrote?
+
+    Only where the two differ and greedy output shall not depend on which of them a request finds.
+    """
+    return limits.deterministic and not can.batch_invariant

@@ -33,11 +33,12 @@ class RowPlanner:
         self._sharer = ChunkSharer(state.cost, quantum=state.quantum, chunk_max=state.chunk_max)
         self._budget = min(state.limits.n_batch, state.can.rows_max)
         self._prompts_next = True  # where ticks do not mix: the last one was for decode
+        self._exact = state.exact
 
     def fill(self, tick: Tick) -> list[Slot]:
         """Write rows for everybody who can have some. Answers the slots, in the order of the spans."""
         running = self._allowed()
-        ready = [s for s in running if len(s.known) + s.pending - s.planned == 1]
+        ready = [s for s in running if len(s.known) + s.pending - s.planned == 1 or s.replays]
         if len(ready) == len(running):
             self._prompts_next = True
             return self._write_decode(tick, *self._plan_decode(ready))
@@ -112,8 +113,8 @@ class RowPlanner:
         """Proposals to verify, within the budget, the window and what the model can take back."""
         state = self._state
         drafting = [s for s in decode if s.drafts and not s.pending]
-        if not drafting or state.can.rewind is Rewind.CHECKPOINT:
-            return {}
+        if not drafting or state.can.rewind is Rewind.CHECKPOINT or self._exact:
+            return {}  # where decode rows round by themselves, several of a sequence would not
         spare = min(self._budget, state.can.outputs_max) - len(decode)
         most = state.can.rewind_tokens if state.can.rewind is Rewind.WINDOW else spare
         plans: dict[int, array[int]] = {}
@@ -138,7 +139,7 @@ class RowPlanner:
     ) -> list[tuple[Slot, int]]:
         """Rows for prompts, beside those who decode in this tick or in the one after it."""
         state = self._state
-        prompts = [s for s in running if s.job is not None and s.rows_due > 1]
+        prompts = [s for s in running if s.job is not None and s.rows_due > 1 and not s.replays]
         if not prompts:
             return []
         decode_s = state.cost.decode_s(len(decode) + extra, sum(slot.planned for slot in decode))
@@ -185,7 +186,7 @@ class RowPlanner:
     # --- columns ---------------------------------------------------------------------------------
 
     def _write_decode(self, tick: Tick, decode: list[Slot], drafts: dict[int, array[int]]) -> list[Slot]:
-        if drafts:
+        if drafts or (self._exact and any(s.replays for s in decode)):
             for slot in decode:
                 self._write_drafts(tick, slot, drafts.get(slot.index, NO_DRAFTS))
             return decode
@@ -203,13 +204,14 @@ class RowPlanner:
         return decode
 
     def _write_drafts(self, tick: Tick, slot: Slot, drafts: array[int]) -> None:
-        rows = 1 + len(drafts)
-        last = PENDING_TOKEN if slot.pending else slot.known[-1]
-        self._write_span(tick, slot, rows, rows, chain((last,), drafts))
+        """A decode row and its drafts; of a slot that replays, the next known token, without an output."""
+        rows, replays = 1 + len(drafts), slot.replays
+        last = PENDING_TOKEN if slot.pending else slot.known[slot.planned]
+        self._write_span(tick, slot, rows, 0 if replays else rows, chain((last,), drafts))
         tick.decode_rows += rows
         tick.decode_spans += 1
         slot.drafts = NO_DRAFTS
-        slot.pending += 1
+        slot.pending += not replays
 
     def _write_chunks(self, tick: Tick, shares: Sequence[tuple[Slot, int]]) -> list[Slot]:
         prompts = [(slot, count) for slot, count in shares if slot.job is not None]

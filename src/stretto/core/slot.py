@@ -16,6 +16,7 @@ from stretto.core.fairness import TOKEN_COST, Account
 from stretto.core.request import Request
 
 _EMPTY: array[int] = array("i")
+NEVER = 1 << 62
 
 
 class Where(Enum):
@@ -142,6 +143,7 @@ class Slot:
         "pending",
         "planned",
         "rebuilds",
+        "replay_from",
         "room",
         "sequence",
         "started_at",
@@ -168,11 +170,22 @@ class Slot:
         self.started_at = 0  # tokens ever computed when this residency began: progress counts from here
         self.tokens_min = 1  # progress in this residency before it yields to a more urgent request
         self.rebuilds = 0
+        self.replay_from = NEVER  # from here on known tokens run one row a tick, as when they were generated
 
     @property
     def rows_due(self) -> int:
         """Known or soon known tokens that no tick carries yet."""
         return len(self.known) + self.pending - self.planned
+
+    @property
+    def prefill_due(self) -> int:
+        """Of these, rows that may run as chunks of a prompt."""
+        return min(len(self.known) + self.pending, self.replay_from) - self.planned
+
+    @property
+    def replays(self) -> bool:
+        """Its KV was lost, and the next row is one that had been generated: it runs alone again."""
+        return self.planned >= self.replay_from and self.rows_due > 1
 
     @property
     def state(self) -> str:

@@ -13,9 +13,9 @@ from stretto.core.fairness import Accounts
 from stretto.core.kv.ledger import KvLedger, Source
 from stretto.core.kv.pages import PageLedger
 from stretto.core.kv.sequences import SequenceLedger
-from stretto.core.limits import Limits
+from stretto.core.limits import Limits, is_exact
 from stretto.core.queue import Queue
-from stretto.core.slot import Job, Slot, Where
+from stretto.core.slot import NEVER, Job, Slot, Where
 from stretto.core.tick import Binding, End, Events, Note, Preempted, PreemptReason, Started, Terminal
 from stretto.errors import BadOutputError, InvariantError, PreemptedError
 
@@ -34,6 +34,7 @@ class State:
         self.limits = limits
         self.can = capabilities
         self.policy: Policy = POLICIES[limits.cache]
+        self.exact = is_exact(limits, capabilities)
         self.ledger: KvLedger = make_ledger(limits, capabilities)
         self.queue = Queue(limits)
         self.accounts = Accounts(limits.tenant_weights)
@@ -89,6 +90,7 @@ class State:
         job.high_water = max(job.high_water, slot.computed)
         slot.started_s, slot.started_at = self.now, job.high_water
         slot.tokens_min = self._tokens_min(job)
+        slot.replay_from = job.prompt_tokens if self.exact else NEVER
         slot.marks = tuple(m for m in self.ledger.marks(job, self.policy.keep(job)) if m > slot.computed)
         if job.admitted_s is None:
             job.admitted_s = self.now

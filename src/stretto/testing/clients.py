@@ -68,7 +68,7 @@ class Witness:
             at = len(self.output)
             raise InvariantError(f"{self.request.id}: output {at} is {token}, alone it would be {right}")
         self.output.append(token)
-        self.cells.append(self.model.cell(self.request.scope, token))
+        self.cells.append(self.model.generated(self.request.scope, token))
 
     def finish(self, terminal: Terminal, pool_tokens: int) -> None:
         if self.end is not None:

@@ -75,6 +75,7 @@ SOMETIMES = (
     "sequence moved to close a gap",
     "drafts accepted in full",
     "drafts rejected",
+    "lost decode rows were replayed one by one",
     "row of a finished request discarded",
     "fork shared its parent's prompt",
     "ageing turn went to a lower class",
@@ -284,6 +285,8 @@ class Laws:
     def _observe_tick(self, tick: Tick) -> None:
         rows = prompts = 0
         for span in tick.spans():
+            if rows < tick.decode_rows and not span.outputs:
+                self.saw("lost decode rows were replayed one by one")
             if rows >= tick.decode_rows:
                 prompts += 1
                 job = self._scheduler.state.slots[span.slot].job

@@ -36,6 +36,7 @@ class Scenario:
             "cache": self.limits.cache,
             "share": self.capabilities.share.value,
             "snapshots": str(self.capabilities.snapshots).lower(),
+            "deterministic": str(self.limits.deterministic).lower(),
             "weather": "storm" if storm else "fair" if self.faults == FaultWeights() else "mixed",
         }
 
@@ -82,7 +83,11 @@ def draw(seed: int) -> Scenario:
     turns = random.Random(f"{seed}:turns").choice((0, 1, 3, 8, 64))
     limits = replace(_limits(r, slots), turn_tokens=turns)
     mixes = layout == "ahead" or random.Random(f"{seed}:mixes").random() < 0.5
-    can = replace(_capabilities(r, layout, slots, window, limits), mixes=mixes)
+    exact = (
+        random.Random(f"{seed}:exact").random() < 0.3
+    )  # decode rows round by themselves, and it must not show
+    limits = replace(limits, deterministic=exact)
+    can = replace(_capabilities(r, layout, slots, window, limits), mixes=mixes, batch_invariant=not exact)
     return Scenario(
         seed=seed,
         layout=layout,

@@ -56,7 +56,7 @@ class Simulation:
         can, limits = self.scenario.capabilities, self.scenario.limits
         self._random = random.Random(f"{seed}:driver")
         self._faults = SeededFaults(f"{seed}:faults", self.scenario.faults, limits.n_seq_max)
-        self.model = SimulatedModel(vocab=VOCAB)
+        self.model = SimulatedModel(vocab=VOCAB, batch_invariant=can.batch_invariant)
         self.backend = SimulatedBackend(
             can, model=self.model, latency=self.scenario.latency, faults=self._faults
         )

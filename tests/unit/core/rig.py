@@ -91,7 +91,7 @@ class Rig:
     ) -> None:
         self.limits = limits or Limits()
         self.can = capabilities or streams(self.limits.n_seq_max)
-        self.model = SimulatedModel(vocab=VOCAB)
+        self.model = SimulatedModel(vocab=VOCAB, batch_invariant=self.can.batch_invariant)
         self.backend = SimulatedBackend(self.can, model=self.model, latency=latency, faults=faults)
         self.scheduler = Scheduler(self.limits, self.can)
         self.state = self.scheduler.state

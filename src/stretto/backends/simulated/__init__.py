@@ -41,7 +41,7 @@ class SimulatedBackend:
         faults: FaultScript | None = None,
     ) -> None:
         self.capabilities = capabilities
-        self.model = model or SimulatedModel()
+        self.model = model or SimulatedModel(batch_invariant=capabilities.batch_invariant)
         self.memory = make_memory(capabilities)
         self._latency = latency or LatencyModel()
         self._faults = faults or NoFaults()
@@ -137,18 +137,19 @@ class SimulatedBackend:
         at = 0
         rows_left = faults.fail_after_rows if faults.fail_after_rows >= 0 else 1 << 40
         rows_left = 1 if poisoned else rows_left
-        for span in tick.spans():
+        for index, span in enumerate(tick.spans()):
             tokens = tick.tokens[at : at + span.rows]
             at += span.rows
+            decodes = index < tick.decode_spans
             if span.sequence in broken:
                 outcome.counts.append(0)
                 continue
             if span.rows > rows_left:
-                self._append(span, tokens[:rows_left])
+                self._append(span, tokens[:rows_left], decodes=decodes)
                 self._break(outcome, faults, ran=True)
                 return
             rows_left -= span.rows
-            self._run_span(span, tokens, outcome, faults)
+            self._run_span(span, tokens, outcome, faults, decodes=decodes)
         outcome.pass_s = self._seconds(tick) * faults.slow
         self.faults_hit["tick 100 times slower"] += faults.slow > 1.0
         if faults.malformed:
@@ -164,15 +165,20 @@ class SimulatedBackend:
         self.faults_hit["pass failed half-way" if ran else "pass failed at once"] += 1
         self.faults_hit["sequences lost"] += faults.lose
 
-    def _append(self, span: Span, tokens: array[int]) -> None:
-        scope = self._bound[span.slot].request.scope
+    def _append(self, span: Span, tokens: array[int], *, decodes: bool) -> None:
+        request = self._bound[span.slot].request
+        scope = request.scope
         # A slot that failed in the tick before has sampled nothing; the core discards this row.
         last = self._sampled.get(span.slot, self.model.eos)
         known = [last if token == PENDING_TOKEN else token for token in tokens]
-        self.memory.append(span.sequence, span.start, self.model.cells(scope, known))
+        generated = decodes and span.start >= len(request.tokens)  # a prompt's last row is one of the prompt
+        cells = self.model.decoded(scope, known) if generated else self.model.cells(scope, known)
+        self.memory.append(span.sequence, span.start, cells)
 
-    def _run_span(self, span: Span, tokens: array[int], outcome: Outcome, faults: TickFaults) -> None:
-        self._append(span, tokens)
+    def _run_span(
+        self, span: Span, tokens: array[int], outcome: Outcome, faults: TickFaults, *, decodes: bool
+    ) -> None:
+        self._append(span, tokens, decodes=decodes)
         request = self._bound[span.slot].request
         if rows := request.measured_rows(span.start, span.rows):
             outcome.scores[span.slot] = self._measure(span, request, rows)

@@ -16,6 +16,8 @@ from typing import NamedTuple
 from stretto.core.request import Request, Scope
 
 POISON = -(1 << 40)
+DECODED = 1 << 20  # in a cell: a decode row wrote it, where that makes a difference
+DRAFTED = 1 << 21  # several rows of a sequence in one decode span
 
 
 class Measured(NamedTuple):
@@ -31,9 +33,19 @@ class SimulatedModel:
     vocab: int = 512
     eos: int = 0
     eos_every: int = 97  # about one token in so many is the end of a text
+    batch_invariant: bool = True  # decode rows write what prompts' rows would
 
     def cell(self, scope: Scope, token: int) -> int:
         return self.scope_bits(scope) | token
+
+    def generated(self, scope: Scope, token: int) -> int:
+        """The cell of a token that the model itself has generated: a decode row wrote it, alone."""
+        return self.cell(scope, token) | (0 if self.batch_invariant else DECODED)
+
+    def decoded(self, scope: Scope, tokens: Sequence[int]) -> array[int]:
+        """Cells of a decode span: one row, or several of them where drafts are verified."""
+        mark = 0 if self.batch_invariant else DECODED if len(tokens) == 1 else DECODED | DRAFTED
+        return array("q", [self.cell(scope, token) | mark for token in tokens])
 
     def scope_bits(self, scope: Scope) -> int:
         return zlib.crc32(repr(tuple(scope)).encode()) << 24
@@ -59,13 +71,12 @@ class SimulatedModel:
     def continuation(self, request: Request, *, count: int) -> array[int]:
         """What the request must answer, computed alone: the oracle of the simulator and of the tests."""
         cells = self.cells(request.scope, request.tokens)
-        bits = self.scope_bits(request.scope)
         stops = frozenset() if request.params.ignore_eos else request.params.stop_token_ids
         output: array[int] = array("i")
         while len(output) < count:
             token = self.next_token(cells.tobytes(), request.params.seed)
             output.append(token)
-            cells.append(bits | token)
+            cells.append(self.generated(request.scope, token))
             if token in stops and len(output) >= request.params.min_tokens:
                 break
         return output

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from stretto.core.request import Scope
+from stretto.core.slot import NEVER, Job
 
 CHECKPOINTS_MAX = 8
 
@@ -50,9 +51,21 @@ class Content:
 
     `awaited`: the parked request that will come back for it. Computed again in other passes the same tokens
     round otherwise, so this is kept before anything else.
+    `prefilled`, `author`: behind so many tokens decode rows wrote the KV, which only the request that
+    generated them may use (by its seniority); where it makes no difference, there is no such place.
     """
 
-    __slots__ = ("awaited", "checkpoints", "length", "owner", "peak", "scope", "tokens")
+    __slots__ = (
+        "author",
+        "awaited",
+        "checkpoints",
+        "length",
+        "owner",
+        "peak",
+        "prefilled",
+        "scope",
+        "tokens",
+    )
 
     def __init__(self, tokens: array[int], length: int, scope: Scope, owner: str = "") -> None:
         self.tokens = tokens
@@ -61,19 +74,45 @@ class Content:
         self.scope = scope
         self.owner = owner
         self.awaited = ""
+        self.prefilled = NEVER
+        self.author = -1
         self.checkpoints: list[Checkpoint] = []
+
+    @property
+    def shared(self) -> int:
+        """Tokens that others than the author may use."""
+        return min(self.length, self.prefilled)
+
+    @property
+    def wanted(self) -> int:
+        """Tokens that a request may come for."""
+        return self.length if self.awaited else self.shared
+
+    def usable(self, job: Job) -> int:
+        """Tokens that this request may begin with.
+
+        Never what decode rows of others wrote, nor others' rows in place of its own decode rows.
+        """
+        if self.prefilled == NEVER or self.author == job.seniority:
+            return self.length
+        return min(self.shared, job.prompt_tokens)
+
+    def written_by(self, job: Job) -> None:
+        """From here on this request's rows are added."""
+        self.prefilled, self.author = job.prompt_tokens, job.seniority
 
     def visible_to(self, scope: Scope, request_id: str) -> bool:
         return self.scope == scope and self.owner in ("", request_id)
 
     def covers(self, other: Content) -> bool:
         """Does this hold all of `other`'s tokens, for everybody who may use `other`?"""
-        last = other.length - 1
-        if last >= self.length or self.scope != other.scope or self.owner not in ("", other.owner):
+        last = other.wanted - 1
+        have = self.length if self.author == other.author else self.shared
+        if last >= have or self.scope != other.scope or self.owner not in ("", other.owner):
             return False
         if last >= 0 and self.tokens[last] != other.tokens[last]:
             return False  # the usual case: conversations begin alike and end differently
-        return common_prefix(self.tokens, other.tokens, other.length) == other.length
+        return common_prefix(self.tokens, other.tokens, last + 1) == last + 1
 
     def nearest(self, length: int) -> Checkpoint | None:
         """The longest checkpoint at or before `length`."""
@@ -189,6 +228,7 @@ class PrefixStore:
         """The first `length` tokens of a content as a content of its own, sharing checkpoints."""
         twin = Content(content.tokens, length, content.scope, owner)
         twin.peak = content.peak
+        twin.prefilled, twin.author = content.prefilled, content.author
         for checkpoint in content.checkpoints:
             if checkpoint.length <= length:
                 twin.checkpoints.append(checkpoint)

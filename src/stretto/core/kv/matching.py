@@ -24,9 +24,15 @@ def match(table: SequenceTable, job: Job) -> Match:
 
 
 def _in_sequence(table: SequenceTable, sequence: Sequence, job: Job) -> Source | None:
-    content, held = sequence.content, sequence.held
-    if content is None or not sequence.readable or not content.visible_to(job.scope, job.id):
+    content = sequence.content
+    if (
+        content is None
+        or sequence.held == 0
+        or not sequence.readable
+        or not content.visible_to(job.scope, job.id)
+    ):
         return None
+    held = content.usable(job)
     common = common_prefix(job.known, content.tokens, min(len(job.known) - 1, held))
     if common == 0:
         return None
@@ -37,7 +43,7 @@ def _in_sequence(table: SequenceTable, sequence: Sequence, job: Job) -> Source |
         return Source(Kind.RESIDENT, length, common, held, sequence.index, 0.0)
     if table.can_copy(sequence, common):
         return Source(Kind.RUNNING, common, common, held, sequence.index, table.copy_s(), sequence.slot.index)
-    seconds = 2 * table.snapshot_s(held)
+    seconds = 2 * table.snapshot_s(content.length)
     if table.can_relay(sequence, common):
         return Source(Kind.RUNNING, common, common, held, sequence.index, seconds, sequence.slot.index)
     length = _checkpoint(table, sequence, common)
@@ -61,13 +67,12 @@ def _in_snapshot(table: SequenceTable, snapshot: Snapshot, job: Job) -> Source |
         return None
     if not snapshot.ready and content.awaited != job.id:  # what is saved for it comes before it is restored
         return None
-    common = common_prefix(job.known, content.tokens, min(len(job.known) - 1, content.length))
+    held = content.usable(job)
+    common = common_prefix(job.known, content.tokens, min(len(job.known) - 1, held))
     if common == 0:
         return None
     length, _ = table.reach(content, common)
-    return Source(
-        Kind.SNAPSHOT, length, common, content.length, snapshot.id, table.snapshot_s(content.length)
-    )
+    return Source(Kind.SNAPSHOT, length, common, held, snapshot.id, table.snapshot_s(content.length))
 
 
 def _coming(table: SequenceTable, job: Job) -> Donor | None:
@@ -84,7 +89,7 @@ def _coming(table: SequenceTable, job: Job) -> Donor | None:
             continue
         if not content.visible_to(job.scope, job.id):
             continue
-        ahead = common_prefix(job.known, slot.known, len(job.known) - 1)
+        ahead = common_prefix(job.known, slot.known, min(len(job.known) - 1, content.prefilled))
         if table.can.rewind is not Rewind.ANY:  # only a state saved at a mark, with the rows after it
             ahead = max((mark + 1 for mark in slot.marks if mark <= ahead), default=0)
         elif not (table.can_copy(sequence, slot.computed) or table.can_relay(sequence, slot.computed)):

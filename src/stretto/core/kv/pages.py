@@ -7,6 +7,7 @@ until that tick is committed: it may still write it.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence as Seq
 
@@ -16,7 +17,7 @@ from stretto.core.capabilities import Capabilities
 from stretto.core.kv.ledger import Donor, Kind, Match, Settled, Source
 from stretto.core.kv.ops import KvOp, OpKind, OpResult
 from stretto.core.kv.page_index import Digest, Page, PageIndex, root_digest
-from stretto.core.limits import Limits
+from stretto.core.limits import Limits, is_exact
 from stretto.core.slot import Job, Slot
 from stretto.core.tick import Note, TableUpdate
 
@@ -55,27 +56,31 @@ class PageLedger:
         self._newest_tick = -1
         self._shares = limits.cache != "none"
         self._system_only = limits.cache == "system_prompt"
+        self._exact = is_exact(limits, capabilities)
         self.notes: list[Note] = []
 
     # --- matching --------------------------------------------------------------------------------
 
     def match(self, job: Job) -> Match:
-        sources = [
-            s for owner in ("", job.id) if (s := self._walk(job, root_digest(job.scope, owner))) is not None
-        ]
+        sources = [s for owner in ("", job.id) if (s := self._walk(job, owner)) is not None]
         running = self._running(job)
         if running is not None:
             sources.append(running)
         sources.sort(key=lambda s: (-s.length, s.seconds, s.place))
         return Match(tuple(sources), self._coming(job))
 
-    def _walk(self, job: Job, digest: Digest) -> Source | None:
+    def _findable(self, job: Job, owner: str) -> array[int]:
+        """Its tokens, of what others have left only the prompt where decode rows round by themselves."""
+        return job.known[: job.prompt_tokens] if self._exact and not owner else job.known
+
+    def _walk(self, job: Job, owner: str) -> Source | None:
         """As many whole pages as are known, then as much as possible of one more."""
-        pages, last = self._index.chain(job.known, digest)
-        cap = len(job.known) - 1
+        known = self._findable(job, owner)
+        pages, last = self._index.chain(known, root_digest(job.scope, owner))
+        cap = min(len(known), len(job.known) - 1)
         whole = len(pages) * self._size
         length = min(whole, cap)
-        _, partial = self._index.closest(last, job.known[whole : whole + self._size], cap - whole)
+        _, partial = self._index.closest(last, known[whole : whole + self._size], cap - whole)
         if partial * WORTH_COPYING >= self._size:
             length = whole + partial
         if length == 0:
@@ -102,7 +107,8 @@ class PageLedger:
             slot = table.slot
             if slot.job is None or slot.job.scope != job.scope or len(slot.known) - slot.computed <= 1:
                 continue
-            ahead = common_prefix(job.known, slot.known, len(job.known) - 1)
+            limit = slot.job.prompt_tokens if self._exact else len(slot.known)
+            ahead = common_prefix(job.known, slot.known, min(len(job.known) - 1, limit))
             if ahead > slot.computed and (best is None or ahead > best.length):
                 best = Donor(slot.index, slot.job.id, ahead)
         return best
@@ -150,11 +156,12 @@ class PageLedger:
             donor = self._tables[source.slot].pages
             return donor[:whole], donor[whole] if rest else -1
         for owner in ("", job.id):
-            pages, last = self._index.chain(job.known, root_digest(job.scope, owner))
+            known = self._findable(job, owner)
+            pages, last = self._index.chain(known, root_digest(job.scope, owner))
             if len(pages) > whole or (len(pages) == whole and not rest):
                 return pages[:whole], pages[whole] if rest else -1
             if len(pages) == whole:
-                page, common = self._index.closest(last, job.known[whole * self._size : source.length], rest)
+                page, common = self._index.closest(last, known[whole * self._size : source.length], rest)
                 if common == rest:
                     return pages, page
         raise AssertionError("a source that cannot be found again")
@@ -216,7 +223,7 @@ class PageLedger:
         if self._system_only:
             boundaries = table.slot.job.request.boundaries
             return min(length, boundaries[0] if boundaries else 0)
-        return length
+        return min(length, table.slot.job.prompt_tokens) if self._exact else length
 
     # --- growing and shrinking -------------------------------------------------------------------
 
@@ -290,10 +297,10 @@ class PageLedger:
         slot.sequence = -1
 
     def _register_private(self, table: BlockTable, length: int) -> None:
-        shares, system_only = self._shares, self._system_only
-        self._shares, self._system_only = True, False
+        shares, system_only, exact = self._shares, self._system_only, self._exact
+        self._shares, self._system_only, self._exact = True, False, False
         self._register(table, length)
-        self._shares, self._system_only = shares, system_only
+        self._shares, self._system_only, self._exact = shares, system_only, exact
 
     def _unregister(self, table: BlockTable, keep_pages: int) -> None:
         for index in table.pages[keep_pages:]:

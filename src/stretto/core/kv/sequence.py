@@ -171,7 +171,7 @@ class SequenceTable:
         content = sequence.content
         if content is None:
             return 0
-        lost, worth = content.length - keep, 1 if content.awaited else self._worth_tokens
+        lost, worth = content.wanted - keep, 1 if content.awaited else self._worth_tokens
         return 0 if lost < worth or self._is_covered(sequence, content) else lost
 
     def _is_saved(self, content: Content) -> bool:

@@ -20,7 +20,7 @@ from stretto.core.kv.ledger import Kind, Match, Settled, Source
 from stretto.core.kv.ops import WRITES, KvOp, OpKind, OpResult
 from stretto.core.kv.sequence import Sequence, SequenceTable
 from stretto.core.kv.snapshots import Snapshots
-from stretto.core.limits import Limits
+from stretto.core.limits import Limits, is_exact
 from stretto.core.slot import Job, Slot, Where
 from stretto.core.tick import Note, TableUpdate
 
@@ -39,6 +39,7 @@ class SequenceLedger:
         self._cells = CellPool(capabilities.pages, capabilities.sequences_max) if capabilities.pages else None
         self._snapshots = Snapshots(self.table, limits)
         self._keeps = limits.cache in ("incremental", "prefix")  # what requests leave is for others, too
+        self._exact = is_exact(limits, capabilities)
         self._issued: dict[int, tuple[tuple[KvOp, ...], list[int]]] = {}  # tick -> operations, pinned blobs
         self._clock = 0
         self._gap_ticks = 0
@@ -70,6 +71,8 @@ class SequenceLedger:
             length = self._bring(target, job, source)
         if job.parks:
             self._snapshots.came_back(job.id)
+        if self._exact and target.content is not None:
+            target.content.written_by(job)
         target.slot = slot
         target.last_used = self._clock
         slot.sequence = target.index
@@ -193,7 +196,7 @@ class SequenceLedger:
         if source.kind is Kind.RUNNING and self.table.can_copy(self.table.all[source.place], source.length):
             return True
         snapshot = self.store.get(source.place) if source.kind is Kind.SNAPSHOT else None
-        whole = snapshot.content.length if snapshot is not None else source.held  # cut once it is restored
+        whole = snapshot.content.length if snapshot is not None else self.table.all[source.place].held
         return self._evict_for(whole - self._cells.gain(target.index), sparing=target)
 
     def _evict_for(self, count: int, *, sparing: Sequence | None = None) -> bool:
@@ -386,6 +389,7 @@ class SequenceLedger:
         self._empty(lost)
         if slot is not None and content is not None:
             lost.content = Content(slot.known, 0, content.scope)
+            lost.content.prefilled, lost.content.author = content.prefilled, content.author
             slot.computed = slot.planned = 0
             slot.room = self._can.window if self._cells is None else 0
         return slot
