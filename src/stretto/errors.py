@@ -52,6 +52,7 @@ StrettoError
 │   ├── BadOutputError          NaN logits or a token outside the vocabulary
 │   ├── OutOfMemoryError        the request does not fit even alone
 │   ├── TorchError              the GPU failed for good: the process must start again
+│   ├── DeterminismError        deterministic: on cannot be kept with this model, setting or machine
 │   └── LlamaCppError           between us and llama.cpp, before any request runs
 │       ├── LlamaCppMissingError  the extra is not installed, or its library does not load
 │       ├── ModelLoadError        llama.cpp refused a file that looked sound
@@ -402,6 +403,12 @@ class ModelLoadError(LlamaCppError):
 class ContextError(LlamaCppError):
     code = "context_failed"
     hint = "lower context_window or n_seq_max; `stretto estimate MODEL` shows what fits"
+
+
+class DeterminismError(BackendError):
+    code = "not_deterministic"
+    retryable = False
+    hint = "set deterministic: auto"
 
 
 class ModelError(StrettoError):

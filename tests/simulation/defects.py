@@ -261,13 +261,6 @@ DEFECTS = (
         ("--where", "deterministic=true"),
     ),
     Defect(
-        "a preempted request takes another's prompt rows in place of its own decode rows",
-        "core/cache/store.py",
-        "        return min(self.shared, job.prompt_tokens)\n",
-        "        return self.shared\n",
-        ("--where", "deterministic=true"),
-    ),
-    Defect(
         "pages of decode rows are shared in deterministic mode",
         "core/kv/pages.py",
         "        return min(length, table.slot.job.prompt_tokens) if self._exact else length\n",

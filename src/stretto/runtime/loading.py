@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto import settings as settings_
+from stretto.core.limits import is_exact
 from stretto.errors import InvalidRequestError
 from stretto.runtime.grammars import Grammars, words_of
 from stretto.runtime.model import ModelRuntime
@@ -151,6 +152,7 @@ def _llamacpp(
             offload_kqv=chosen.offload_kqv,
             op_offload=chosen.op_offload,
             rope=_rope(chosen),
+            deterministic=chosen.deterministic == "on",
         ),
         progress=None if progress is None else lambda done: progress("loading", done),
         cache_ram_bytes=chosen.cache_ram_bytes,
@@ -172,6 +174,8 @@ def _llamacpp(
     except BaseException:
         backend.close()
         raise
+    if chosen.speculation == "ngram" and is_exact(chosen.limits(), backend.capabilities):
+        unused.append("speculation is not used: with deterministic: on this machine verifies no drafts")
     plan = backend.context.plan
     description = {
         "model": path.name,
@@ -183,6 +187,7 @@ def _llamacpp(
         "cache": chosen.cache,
         "cache_types": f"{plan.cache_type_k}/{plan.cache_type_v}",
         "flash_attention": plan.flash_attention,
+        "deterministic": chosen.deterministic,
         "tools": runtime.tools_shown_by,
         "warnings": (*unused, *(warning.message for warning in backend.warnings)),
         "origins": dict(loaded.origin),

@@ -103,6 +103,9 @@ class ModelSettings(BaseModel):
     """Seconds that a request waits for a busy conversation's slot."""
     cache_ram_bytes: Bytes = 1 << 30
     """Host memory for saved prefixes."""
+    deterministic: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
+    """on: greedy text never depends on cache, neighbours, chunks or preemption, where need be by computing
+    answers again when a conversation goes on; refused where it cannot be kept. auto: where that is free."""
 
     queue_depth: Annotated[Count, Field(ge=1, le=1024)] = 2
     """n_seq_max times this many requests are in flight, those in slots included."""
@@ -216,6 +219,7 @@ class ModelSettings(BaseModel):
                 cache_min_tokens=self.cache_min_tokens,
                 cache_slot_timeout_s=self.cache_slot_timeout,
                 cache_ram_bytes=self.cache_ram_bytes,
+                deterministic=self.deterministic == "on",
                 turn_tokens=self.turn_tokens,
                 preemption=Preemption(self.preemption),
                 tenant_weights=dict(self.tenant_weights),

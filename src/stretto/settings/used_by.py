@@ -66,6 +66,7 @@ USERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("load_format", "dtype", "page_tokens"), ("torch",)),
     **dict.fromkeys(("embed_inputs_max", "embed_batch_tokens"), ("embedding",)),
     "cache_ram_bytes": ("llamacpp", "simulated"),
+    "deterministic": ("llamacpp", "simulated"),
     "chat_template": ("llamacpp", "torch"),
     "n_ubatch": _LLAMACPP_FILES,
     "flash_attention": _LLAMACPP_FILES,

@@ -104,3 +104,15 @@ def test_drafts_are_not_verified_where_several_rows_round_differently():
     rig.accept(ask("a", 40, max_tokens=60, draft_tokens=4))
     rig.run(until=lambda: "a" in rig.ends)
     assert all(tick.decode_rows <= 1 for tick in rig.ticks)
+
+
+def test_a_preempted_request_does_not_take_anothers_prompt_for_its_own_answer():
+    """Another request's prompt holds the answer so far: the same tokens, written by a prompt's rows."""
+    rig = rig_of(slots=2, cache="prefix", cache_ram_bytes=0)
+    rig.accept(ask("anchor", 30, max_tokens=400), ask("low", 30, max_tokens=90, priority=Priority.BACKGROUND))
+    rig.run(until=lambda: len(rig.output("low")) >= 30)
+    text = ask("low", 30).tokens + rig.output("low")
+    rig.accept(ask("high", text, max_tokens=5, priority=Priority.URGENT))
+    rig.run(until=lambda: "low" in rig.ends)
+    assert rig.ends["low"].parks == 1
+    assert len(rig.output("low")) == 90

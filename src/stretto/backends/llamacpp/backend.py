@@ -20,6 +20,7 @@ from stretto.backends.llamacpp.calls import Calls
 from stretto.backends.llamacpp.capabilities import capabilities_of, rewind_of
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.holes import Holes
+from stretto.backends.llamacpp.invariance import batch_invariant
 from stretto.backends.llamacpp.kvops import Memory
 from stretto.backends.llamacpp.library import rows_alike
 from stretto.backends.llamacpp.model import LoadWarning, Model, ModelOptions, Progress, load
@@ -59,7 +60,11 @@ class LlamaCppBackend:
         rewind, _ = rewind_of(context, self.measures)
         one_call = not self.measures.two_calls or (context.plan.unified and rewind is not Rewind.ANY)
         self.capabilities = capabilities_of(
-            context, self.measures, sprints=self._sprint is not None, one_call=one_call
+            context,
+            self.measures,
+            sprints=self._sprint is not None,
+            one_call=one_call,
+            batch_invariant=not context.options.deterministic or aside(lambda: batch_invariant(context)),
         )
         arena = Arena(int(cache_ram_bytes * ARENA_SLACK))
         relay_max = self.measures.relay_max(context.window)

@@ -88,7 +88,12 @@ def _parts(*, tiled: bool, redoes: bool) -> Parts:
 
 
 def capabilities_of(
-    context: Context, measures: Measures, *, sprints: bool = False, one_call: bool = False
+    context: Context,
+    measures: Measures,
+    *,
+    sprints: bool = False,
+    one_call: bool = False,
+    batch_invariant: bool = True,
 ) -> Capabilities:
     model = context.model
     rewind, tokens = rewind_of(context, measures)
@@ -120,5 +125,6 @@ def capabilities_of(
         contiguous=not pooled,
         mixes=one_call and (tiled or model.on_gpu or not redoes),  # see `calls`
         equal_spans=not context.plan.unified or model.is_hybrid or model.is_recurrent,
+        batch_invariant=batch_invariant,
         vocab=context.vocab,
     )

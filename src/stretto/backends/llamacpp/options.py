@@ -15,7 +15,7 @@ from types import MappingProxyType
 from stretto.backends.llamacpp.arm.standing_in import attends
 from stretto.backends.llamacpp.library import half_precision
 from stretto.backends.llamacpp.model import LoadWarning, Model
-from stretto.errors import ContextError, StrettoError
+from stretto.errors import ContextError, DeterminismError, StrettoError
 from stretto.models import fit
 
 SEQUENCES_MAX = 256  # LLAMA_MAX_SEQ
@@ -68,6 +68,7 @@ class ContextOptions:
     offload_kqv: bool = True
     op_offload: bool = True
     rope: Mapping[str, float | str] = field(default_factory=lambda: _NO_ROPE)
+    deterministic: bool = False  # refuse, and leave out, whatever makes texts depend on their neighbours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,8 @@ def resolve(model: Model, options: ContextOptions) -> Plan:
     threads = options.n_threads or cores()
     window = options.context_window or min(model.n_ctx_train, WINDOW_DEFAULT_MAX)
     keys, values, attention = _attention(model, options, window, warnings)
+    if options.deterministic:
+        attention = _invariant(model, options, keys, values, attention)
     if window > model.n_ctx_train and not options.rope:
         text = f"context_window {window} is more than the {model.n_ctx_train} tokens the model was trained on"
         warnings.append(LoadWarning("window_beyond_training", text))
@@ -201,6 +204,40 @@ def _attention(
         by_row_window=_by_row_window(model, plain={keys, values} == {"f16"}),
     )
     return keys, values, chosen
+
+
+def _invariant(
+    model: Model, options: ContextOptions, keys: str, values: str, chosen: fit.Attention
+) -> fit.Attention:
+    """Attention whose sums are the same in every pass; the rest is measured (`invariance`).
+
+    Flash attention in tiles rounds differently from rows, and llama.cpp's own divides a row that is alone
+    among the threads; long prompts in a second context differ from those that find it taken.
+    """
+    refused = {
+        "kv_layout: unified": (options.unified, "sums follow the order of the pool's cells; use streams"),
+        "a GPU": (model.on_gpu, "its kernels are chosen by the size of the batch; set n_gpu_layers: 0"),
+        "a hybrid or recurrent model": (model.is_hybrid or model.is_recurrent, "its states are not compared"),
+        "swa_full: false": (bool(model.n_swa) and not options.swa_full, "rows cannot run again; use true"),
+    }
+    for what, (applies, why) in refused.items():
+        if applies:
+            raise DeterminismError(f"deterministic: on cannot be kept with {what}: {why}")
+    if not chosen.flash:
+        return chosen._replace(sprint=False)
+    if {keys, values} == {"f16"} and attends(model.shape.key_length, model.shape.value_length):
+        return fit.Attention(flash=True, sprint=False, n_ubatch=min(chosen.n_ubatch, fit.BY_ROW_ROWS_MAX))
+    if options.flash_attention == "on" or values not in ("f32", "f16", "bf16"):
+        raise DeterminismError(
+            "deterministic: on cannot be kept with llama.cpp's flash attention, whose sums follow the batch",
+            hint="set flash_attention: auto and cache_type_v: f16, or deterministic: auto",
+        )
+    return fit.attention(
+        model.shape,
+        "off",
+        context_window=options.context_window or min(model.n_ctx_train, WINDOW_DEFAULT_MAX),
+        n_ubatch=options.n_ubatch,
+    )
 
 
 def _by_row_window(model: Model, *, plain: bool) -> int:
