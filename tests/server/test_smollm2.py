@@ -271,3 +271,94 @@ def test_a_few_schemas_and_forced_calls(clients: Clients) -> None:
     assert found["complete"] >= 4
     assert found["invalid"] == []
     assert found["tool_calls_parsed"] == 4, found["tool_problems"]
+
+
+ANTHROPIC_TOOL = {
+    "name": "weather",
+    "description": "The weather of a city",
+    "input_schema": TOOL["function"]["parameters"],
+}
+
+
+def test_tools_are_shown_to_a_model_whose_template_drops_them(clients: Clients) -> None:
+    asked = {"model": clients.model, "messages": HELLO, "max_tokens": 4}
+    bare = clients.openai.chat.completions.create(**asked)
+    offered = clients.openai.chat.completions.create(**asked, tools=[TOOL])
+    assert offered.usage.prompt_tokens > bare.usage.prompt_tokens + 40
+    assert clients.openai.models.retrieve(clients.model).to_dict()["tools"] == "system prompt"
+
+
+def test_counted_tokens_are_those_of_the_request(clients: Clients) -> None:
+    for extra in (
+        {},
+        {"system": "Be brief.", "tools": [ANTHROPIC_TOOL]},
+        {"tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "none"}},
+    ):
+        for messages in (HELLO, [*HELLO, {"role": "assistant", "content": "Hello, wor"}]):
+            counted = clients.anthropic.messages.count_tokens(model=clients.model, messages=messages, **extra)
+            reply = clients.anthropic.messages.create(
+                model=clients.model, messages=messages, max_tokens=2, **extra
+            )
+            used = reply.usage.input_tokens + (reply.usage.cache_read_input_tokens or 0)
+            assert counted.input_tokens == used
+
+
+def test_an_answer_that_was_begun_goes_on(clients: Clients) -> None:
+    begun = [
+        {"role": "user", "content": "Count from 1 to 9, separated by commas."},
+        {"role": "assistant", "content": "1, 2, 3, 4,"},
+    ]
+    reply = clients.anthropic.messages.create(
+        model=clients.model, messages=begun, max_tokens=8, temperature=0
+    )
+    assert reply.content[0].text.lstrip().startswith("5")
+
+
+def test_the_first_and_last_event_agree_on_the_prompt_also_when_it_was_cached(clients: Clients) -> None:
+    asked = {"model": clients.model, "messages": HELLO, "max_tokens": 4, "system": "You like short words."}
+    for _ in range(2):
+        events = list(clients.anthropic.messages.create(**asked, stream=True))
+        first = events[0].message.usage
+        last = next(event.usage for event in events if event.type == "message_delta")
+        assert first.input_tokens == last.input_tokens
+        assert first.cache_read_input_tokens == last.cache_read_input_tokens
+    assert first.cache_read_input_tokens > 0
+
+
+def test_forced_input_is_streamed_in_pieces(clients: Clients) -> None:
+    stream = clients.anthropic.messages.create(
+        model=clients.model,
+        messages=[{"role": "user", "content": "What is the weather in Paris?"}],
+        max_tokens=60,
+        tools=[ANTHROPIC_TOOL],
+        tool_choice={"type": "tool", "name": "weather"},
+        stream=True,
+    )
+    pieces = [event.delta.partial_json for event in stream if event.type == "content_block_delta"]
+    assert len(pieces) > 1
+    assert "city" in json.loads("".join(pieces))
+
+
+def test_answers_held_to_a_schema_end_within_their_tokens(clients: Clients) -> None:
+    """The whole measurement is bench/structured.py."""
+    schema = {
+        "type": "object",
+        "properties": {"mood": {"enum": ["happy", "sad"]}, "why": {"type": "string"}},
+        "required": ["mood", "why"],
+        "additionalProperties": False,
+    }
+    shape = {"type": "json_schema", "json_schema": {"name": "mood", "schema": schema}}
+    for seed in range(6):
+        options = {"seed": seed, "temperature": 0.7, "max_tokens": 30}
+        reply = clients.openai.chat.completions.create(
+            model=clients.model, messages=HELLO, response_format=shape, **options
+        )
+        assert reply.choices[0].finish_reason == "stop"
+        assert set(json.loads(reply.choices[0].message.content)) == {"mood", "why"}
+        reply = clients.openai.chat.completions.create(
+            model=clients.model, messages=HELLO, tools=[TOOL], tool_choice="required", **options
+        )
+        assert reply.choices[0].finish_reason == "tool_calls"
+        assert not reply.choices[0].message.content
+        for call in reply.choices[0].message.tool_calls:
+            assert "city" in json.loads(call.function.arguments)

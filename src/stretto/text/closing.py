@@ -10,7 +10,10 @@ few choices. Each step costs microseconds: a path of 30 tokens takes about 0.2 m
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -19,6 +22,8 @@ RESERVE_TOKENS = 256  # the part of an answer, at its limit, in which every toke
 JUMP_TOKENS = 64  # by which one token may lengthen the way to the end, beside what the shortest text has
 BRANCHES_MAX = 64  # words, for instance of an enum, that are compared at one point
 ROLLOUTS_MAX = 4  # of them, those that are followed to the end where tokens are short
+TRIALS_MAX = 20_000  # tokens that one search tries: some 25 ms at most, usually a hundredth of it
+STEP_TRIALS, BRANCH_TRIALS = 20, 200  # what a plain choice, and a choice among words cost, in these units
 _PROBE = b"~"  # allowed in free strings, and nowhere else in JSON
 _STRING_ENDS = (b'"}]}', b'"}}', b'"}]', b'"]}', b'"]', b'"}', b'"')
 _CLOSERS = (b"}]}", b"]}]", b"}}}", b"}}", b"}]", b"]}", b"]]", b"}", b"]")
@@ -29,6 +34,13 @@ _LAST = (b'"', b"}", b"]", b",")  # what may stand behind a value
 _POINTS = tuple(bytes((byte,)) for byte in b"@.:-/#_+=?&%()")
 _SAMPLES = (*(bytes((byte,)) for byte in b"0123456789aAZDMSHYWTP "), *_POINTS)
 _BODY_LENGTHS = (16, 12, 8, 6, 4, 3, 2, 1)
+
+
+@dataclass(slots=True)
+class _Work:
+    """What one search may still try. Counted, not timed: the same state gives the same path."""
+
+    left: int = TRIALS_MAX
 
 
 class Closer:
@@ -52,20 +64,24 @@ class Closer:
         self._colon = self._known((b":",))
         self._points = self._known(_POINTS)
         self._samples = self._known(_SAMPLES)
+        self._letter_samples = frozenset(self._known((b"a", b"A")))
         self._fillers = self._known((b"a", b"0"))
 
-    def path(self, matcher: LLMatcher, limit: int, *, thorough: bool = False) -> list[int] | None:
+    def path(
+        self, matcher: LLMatcher, limit: int, *, thorough: bool = False, work: _Work | None = None
+    ) -> list[int] | None:
         """Tokens that complete the text, the end among them; None where `limit` tokens are too few.
 
         `thorough` compares where words lead before it takes one; it costs several times as much.
         """
         state = matcher.deep_copy()
+        work = work or _Work()
         taken: list[int] = []
-        while len(taken) < limit:
+        while len(taken) < limit and work.left > 0:
             if state.is_accepting():
                 return [*taken, self._eos]
             forced = state.compute_ff_bytes()
-            piece = self._cut(forced) if forced else self._chosen(state, limit - len(taken), thorough)
+            piece = self._cut(forced) if forced else self._chosen(state, limit - len(taken), thorough, work)
             if not piece or state.try_consume_tokens(piece) != len(piece):
                 return None
             taken += piece
@@ -80,24 +96,28 @@ class Closer:
             and state.validate_tokens(list(path[:kept])) == kept
         )
 
-    def _chosen(self, state: LLMatcher, limit: int, thorough: bool) -> list[int]:
+    def _chosen(self, state: LLMatcher, limit: int, thorough: bool, work: _Work) -> list[int]:
+        work.left -= STEP_TRIALS
         if self._first(state, self._probe):
             return (
                 self._first(state, self._ends)
-                or self._second_last(state, self._quote)
+                or self._second_last(state, self._quote, work)
                 or self._first(state, self._bodies)
             )
         return (
             self._first(state, self._marks)
-            or self._second_last(state, self._last)
+            or self._second_last(state, self._last, work)
             or self._first(state, self._points)
             or self._first(state, self._others)
-            or self._branch(state, limit, thorough)
+            or self._branch(state, limit, thorough, work)
         )
 
-    def _second_last(self, state: LLMatcher, lasts: Sequence[int]) -> list[int]:
+    def _second_last(self, state: LLMatcher, lasts: Sequence[int], work: _Work) -> list[int]:
         """A character behind which the value may end, or one that is two characters from there."""
         valid = [token for token in self._samples if state.validate_tokens([token]) == 1]
+        if any(token in self._letter_samples for token in valid):
+            lasts = self._quote  # no number has letters
+        work.left -= len(self._samples) + 3 * len(valid) * len(lasts)
         for between in ((), *((token,) for token in self._fillers)):
             for token in valid:
                 for last in lasts:
@@ -110,35 +130,37 @@ class Closer:
     def _first(state: LLMatcher, tokens: Sequence[int]) -> list[int]:
         return next(([token] for token in tokens if state.validate_tokens([token]) == 1), [])
 
-    def _branch(self, state: LLMatcher, limit: int, thorough: bool) -> list[int]:
+    def _branch(self, state: LLMatcher, limit: int, thorough: bool, work: _Work) -> list[int]:
         """Of several words the one whose forced rest is shortest: punctuation before letters."""
         scored: list[tuple[bool, int, int]] = []
+        words: dict[bytes, tuple[bool, int, int]] = {}  # one beginning of each word, the longest
         for token in self._allowed(state):
             ahead = state.deep_copy()
             ahead.try_consume_tokens([token])
-            letters = self._tokens[token].isalnum()
-            scored.append((letters and not ahead.is_accepting(), len(ahead.compute_ff_bytes()), token))
-        scored.sort()
-        if not thorough or len(scored) < 2:
-            return [scored[0][2]] if scored else []
-        return self._rolled_out(state, [token for _, _, token in scored[:ROLLOUTS_MAX]], limit)
+            text, forced = self._tokens[token], ahead.compute_ff_bytes()
+            scored.append((text.isalnum() and not ahead.is_accepting(), len(forced), token))
+            words[text + forced] = min(scored[-1], words.get(text + forced, scored[-1]))
+        work.left -= BRANCH_TRIALS
+        if not thorough or len(words) < 2:
+            return [min(scored)[2]] if scored else []
+        return self._rolled_out(state, sorted(words.values())[:ROLLOUTS_MAX], limit, work)
 
-    def _rolled_out(self, state: LLMatcher, tokens: list[int], limit: int) -> list[int]:
+    def _rolled_out(
+        self, state: LLMatcher, scored: list[tuple[bool, int, int]], limit: int, work: _Work
+    ) -> list[int]:
         best: list[int] = []
-        for token in tokens:
+        for _, _, token in scored:
             ahead = state.deep_copy()
             ahead.try_consume_tokens([token])
-            found = self.path(ahead, limit - 1)
+            found = self.path(ahead, limit - 1, work=work)
             if found is not None and len(found) < limit:
                 best, limit = [token], len(found)
-        return best or tokens[:1]
+        return best or [scored[0][2]]
 
     def _allowed(self, state: LLMatcher) -> list[int]:
         """A few tokens that may come next; short ones where there are many."""
-        bits = state.deep_copy().compute_bitmask()
-        found = [
-            (at << 3) + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1
-        ]
+        bits = np.frombuffer(state.deep_copy().compute_bitmask(), dtype=np.uint8)
+        found = np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()
         known = [token for token in found if token < len(self._tokens) and self._tokens[token] in self._ids]
         return sorted(known, key=lambda token: (len(self._tokens[token]), token))[:BRANCHES_MAX]
 

@@ -135,8 +135,7 @@ class ChatTemplate:
     def _plain(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str | None:
         """A render without marks, None where the template refuses."""
         call = _Call(list(messages), tools, True, {}, self._clock(), OUTPUT_CHARS_MIN)
-        with self._lock:
-            return self._attempt(call)
+        return self._attempt(call)
 
     def _compiled(self, fuel: int) -> minijinja.Environment:
         environment = minijinja.Environment(
@@ -307,9 +306,7 @@ class ChatTemplate:
 
     def _run(self, call: _Call) -> str:
         try:
-            with (
-                self._lock
-            ):  # for one render, not for all of a request: a long prompt holds up no other for long
+            with self._lock:  # for one render, not for all of a request: a long prompt holds up no other
                 self._now, self._budget = call.now, call.output_chars_max
                 output = self._environment.render_template(
                     "chat",
