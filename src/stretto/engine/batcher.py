@@ -8,8 +8,9 @@ way (`expect`), or behind a call that is in flight (or was sent less than `min_h
 quick says nothing about what is coming). It ends when nothing more is on its way and nothing came for
 `min_hold_ms` (a request that is still alone waits on, while the call is in flight), when the batch is full
 or, with nothing on its way, as large as the target, and at the latest after `max_hold_ms` (`min_hold_ms` more
-for requests that are on their way by then). Then everything queued leaves, in as many calls as it takes. Urgent requests never hold, and neither do those whose deadline
-is near. Requests with a field that `bypass` lists are calls of their own.
+for requests that are on their way by then). Then everything queued leaves, in as many calls as it takes.
+Urgent requests never hold, and neither do those whose deadline is near. Requests with a field that `bypass`
+lists are calls of their own.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ DEFECTS = (
         "engine/traffic.py",
         "        ticket.replayed = True\n",
         "",
+        arguments=("--seed", "400"),  # two deaths before the first token are rare: these seeds have them
     ),
     Defect(
         "nothing is replayed",
