@@ -42,6 +42,11 @@ class Report:
     def missed(self) -> list[str]:
         """The bars that this attack broke."""
         found = []
+        unheard = sorted(set(NAMES) - set(self.added_wait_s))
+        if not self.calls or unheard:
+            found.append(f"well-behaved callers made {self.calls} calls; none by {unheard}")
+        if not self.server.before or not self.worker.before:
+            found.append("the memory before the attack is not known")
         if self.failures:
             found.append(f"{len(self.failures)} well-behaved calls failed, first: {self.failures[0]}")
         slow = {name: wait for name, wait in self.added_wait_s.items() if wait > ADDED_WAIT_MAX_S}
@@ -77,7 +82,8 @@ def medians(calls: list[Call]) -> dict[str, float]:
 
 
 def added_waits(calls: list[Call], undisturbed: dict[str, float]) -> dict[str, float]:
-    return {
-        name: round(max([c.seconds for c in calls if c.caller == name] or [0.0]) - undisturbed[name], 3)
-        for name in NAMES
-    }
+    """A caller that made no call is not in it."""
+    longest: dict[str, float] = {}
+    for call in calls:
+        longest[call.caller] = max(call.seconds, longest.get(call.caller, 0.0))
+    return {name: round(longest[name] - undisturbed[name], 3) for name in NAMES if name in longest}

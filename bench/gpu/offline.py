@@ -273,7 +273,10 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
 def finish(options: argparse.Namespace, result: dict[str, Any]) -> int:
     """Print, write, judge. `result["bars"]` maps a name to (measured, least)."""
-    missed = [name for name, (got, least) in result.get("bars", {}).items() if got < least]
+    bars = result.get("bars", {})
+    missed = [name for name, (got, least) in bars.items() if not got >= least]  # NaN is a miss, too
+    if options.check and not bars:
+        missed = ["every bar: none was measured"]
     result |= {"conditions": conditions(), "missed": missed}
     print(json.dumps(result, indent=1))
     if options.json:

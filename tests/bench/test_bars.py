@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bench import batcher, batcher_http, gateway, scheduler, slow_reader, soak
+from bench.attack import judged
+from bench.attack.callers import Call
 from stretto.testing import engine_simulate
 from tests.server import schemas100
 from tests.system.parity import Tally
@@ -123,6 +126,50 @@ def test_each_bar_over_http_can_be_missed(value, path):
 def test_answers_that_show_nothing_are_not_the_same(batched, single):
     assert not batcher.same_answers(batched, single)
     assert batcher.same_answers(["a", "b", "c"], ["a", "b", "c"])
+
+
+# ── attacks ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def attack(**changes: Any) -> judged.Report:
+    still = judged.Memory(100, 150, 100)
+    good = judged.Report(
+        attack="none",
+        repeats=1,
+        seconds=1.0,
+        calls=30,
+        failures=[],
+        added_wait_s={"chat": 0.1, "stream": 0.1, "livez": 0.0},
+        server=still,
+        worker=still,
+        same_worker=True,
+        attacker_errors={},
+    )
+    return replace(good, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"calls": 0},
+        {"added_wait_s": {"chat": 0.1, "stream": 0.1}},
+        {"added_wait_s": {"chat": 1.1, "stream": 0.1, "livez": 0.0}},
+        {"failures": ["chat: 500"]},
+        {"server": judged.Memory(100, 150, 111)},
+        {"worker": judged.Memory(100, 150, 111)},
+        {"worker": judged.Memory(0, 0, 0)},
+        {"same_worker": False},
+    ],
+)
+def test_the_bars_of_attacks(changes):
+    assert attack().missed() == []
+    assert attack(**changes).missed()
+
+
+def test_a_caller_that_was_never_served_has_no_wait():
+    calls = [Call("chat", 0.0, 2.0, ""), Call("chat", 0.0, 0.5, "")]
+    waits = judged.added_waits(calls, {"chat": 0.5, "stream": 0.5, "livez": 0.1})
+    assert waits == {"chat": 1.5}
 
 
 # ── parity, schemas, simulation ──────────────────────────────────────────────────────────────────
