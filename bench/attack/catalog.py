@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.attack import bodies, connections, readers
+from bench.attack import bodies, connections, readers, worker
 from bench.attack.registry import ATTACKS
 
-__all__ = ["ATTACKS", "bodies", "connections", "readers"]
+__all__ = ["ATTACKS", "bodies", "connections", "readers", "worker"]

@@ -13,6 +13,7 @@ StrettoError
 │   ├── InvalidToolError        a tool definition or tool_choice that makes no sense
 │   ├── InvalidGrammarError     a schema, regex or grammar that does not compile
 │   ├── GrammarTooComplexError  it compiles, but costs more than the limits allow
+│   ├── RequestRefusedError     the runtime died of it, twice: it is not tried again for a while
 │   ├── ReplyTooLargeError      the answer does not fit a message between engine and runtime
 │   ├── InvalidJsonError        a body that is no JSON object, or nests too deep
 │   ├── FieldError              one field of a body; `param` names it
@@ -166,6 +167,12 @@ class InvalidGrammarError(InvalidRequestError):
 class GrammarTooComplexError(InvalidRequestError):
     code = "grammar_too_complex"
     hint = "simplify the schema, regex or grammar"
+
+
+class RequestRefusedError(InvalidRequestError):
+    code = "request_refused"
+    http_status = 422
+    hint = "change the request; the log says how the runtime died"
 
 
 class ReplyTooLargeError(InvalidRequestError):

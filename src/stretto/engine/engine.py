@@ -94,7 +94,9 @@ class Engine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls = NamedCalls(
             self._transport,
+            self._traffic.quarantine,
             timeout_s=settings.engine.load_timeout_s,
+            clock=clock,
             cancel=lambda params: self._tell("cancel", params),
         )
         self._started = self._closed = False
@@ -255,7 +257,7 @@ class Engine:
     def runtime_lost(self) -> None:
         self._transport.detach()
         self._info, self._progress = None, {}
-        self._traffic.lost(self._clock())
+        self._traffic.lost(self._clock(), others=self._calls.in_flight())
 
     def runtime_failed(self, error: StrettoError) -> None:
         self._traffic.give_up(m.error_from(error), self._clock())
@@ -374,6 +376,7 @@ class Engine:
                 "circuit": transport.breaker.state.value,
             },
             "runtime": self._host.stats(),
+            "quarantine": self._traffic.quarantine.stats(),
         }
 
     def watch(self) -> AsyncIterator[m.EngineEvents]:

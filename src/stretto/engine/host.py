@@ -33,7 +33,7 @@ class Listener(Protocol):
     def runtime_lost(self) -> None: ...
 
     def runtime_failed(self, error: StrettoError) -> None:
-        """None will come any more."""
+        """None will come soon: do not wait. Should one come all the same, `runtime_up` says so."""
 
 
 class Host(Protocol):
@@ -123,6 +123,7 @@ class SupervisedHost:
         self, launcher: Launcher, settings: EngineSettings, *, jitter: Callable[[], float] = random.random
     ) -> None:
         self._launcher = launcher
+        self._settings = settings
         self._supervisor = Supervisor(settings, jitter=jitter)
         self._listener: Listener | None = None
         self._life: _Life | None = None
@@ -224,9 +225,13 @@ class SupervisedHost:
         deaths = self._supervisor.deaths
         error = RuntimeUnavailableError(
             f"the runtime died {deaths.in_a_row} times in a row, last: {deaths.last_reason}",
-            hint="its output says why; restart the server when that is repaired",
+            hint="its output says why; it is started again from time to time",
         )
-        log.critical("the engine gives up on its runtime", reason=error.message)
+        log.critical(
+            "the runtime is in a crash loop",
+            reason=error.message,
+            next_try_s=self._settings.restart_backoff_max_s,
+        )
         if self._first_up is not None and not self._first_up.done():
             self._first_up.set_exception(error)
         listener.runtime_failed(error)

@@ -2,8 +2,9 @@
 
 A machine without a clock: the shell (`engine.process`) tells it what it sees and does what it answers. It
 knows nothing of requests. A life that ends soon after its start counts; so many of those in a row are a crash
-loop, and the supervisor gives up, loudly. A runtime that hangs is first asked for its stacks, then aborted,
-then killed; one whose connection is gone is killed at once, because nobody can talk to it any more.
+loop: callers are refused, loudly, and one more start is tried after each `restart_backoff_max_s`, so that the
+loop ends by itself once its cause is gone. A runtime that hangs is first asked for its stacks, then aborted,
+then killed; one whose connection is gone is killed too, after a moment in which its own exit status may come.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from enum import Enum
 
 from stretto.settings import EngineSettings
 
+EXIT_STATUS_S = 0.5  # how long the exit status of a runtime whose connection broke may take
+
 
 class State(Enum):
     DOWN = "down"  # not started, or ended on request
@@ -22,7 +25,7 @@ class State(Enum):
     HUNG = "hung"
     ENDING = "ending"  # told to die, not dead yet
     WAITING = "restarting"
-    FAILED = "crash loop"
+    FAILED = "crash loop"  # the next try comes later, and callers are not kept waiting for it
 
 
 class Action(Enum):
@@ -53,6 +56,7 @@ class Supervisor:
     hang: str = ""  # what hangs, in words
     _since_s: float = 0.0
     _kill_at_s: float | None = None
+    _killed: bool = False  # its end is our doing: what it exits with says nothing
     _lost_told: bool = True
     _stopping: bool = False
 
@@ -69,16 +73,22 @@ class Supervisor:
             self._lost_told = False
 
     def connection_lost(self, now_s: float, reason: str = "its connection broke") -> list[Action]:
-        """Nobody can talk to it any more: what it did is lost, and so is it."""
+        """Nobody can talk to it any more: what it did is lost, and so is it.
+
+        Mostly it is dead already and its exit status follows, which says more than this; else it is killed.
+        """
         if self.state not in {State.UP, State.HUNG}:
             return []
         self.deaths.last_reason = reason
-        return [*self._tell_lost(), *self._end(now_s, Action.KILL)]
+        self._note_life(now_s)
+        self.state, self._killed = State.ENDING, False
+        self._kill_at_s = now_s + EXIT_STATUS_S
+        return self._tell_lost()
 
     def exited(self, now_s: float, reason: str) -> list[Action]:
         if self.state in {State.DOWN, State.WAITING, State.FAILED}:
             return []
-        if self.state is not State.ENDING:
+        if self.state is not State.ENDING or not self._killed:
             self.deaths.last_reason = reason
         actions = self._tell_lost()
         if self._stopping:
@@ -92,7 +102,7 @@ class Supervisor:
         if self.state in {State.DOWN, State.WAITING, State.FAILED}:
             self._enter(State.DOWN, now_s)
             return []
-        self.state = State.ENDING
+        self.state, self._killed = State.ENDING, True
         self._kill_at_s = now_s + self.settings.kill_grace_s
         return []
 
@@ -100,10 +110,10 @@ class Supervisor:
 
     def poll(self, now_s: float, hang: Callable[[float], str] = lambda _seconds: "") -> list[Action]:
         """`hang(s)`: what has shown no life for so long, in words; empty when all is well."""
-        if self.state is State.WAITING and now_s >= self._since_s:
+        if self.state in {State.WAITING, State.FAILED} and now_s >= self._since_s:
             return self._spawn(now_s)
         if self.state is State.ENDING and self._kill_at_s is not None and now_s >= self._kill_at_s:
-            self._kill_at_s = None
+            self._kill_at_s, self._killed = None, True
             return [Action.KILL]
         if self.state is State.STARTING and now_s - self._since_s > self.settings.start_timeout_s:
             self.deaths.last_reason = f"not up after {self.settings.start_timeout_s:g} s"
@@ -114,6 +124,8 @@ class Supervisor:
 
     def _watch(self, now_s: float, hang: Callable[[float], str]) -> list[Action]:
         self.hang = hang(self.settings.hang_soft_s)
+        if now_s - self._since_s >= self.settings.stable_after_s:
+            self.deaths.in_a_row = 0  # it stays up: whatever killed the ones before it is gone
         if not self.hang:
             self.state = State.UP  # it woke up again
             return []
@@ -130,7 +142,7 @@ class Supervisor:
 
     @property
     def restart_at_s(self) -> float | None:
-        return self._since_s if self.state is State.WAITING else None
+        return self._since_s if self.state in {State.WAITING, State.FAILED} else None
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -141,7 +153,7 @@ class Supervisor:
     def _end(self, now_s: float, action: Action) -> list[Action]:
         """Note how long it served before it is told to die."""
         self._note_life(now_s)
-        self.state = State.ENDING
+        self.state, self._killed = State.ENDING, True
         self._kill_at_s = now_s + self.settings.kill_grace_s if action is Action.ABORT else None
         return [action]
 
@@ -149,7 +161,7 @@ class Supervisor:
         if self.state is not State.ENDING:
             self._note_life(now_s)
         if self.deaths.in_a_row > self.settings.restarts_max:
-            self._enter(State.FAILED, now_s)
+            self._enter(State.FAILED, now_s + self.settings.restart_backoff_max_s)
             return [Action.GIVE_UP]
         self.deaths.restarts += 1
         self._enter(State.WAITING, now_s + self._backoff_s())

@@ -3,23 +3,27 @@
 A machine without a clock, made of the batcher and the registry. A request is queued, then sent in a call,
 then taken in; its tokens and its end come in frames. When the runtime is lost, whoever was sent and has got
 nothing is queued once more; whoever got something, or lost its second runtime, ends with `runtime_lost`.
+Requests in flight when a runtime died are tried one at a time, and refused when it dies again: `quarantine`.
 `engine.engine` does the talking: it sends what `due` answers and tells what came back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
 from stretto.engine.batch_stats import BatchEvent
 from stretto.engine.batcher import BatchCall, GenerateBatcher
+from stretto.engine.quarantine import Quarantine, Standing
 from stretto.engine.streams import NOWHERE, Stream, StreamRegistry
 from stretto.errors import DeadlineError, RuntimeLostError, ShuttingDownError, StrettoError
 from stretto.rpc.messages import BatchItem, Error, GenerateParams, StreamBatch, error_from
 from stretto.settings import EngineSettings, GenerateBatcherSettings
 
+TRIAL_S_MAX = 10.0  # a suspect that waits for a slot this long keeps the others no longer
 LOST = "the runtime died while it worked on this request"
 
 
@@ -34,6 +38,7 @@ class Ticket:
     replayed: bool = False
     prompt_tokens: int | None = None  # known once the runtime has taken it in
     awaited: bool = False  # somebody waits for just that
+    digest: bytes = b""  # of its content, where that is looked at: see `engine.quarantine`
 
 
 class Traffic:
@@ -43,9 +48,14 @@ class Traffic:
         batching: GenerateBatcherSettings,
         *,
         on_dispatched: Callable[[BatchEvent], None] | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.registry = StreamRegistry(settings, on_backpressure=self._pause)
         self.batcher = GenerateBatcher(batching, capacity=self.registry.capacity, on_dispatched=on_dispatched)
+        self.quarantine = quarantine or Quarantine()
+        self._suspects: deque[Ticket] = deque()  # they wait to be tried, one after the other
+        self._tried: Ticket | None = None
+        self._trial_ends_s = 0.0
         self.epoch = NOWHERE  # the life of the runtime that is connected
         self.draining = False
         self.replays = 0
@@ -70,11 +80,56 @@ class Traffic:
             self.registry.fail(stream, self._refusal, now_s)
             return ticket
         self._tickets[params.stream_id] = ticket
-        self._enqueue(ticket, now_s)
+        self._admit(ticket, now_s)
         return ticket
 
     def _refused(self, params: GenerateParams, error: Error, now_s: float) -> Ticket:
         return Ticket(params, self.registry.stillborn(params.stream_id, error, now_s=now_s), None)
+
+    # --- suspects --------------------------------------------------------------------------------
+
+    def _admit(self, ticket: Ticket, now_s: float) -> None:
+        """At once, unless a runtime has died with this very request in flight."""
+        if self.quarantine.empty:
+            self._enqueue(ticket, now_s)
+            return
+        ticket.digest = ticket.digest or self.quarantine.digest(ticket.params)
+        standing = self.quarantine.standing(ticket.digest, now_s)
+        if standing is Standing.REFUSED:
+            self._fail(ticket, error_from(self.quarantine.refusal(ticket.digest, now_s)), now_s)
+        elif standing is Standing.SUSPECT:
+            self._suspects.append(ticket)
+            self._try_next(now_s)
+        else:
+            self._enqueue(ticket, now_s)
+
+    def _try_next(self, now_s: float) -> None:
+        while self._suspects and self._tried is None:
+            ticket = self._suspects[0]
+            standing = self.quarantine.standing(ticket.digest, now_s)
+            if standing is Standing.SUSPECT and not self.quarantine.begin_trial(ticket.digest):
+                return  # a call that is no generation is being tried
+            self._suspects.popleft()
+            if standing is Standing.REFUSED:
+                self._fail(ticket, error_from(self.quarantine.refusal(ticket.digest, now_s)), now_s)
+                continue
+            if standing is Standing.SUSPECT:
+                self._tried, self._trial_ends_s = ticket, now_s + TRIAL_S_MAX
+            self._enqueue(ticket, now_s)
+
+    def _trial_over(self, now_s: float, *, passed: bool) -> None:
+        ticket, self._tried = self._tried, None
+        if ticket is not None:
+            self.quarantine.end_trial(ticket.digest, passed=passed)
+        self._try_next(now_s)
+
+    def _in_flight(self) -> Iterator[GenerateParams]:
+        """What the runtime was given and has not ended, withdrawn requests included."""
+        for ticket in self._tickets.values():
+            if ticket.call is not None:
+                yield ticket.params
+        for stream_id, call in self._withdrawn.items():
+            yield from (entry.params for entry in call.entries if entry.params.stream_id == stream_id)
 
     def _enqueue(self, ticket: Ticket, now_s: float) -> None:
         ticket.call = None
@@ -169,16 +224,25 @@ class Traffic:
 
     def frames(self, batch: StreamBatch, *, epoch: int, now_s: float) -> None:
         self.registry.route(batch, epoch=epoch, now_s=now_s)
+        if self._tried is not None and self._tried.stream.delivered:
+            self._trial_over(now_s, passed=True)
         for end in batch.ends:
             ticket = self._tickets.get(end.stream_id)
             if ticket is not None and ticket.stream.end is not None:
                 self._close(ticket)
+                if ticket.digest:
+                    self.quarantine.end_trial(ticket.digest, passed=True)
         for stream in self.registry.take_overfull(now_s):
             self._withdraw(self._tickets[stream.id])
 
-    def lost(self, now_s: float) -> None:
-        """The runtime is gone. Nothing more comes from it; what did come before stays."""
+    def lost(self, now_s: float, *, others: Iterable[bytes] = ()) -> None:
+        """The runtime is gone. Nothing more comes from it; what did come before stays.
+
+        `others`: digests of calls at work that are no generations.
+        """
         self.epoch = NOWHERE
+        self.quarantine.died([*map(self.quarantine.digest, self._in_flight()), *others], now_s)
+        self._tried = None
         self._cancels, self._withdrawn = [], {}
         self.batcher.lost()
         for ticket in list(self._tickets.values()):
@@ -186,13 +250,18 @@ class Traffic:
                 self._replay_or_fail(ticket, now_s)
 
     def _replay_or_fail(self, ticket: Ticket, now_s: float) -> None:
+        digest = ticket.digest
+        if digest and self.quarantine.standing(digest, now_s) is Standing.REFUSED:
+            self._fail(ticket, error_from(self.quarantine.refusal(digest, now_s)), now_s)
+            return
         if ticket.stream.delivered or ticket.replayed or self.draining:
             self._fail(ticket, error_from(RuntimeLostError(LOST)), now_s)
             return
         ticket.replayed = True
         self.replays += 1
         self.registry.begin_anew(ticket.stream)
-        self._enqueue(ticket, now_s)
+        ticket.call = None
+        self._admit(ticket, now_s)
 
     def give_up(self, error: Error, now_s: float) -> None:
         """No runtime will come: end everyone, and refuse whoever comes until one does."""
@@ -203,6 +272,13 @@ class Traffic:
     # --- time ------------------------------------------------------------------------------------
 
     def expire(self, now_s: float) -> None:
+        for ticket in [
+            one for one in self._suspects if one.deadline_s is not None and now_s >= one.deadline_s
+        ]:
+            self._fail(ticket, error_from(DeadlineError("the deadline passed before it was its turn")), now_s)
+        if self._tried is not None and now_s >= self._trial_ends_s:
+            self._trial_over(now_s, passed=False)
+        self._try_next(now_s)
         for entry in self.batcher.expired(now_s):
             late = DeadlineError("the deadline passed before the runtime could take the request")
             self._fail(self._tickets[entry.params.stream_id], error_from(late), now_s)
@@ -227,6 +303,11 @@ class Traffic:
 
     def _close(self, ticket: Ticket) -> None:
         del self._tickets[ticket.params.stream_id]
+        if ticket in self._suspects:
+            self._suspects.remove(ticket)
+        if ticket is self._tried:
+            self._tried = None
+            self.quarantine.end_trial(ticket.digest, passed=False)
 
     @property
     def _with_runtime(self) -> bool:

@@ -160,12 +160,15 @@ class Transport:
         self.breaker.failure(asyncio.get_running_loop().time())
         call.future.set_exception(CallTimeoutError(f"the runtime did not answer {call.method} in time"))
 
-    async def call(self, method: str, params: Message, *, timeout_s: float | None = None) -> Any:
+    async def call(
+        self, method: str, params: Message, *, timeout_s: float | None = None, attempts: int = ATTEMPTS
+    ) -> Any:
         """A call to its end; tried again with jitter when it is idempotent and only the way failed."""
-        attempts = ATTEMPTS if METHODS[method].idempotent else 1
+        idempotent = METHODS[method].idempotent
+        attempts = attempts if idempotent else 1
         for attempt in range(1, attempts + 1):
             try:
-                if attempts > 1:
+                if idempotent:
                     await self._runtime_comes(timeout_s or self._call_timeout_s)
                 return await self.send(method, params, timeout_s=timeout_s)
             except (CallTimeoutError, RuntimeLostError):

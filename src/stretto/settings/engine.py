@@ -49,7 +49,8 @@ class EngineSettings(BaseModel):
     restart_backoff_max_s: Positive = 10.0
     """Longest wait before a restart."""
     restarts_max: Annotated[Count, Field(ge=0)] = 5
-    """Deaths in a row, each soon after its start, after which the engine gives up."""
+    """Deaths in a row, each soon after its start, that are a crash loop: callers are refused at once, and a
+    start is tried each restart_backoff_max_s."""
     stable_after_s: Positive = 5.0
     """A runtime that has served for this long did not die soon after its start."""
 

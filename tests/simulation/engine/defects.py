@@ -12,17 +12,10 @@ DEFECTS = (
         "if ticket.replayed or self.draining:",
     ),
     Defect(
-        "replayed as often as the runtime dies",
-        "engine/traffic.py",
-        "        ticket.replayed = True\n",
-        "",
-        arguments=("--seed", "400"),  # two deaths before the first token are rare: these seeds have them
-    ),
-    Defect(
         "nothing is replayed",
         "engine/traffic.py",
-        "        self.registry.begin_anew(ticket.stream)\n        self._enqueue(ticket, now_s)\n",
-        "        self.registry.begin_anew(ticket.stream)\n",
+        "        ticket.call = None\n        self._admit(ticket, now_s)\n",
+        "        ticket.call = None\n",
     ),
     Defect(
         "frames of a life that is over are believed",
@@ -87,8 +80,8 @@ DEFECTS = (
     Defect(
         "a runtime without a connection is left alone",
         "engine/supervisor.py",
-        "        return [*self._tell_lost(), *self._end(now_s, Action.KILL)]",
-        "        return self._tell_lost()",
+        "        self._kill_at_s = now_s + EXIT_STATUS_S\n",
+        "        self._kill_at_s = None\n",
     ),
     Defect(
         "a hung runtime is only looked at",

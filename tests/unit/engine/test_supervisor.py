@@ -40,10 +40,20 @@ def test_a_death_is_told_once_and_the_next_life_begins_at_once():
 
 def test_a_broken_connection_kills_and_the_exit_that_follows_is_not_a_second_loss():
     supervisor = up()
-    assert supervisor.connection_lost(100.0) == [Action.LOST, Action.KILL]
+    assert supervisor.connection_lost(100.0) == [Action.LOST]
     assert supervisor.connection_lost(100.0) == []
-    assert supervisor.exited(100.1, "SIGKILL") == []
+    assert supervisor.poll(100.4) == []
+    assert supervisor.poll(100.5) == [Action.KILL]
+    assert supervisor.exited(100.6, "SIGKILL") == []
     assert supervisor.deaths.last_reason == "its connection broke"
+    assert supervisor.poll(100.6) == [Action.SPAWN]
+
+
+def test_the_exit_status_of_a_runtime_that_was_killed_says_why_its_connection_broke():
+    supervisor = up()
+    assert supervisor.connection_lost(100.0) == [Action.LOST]
+    assert supervisor.exited(100.1, "it was ended by SIGKILL") == []
+    assert supervisor.deaths.last_reason == "it was ended by SIGKILL"
     assert supervisor.poll(100.1) == [Action.SPAWN]
 
 
@@ -61,7 +71,30 @@ def test_deaths_soon_after_the_start_wait_longer_and_longer_and_then_it_gives_up
         assert supervisor.poll(now_s) == [Action.SPAWN]
     assert waits == [0.0, 0.75, 1.5]  # without jitter: a quarter less than 1, 2, …
     assert supervisor.state is State.FAILED
-    assert supervisor.poll(now_s + 1000) == []
+    assert supervisor.poll(now_s + 2.9) == []
+
+
+def test_a_crash_loop_is_tried_again_and_ends_when_its_cause_is_gone():
+    supervisor = up()
+    now_s = 0.0
+    while Action.GIVE_UP not in supervisor.exited(now_s, "status 1"):
+        now_s = supervisor.restart_at_s + 0.01
+        supervisor.poll(now_s)
+    for _ in range(3):  # the cause is still there
+        now_s = supervisor.restart_at_s
+        assert supervisor.state is State.FAILED
+        assert supervisor.poll(now_s) == [Action.SPAWN]
+        assert supervisor.exited(now_s, "status 1") == [Action.GIVE_UP]
+        assert supervisor.restart_at_s - now_s == SETTINGS.restart_backoff_max_s
+    now_s = supervisor.restart_at_s
+    assert supervisor.poll(now_s) == [Action.SPAWN]
+    supervisor.connected(now_s)
+    assert supervisor.state is State.UP
+    assert supervisor.deaths.in_a_row > 0
+    assert supervisor.poll(now_s + SETTINGS.stable_after_s) == []
+    assert supervisor.deaths.in_a_row == 0
+    assert supervisor.exited(now_s + 10, "SIGSEGV") == [Action.LOST]
+    assert supervisor.poll(now_s + 10) == [Action.SPAWN]  # at once: it is the first death in a row
 
 
 def test_a_life_that_lasted_forgives_the_deaths_before_it():

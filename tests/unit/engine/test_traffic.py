@@ -65,7 +65,7 @@ def test_a_loss_replays_who_had_nothing_and_ends_who_had_something():
     assert desk.traffic.open == 0
 
 
-def test_nobody_is_replayed_twice():
+def test_nobody_is_replayed_twice_and_what_was_alone_at_two_deaths_is_refused():
     desk = Desk()
     ticket = desk.submit("a")
     desk.send()
@@ -73,7 +73,7 @@ def test_nobody_is_replayed_twice():
     desk.traffic.connected(1, batching=True)
     desk.send(NOW + 3)
     desk.traffic.lost(NOW + 4)
-    assert code(ticket) == "runtime_lost"
+    assert code(ticket) == "request_refused"
 
 
 def test_who_was_only_queued_does_not_use_up_its_replay():
