@@ -48,14 +48,18 @@ def round_us(runtime: ModelRuntime, call: Call, streams: int) -> float:
 
 
 def measure(streams: int, rounds: int) -> dict[str, float]:
-    with LLM(backend="simulated", n_seq_max=streams, context_window=512, turn_tokens=0, max_queue=1024) as llm:
+    with LLM(
+        backend="simulated", n_seq_max=streams, context_window=512, turn_tokens=0, max_queue=1024
+    ) as llm:
         runtime = llm._runtime
         call = llm._call(llm._text_prompt("hello"), llm._parse({"max_tokens": TOKENS, "ignore_eos": True}))
         observers = runtime._observers
         found: dict[str, list[float]] = {"without": [], "with": [], "subscribed": []}
         round_us(runtime, call, streams)
         for number in range(rounds):
-            for name in ("without", "with", "subscribed") if number % 2 else ("with", "subscribed", "without"):
+            for name in (
+                ("without", "with", "subscribed") if number % 2 else ("with", "subscribed", "without")
+            ):
                 runtime._observers = () if name == "without" else observers
                 heard = llm.on_tick(lambda _: None) if name == "subscribed" else None
                 found[name].append(round_us(runtime, call, streams))

@@ -31,6 +31,7 @@ def _lift_event(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, 
 _SHARED: list[Any] = [
     _lift_event,
     structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_logger_name,
     structlog.stdlib.add_log_level,
     structlog.processors.TimeStamper(fmt="iso", utc=True),
 ]

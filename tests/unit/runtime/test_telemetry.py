@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from array import array
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -115,3 +117,10 @@ def until(true: object, seconds: float = 10.0) -> None:
     while not true():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.005)
+
+
+def test_the_guides_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    guide = Path(__file__).parents[3] / "docs" / "guides" / "monitoring.md"
+    (code,) = re.findall(r"```python\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)
+    exec(code, {})
+    assert capsys.readouterr().out.splitlines()[-1] == "0 0"
