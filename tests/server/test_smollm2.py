@@ -309,7 +309,7 @@ def test_an_answer_that_was_begun_goes_on(clients: Clients) -> None:
         {"role": "assistant", "content": "1, 2, 3, 4,"},
     ]
     reply = clients.anthropic.messages.create(
-        model=clients.model, messages=begun, max_tokens=8, temperature=0
+        model=clients.model, messages=begun, max_tokens=8, extra_body={"temperature": 0}
     )
     assert reply.content[0].text.lstrip().startswith("5")
 

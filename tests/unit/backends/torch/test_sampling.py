@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from dataclasses import replace
 
@@ -136,6 +137,28 @@ def test_grammars_are_followed(host):
         assert set(text.replace("ab", "").replace("cde", "").rstrip("!")) <= {"c", "d", "a"}, text
         assert text
     assert texts["free"] == one(free)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_guided_text_is_closed_before_its_tokens_are_used_up(temperature):
+    """It begins on the device and ends on the host; an untrained model would never close the string."""
+    from stretto.text import grammar
+    from stretto.text.grammar_factory import GrammarFactory
+
+    eos = 2
+    words = [bytes([token]) if token < 256 else b"" for token in range(VOCAB)]
+    made = grammar.build_ll_tokenizer(words, [eos], control=[eos], encode=lambda text: list(text.encode()))
+    factory = GrammarFactory(made, eos=frozenset({eos}))
+    schema = {"type": "object", "properties": {"s": {"type": "string"}, "n": {"type": "integer"}}}
+    guided = ask(
+        "r", 12, outputs=130, temperature=temperature, seed=5, ignore_eos=False,
+        stop_token_ids=frozenset({eos}),
+        grammar=grammar.from_json_schema({**schema, "required": ["s", "n"]}),
+    )  # fmt: skip
+    loop = Loop(make_backend("qwen3", eos=frozenset({eos}), make_grammars=lambda: factory))
+    tokens = loop.run([guided])["r"]
+    assert tokens[-1] == eos
+    assert set(json.loads(bytes(tokens[:-1]))) >= {"s", "n"}
 
 
 def test_a_request_that_cannot_be_followed_fails_alone():
