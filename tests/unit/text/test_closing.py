@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from stretto.errors import InvalidGrammarError
-from stretto.text.grammar import GrammarFactory, build_ll_tokenizer, from_json_schema, from_regex
+from stretto.text.grammar import build_ll_tokenizer, from_json_schema, from_regex
+from stretto.text.grammar_factory import GrammarFactory
 
 TEXT: dict[str, Any] = {"type": "string"}
 COUNT: dict[str, Any] = {"type": "integer"}

@@ -67,7 +67,7 @@ def test_definitions_move_to_the_root_and_compile() -> None:
         ([tool("")], "auto"),
         ([tool("a b")], "auto"),
         ([tool(None)], "auto"),
-        ([tool("x" * 65)], "auto"),
+        ([tool("x" * 129)], "auto"),
         ([tool("f", [1])], "auto"),
         ([{"type": "web_search"}], "auto"),
         (["f"], "auto"),
