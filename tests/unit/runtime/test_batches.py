@@ -44,7 +44,7 @@ def test_stats_tell_sizes_groups_times_and_refusals_of_batches():
             requests = [
                 m.GenerateParams(stream_id="a", prompt="one", max_tokens=2),
                 m.GenerateParams(stream_id="b", prompt="two", max_tokens=2, model_id="simulated"),
-                m.GenerateParams(stream_id="c", prompt="", max_tokens=2),
+                m.GenerateParams(stream_id="c", prompt="x", sampling={"temperature": "hot"}),
             ]
             await client.call("batch_generate", m.BatchGenerateParams(requests=requests))
             one = {"stream_id": "d", "prompt": "x", "max_tokens": 2}
