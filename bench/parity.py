@@ -75,6 +75,7 @@ class Conversation:
 
     asked: list[Messages] = field(default_factory=list)
     expected: list[tuple[int, ...]] = field(default_factory=list)
+    answer_tokens: int = ANSWER_TOKENS
 
 
 def settings(*, quick: bool) -> Iterator[Setting]:
@@ -101,30 +102,32 @@ def opened(path: Path, options: dict[str, Any], threads: int) -> LLM:
     return LLM(path, **fixed | ({"n_threads": threads} if threads else {}) | options)
 
 
-def greedy(llm: LLM, messages: Messages) -> Completion:
-    return llm.stream(messages, max_tokens=ANSWER_TOKENS, temperature=0, top_k=0, top_p=1.0, min_p=0.0).read()
+def greedy(llm: LLM, messages: Messages, tokens: int) -> Completion:
+    return llm.stream(messages, max_tokens=tokens, temperature=0, top_k=0, top_p=1.0, min_p=0.0).read()
 
 
-def reference(path: Path, attention: str, count: int, turns: int, threads: int) -> list[Conversation]:
+def reference(
+    path: Path, attention: str, count: int, turns: int, threads: int, tokens: int = ANSWER_TOKENS
+) -> list[Conversation]:
     """Without a cache, one request at a time: nothing beside it, nothing before it."""
     options = {"cache": "none", "flash_attention": attention, "deterministic": True}
     with opened(path, options, threads) as llm:
-        return [_reference_of(llm, subject, turns) for subject in SUBJECTS[:count]]
+        return [_reference_of(llm, subject, turns, tokens) for subject in SUBJECTS[:count]]
 
 
-def _reference_of(llm: LLM, subject: str, turns: int) -> Conversation:
-    made = Conversation()
+def _reference_of(llm: LLM, subject: str, turns: int, tokens: int) -> Conversation:
+    made = Conversation(answer_tokens=tokens)
     messages: Messages = [{"role": "system", "content": SYSTEM}]
     for turn in TURNS[:turns]:
         messages = [*messages, {"role": "user", "content": turn.format(subject)}]
-        answer = greedy(llm, messages)
+        answer = greedy(llm, messages, tokens)
         made.asked.append(messages)
         made.expected.append(answer.tokens)
         messages = [*messages, {"role": "assistant", "content": answer.text}]
     half = messages[-1]["content"][: len(messages[-1]["content"]) // 2]  # diverges inside the answer
     edited = [*messages[:-1], {"role": "assistant", "content": half}, {"role": "user", "content": "Go on."}]
     made.asked.append(edited)
-    made.expected.append(greedy(llm, edited).tokens)
+    made.expected.append(greedy(llm, edited, tokens).tokens)
     return made
 
 
@@ -132,7 +135,7 @@ def ask_all(llm: LLM, conversations: Sequence[Conversation]) -> list[list[Comple
     """All conversations at once, each turn after the one before it."""
 
     def hold(conversation: Conversation) -> list[Completion]:
-        return [greedy(llm, messages) for messages in conversation.asked]
+        return [greedy(llm, messages, conversation.answer_tokens) for messages in conversation.asked]
 
     with ThreadPoolExecutor(len(conversations)) as pool:
         return list(pool.map(hold, conversations))
@@ -215,6 +218,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--settings", nargs="*", default=[], help="only those whose name holds one of these")
     parser.add_argument("--conversations", type=int)
+    parser.add_argument("--answer-tokens", type=int, default=ANSWER_TOKENS)
     parser.add_argument("--json")
     options = parser.parse_args(arguments)
     path = options.model or Store(cache_home()).ensure_default()
@@ -225,7 +229,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     def expected(attention: str) -> list[Conversation]:
         if attention not in references:
-            references[attention] = reference(path, attention, count, turns, options.threads)
+            references[attention] = reference(
+                path, attention, count, turns, options.threads, options.answer_tokens
+            )
         return references[attention]
 
     held = True
