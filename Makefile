@@ -17,7 +17,7 @@ BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check format simulate prove bench soak soak-server ci-setup clean
+.PHONY: help setup clients serve test check format simulate prove bench soak soak-server ci-setup clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,17 @@ $(READY): pyproject.toml
 	@touch $@
 
 setup: $(READY) ## Create .venv with everything in it (the other targets do this themselves)
+
+CLIENTS := .venv-clients/.ready
+
+$(CLIENTS): tests/clients/requirements.txt
+	@test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
+	@echo "installing litellm, LangChain and lm-eval into .venv-clients (one to three minutes)"
+	@.venv-clients/bin/python -m pip install -qq --disable-pip-version-check --requirement $<
+	@touch $@
+
+clients: $(READY) $(CLIENTS) ## Try litellm, LangChain and lm-eval, in an environment of their own
+	$(BIN)/python -m pytest tests/clients $(ARGS)
 
 serve: $(READY) ## Start the server on port 8000 (ARGS='MODEL --port 9000' is passed on)
 	$(BIN)/stretto serve $(ARGS)

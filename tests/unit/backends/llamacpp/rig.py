@@ -7,6 +7,7 @@ A token of ours is right when, teacher-forced on the same text, the reference's 
 from __future__ import annotations
 
 import ctypes
+import itertools
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
@@ -117,6 +118,16 @@ class Reference:
 
     def _logits(self) -> np.ndarray:
         return np.ctypeslib.as_array(self._lib.llama_get_logits_ith(self._context, -1), (self._vocab,))
+
+    def logprobs(self, tokens: Sequence[int]) -> list[float]:
+        """Of each token but the first, after those before it."""
+        self._clear()
+        found: list[float] = []
+        for token, after in itertools.pairwise(tokens):
+            self._decode([token])
+            logits = self._logits().astype(np.float64)
+            found.append(float(logits[after] - logits.max() - np.log(np.exp(logits - logits.max()).sum())))
+        return found
 
     def generate(self, prompt: Sequence[int], count: int, stops: frozenset[int] = frozenset()) -> list[int]:
         self._clear()
