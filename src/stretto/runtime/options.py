@@ -12,6 +12,7 @@ from typing import Any
 from stretto.core.request import Priority, SamplingParams
 from stretto.errors import InvalidRequestError
 from stretto.text import grammar as grammars
+from stretto.text import grammar_size
 from stretto.text.stops import check_stops
 
 N_MAX = 16
@@ -180,4 +181,5 @@ def _grammar(options: Mapping[str, Any]) -> str:
         raise InvalidRequestError(f"{' and '.join(asked)} exclude each other", hint="send one of them")
     if not asked:
         return ""
+    grammar_size.check(asked[0], options[asked[0]])
     return makers[asked[0]](options[asked[0]])  # not compiled: see `runtime.grammars`
