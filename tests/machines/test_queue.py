@@ -89,7 +89,7 @@ class QueueMachine(RuleBasedStateMachine):
         """
         waiting, parked = self.of(Where.WAITING), self.of(Where.PARKED)
         urgent = min((j.level for j in waiting), default=9)
-        aged = urgent == Priority.DEFAULT and self.admissions - self.aged_at >= AGEING_TURN
+        aged = bool(waiting) and self.admissions - self.aged_at >= AGEING_TURN
         behind = [j for j in parked if j.level > urgent] if aged else []
         able = behind or [j for j in parked if j.level <= urgent]
         firm = [j for j in able if not j.turned_out]

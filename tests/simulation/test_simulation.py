@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from stretto.testing.laws import SOMETIMES
 from stretto.testing.simulate import run_many
 from stretto.testing.simulation import Report, Simulation
+from stretto.testing.sometimes import SOMETIMES
 
 TICKS = 200_000
 DIGEST_SEEDS = range(10)

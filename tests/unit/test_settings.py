@@ -224,7 +224,7 @@ def test_both_switches_in_code_are_an_error() -> None:
         ("n-seq-max", "n_seq_max"),
         ("NSeqMax", "n_seq_max"),
         ("n_seq_mx", "n_seq_max"),
-        ("n_ctx", "context_window"),
+        ("kv_cache_tokens", "n_ctx"),
         ("ctx-size", "context_window"),
         ("max_model_len", "context_window"),
         ("context-window", "context_window"),
@@ -335,7 +335,7 @@ def test_numbers_as_people_write_them(read: Any) -> None:
 @pytest.mark.parametrize(
     ("env", "hint"),
     [
-        ({"STRETTO_N_CTX": "1"}, "context_window"),
+        ({"STRETTO_CTX_SIZE": "1"}, "context_window"),
         ({"STRETTO_N_SEQ_MX": "1"}, "n_seq_max"),
         ({"STRETTO_GENERATE_BATCHER__MAX_BATCH": "1"}, "max_batch_size"),
         ({"STRETTO_N_SEQ_MAX": "nan"}, ""),
@@ -406,3 +406,23 @@ def test_fields_that_bypass_the_batcher_are_a_list_of_known_names() -> None:
     assert found.settings.generate_batcher.bypass == ("deadline_ms", "guidance")
     with pytest.raises(SettingsError, match="bypass"):
         load(env={"STRETTO_GENERATE_BATCHER__BYPASS": "[retries]"})
+
+
+def test_a_pool_for_all_slots_chooses_the_layout_that_has_one():
+    model = load(flags={"n_ctx": 3000, "context_window": 2048}).settings.defaults
+    assert (model.n_ctx, model.kv_layout) == (3000, "unified")
+    assert load(flags={}).settings.defaults.kv_layout == "streams"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"n_ctx": 3000, "kv_layout": "streams"}, "kv_layout: unified"),
+        ({"n_ctx": 3000, "context_window": 4096}, "must hold one context_window"),
+        ({"n_ctx": 3}, "greater than or equal to 16"),
+    ],
+)
+def test_a_pool_that_cannot_be_is_refused_by_name(flags, says):
+    with pytest.raises(SettingsError) as caught:
+        load(flags=flags)
+    assert says in f"{caught.value.message} {caught.value.hint}"

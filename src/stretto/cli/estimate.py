@@ -127,6 +127,7 @@ def _as_json(subject: Subject, result: Estimate, fitting: Fit, source: str) -> d
         "kind": subject.shape.kind.value,
         "context_window": subject.window,
         "n_seq_max": subject.slots,
+        "n_ctx": subject.settings.n_ctx,
         "cache_type_k": subject.settings.cache_type_k,
         "cache_type_v": subject.settings.cache_type_v,
         "rule_of_thumb": {

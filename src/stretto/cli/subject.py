@@ -105,6 +105,7 @@ class Subject:
             ("weights", size(self.weights)),
             ("context_window", f"{self.window:,} tokens for each slot"),
             ("n_seq_max", f"{self.slots} slots"),
+            *([("n_ctx", f"{settings.n_ctx:,} tokens for all slots")] if settings.n_ctx != "auto" else []),
             ("cache types", f"{settings.cache_type_k} keys, {settings.cache_type_v} values"),
             ("block_count", str(shape.layers)),
             ("attention.head_count_kv", ", ".join(map(str, heads))),

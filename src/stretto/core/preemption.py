@@ -8,7 +8,7 @@ building does not count as waiting; under `incremental` a request that waits so 
 
 Time-outs are a safety valve, not a schedule. What they cost is bounded: a victim is no more urgent than the
 waiter, has held its slot for the whole time-out and so long that putting requests aside takes `SWAP_SHARE` of
-the time at most, got further in this residency, and at most as many requests are preempted as there are slots.
+the time at most, and got further in this residency; no more requests are set aside than there are slots.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Preemptor:
                 state.preempt(slot, PreemptReason.PRIORITY, waiter)
             self._admission.promised.append(waiter)
             self._admission.run()
-            if waiter.where is not Where.RUNNING:
+            if waiter not in (slot.job for slot in state.active):
                 return  # its memory is free when the tick in flight is committed
 
     def _enough(self, waiter: Job, able: Sequence[Slot]) -> Sequence[Slot]:
@@ -118,7 +118,7 @@ class Preemptor:
         return chosen
 
     def _paid_off(self, slot: Slot) -> bool:
-        """Its memory will be reused, and its context computed again: that is a small part of its time so far."""
+        """To compute its context again, once its memory is reused, is a small part of its time so far."""
         state = self._state
         again_s = state.swap_s(slot, kept=False)
         return state.now - slot.started_s >= again_s * len(state.active) / RECOMPUTE_SHARE
@@ -141,6 +141,7 @@ class Preemptor:
             victim = self._target(waiter)
             if victim is not None:
                 self.orders.append(Order(victim.index, victim.epoch, waiter))
+                self._next_look_s = state.now  # there may be more
                 state.note(notes.PREEMPTING_SLOT, victim.job, victim.index, state.now - waiter.waits_since_s)
                 return
 

@@ -107,14 +107,14 @@ class State:
         return True
 
     def _tokens_min(self, job: Job) -> int:
-        """Often preempted, or admitted before a more urgent one (its ageing turn): it keeps its slot a while."""
+        """Preempted often, or admitted before a more urgent one (an ageing turn): a longer residency."""
         urgent = self.queue.most_urgent()
         aged = urgent is not None and urgent < job.level
         often = job.parks - job.turns >= self.limits.priority_parks_max
         return 4 * self.limits.priority_park_min_tokens if aged or often else 1
 
     def swap_s(self, slot: Slot, *, kept: bool) -> float:
-        """What it takes to put the slot's request aside and to go on later. `kept`: memory holds it meanwhile."""
+        """What it takes to set a request aside and to resume it. `kept`: memory holds it meanwhile."""
         can, bytes_ = self.can, self.can.snapshot_bytes(slot.computed)
         if can.share is Share.PAGES and kept:
             return 0.0

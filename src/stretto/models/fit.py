@@ -122,6 +122,7 @@ class Options(TypedDict, total=False):
     sprint: bool
     swa_full: bool
     unified: bool
+    pool_tokens: int
     snapshot_bytes: int
 
 
@@ -138,6 +139,8 @@ class Asked(Protocol):
     def cache_type_v(self) -> str: ...
     @property
     def kv_layout(self) -> str: ...
+    @property
+    def n_ctx(self) -> int | str: ...
     @property
     def swa_full(self) -> bool: ...
     @property
@@ -166,6 +169,7 @@ def options_for(shape: ModelShape, asked: Asked, context_window: int) -> Options
         "sprint": chosen.sprint,
         "swa_full": asked.swa_full,
         "unified": unified,
+        "pool_tokens": asked.n_ctx if unified and isinstance(asked.n_ctx, int) else 0,
         "snapshot_bytes": asked.cache_ram_bytes if asked.cache != "none" and shape.generates else 0,
     }
 
@@ -183,13 +187,14 @@ def estimate(
     sprint: bool = False,
     swa_full: bool = True,
     unified: bool = False,
+    pool_tokens: int = 0,
     snapshot_bytes: int = 0,
 ) -> Estimate:
-    """Bytes for `n_seq_max` slots of `context_window` tokens each."""
+    """Bytes for `n_seq_max` slots of `context_window` tokens each; unified: for a pool of `pool_tokens`."""
     _check_ranges(context_window=context_window, n_seq_max=n_seq_max, n_ubatch=n_ubatch)
     key_type, value_type = _cache_type(cache_type_k), _cache_type(cache_type_v)
     streams = 1 if unified else n_seq_max
-    cells = _padded(context_window * n_seq_max // streams)
+    cells = _padded((pool_tokens if unified else 0) or context_window * n_seq_max // streams)
     window = shape.sliding_window * n_seq_max // streams
     window_cells = cells if swa_full else min(cells, _padded(window + n_ubatch))
     stream_bytes = _row_sum(shape, key_type, value_type, cells, window_cells) if shape.causal else 0
@@ -197,7 +202,14 @@ def estimate(
     if sprint:
         compute += _compute(shape, cells, window_cells, n_ubatch, flash_attention=True)
     return Estimate(
-        thumb=_thumb(shape, weights_bytes, context_window, n_seq_max, cache_type_k, cache_type_v),
+        thumb=_thumb(
+            shape,
+            weights_bytes,
+            context_window,
+            (pool_tokens if unified else 0) or context_window * n_seq_max,
+            cache_type_k,
+            cache_type_v,
+        ),
         weights=weights_bytes,
         cache=(streams + sprint) * stream_bytes,
         state=shape.recurrent_layers * shape.state_bytes * n_seq_max,
@@ -237,7 +249,9 @@ def fit(
         fits=needed(context_window, n_seq_max) <= free_bytes,
         free=free_bytes,
         needed=needed(context_window, n_seq_max),
-        context_window_max=min(blocks * CELLS_QUANTUM, shape.context_length),
+        context_window_max=min(
+            blocks * CELLS_QUANTUM, options.get("pool_tokens") or 1 << 62, shape.context_length
+        ),
         n_seq_max_max=slots,
     )
 
@@ -249,13 +263,18 @@ def steps_text(
     thumb = result.thumb
     heads = _mean_kv_heads(shape)
     gigabytes = 1e9
+    slots = f"Slot_Memory = {n_seq_max} × {thumb.kv_per_sequence / gigabytes:.1f} GB"
+    if thumb.slot_memory != n_seq_max * thumb.kv_per_sequence:  # one pool, of n_ctx tokens
+        token = shape.layers * thumb.kv_per_token_per_layer
+        slots = (
+            f"KV_Pool = {thumb.slot_memory // token:,} × {shape.layers} × {thumb.kv_per_token_per_layer:,}"
+        )
     return (
         f"KV_Per_Token_Per_Layer = {heads} × ({shape.key_length} + {shape.value_length})"
         f" × {thumb.bytes_per_element} = {thumb.kv_per_token_per_layer:,} bytes",
         f"KV_Per_Sequence = {context_window:,} × {shape.layers} × {thumb.kv_per_token_per_layer:,}"
         f" = ~{thumb.kv_per_sequence / gigabytes:.1f} GB",
-        f"Slot_Memory = {n_seq_max} × {thumb.kv_per_sequence / gigabytes:.1f} GB"
-        f" = ~{thumb.slot_memory / gigabytes:.1f} GB",
+        f"{slots} = ~{thumb.slot_memory / gigabytes:.1f} GB",
         f"Total = {result.weights / gigabytes:.1f} GB + {thumb.slot_memory / gigabytes:.1f} GB"
         f" = ~{thumb.total / gigabytes:.1f} GB",
     )
@@ -296,12 +315,13 @@ def _mean_kv_heads(shape: ModelShape) -> int:
 
 
 def _thumb(
-    shape: ModelShape, weights: int, context_window: int, n_seq_max: int, key_type: str, value_type: str
+    shape: ModelShape, weights: int, context_window: int, tokens: int, key_type: str, value_type: str
 ) -> ThumbSteps:
+    """`tokens`: of all slots together."""
     element = max(_THUMB_BYTES.get(key_type, 1), _THUMB_BYTES.get(value_type, 1))
     per_token = _mean_kv_heads(shape) * (shape.key_length + shape.value_length) * element
     per_sequence = context_window * shape.layers * per_token
-    slots = n_seq_max * per_sequence
+    slots = tokens * shape.layers * per_token
     return ThumbSteps(element, per_token, per_sequence, slots, weights + slots)
 
 

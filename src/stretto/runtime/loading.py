@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +145,7 @@ def _llamacpp(
             cache_type_v=chosen.cache_type_v,
             flash_attention=chosen.flash_attention,
             unified=chosen.kv_layout == "unified",
+            pool_tokens=0 if chosen.n_ctx == "auto" else chosen.n_ctx,
             swa_full=chosen.swa_full,
             n_threads=0 if chosen.n_threads == "auto" else chosen.n_threads,
             n_threads_batch=0 if chosen.n_threads_batch == "auto" else chosen.n_threads_batch,
@@ -183,6 +184,8 @@ def _llamacpp(
         "backend": "llamacpp",
         "slots": plan.n_seq_max,
         "context_window": plan.window,
+        "n_ctx": plan.n_ctx,
+        "kv_layout": "unified" if plan.unified else "streams",
         "threads": plan.n_threads,
         "cache": chosen.cache,
         "cache_types": f"{plan.cache_type_k}/{plan.cache_type_v}",
@@ -245,10 +248,12 @@ def _simulated(chosen: settings_.ModelSettings, unused: list[str], beat: Beat | 
     from stretto.backends.simulated import SimulatedModel
     from stretto.backends.simulated.paced import PacedBackend
     from stretto.backends.simulated.text import SpellingTokenizer
-    from stretto.core.capabilities import Capabilities
+    from stretto.core.capabilities import Capabilities, Share
 
     window = 8192 if chosen.context_window == "auto" else chosen.context_window
     can = Capabilities(sequences_max=chosen.n_seq_max, window=window, vocab=512, rows_max=chosen.n_batch)
+    if chosen.n_ctx != "auto":
+        can = replace(can, share=Share.RANGE, pages=chosen.n_ctx)
     backend = PacedBackend(can, model=SimulatedModel(vocab=512), tick_s=chosen.simulated_tick_ms / 1000)
     runtime = ModelRuntime(backend, SpellingTokenizer(), chosen.limits(), beat=beat)
     description = {

@@ -61,6 +61,7 @@ def _open(path: Path, chosen: settings_.ModelSettings, progress: Progress | None
             window=0 if chosen.context_window == "auto" else chosen.context_window,
             rows_max=chosen.n_batch,
             page_tokens=chosen.page_tokens,
+            pages=0 if chosen.n_ctx == "auto" else -(-chosen.n_ctx // chosen.page_tokens),
             device="cpu" if chosen.n_gpu_layers == 0 else device,
             dtype=chosen.dtype,
             load_format=chosen.load_format,

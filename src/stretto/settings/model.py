@@ -65,6 +65,10 @@ class ModelSettings(BaseModel):
     """Tokens that each slot can hold (not divided among them); auto: the model's, at most 8192."""
     n_seq_max: Annotated[Count, Field(ge=1, le=1024)] = 4
     """Slots: how many requests run at once."""
+    n_ctx: Annotated[Count, Field(ge=16, le=1 << 28)] | Literal["auto"] = "auto"
+    """Tokens of KV memory that all slots share; auto: a window for each slot (torch on a GPU: what is free).
+    Less than n_seq_max windows oversubscribes the memory: requests wait or are preempted when it is short.
+    llama.cpp needs kv_layout: unified for it, and takes it unless kv_layout says otherwise."""
     n_batch: Annotated[Count, Field(ge=1, le=1 << 20)] = 2048
     """Tokens of one tick: decode rows first, then prefill chunks."""
     n_ubatch: Annotated[Count, Field(ge=1, le=1 << 20)] = 512
@@ -87,7 +91,7 @@ class ModelSettings(BaseModel):
     cache_type_v: CacheType = "f16"
     """Type of the V cache; quantized types need flash attention."""
     kv_layout: Literal["streams", "unified"] = "streams"
-    """streams: memory of its own for each slot. unified: one pool, for GPUs short of memory."""
+    """streams: memory of its own for each slot. unified: one pool of n_ctx tokens, where memory is short."""
     swa_full: bool = True
     """Keep the full cache of sliding-window layers, so that prefixes can be reused anywhere."""
 
@@ -100,7 +104,8 @@ class ModelSettings(BaseModel):
     cache_min_tokens: Count = 100
     """Shorter prefixes are not kept."""
     cache_slot_timeout: Annotated[Seconds, Field(gt=0)] = 30.0
-    """Seconds that a request waits for a busy conversation's slot."""
+    """Seconds that a request waits in the queue before it takes the slot of the longest-running request, or
+    of the busy conversation that it continues; under every cache policy."""
     cache_ram_bytes: Bytes = 1 << 30
     """Host memory for saved prefixes."""
     deterministic: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
@@ -108,7 +113,7 @@ class ModelSettings(BaseModel):
     answers again when a conversation goes on; refused where it cannot be kept. auto: where that is free."""
 
     queue_depth: Annotated[Count, Field(ge=1, le=1024)] = 2
-    """n_seq_max times this many requests are in flight, those in slots included."""
+    """n_seq_max times this many requests of each priority are in flight, those in slots included."""
     max_queue: Count = 512
     """Callers that may wait beyond that, for each priority."""
     max_queue_wait_s: Annotated[Seconds, Field(gt=0)] | None = None
@@ -117,7 +122,7 @@ class ModelSettings(BaseModel):
     """Where more streams are read than there are slots: tokens that each writes before another has a turn;
     0: a request keeps its slot until it ends."""
     preemption: Literal["resume", "fail"] = "resume"
-    """What happens to the victim of a slot time-out."""
+    """What happens to the victim of cache_slot_timeout: resume continues it later, fail ends it."""
     tenant_weights: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = {}
     """Shares of tenants; 1 where nothing is said."""
 
@@ -199,9 +204,24 @@ class ModelSettings(BaseModel):
             raise ValueError(
                 f"n_batch ({self.n_batch}) must hold one row for each of n_seq_max ({self.n_seq_max}) slots"
             )
+        if self.n_ctx != "auto":
+            self._check_pool(self.n_ctx)
         if self.n_ubatch > self.n_batch:  # the default, beside a small n_batch
             object.__setattr__(self, "n_ubatch", self.n_batch)
         return self
+
+    def _check_pool(self, n_ctx: int) -> None:
+        """One pool for all slots: the layout that has one, unless another was asked for by name."""
+        if self.context_window != "auto" and self.context_window > n_ctx:
+            raise ValueError(
+                f"n_ctx ({n_ctx}) must hold one context_window ({self.context_window}); "
+                "lower context_window, or raise n_ctx"
+            )
+        if "kv_layout" in self.model_fields_set and self.kv_layout == "streams":
+            raise ValueError(
+                "n_ctx is the size of a pool, and kv_layout: streams has none; set kv_layout: unified"
+            )
+        object.__setattr__(self, "kv_layout", "unified")
 
     def limits(self) -> Limits:
         """What the scheduler needs to know."""

@@ -11,9 +11,10 @@ _SAME = {
         "max_batch_size max_concurrent_predictions ollama_num_parallel"
     ),
     "context_window": (
-        "n_ctx ctx_size ctx max_model_len context_length num_ctx max_seq_len max_seq_length context_size "
+        "ctx_size ctx max_model_len context_length num_ctx max_seq_len max_seq_length context_size "
         "max_context_length max_total_tokens c"
     ),
+    "n_ctx": "kv_cache_tokens total_ctx n_ctx_total num_gpu_blocks_override",
     "n_batch": "batch_size nbatch max_num_batched_tokens b",
     "n_ubatch": "ubatch_size nubatch ub",
     "n_gpu_layers": "gpu_layers ngl n_gpu_layer ngpu_layers num_gpu gpu_offload",
@@ -56,7 +57,7 @@ NO_COUNTERPART = {
     "batch_timeout": "requests join the running batch at the next tick, so nothing waits; leave the key out",
     "cont_batching": "continuous batching is always on; leave the key out",
     "continuous_batching": "continuous batching is always on; leave the key out",
-    "kv_unified": "set kv_layout: unified",
+    "kv_unified": "set kv_layout: unified, and n_ctx for the size of its pool",
     "no_kv_offload": "set offload_kqv: false",
     "no_op_offload": "set op_offload: false",
     "enforce_eager": "there is no such switch; leave the key out",

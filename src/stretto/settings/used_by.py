@@ -22,6 +22,7 @@ USERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("path", "backend", "context_window", "n_seq_max", "max_queue"), _ALL),
     **dict.fromkeys(
         (
+            "n_ctx",
             "n_batch",
             "prefill_chunk",
             "target_itl_ms",

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from stretto.core import invariants, notes, victims
 from stretto.core.kv.ops import OpKind
 from stretto.core.preemption import Order
+from stretto.core.queue import AGEING_TURN
 from stretto.core.scheduler import Scheduler
 from stretto.core.slot import Job, Where
 from stretto.core.tick import (
@@ -29,59 +30,7 @@ from stretto.core.tick import (
 )
 from stretto.core.turns import OUT_MAX_S, SHORT_TURN
 from stretto.errors import InvariantError
-
-SOMETIMES = (
-    *(f"note: {name}" for name in notes.SEED_NAMES),
-    "parked and resumed",
-    "parked for priority",
-    "the oldest running request yielded to a more urgent one",
-    "a preempted request resumed before a more urgent one",
-    "a slot time-out under another policy than incremental",
-    "parked for memory",
-    "a newcomer took a turn",
-    "a stream took a turn back",
-    "preempted for good",
-    "prompt split in three chunks or more",
-    "several prompts in one tick",
-    "prompts had a tick of their own while others could decode",
-    "hit after an eviction",
-    "hit by restoring a snapshot",
-    "hit by copying a running sequence",
-    "system prompt shared",
-    "pages copied on write",
-    "cancelled while waiting",
-    "cancelled while deferred",
-    "cancelled while parked",
-    "cancelled while prefilling",
-    "cancelled while generating",
-    "stop string while generating",
-    "deadline while waiting",
-    "deadline while running",
-    "refused: queue full",
-    "refused: invalid",
-    "refused: shutting down",
-    "waited too long to enter",
-    "queued work ended by a drain",
-    "running work cut by a shutdown",
-    "out of memory and recovered",
-    "no room reported and recovered",
-    "pass failed and nobody was hurt",
-    "request failed alone after a bisection",
-    "bad output failed one request",
-    "operation failed and the slot was rebuilt",
-    "tick void after a failed one",
-    "deferred and then served from the cache",
-    "deferred and ran elsewhere",
-    "sequence moved to close a gap",
-    "drafts accepted in full",
-    "drafts rejected",
-    "lost decode rows were replayed one by one",
-    "row of a finished request discarded",
-    "fork shared its parent's prompt",
-    "ageing turn went to a lower class",
-    "operations without rows",
-    "everything free again",
-)
+from stretto.testing.sometimes import SOMETIMES
 
 
 class Laws:
@@ -180,7 +129,7 @@ class Laws:
         if self._passed_over is None or self._passed_over[0] is not oldest:
             self._passed_over = (oldest, state.queue.admissions)
         passed = state.queue.admissions - self._passed_over[1]
-        _need(passed <= invariants.AGEING_TURN, f"{oldest.id} was preempted, and {passed} passed it")
+        _need(passed <= AGEING_TURN, f"{oldest.id} was preempted, and {passed} passed it")
 
     def _check_reuse(self, job: Job, slot: int) -> None:
         request, policy = job.request, self._scheduler.state.limits.cache

@@ -15,10 +15,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from itertools import count
 from multiprocessing import get_context
 
-from stretto.testing.laws import SOMETIMES
 from stretto.testing.reports import write_report
 from stretto.testing.scenario import draw
 from stretto.testing.simulation import Report, Simulation
+from stretto.testing.sometimes import SOMETIMES
 
 TICKS_PER_SEED = 1000
 

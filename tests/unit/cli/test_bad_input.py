@@ -53,8 +53,8 @@ def test_a_window_that_no_memory_holds(shell, dense):
 
 
 def test_an_unknown_key_in_the_file(shell, tmp_path):
-    (tmp_path / "stretto.yaml").write_text("models:\n  a:\n    n_ctx: 8\n")
-    assert_one_line_error(shell("run", "hi"), "unknown key n_ctx", "here it is called context_window")
+    (tmp_path / "stretto.yaml").write_text("models:\n  a:\n    ctx_size: 8\n")
+    assert_one_line_error(shell("run", "hi"), "unknown key ctx_size", "here it is called context_window")
 
 
 def test_an_unknown_variable(call, monkeypatch):

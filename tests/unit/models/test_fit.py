@@ -207,3 +207,15 @@ def test_absurd_settings(options):
     with pytest.raises(ModelError) as caught:
         estimate(QWEN3_8B, weights_bytes=0, **{"context_window": 512, **options})
     assert caught.value.hint
+
+
+def test_a_pool_takes_the_memory_of_its_tokens_whatever_the_slots():
+    options = {"weights_bytes": NINE_GB, "context_window": 8192, "unified": True}
+    windows = estimate(QWEN3_8B, n_seq_max=8, **options)
+    pool = estimate(QWEN3_8B, n_seq_max=8, pool_tokens=16384, **options)
+    assert pool.cells == 16384
+    assert pool.cache == windows.cache // 4
+    assert estimate(QWEN3_8B, n_seq_max=4, pool_tokens=16384, **options).cache == pool.cache
+    assert pool.thumb.slot_memory == windows.thumb.slot_memory // 4
+    text = steps_text(pool, QWEN3_8B, context_window=8192, n_seq_max=8)
+    assert text[2].startswith("KV_Pool = 16,384 × 36 × ")

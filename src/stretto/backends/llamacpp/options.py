@@ -107,6 +107,12 @@ def resolve(model: Model, options: ContextOptions) -> Plan:
     if window > model.n_ctx_train and not options.rope:
         text = f"context_window {window} is more than the {model.n_ctx_train} tokens the model was trained on"
         warnings.append(LoadWarning("window_beyond_training", text))
+    if options.pool_tokens and (not options.unified or model.is_recurrent):
+        raise ContextError(
+            "n_ctx is the size of a pool that all slots share, and "
+            + ("a recurrent model keeps a state for each slot" if options.unified else "streams have none"),
+            hint="leave n_ctx out" if options.unified else "set kv_layout: unified",
+        )
     pool = options.pool_tokens or window * options.n_seq_max
     if options.unified and pool < window:
         window = pool

@@ -91,7 +91,8 @@ def _coming(table: SequenceTable, job: Job) -> Donor | None:
             continue
         ahead = common_prefix(job.known, slot.known, min(len(job.known) - 1, content.prefilled))
         if table.can.rewind is not Rewind.ANY:  # only a state saved at a mark, with the rows after it
-            ahead = max((mark + 1 for mark in slot.marks if mark <= ahead), default=0)
+            last = min(ahead, len(job.known) - 2)
+            ahead = max((mark + 1 for mark in slot.marks if mark <= last), default=0)
         elif not (table.can_copy(sequence, slot.computed) or table.can_relay(sequence, slot.computed)):
             continue
         certain = slot.computed if sequence.readable else 0

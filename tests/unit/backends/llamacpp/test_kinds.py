@@ -169,15 +169,40 @@ def test_speculation_changes_no_token(sampler: str) -> None:
     reference.close()
 
 
-def test_parked_requests_go_on_with_their_text() -> None:
-    """A pool for half of what is asked: memory parks some, and every text is whole."""
-    backend, reference = make_backend("dense", unified=True, pool_tokens=256), Reference(tiny("dense"))
+@pytest.mark.parametrize(
+    ("window", "pool", "prompt", "answer"), [(512, 256, 50, 120), (2048, 3000, 600, 170)]
+)
+def test_requests_preempted_for_memory_go_on_with_their_text(window, pool, prompt, answer) -> None:
+    """A pool for a part of what four slots may hold: memory preempts some, and every text is whole."""
+    backend = make_backend("dense", context_window=window, unified=True, pool_tokens=pool)
+    reference = Reference(tiny("dense"))
     loop = Loop(backend, limits("none"))
-    requests = [ask(f"r{n}", 50, max_tokens=120) for n in range(4)]
+    requests = [ask(f"r{n}", prompt, max_tokens=answer) for n in range(4)]
     got = loop.run(*requests)
     assert sum(end.parks for end in loop.ends.values()) > 0
     for request in requests:
-        assert len(got[request.id]) == 120
+        assert len(got[request.id]) == answer
+        assert reference.gap(request.tokens, got[request.id]) <= TOLERANCE
+    backend.close()
+    reference.close()
+
+
+@pytest.mark.parametrize("kind", ["hybrid-granite", "hybrid-qwen3next"])
+@pytest.mark.parametrize("cache", ["incremental", "prefix"])
+def test_a_hybrid_conversation_is_shared_while_it_is_busy(kind: str, cache: str) -> None:
+    """The second request restores the checkpoint before the last message into the idle slot, at once."""
+    backend, reference = make_backend(kind, n_seq_max=2), Reference(tiny(kind))
+    loop = Loop(backend, limits(cache, slots=2))
+    shared = text(178, 1)
+    first = ask("first", [*shared, *text(19, 2)], max_tokens=120, boundaries=(178,))
+    second = ask("second", [*shared, *text(19, 3)], max_tokens=8, boundaries=(178,))
+    loop.submit(first)
+    for _ in range(12):
+        loop.step()
+    got = loop.run(second)
+    assert loop.ends["second"].cached_tokens == 178
+    assert loop.ends["first"].parks == 0
+    for request in (first, second):
         assert reference.gap(request.tokens, got[request.id]) <= TOLERANCE
     backend.close()
     reference.close()
