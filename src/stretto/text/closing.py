@@ -22,6 +22,8 @@ RESERVE_TOKENS = 256  # the part of an answer, at its limit, in which every toke
 JUMP_TOKENS = 64  # by which one token may lengthen the way to the end, beside what the shortest text has
 BRANCHES_MAX = 64  # words, for instance of an enum, that are compared at one point
 ROLLOUTS_MAX = 4  # of them, those that are followed to the end where tokens are short
+SHORTEST_TOKENS_MAX = 4096  # a text that cannot be shorter is not closed
+LOST_MAX = 4  # states of one generation without a way to the end, after which none is looked for
 TRIALS_MAX = 20_000  # tokens that one search tries: some 25 ms at most, usually a hundredth of it
 STEP_TRIALS, BRANCH_TRIALS = 20, 200  # what a plain choice, and a choice among words cost, in these units
 _PROBE = b"~"  # allowed in free strings, and nowhere else in JSON
@@ -86,6 +88,15 @@ class Closer:
                 return None
             taken += piece
         return None
+
+    def shortest(self, fresh: LLMatcher) -> int:
+        """Tokens of the shortest text that was found, its end among them; 0 where none was."""
+        found = [
+            len(path)
+            for thorough in (False, True)
+            if (path := self.path(fresh, SHORTEST_TOKENS_MAX, thorough=thorough)) is not None
+        ]
+        return min(found, default=0)
 
     def outlives(self, path: Sequence[int], state: LLMatcher) -> bool:
         """Is this still the path, a token later? So it is where that token only made a string longer."""
@@ -195,18 +206,19 @@ class Closer:
 class Ending:
     """One generation's way to its end: a token that would leave too few is replaced by one that closes."""
 
-    def __init__(self, closer: Closer, fresh: LLMatcher, tokens_max: int) -> None:
+    def __init__(self, closer: Closer, shortest: int, tokens_max: int) -> None:
+        """`shortest`: tokens of the shortest text (`Closer.shortest`), found when the grammar compiled."""
         self._closer = closer
         self._path: list[int] | None = None  # from the state that the generation is in
         self._next: tuple[int, list[int] | None] = (-1, None)  # a token, and the path behind it
-        shortest = closer.path(fresh, tokens_max) or closer.path(fresh, tokens_max, thorough=True)
+        self._lost = 0  # states from which no way to the end was found
         # Where not even the shortest text fits there is nothing to steer to.
-        self._reserve = 0 if shortest is None else RESERVE_TOKENS + 2 * len(shortest)
-        self._jump = JUMP_TOKENS + len(shortest or ())
+        self._reserve = RESERVE_TOKENS + 2 * shortest if 0 < shortest <= tokens_max else 0
+        self._jump = JUMP_TOKENS + shortest
 
     def steer(self, state: LLMatcher, token: int, left: int) -> int:
         """The token, or where the text could not end within `left` tokens behind it, one that leads there."""
-        if left >= self._reserve:
+        if left >= self._reserve or self._lost >= LOST_MAX:
             return token
         ahead = state.deep_copy()
         ahead.try_consume_tokens([token])
@@ -217,6 +229,7 @@ class Ending:
         closer = self._closer
         own = closer.path(state, left + 1) or closer.path(state, left + 1, thorough=True)
         if own is None:
+            self._lost += 1
             return token
         self._next = (own[0], own[1:] or None)
         return own[0]

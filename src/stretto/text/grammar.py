@@ -247,15 +247,21 @@ def parser_limits() -> LLParserLimits:
 class GrammarMatcher:
     """Which tokens may come next in one generation."""
 
-    __slots__ = ("_closer", "_ending", "_eos", "_fresh", "_matcher", "_slow_steps", "mask_bytes")
+    __slots__ = ("_closer", "_ending", "_eos", "_fresh", "_matcher", "_shortest", "_slow_steps", "mask_bytes")
 
     def __init__(
-        self, fresh: LLMatcher, eos: frozenset[int], mask_bytes: int, closer: Closer | None = None
+        self,
+        fresh: LLMatcher,
+        eos: frozenset[int],
+        mask_bytes: int,
+        closer: Closer | None = None,
+        shortest: int = 0,
     ) -> None:
         self._fresh = fresh
         self._matcher = fresh.deep_copy()
         self._eos = eos
         self._closer = closer
+        self._shortest = shortest  # tokens of the shortest text; 0: unknown
         self._ending: Ending | None = None
         self._slow_steps = 0
         self.mask_bytes = mask_bytes
@@ -263,18 +269,13 @@ class GrammarMatcher:
     def limit(self, tokens_max: int) -> None:
         """From now on `steer` ends the text within this many tokens, where the grammar allows that."""
         if self._closer is not None:
-            began_s = time.thread_time()
-            self._ending = Ending(self._closer, self._fresh, tokens_max)
-            self.count_step(time.thread_time() - began_s)
+            self._ending = Ending(self._closer, self._shortest, tokens_max)
 
     def steer(self, token: int, left: int) -> int:
         """A token that the grammar allows, or in its place one that closes: `left` more may follow it."""
         if self._ending is None or token in self._eos or self._matcher.is_stopped():
             return token
-        began_s = time.thread_time()
-        steered = self._ending.steer(self._matcher, token, left)
-        self.count_step(time.thread_time() - began_s)
-        return steered
+        return self._ending.steer(self._matcher, token, left)  # bounded by itself
 
     def is_near_end(self, left: int) -> bool:
         """Must each token be steered from here on? `left` more may follow the next one."""

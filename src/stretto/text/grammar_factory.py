@@ -25,11 +25,12 @@ CACHE_BYTES_MAX = 256 << 20
 class Compiled:
     """A grammar that compiled, and roughly the memory that it takes. Held by the requests that use it."""
 
-    __slots__ = ("__weakref__", "bytes", "fresh")
+    __slots__ = ("__weakref__", "bytes", "fresh", "shortest")
 
-    def __init__(self, fresh: LLMatcher, size: int) -> None:
+    def __init__(self, fresh: LLMatcher, size: int, shortest: int = 0) -> None:
         self.fresh = fresh
         self.bytes = size
+        self.shortest = shortest  # tokens of the shortest text that follows it
 
 
 class GrammarFactory:
@@ -59,12 +60,14 @@ class GrammarFactory:
         """
         found = None if anew else self._find(grammar)
         if found is None:
-            found = Compiled(compiled(self._tokenizer, grammar), max(size, len(grammar)))
+            fresh = compiled(self._tokenizer, grammar)
+            found = Compiled(fresh, max(size, len(grammar)), self._closer.shortest(fresh))
             self._keep(grammar, found)
         return found
 
     def matcher(self, grammar: str, tokens: Iterable[int] = ()) -> GrammarMatcher:
-        matcher = GrammarMatcher(self.compile(grammar).fresh, self.eos, self.mask_bytes, self._closer)
+        known = self.compile(grammar)
+        matcher = GrammarMatcher(known.fresh, self.eos, self.mask_bytes, self._closer, known.shortest)
         matcher.rebuild(tokens)
         return matcher
 
