@@ -6,6 +6,8 @@ threads read: a look may be one observation behind in one of its columns.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from stretto.core.tick import Events, Terminal, TickMeasures
 from stretto.telemetry.events import KINDS
 from stretto.telemetry.histogram import GAP_EDGES_S, Histogram
@@ -28,6 +30,9 @@ RATE_EDGES = (
     50_000.0,
 )
 
+_COUNTED = int(ROW_EDGES[-1]) + 1
+_BUCKETS = tuple(bisect_left(ROW_EDGES, count) for count in range(_COUNTED))  # a look-up for every tick
+
 
 class Measures:
     def __init__(self) -> None:
@@ -38,6 +43,13 @@ class Measures:
         self.prefill_tokens = Histogram(ROW_EDGES)
         self.active_slots = Histogram(ROW_EDGES)
         self.queue_depth = Histogram(ROW_EDGES)
+        self._of_tick = (
+            self.batch_size,
+            self.decode_tokens,
+            self.prefill_tokens,
+            self.active_slots,
+            self.queue_depth,
+        )
         self.prompt_eval_rate = Histogram(RATE_EDGES)
         self.generation_rate = Histogram(RATE_EDGES)
 
@@ -50,12 +62,10 @@ class Measures:
             self._request(end)
 
     def _tick(self, tick: TickMeasures) -> None:
+        for histogram, count in zip(self._of_tick, tick, strict=False):  # the last one is the time
+            histogram.counts[_BUCKETS[count] if count < _COUNTED else -1] += 1
+            histogram.total += count
         self.eval_s.observe(tick.eval_s)
-        self.batch_size.observe(tick.batch_size)
-        self.decode_tokens.observe(tick.decode_tokens)
-        self.prefill_tokens.observe(tick.prefill_tokens)
-        self.active_slots.observe(tick.active_slots)
-        self.queue_depth.observe(tick.queue_depth)
 
     def _request(self, end: Terminal) -> None:
         """A request without a token has no rates."""

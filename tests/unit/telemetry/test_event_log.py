@@ -12,11 +12,12 @@ from collections.abc import Iterator
 import pytest
 
 from stretto.core import notes
-from stretto.core.tick import End, Events, Note, Terminal
+from stretto.core.tick import End, Events, Note, Terminal, TickMeasures
 from stretto.telemetry import logs
 from stretto.telemetry.event_log import BURST, SUPPRESSED, WAITING_MAX, Bucket, EventLog
 from stretto.telemetry.events import KINDS
-from stretto.telemetry.measures import Measures
+from stretto.telemetry.histogram import Histogram
+from stretto.telemetry.measures import ROW_EDGES, Measures
 
 
 @pytest.fixture
@@ -135,3 +136,14 @@ def test_every_event_is_counted_whatever_the_log_does() -> None:
     measures.take(Events(notes=[Note(notes.SLOT_FINISHED, "r", 0, 0.0)] * 5000))
     assert measures.events[notes.SLOT_FINISHED] == 5000
     assert measures.events[notes.SERVER_BUSY] == 0
+
+
+def test_ticks_fall_into_the_buckets_of_a_plain_histogram() -> None:
+    measures, plain = Measures(), Histogram(ROW_EDGES)
+    for count in (0, 1, 2, 3, 4, 5, 64, 65, 2047, 2048, 2049, 9999):
+        measures.take(Events(tick=TickMeasures(count, count, 0, 1, 2, 0.02)))
+        plain.observe(count)
+    assert (measures.batch_size.counts, measures.batch_size.total) == (plain.counts, plain.total)
+    assert measures.batch_size.counts == measures.decode_tokens.counts
+    assert (measures.prefill_tokens.counts[0], measures.active_slots.counts[1]) == (12, 12)
+    assert (measures.queue_depth.counts[2], measures.eval_s.count) == (12, 12)
