@@ -77,7 +77,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, nargs="+", default=[16, 64])
     options = parser.parse_args()
     logging.getLogger("stretto").setLevel(logging.INFO)
-    rows = [measure(streams, 5 if options.quick else 21) for streams in options.streams]
+    rows = [measure(streams, 7 if options.quick else 21) for streams in options.streams]
     print("streams  without   with  subscribed  (CPU µs/token)  ratio")
     for row in rows:
         print(

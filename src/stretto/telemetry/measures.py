@@ -62,7 +62,7 @@ class Measures:
             self._request(end)
 
     def _tick(self, tick: TickMeasures) -> None:
-        for histogram, count in zip(self._of_tick, tick, strict=False):  # the last one is the time
+        for histogram, count in zip(self._of_tick, tick[:5], strict=True):  # the sixth is the time
             histogram.counts[_BUCKETS[count] if count < _COUNTED else -1] += 1
             histogram.total += count
         self.eval_s.observe(tick.eval_s)
