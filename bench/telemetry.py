@@ -4,8 +4,8 @@
 
 One model runtime with the simulated backend, whose passes cost nothing: scheduling, output and telemetry are
 all there is, so the share shown is an upper bound. Rounds with telemetry (counters, histograms and the event
-log at level info, as `stretto serve` has them) and rounds without alternate; medians are compared. `subscribed`
-adds a callback for every tick. `--check` exits 1 when telemetry alone costs more than 2 % per token.
+log at level info, as `stretto serve` has them) and rounds without alternate; medians are compared. The column
+`subscribed` adds a callback for every tick. `--check` exits 1 when telemetry costs more than 2 % per token.
 """
 
 from __future__ import annotations
