@@ -1,4 +1,4 @@
-"""The seeds' log messages of a running server: in the log and in the metrics, whether a page watches or not."""
+"""The seeds' log messages of a running server: in the log and in the metrics, though no page watches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Families of `/metrics` from inside the runtime: histograms of ticks and rates (seed 003), and scheduler events."""
+"""Families of `/metrics` from inside the runtime: ticks and rates (seed 003) as histograms, and events."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Scheduler events to the log `stretto.events`: one line each, with fields, never with a prompt.
 
-`take` runs on the tick thread and only queues; a thread of its own writes. A storm is cut off for each event by
-itself: so many lines at once, then so many a second; what was left out is told with the next line or, in
+`take` runs on the tick thread and only queues; a thread of its own writes. A storm is cut off for each event
+by itself: so many lines at once, then so many a second; what was left out is told with the next line or, in
 silence, in a line of its own. A log that blocks costs lines, which are counted, and never a tick.
 """
 
