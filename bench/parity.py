@@ -166,37 +166,56 @@ def compare(path: Path, setting: Setting, conversations: Sequence[Conversation],
 # --- what it costs ---------------------------------------------------------------------------------
 
 
-def cost(path: Path, conversations: Sequence[Conversation], *, repeats: int, threads: int) -> dict[str, Any]:
-    """Deterministic against not, in turns: first tokens of later turns, and tokens a second, as ratios."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`ttft_s`: the median of later turns. CPU time says what was computed, also on a busy machine."""
+
+    ttft_s: float
+    tokens_per_s: float
+    cpu_ms_per_token: float
+    computed_tokens: int  # of prompts
+
+
+def cost(
+    path: Path,
+    conversations: Sequence[Conversation],
+    attentions: Sequence[str],
+    *,
+    repeats: int,
+    threads: int,
+) -> dict[str, Any]:
+    """Deterministic against not, one after the other, as ratios of pairs."""
     found: dict[str, Any] = {}
-    for attention in ("auto", "off"):
-        runs: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    for attention in attentions:
+        runs: dict[bool, list[Run]] = {False: [], True: []}
         for _, deterministic in itertools.product(range(repeats), (False, True)):
             options = {"flash_attention": attention, "deterministic": deterministic}
             with opened(path, options, threads) as llm:
-                ask_all(llm, conversations[:2])  # the cost model learns
+                ask_all(llm, conversations[:1])  # the cost model learns
                 runs[deterministic].append(_timed(llm, conversations))
-        plain, kept = runs[False], runs[True]
-        pairs = list(zip(plain, kept, strict=True))
+        pairs = list(zip(runs[False], runs[True], strict=True))
         found[f"attention {attention}"] = {
-            "ttft_ms": {
-                "off": [round(t * 1e3, 1) for t, _ in plain],
-                "on": [round(t * 1e3, 1) for t, _ in kept],
-            },
-            "tokens_per_s": {"off": [round(v, 1) for _, v in plain], "on": [round(v, 1) for _, v in kept]},
-            "ttft_ratio": _spread([on[0] / off[0] for off, on in pairs]),
-            "tokens_per_s_ratio": _spread([on[1] / off[1] for off, on in pairs]),
+            "off": [asdict(run) for run in runs[False]],
+            "on": [asdict(run) for run in runs[True]],
+        } | {
+            f"{name}_ratio": _spread([getattr(on, name) / getattr(off, name) for off, on in pairs])
+            for name in ("ttft_s", "tokens_per_s", "cpu_ms_per_token", "computed_tokens")
         }
     return found
 
 
-def _timed(llm: LLM, conversations: Sequence[Conversation]) -> tuple[float, float]:
-    """The median time to the first token of a later turn, and tokens a second of all."""
-    started = time.monotonic()
-    answers = ask_all(llm, conversations)
-    seconds = time.monotonic() - started
-    first = [a.timing.ttft_s or 0.0 for got in answers for a in got[1:]]
-    return statistics.median(first), sum(len(a.tokens) for got in answers for a in got) / seconds
+def _timed(llm: LLM, conversations: Sequence[Conversation]) -> Run:
+    started, cpu = time.monotonic(), time.process_time()
+    answers = [answer for got in ask_all(llm, conversations) for answer in got]
+    seconds, cpu = time.monotonic() - started, time.process_time() - cpu
+    tokens = sum(len(answer.tokens) for answer in answers)
+    later = [
+        a.timing.ttft_s or 0.0 for a in answers if a.usage.prompt_tokens > answers[0].usage.prompt_tokens
+    ]
+    computed = sum(a.usage.prompt_tokens - a.usage.cached_tokens for a in answers)
+    return Run(
+        round(statistics.median(later), 4), round(tokens / seconds, 1), round(cpu * 1e3 / tokens, 2), computed
+    )
 
 
 def _spread(ratios: list[float]) -> dict[str, float]:
@@ -204,7 +223,7 @@ def _spread(ratios: list[float]) -> dict[str, float]:
     return {"median": round(middle, 3), "min": round(low, 3), "max": round(high, 3)}
 
 
-def main(arguments: list[str] | None = None) -> int:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -216,11 +235,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--settings", nargs="*", default=[], help="only those whose name holds one of these")
+    parser.add_argument(
+        "--settings",
+        nargs="*",
+        default=[],
+        help="only those whose name holds one of these; with --cost: auto, off",
+    )
     parser.add_argument("--conversations", type=int)
     parser.add_argument("--answer-tokens", type=int, default=ANSWER_TOKENS)
     parser.add_argument("--json")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def _line(tally: Tally) -> str:
+    what = f"refused: {tally.refused}" if tally.refused else f"{tally.identical} of {tally.answers} identical"
+    where = f", first difference in {tally.first_difference}" if tally.first_difference else ""
+    return f"{tally.setting}: {what}{where}, {tally.seconds} s{'' if tally.held else ', NOT HELD'}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
     path = options.model or Store(cache_home()).ensure_default()
     count = options.conversations or (3 if options.quick else len(SUBJECTS))
     turns = 2 if options.quick else len(TURNS)
@@ -236,7 +270,13 @@ def main(arguments: list[str] | None = None) -> int:
 
     held = True
     if options.cost:
-        report["cost"] = cost(path, expected("auto"), repeats=options.repeats, threads=options.threads)
+        report["cost"] = cost(
+            path,
+            expected("auto"),
+            options.settings or ("auto", "off"),
+            repeats=options.repeats,
+            threads=options.threads,
+        )
         print(json.dumps(report["cost"], indent=1))
     else:
         tallies = []
@@ -246,17 +286,7 @@ def main(arguments: list[str] | None = None) -> int:
             base = expected(setting.options.get("flash_attention", "auto"))
             tally = compare(path, setting, base, options.threads)
             tallies.append(asdict(tally))
-            print(
-                f"{tally.setting}: "
-                + (
-                    f"refused: {tally.refused}"
-                    if tally.refused
-                    else f"{tally.identical} of {tally.answers} identical"
-                )
-                + ("" if not tally.first_difference else f", first difference in {tally.first_difference}")
-                + f", {tally.seconds} s{'' if tally.held else ' — NOT HELD'}",
-                flush=True,
-            )
+            print(_line(tally), flush=True)
         held = all(tally["held"] for tally in tallies)
         report |= {"held": held, "settings": tallies}
     if options.json:
