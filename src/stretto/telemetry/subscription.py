@@ -1,7 +1,7 @@
 """One callback that hears of things as they happen, on a thread of its own and in order.
 
-The thread that tells never waits: what comes while `waiting_max` items wait is dropped and counted. A callback
-that raises is logged, counted, and called again with what follows.
+The thread that tells never waits: what comes while `waiting_max` items wait is dropped and counted. A
+callback that raises is logged, counted, and called again with what follows.
 """
 
 from __future__ import annotations
