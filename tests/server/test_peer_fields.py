@@ -265,3 +265,10 @@ def test_prompt_logprobs_as_vllm_shows_them(rig: Rig) -> None:
     assert first is None
     assert second == {"1": {"logprob": -1.5, "rank": 1, "decoded_token": "ce"}}
     assert third["1"]["decoded_token"] in (" a", " upon")
+
+
+def test_texts_are_banned_in_the_other_dialect_too(rig: Rig) -> None:
+    body = {"messages": HELLO, "max_tokens": 8, "logit_bias": [["Paris", False], [3, 1]]}
+    assert rig.http.post("/v1/messages", json=body).status_code == 200
+    assert rig.engine.last.bias_texts == [("Paris", -100.0)]
+    assert rig.engine.last.sampling["logit_bias"] == {3: 1.0}

@@ -36,12 +36,17 @@ def test_a_begun_answer_is_continued(clients: Clients) -> None:
     assert said.strip().startswith("Paris")
 
 
-def test_a_forced_call_that_is_cut_is_still_a_call(clients: Clients) -> None:
+def test_a_forced_call_that_is_cut_is_no_text(clients: Clients) -> None:
+    """Streamed, what was written of it arrives as a call; in a whole reply only complete calls are kept."""
     asked = {"model": clients.model, "messages": HELLO, "tools": [TOOL], "tool_choice": "required"}
-    choice = clients.openai.chat.completions.create(**asked, temperature=0, max_tokens=12).choices[0]
-    assert not choice.message.content
-    assert choice.message.tool_calls
-    assert choice.message.tool_calls[0].function.name == "weather"
+    asked |= {"temperature": 0, "max_tokens": 12}
+    chunks = list(clients.openai.chat.completions.create(**asked, stream=True))
+    calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    assert calls[0].function is not None
+    assert calls[0].function.name == "weather"
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert not any(chunk.choices[0].delta.content for chunk in chunks)
+    assert not clients.openai.chat.completions.create(**asked).choices[0].message.content
 
 
 def test_a_word_is_banned_by_its_text(clients: Clients) -> None:

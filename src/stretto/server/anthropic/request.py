@@ -282,6 +282,7 @@ class MessagesRequest(Conversation, Guided, Sampling, Extensions):
             tool_use=use,
             template_options=self.template_options(),
             sampling=self.sampling(),
+            bias_texts=self.bias_texts,
             max_tokens=self.max_tokens,
             stops=list(self.stop_sequences or ()),
             stop_token_ids=list(self.stop_token_ids or ()),
