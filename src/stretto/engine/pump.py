@@ -1,7 +1,8 @@
 """Pump: when the batcher's calls leave. It knows the event loop's turns and timers; the batcher decides.
 
-What is enqueued is sent at the end of the next turn, when whatever that turn read off the sockets is known
-(`engine.arrivals`), or when the batcher wants to be asked again; inside a turn only what is overdue is sent.
+What is enqueued is sent after its turn: whatever that turn read off the sockets has then been announced
+(`engine.arrivals`) and is waited for. Or when the batcher wants to be asked again; inside a turn only what is
+overdue is sent.
 """
 
 from __future__ import annotations
@@ -37,8 +38,7 @@ class Pump:
     def soon(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            loop = asyncio.get_running_loop()
-            loop.call_soon(loop.call_soon, self._run)
+            asyncio.get_running_loop().call_soon(self._run)
 
     def overdue(self) -> None:
         """A long turn, one that reads many requests, must not keep what is full or has waited long enough."""

@@ -1,8 +1,8 @@
 """tokenize and detokenize, multiplexed: calls that are made together share one `batch_tokenize`.
 
-What is asked in one turn of the event loop (and the next, as with generations) leaves together, one call per
-model; a lone call, a large one, and every call to a runtime without the capability is sent as itself. Each
-entry has its own answer or error; a batch that cannot be sent or read as a whole is sent one by one.
+What is asked in one turn of the event loop leaves together, one call per model; a lone call, a large one, and
+every call to a runtime without the capability is sent as itself. Each entry has its own answer or error; a
+batch that cannot be sent or read as a whole is sent one by one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TokenCalls:
         asked = _Asked(call, loop.create_future())
         self._waiting.append(asked)
         if len(self._waiting) == 1:
-            loop.call_soon(loop.call_soon, self._flush)  # what is read in the next turn comes along
+            loop.call_soon(self._flush)
         answer = await asked.answer
         if answer.error is not None:
             m.raise_error(answer.error)
