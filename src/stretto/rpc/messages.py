@@ -5,6 +5,8 @@ Tokens travel the other way, in `StreamBatch`: one notification a tick for all s
 Only the socket transport encodes; in one process the values themselves are passed.
 """
 
+# ruff: noqa: PLC0414 - an alias to the same name is how a module passes a name on
+
 from __future__ import annotations
 
 from collections.abc import Sequence
