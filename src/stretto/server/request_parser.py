@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import httptools
 
-FRAMING_BYTES_MAX = 1 << 20  # chunk sizes, chunk extensions and trailers of one body
+FRAMING_BYTES_MAX = 256 << 10  # chunk sizes, chunk extensions and trailers of one body
 _HEAD_END = b"\r\n\r\n"
 
 
