@@ -15,6 +15,7 @@ from stretto.engine.traffic import Traffic
 from stretto.engine.transport import Transport
 from stretto.errors import (
     CallTimeoutError,
+    CapacityError,
     InvalidRequestError,
     RuntimeLostError,
     RuntimeUnavailableError,
@@ -51,7 +52,7 @@ class Dispatcher:
                 future = self._send("batch_generate", m.BatchGenerateParams(requests=requests))
         except RuntimeUnavailableError as error:
             self._traffic.failed(call, m.error_from(error), self._clock())
-        except (TooLargeError, TypeError, ValueError, RecursionError, OverflowError):
+        except (TooLargeError, CapacityError, TypeError, ValueError, RecursionError, OverflowError):
             self._one_by_one(call, requests)  # one of them cannot be encoded, or all are too much at once
         else:
             future.add_done_callback(lambda done: self._answered(call, requests, done))

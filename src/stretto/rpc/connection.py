@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from stretto.errors import FrameError, TooLargeError
-from stretto.rpc.envelope import Envelope, Received
+from stretto.errors import CapacityError, FrameError, TooLargeError
+from stretto.rpc.envelope import Call, Envelope, Received
 from stretto.rpc.frames import FRAME_BYTES_MAX, HEADER_BYTES, FrameDecoder, encode
 
 UNSENT_BYTES_MAX = 64 << 20
+LARGE_BYTES = 1 << 18  # calls of more than this are refused while much is on its way
 Receive = Callable[[Received], None]
 Closed = Callable[[Exception | None], None]
 
@@ -40,9 +41,9 @@ class Connection(Protocol):
     def open(self, receive: Receive, closed: Closed) -> None: ...
 
     def send(self, envelope: Envelope) -> None:
-        """Raises TooLargeError for what does not fit a frame, and what encoding raises: nothing was sent
-        then,
-        and the connection is as it was."""
+        """Raises TooLargeError for what does not fit a frame, CapacityError for a large call while much is on
+        its way, and what encoding raises: nothing was sent then, and the connection is as it was.
+        """
 
     def close(self, error: Exception | None = None) -> None:
         """Send what was queued, then end. With an error: end at once."""
@@ -89,6 +90,10 @@ class StreamConnection(asyncio.Protocol):
                 f"a message of {len(frame)} bytes; at most {self._frame_bytes_max} fit one frame",
                 hint="ask for less at once, or raise runtime.frame_bytes_max",
             )
+        if isinstance(envelope, Call) and len(frame) > LARGE_BYTES:
+            waiting = self.unsent_bytes
+            if waiting and waiting + len(frame) > self._unsent_bytes_max // 2:  # the rest is for small ones
+                raise CapacityError(f"{waiting} bytes of other requests are on their way to the runtime")
         self.counters.frames_sent += 1
         self.counters.bytes_sent += len(frame)
         self.transport.write(frame)

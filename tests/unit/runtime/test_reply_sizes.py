@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stretto.errors import InvalidRequestError, ReplyTooLargeError, TooLargeError
+from stretto.errors import CapacityError, InvalidRequestError, ReplyTooLargeError, TooLargeError
 from stretto.rpc import messages as m
 from stretto.rpc.connection import StreamConnection, memory_pair
 from stretto.rpc.sockets import connect_unix, serve_unix
@@ -127,3 +127,33 @@ def test_the_parts_of_a_batch_are_the_batch():
     assert found["b"] == m.StreamBatch(
         streams=["b"], texts=["2"], counts=[1], reasoning={"b": "because"}, ends=[end]
     )
+
+
+def test_large_calls_to_a_runtime_that_reads_slowly_are_refused_and_the_connection_lives(tmp_path):
+    """Forty texts of 4 MB at once are more than may wait for one connection: the later ones fail alone."""
+
+    async def run():
+        accepted: asyncio.Future = asyncio.get_running_loop().create_future()
+        tmp_path.chmod(0o700)
+        listener = await serve_unix(tmp_path / "s", accepted.set_result)
+        connection = await connect_unix(tmp_path / "s")
+        client, peer = Client(connection), await accepted
+        refused = 0
+        for _ in range(40):
+            try:
+                client.start("tokenize", m.TokenizeParams(text="x" * 4_000_000))
+            except CapacityError:
+                refused += 1
+        client.start("tokenize", m.TokenizeParams(text="small"))
+        assert 20 < refused < 40
+        assert not connection.is_closed
+        got: list = []
+        peer.open(got.append, lambda _error: None)
+        async with asyncio.timeout(20):
+            while len(got) < 41 - refused:
+                await asyncio.sleep(0.01)
+        assert got[-1].params.text == "small"
+        listener.close()
+        connection.close()
+
+    asyncio.run(run())
