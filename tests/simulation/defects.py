@@ -23,8 +23,10 @@ DEFECTS = (
     Defect(
         "reuse of the whole prompt",
         "core/kv/matching.py",
-        "common = common_prefix(job.known, content.tokens, min(len(job.known) - 1, held))",
-        "common = common_prefix(job.known, content.tokens, min(len(job.known), held))",
+        "common = common_prefix(job.known, content.tokens, min(len(job.known) - 1, held))"
+        "\n    if common == 0:\n        return None\n    if sequence.slot is None:",
+        "common = common_prefix(job.known, content.tokens, min(len(job.known), held))"
+        "\n    if common == 0:\n        return None\n    if sequence.slot is None:",
     ),
     Defect(
         "forgotten trim after rejected drafts",
