@@ -28,8 +28,8 @@ PLANTED = (
         "sequences_streams",
         "a resident prefix of another scope is found",
         "core/kv/matching.py",
-        "if content is None or not sequence.readable or not content.visible_to(job.scope, job.id):",
-        "if content is None or not sequence.readable:",
+        "        or not sequence.readable\n        or not content.visible_to(job.scope, job.id)\n",
+        "        or not sequence.readable\n",
     ),
     _planted(
         "sequences_unified",
