@@ -191,8 +191,8 @@ def cost(
         for _, deterministic in itertools.product(range(repeats), (False, True)):
             options = {"flash_attention": attention, "deterministic": deterministic}
             with opened(path, options, threads) as llm:
-                ask_all(llm, conversations[:1])  # the cost model learns
-                runs[deterministic].append(_timed(llm, conversations))
+                ask_all(llm, conversations[-1:])  # the cost model learns; what is timed is not cached yet
+                runs[deterministic].append(_timed(llm, conversations[:-1]))
         pairs = list(zip(runs[False], runs[True], strict=True))
         found[f"attention {attention}"] = {
             "off": [asdict(run) for run in runs[False]],
