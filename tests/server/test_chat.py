@@ -252,6 +252,16 @@ def test_a_call_that_was_cut_short_ends_by_length(rig: Rig) -> None:
     assert reply.choices[0].finish_reason == "length"
 
 
+def test_a_cut_call_of_a_whole_reply_goes_as_far_as_it_came(rig: Rig) -> None:
+    call = ToolCallDelta(index=0, name="weather", arguments='{"city": "Par', done=False)
+    rig.engine.script = lambda params: [Delta(tool_calls=[call]), end("length")]
+    asked = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], "tool_choice": "required"}
+    (choice,) = rig.openai.chat.completions.create(**asked).choices
+    assert (choice.finish_reason, choice.message.content) == ("length", None)
+    assert choice.message.tool_calls is not None
+    assert [made.function.arguments for made in choice.message.tool_calls] == ['{"city": "Par']
+
+
 def test_named_tool_choice(rig: Rig) -> None:
     choice = {"type": "function", "function": {"name": "weather"}}
     rig.openai.chat.completions.create(model="tiny", messages=HELLO, tools=[WEATHER], tool_choice=choice)

@@ -26,6 +26,8 @@ def test_cohere(rig: Rig) -> None:
     assert set(reply.json()) == {"id", "results", "meta"}
     assert reply.json()["results"] == [{"index": 1, "relevance_score": 0.13}]
     assert reply.headers["x-stretto-ignored-fields"] == "max_tokens_per_doc"
+    texts = rig.http.post("/v2/rerank", json={"query": "q", "texts": DOCUMENTS, "top_n": 1})
+    assert texts.json()["results"] == reply.json()["results"], "the address decides, as described"
 
 
 def test_texts_are_answered_as_tei_does(rig: Rig) -> None:

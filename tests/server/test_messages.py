@@ -280,3 +280,22 @@ def test_the_tool_runner_works_unmodified(rig: Rig) -> None:
             model="tiny", max_tokens=9, messages=HELLO, extra_body={"thread": {"type": "create"}}
         )
     assert seen.value.body["error"]["details"] == {"error_code": "thread_unsupported_request"}  # type: ignore[index]
+
+
+def test_a_cut_call_has_no_block_in_a_whole_message(rig: Rig) -> None:
+    """Its input would be no object; streamed, its pieces come as they are written."""
+    calls = [
+        ToolCallDelta(index=0, name="weather", arguments='{"a": 1}'),
+        ToolCallDelta(index=1, name="weather", arguments='{"a": ', done=False),
+    ]
+    rig.engine.script = lambda params: [Delta(tool_calls=calls), end("length")]
+    asked = {"model": "tiny", "max_tokens": 9, "messages": HELLO, "tools": [TOOL]}
+    reply = rig.anthropic.messages.create(**asked)
+    assert [(block.type, getattr(block, "input", None)) for block in reply.content] == [
+        ("tool_use", {"a": 1})
+    ]
+    assert reply.stop_reason == "max_tokens"
+    rig.engine.script = lambda params: [Delta(tool_calls=calls[1:]), end("length")]
+    reply = rig.anthropic.messages.create(**asked)
+    assert [(block.type, getattr(block, "text", None)) for block in reply.content] == [("text", "")]
+    assert reply.stop_reason == "max_tokens"

@@ -56,6 +56,18 @@ def test_items_of_a_response(rig: Rig) -> None:
     assert reply.output_text == "Let me look"
 
 
+def test_a_cut_call_is_an_incomplete_item(rig: Rig) -> None:
+    calls = [
+        ToolCallDelta(index=0, name="weather", arguments="{}"),
+        ToolCallDelta(index=1, name="weather", arguments='{"a": ', done=False),
+    ]
+    rig.engine.script = lambda params: [Delta(tool_calls=calls), end("length")]
+    reply = rig.openai.responses.create(model="tiny", input="x", tools=[TOOL])
+    items = [(item.status, item.arguments) for item in reply.output if item.type == "function_call"]
+    assert items == [("completed", "{}"), ("incomplete", '{"a": ')]
+    assert reply.status == "incomplete"
+
+
 def test_a_cut_response_is_incomplete(rig: Rig) -> None:
     reply = rig.openai.responses.create(model="tiny", input="x", max_output_tokens=1)
     assert reply.status == "incomplete"

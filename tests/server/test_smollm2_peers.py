@@ -37,7 +37,7 @@ def test_a_begun_answer_is_continued(clients: Clients) -> None:
 
 
 def test_a_forced_call_that_is_cut_is_no_text(clients: Clients) -> None:
-    """Streamed, what was written of it arrives as a call; in a whole reply only complete calls are kept."""
+    """What was written of it arrives as a call, streamed and in a whole reply alike."""
     asked = {"model": clients.model, "messages": HELLO, "tools": [TOOL], "tool_choice": "required"}
     asked |= {"temperature": 0, "max_tokens": 12}
     chunks = list(clients.openai.chat.completions.create(**asked, stream=True))
@@ -46,7 +46,12 @@ def test_a_forced_call_that_is_cut_is_no_text(clients: Clients) -> None:
     assert calls[0].function.name == "weather"
     assert chunks[-1].choices[0].finish_reason == "length"
     assert not any(chunk.choices[0].delta.content for chunk in chunks)
-    assert not clients.openai.chat.completions.create(**asked).choices[0].message.content
+    whole = clients.openai.chat.completions.create(**asked).choices[0]
+    assert (whole.finish_reason, whole.message.content) == ("length", None)
+    assert whole.message.tool_calls is not None
+    (call,) = whole.message.tool_calls
+    assert call.function.name == "weather"
+    assert call.function.arguments == "".join(one.function.arguments or "" for one in calls if one.function)
 
 
 def test_a_word_is_banned_by_its_text(clients: Clients) -> None:

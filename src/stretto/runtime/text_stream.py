@@ -140,7 +140,7 @@ class TextStream:
                 terminal = terminal._replace(end=End.FAILED, reason=StrettoError.code)
             self._sink(Delta(end=terminal))
             return
-        text, reasoning, calls = self._rest()
+        text, reasoning, calls = self._rest(cut=terminal.reason == "length")
         if self._stop is not None and terminal.end is End.FINISHED:  # whatever the scheduler saw first
             terminal = terminal._replace(reason="stop", tokens_kept=self._stop_kept)
         self._sink(
@@ -188,20 +188,20 @@ class TextStream:
         content.append(split.content)
         reasoning.append(split.reasoning)
 
-    def _parse(self, text: str, *, last: bool = False) -> tuple[str, tuple[ToolCall, ...]]:
+    def _parse(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
         if self._parser is None:
             return text, ()
         parsed = self._parser.push(text)
-        shown, calls = parsed.content, parsed.calls
-        if last:
-            tail = self._parser.flush()
-            shown, calls = shown + tail.content, calls + tail.calls
+        return parsed.content, self._counted(parsed.calls)
+
+    def _counted(self, calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
+        """Those that the request may make."""
         if self._calls_max is not None:
             calls = tuple(call for call in calls if call.index < self._calls_max)
         self._calls += sum(bool(call.name) for call in calls)
-        return shown, calls
+        return calls
 
-    def _rest(self) -> tuple[str, str, tuple[ToolCall, ...]]:
+    def _rest(self, *, cut: bool) -> tuple[str, str, tuple[ToolCall, ...]]:
         """What was held back by every stage, now that nothing more comes."""
         held = ""
         if self._stop is None:
@@ -212,7 +212,10 @@ class TextStream:
         if self._splitter is not None:
             split, tail = self._splitter.push(held), self._splitter.flush()
             content, reasoning = split.content + tail.content, split.reasoning + tail.reasoning
-        text, calls = self._parse(content, last=True)
+        text, calls = self._parse(content)
+        if self._parser is not None:
+            last = self._parser.flush(cut=cut)
+            text, calls = text + last.content, calls + self._counted(last.calls)
         return text, reasoning, calls
 
 

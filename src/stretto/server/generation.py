@@ -39,7 +39,7 @@ class Services:
 
 @dataclass(slots=True)
 class Answer:
-    """A whole generation. `end` says how it ended."""
+    """A whole generation. `end` says how it ended. A tool call that was cut short is not `done`."""
 
     end: StreamEnd
     text: str = ""
@@ -99,7 +99,7 @@ async def _collect_one(stream: GenerationStream) -> Answer:
         if delta.end is not None:
             answer.end = delta.end
     answer.text, answer.reasoning = "".join(texts), "".join(reasoning)
-    answer.tool_calls = whole_calls(parts)
+    answer.tool_calls = joined_calls(parts)
     return answer
 
 
@@ -111,16 +111,20 @@ def parts_of(
     return calls[:first], calls[first:]
 
 
-def whole_calls(parts: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
-    """The calls that are complete, each in one piece. One that was cut short is left out."""
-    found: list[ToolCallDelta] = []
-    pieces: list[ToolCallDelta] = []
+def joined_calls(parts: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
+    """Each call in one piece. One that was cut short is not `done`, and goes as far as it came."""
+    pieces: list[list[ToolCallDelta]] = []
     for part in parts:
-        pieces = [part] if part.name else [*pieces, part]
-        if part.done and pieces[0].name:
-            arguments = "".join(piece.arguments for piece in pieces)
-            found.append(ToolCallDelta(index=part.index, name=pieces[0].name, arguments=arguments))
-    return found
+        if part.name:
+            pieces.append([part])
+        elif pieces:
+            pieces[-1].append(part)
+    return [
+        msgspec.structs.replace(
+            own[0], arguments="".join(piece.arguments for piece in own), done=own[-1].done
+        )
+        for own in pieces
+    ]
 
 
 async def merged(streams: Sequence[GenerationStream]) -> AsyncIterator[tuple[int, Delta]]:

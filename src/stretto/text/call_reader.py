@@ -225,25 +225,8 @@ def calls_in(value: Any) -> list[tuple[str, str]]:
     return [call for call in found if call is not None] if found and None not in found else []
 
 
-def whole_calls(text: str) -> list[tuple[str, str]]:
-    """The calls of a list that was cut short: those that are complete."""
-    decoder = json.JSONDecoder()
-    found: list[tuple[str, str]] = []
-    at = len(text) - len(text.lstrip())
-    if text[at : at + 1] != "[":
-        return []
-    while True:
-        at += 1
-        at += len(text[at:]) - len(text[at:].lstrip(" \t\r\n,"))
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return found
-        call = _call(value)
-        if call is None:
-            return found
-        found.append(call)
-        at -= 1
+def is_object(text: str) -> bool:
+    return isinstance(_value(text), dict)
 
 
 def _call(item: Any) -> tuple[str, str] | None:
@@ -259,7 +242,7 @@ def _call(item: Any) -> tuple[str, str] | None:
     if arguments is None:
         arguments = {}
     if isinstance(arguments, str):  # JSON inside JSON
-        return (name, arguments) if isinstance(_value(arguments), dict) else None
+        return (name, arguments) if is_object(arguments) else None
     return (name, json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
 
 

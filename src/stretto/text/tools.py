@@ -21,7 +21,7 @@ from stretto.text.call_reader import (
     State,
     ToolCall,
     calls_in,
-    whole_calls,
+    is_object,
 )
 from stretto.text.reasoning import held_suffix
 
@@ -109,7 +109,7 @@ class ToolParser:
         eager: bool = False,
         forced: bool = False,
     ) -> None:
-        self._eager, self._forced = eager, forced
+        self._eager, self._forced, self._cut = eager, forced, False
         self._reader: CallReader | None = None
         self._rules = _RULES[dialect]
         self._mistral = dialect is Dialect.MISTRAL
@@ -148,8 +148,12 @@ class ToolParser:
                 rest = self._steps[self._state](rest, content, calls)
         return Parsed("".join(content), tuple(calls))
 
-    def flush(self) -> Parsed:
-        """The end: a value that was never complete is text, but for the calls of a list that are."""
+    def flush(self, *, cut: bool = False) -> Parsed:
+        """The end: a value that was never complete is text, but for its complete calls.
+
+        `cut`: by the limit of tokens. Then a call whose arguments have begun is given as far as it came.
+        """
+        self._cut = cut or self._forced
         content: list[str] = []
         calls: list[ToolCall] = []
         if self._state is _State.VALUE and self._reader is not None:
@@ -281,12 +285,16 @@ class ToolParser:
         return whole[end:]
 
     def _cut_short(self, whole: str, content: list[str], calls: list[ToolCall]) -> str:
-        found = [call for call in whole_calls(whole) if self._takes(call[0])]
+        """As a reader of the stream would have got it."""
+        found: list[ToolCall] = []
+        self._reader = CallReader(self._takes, self._count, prefixed=self._mistral)
+        self._reader.push(whole, found)
+        self._reader = None
+        found = [call for call in found if (is_object(call.arguments) if call.done else self._cut)]
         if not found and not self._forced:
             return self._refuse(whole, content)
-        for name, arguments in found:
-            calls.append(ToolCall(self._count, name, arguments))
-            self._count += 1
+        calls.extend(found)
+        self._count += len(found)
         self._state = _State.PLAIN
         return ""
 

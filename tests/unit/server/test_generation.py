@@ -7,7 +7,7 @@ import pytest
 from stretto.engine.api import Delta
 from stretto.errors import PassFailedError, ShuttingDownError
 from stretto.rpc.messages import GenerateParams, StreamEnd, ToolCallDelta, Usage
-from stretto.server.generation import collect, finish_reason, merged, start, total_usage, whole_calls
+from stretto.server.generation import collect, finish_reason, joined_calls, merged, start, total_usage
 from tests.server.scripted import HANG, ScriptedEngine, end, said
 
 PARAMS = GenerateParams(stream_id="s", prompt="x", sampling={"seed": (1 << 63) - 1})
@@ -88,10 +88,12 @@ def test_whole_answers_are_joined() -> None:
     assert asyncio.run(run()) == ("bd", "ac")
 
 
-def test_a_call_that_was_cut_is_left_out_and_the_others_are_whole() -> None:
+def test_a_call_that_was_cut_goes_as_far_as_it_came_and_the_others_are_whole() -> None:
     parts = [
         ToolCallDelta(index=0, name="f", arguments="{", done=False),
         ToolCallDelta(index=0, name="", arguments="}"),
         ToolCallDelta(index=1, name="g", arguments='{"a', done=False),
+        ToolCallDelta(index=1, name="", arguments='": 1', done=False),
     ]
-    assert [(call.name, call.arguments) for call in whole_calls(parts)] == [("f", "{}")]
+    found = [(call.index, call.name, call.arguments, call.done) for call in joined_calls(parts)]
+    assert found == [(0, "f", "{}", True), (1, "g", '{"a": 1', False)]

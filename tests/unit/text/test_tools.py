@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.text.tools import CALLS_MAX, Dialect, ToolCall, ToolParser, dialect_for
+from stretto.text.tools import CALLS_MAX, Dialect, Parsed, ToolCall, ToolParser, dialect_for
 from tests.unit.text.corpus import CHATML, LLAMA3, QWEN3
 
 Found = tuple[str, list[tuple[str, str]]]
@@ -138,7 +138,7 @@ def test_the_whole_calls_of_a_list_that_was_cut_are_kept(text: str, step: int) -
     parser = ToolParser(J, frozenset({"f", "g"}), forced=True)
     parsed = [parser.push(text), parser.flush()]
     assert "".join(part.content for part in parsed) == ""
-    assert [(c.name, c.arguments) for part in parsed for c in part.calls] == [F]
+    assert [(c.name, c.arguments) for part in parsed for c in part.calls if c.done] == [F]
 
 
 def test_a_forced_call_that_was_cut_is_no_text() -> None:
@@ -146,6 +146,36 @@ def test_a_forced_call_that_was_cut_is_no_text() -> None:
         parser = ToolParser(J, frozenset({"f"}), forced=True)
         assert (parser.push(text).content, parser.flush().content) == ("", "")
         assert read_along(J, text, 3, forced=True)[0] == ("", [])
+
+
+def joined(parts: list[ToolCall]) -> list[tuple[str, str, bool]]:
+    own = [[part for part in parts if part.index == index] for index in sorted({p.index for p in parts})]
+    return [(call[0].name, "".join(part.arguments for part in call), call[-1].done) for call in own]
+
+
+WHOLE = '{"name": "f", "arguments": {"x": "one", "y": [1, {"z": 2}]}}'
+
+
+@pytest.mark.parametrize("forced", [True, False])
+@pytest.mark.parametrize("opening", ["", "["])
+def test_a_call_that_was_cut_is_the_same_whole_as_streamed(opening: str, *, forced: bool) -> None:
+    """At every length: as far as it came, and text only where no call had begun."""
+    text = opening + WHOLE
+    for length in range(1, len(text)):
+        seen = []
+        for eager in (True, False):
+            parser = ToolParser(J, frozenset({"f"}), eager=eager, forced=forced)
+            parsed = [parser.push(letter) for letter in text[:length]] + [parser.flush(cut=True)]
+            calls = [call for part in parsed for call in part.calls]
+            seen.append(("".join(part.content for part in parsed), joined(calls)))
+        assert seen[0] == seen[1], text[:length]
+        assert bool(seen[0][1]) is ('"arguments": {' in text[:length])
+
+
+def test_a_call_that_ended_by_itself_before_it_was_whole_is_text() -> None:
+    text = WHOLE[:40]
+    parser = ToolParser(J, frozenset({"f"}))
+    assert (parser.push(text), parser.flush()) == (Parsed(""), Parsed(text))
 
 
 def test_text_comes_at_once_when_no_call_can_begin() -> None:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from stretto.rpc.messages import StreamEnd, Usage
+from stretto.rpc.messages import StreamEnd, ToolCallDelta, Usage
 from stretto.server.boundary import new_id
 from stretto.server.documents import Reply
 from stretto.server.generation import Answer, finish_reason
@@ -57,7 +57,7 @@ def stop_of(end: StreamEnd, *, calls: bool) -> tuple[StopReason, str | None]:
 def message_of(
     message_id: str, model: str, content: list[dict[str, Any]], end: Answer | None, usage: Usage
 ) -> dict[str, Any]:
-    reason, sequence = (None, None) if end is None else stop_of(end.end, calls=bool(end.tool_calls))
+    reason, sequence = (None, None) if end is None else stop_of(end.end, calls=bool(_complete(end)))
     return {
         "id": message_id,
         "type": "message",
@@ -74,12 +74,18 @@ def blocks_of(answer: Answer) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if answer.reasoning:
         found.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
-    if answer.text or not answer.tool_calls:
+    calls = _complete(answer)
+    if answer.text or not calls:
         found.append({"type": "text", "text": answer.text})
-    for call in answer.tool_calls:
+    for call in calls:
         block = {"type": "tool_use", "id": new_id("toolu_"), "name": call.name}
         found.append({**block, "input": _object(call.arguments)})
     return found
+
+
+def _complete(answer: Answer) -> list[ToolCallDelta]:
+    """A block has its input as an object, so a call that was cut short cannot be shown."""
+    return [call for call in answer.tool_calls if call.done]
 
 
 def _object(arguments: str) -> dict[str, Any]:

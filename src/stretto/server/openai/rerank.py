@@ -107,10 +107,10 @@ def router(services: Services) -> APIRouter:
 
         async def work() -> bytes:
             result = await services.engine.rerank(params)
-            if body.texts is not None:
-                return msgspec.json.encode(_as_tei(body, result.scores))
             if cohere:
                 return msgspec.json.encode(_as_cohere(body, result.scores))
+            if body.texts is not None:
+                return msgspec.json.encode(_as_tei(body, result.scores))
             return msgspec.json.encode(_as_jina(body, result.scores, model.id, result.prompt_tokens))
 
         return JsonReply(work)

@@ -117,8 +117,8 @@ def items_of(answer: Answer, *, logprobs: bool, origin: Callable[[str], Origin])
     if answer.text or not answer.tool_calls:
         entries = chat_logprobs(answer.logprobs)["content"] if logprobs else []
         found.append(message_item(new_id("msg_"), status, [text_part(answer.text, entries)]))
-    calls = [
-        call_item(new_id("fc_"), new_id("call_"), call.arguments, "completed", origin=origin(call.name))
-        for call in answer.tool_calls
-    ]
-    return found + calls
+    for call in answer.tool_calls:
+        status = "completed" if call.done else "incomplete"
+        item = call_item(new_id("fc_"), new_id("call_"), call.arguments, status, origin=origin(call.name))
+        found.append(item)
+    return found
