@@ -16,10 +16,14 @@ TOY = ["--model", "tiny", "--device", "cpu", "--threads", "1"]
 
 
 def run(script: str, target: Path, *flags: str) -> dict:
-    command = [sys.executable, str(BENCH / script), *TOY, "--json", str(target), "--check", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = _run(script, target, *flags)
     assert done.returncode == 0, done.stderr
     return json.loads(target.read_text())
+
+
+def _run(script: str, target: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCH / script), *TOY, "--json", str(target), *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_throughput(tmp_path):
@@ -36,3 +40,11 @@ def test_latency(tmp_path):
     found = run("latency.py", tmp_path / "out.json", *flags)
     assert set(found["batches"]) == {"1", "3"}
     assert found["growth"]["1"] == 1.0
+
+
+def test_a_check_of_a_model_without_a_bar_fails(tmp_path):
+    """The toy has no bar: saying that it holds would be saying nothing."""
+    flags = ("--batches", "1", "--context", "40", "--outputs", "4", "--passes", "1", "--check")
+    done = _run("latency.py", tmp_path / "out.json", *flags)
+    assert done.returncode == 1
+    assert "none was measured" in done.stderr
