@@ -15,7 +15,7 @@ from tools.plant import SOURCE, try_defect
 
 SEEDS = 200
 # Both need a runtime that dies again and again before it ever came up: a handful in a hundred seeds.
-RARE = ("gave up", "never came up")
+RARE = ("gave up", "gave up with requests", "never came up")
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import asyncio
 import random
 import signal
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stretto.errors import InvalidRequestError
@@ -294,8 +295,10 @@ class SimulatedLauncher:
         self._rng, self._odds = rng, odds
         self.record = Record()
         self.faults_on = True
+        self.on_launch: Callable[[], None] = lambda: None
 
     async def launch(self, epoch: int) -> SimulatedChild:
+        self.on_launch()
         await asyncio.sleep(self._rng.random() * 0.01)
         odds = self._odds if self.faults_on else Odds(batching=self._odds.batching)
         return SimulatedChild(epoch, self._rng, odds, self.record)

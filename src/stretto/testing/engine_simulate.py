@@ -29,6 +29,7 @@ SOMETIMES = (
     "a call timed out",
     "a hang",
     "gave up",
+    "gave up with requests",
     "never came up",
     "a fallback",
     "refused: too many streams",

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stretto.engine.batch_stats import BatchEvent
@@ -100,6 +101,7 @@ class EngineSimulation:
         self.trace: list[str] = []
         self.lost_s: list[float] = []
         self.late: list[str] = []
+        self.give_ups = self.launches_beyond = 0
 
     def _draw_settings(self) -> Settings:
         engine = EngineSettings(
@@ -132,9 +134,12 @@ class EngineSimulation:
 
     async def _run(self, loop: VirtualLoop) -> None:
         started_s = loop.time()
-        host = SupervisedHost(self.launcher, self.settings.engine, jitter=self.rng.random)
-        self.engine = _WatchedEngine(host, self.settings, on_dispatched=self._dispatched, clock=loop.time)
-        self.engine.losses_s = self.lost_s
+        self.host = SupervisedHost(self.launcher, self.settings.engine, jitter=self.rng.random)
+        self.launcher.on_launch = self._launched
+        self.engine = _WatchedEngine(
+            self.host, self.settings, on_dispatched=self._dispatched, clock=loop.time
+        )
+        self.engine.losses_s, self.engine.given_up = self.lost_s, self._given_up
         try:
             await self.engine.start()
         except StrettoError:
@@ -245,6 +250,21 @@ class EngineSimulation:
             self.late.append(f"an urgent request waited {max(urgent):.2f} ms for its batch")
         self.report.sometimes["a hold"] += max(event.waits_ms) > 0.1
 
+    def _given_up(self, waiting: int, left: int) -> None:
+        """In a crash loop no request waits for a next life of the runtime: all have their error at once."""
+        self.give_ups += 1
+        self.report.sometimes["gave up with requests"] += waiting > 0
+        if left:
+            self.late.append(f"gave up on the runtime, and {left} of {waiting} requests still wait for it")
+
+    def _launched(self) -> None:
+        """After `restarts_max` deaths in a row each further attempt follows a give-up."""
+        deaths = self.host.stats()["deaths_in_a_row"]
+        assert isinstance(deaths, int)
+        self.launches_beyond += deaths > self.settings.engine.restarts_max
+        if self.launches_beyond > self.give_ups:
+            self.late.append(f"{deaths} deaths in a row, and the engine has not given up")
+
     def _check_promptness(self, client: _Client, code: str, now_s: float) -> None:
         if code != "runtime_lost" or client.stalled:
             return
@@ -334,9 +354,15 @@ class EngineSimulation:
 
 
 class _WatchedEngine(Engine):
-    """Notes when it learns that its runtime is gone."""
+    """Notes when it learns that its runtime is gone, and what becomes of its requests when it gives up."""
 
     losses_s: list[float]
+    given_up: Callable[[int, int], None]
+
+    def runtime_failed(self, error: StrettoError) -> None:
+        waiting = self._traffic.open
+        super().runtime_failed(error)
+        self.given_up(waiting, self._traffic.open)
 
     def runtime_lost(self) -> None:
         self.losses_s.append(asyncio.get_running_loop().time())

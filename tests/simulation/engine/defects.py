@@ -12,6 +12,15 @@ DEFECTS = (
         "if ticket.replayed or self.draining:",
     ),
     Defect(
+        "replayed as often as the runtime dies, refused or not",  # the quarantine alone would prevent it, too
+        "engine/traffic.py",
+        "        if digest and self.quarantine.standing(digest, now_s) is Standing.REFUSED:\n"
+        "            self._fail(ticket, error_from(self.quarantine.refusal(digest, now_s)), now_s)\n"
+        "            return\n"
+        "        if ticket.stream.delivered or ticket.replayed or self.draining:",
+        "        if ticket.stream.delivered or self.draining:",
+    ),
+    Defect(
         "nothing is replayed",
         "engine/traffic.py",
         "        ticket.call = None\n        self._admit(ticket, now_s)\n",
