@@ -67,9 +67,9 @@ def test_a_name_cannot_break_the_header(rig: Rig) -> None:
 def test_many_unknown_fields_cost_little_and_are_not_all_named() -> None:
     body = {"messages": [USER], **{f"field_{at}": at for at in range(400_000)}}
     ignored = IgnoredFields()
-    started = time.perf_counter()
+    started_s = time.thread_time()  # of CPU: other processes may use the machine, too
     validated(body, ChatRequest, ignored=ignored)
-    assert time.perf_counter() - started < 1.0
+    assert time.thread_time() - started_s < 1.0
     assert ignored.count == 400_000
     assert len(ignored.names) == NAMES_MAX
     assert ignored.header.endswith(b", ...")

@@ -60,7 +60,7 @@ def seconds_to_close(client: socket.socket) -> float:
     return time.monotonic() - started_s
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
+def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
     end_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end_s, "it did not happen in time"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stretto.telemetry.traces import OtelTracer
 from tests.server_ops.in_memory import simulated
+from tests.server_ops.raw import until
 from tests.server_ops.serving import Running, served
 
 TICK_MS = 20.0
@@ -34,7 +36,7 @@ class Traced:
 
     def spans(self, requests: int) -> list[dict[str, float]]:
         """Of each finished request, in the order of their arrival: span → milliseconds."""
-        end_s = time.monotonic() + 10
+        end_s = time.monotonic() + 60
         while True:
             found = [s for s in self._exporter.get_finished_spans() if s.name != "batch_generate"]
             roots = sorted((s for s in found if s.parent is None), key=lambda span: span.start_time or 0)
@@ -50,6 +52,11 @@ class Traced:
             }
             for root in roots
         ]
+
+    def wait_until_busy(self) -> None:
+        """Until a request is in its slot."""
+        busy = re.compile(r"^stretto_slots_busy\S* 1", re.MULTILINE)
+        until(lambda: busy.search(self.running.client().get("/metrics").text))
 
     def waits(self) -> dict[str, tuple[int, float]]:
         """admitted → (count, sum in seconds) of the histogram."""
@@ -112,7 +119,7 @@ def test_a_client_that_leaves_during_its_prefill() -> None:
 def test_a_client_that_leaves_while_it_waits() -> None:
     with traced() as server, ThreadPoolExecutor() as pool:
         first = pool.submit(leave, server.running, after_tokens=20)
-        time.sleep(4 * TICK_MS / 1000)
+        server.wait_until_busy()
         leave(server.running, after_s=0.2)
         first.result()
         _, waiting = server.spans(2)
@@ -138,7 +145,7 @@ def test_a_deadline_after_the_first_token(streamed: bool) -> None:
 def test_a_request_that_is_refused_after_it_waited() -> None:
     with traced(max_queue_wait_s=0.3, queue_depth=1) as server, ThreadPoolExecutor() as pool:
         first = pool.submit(leave, server.running, after_tokens=40)
-        time.sleep(4 * TICK_MS / 1000)
+        server.wait_until_busy()
         reply = server.running.client().post("/v1/completions", json=BODY)
         assert (reply.status_code, reply.json()["error"]["code"]) == (429, "queue_full")
         first.result()
