@@ -85,7 +85,7 @@ def test_refusing_names_the_field(strict_rig: Rig) -> None:
 
 def test_both_dialects(rig: Rig) -> None:
     reply = rig.http.post(
-        "/v1/messages", json={"messages": [USER], "max_tokens": 8, "thread": {"type": "create"}}
+        "/v1/messages", json={"messages": [USER], "max_tokens": 8, "colour": {"type": "create"}}
     )
     assert reply.status_code == 200
-    assert reply.headers[HEADER] == "thread"
+    assert reply.headers[HEADER] == "colour"
