@@ -48,6 +48,7 @@ def fuzz(
     `backend` names one for a whole `stretto serve`; without it the engine is scripted.
     """
     with _served(backend) as url, tempfile.TemporaryDirectory() as place:
+        httpx2.get(f"{url}/openapi.json", timeout=120).raise_for_status()  # made now, not in its 10 s
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"]
         command += ["--checks", CHECKS, "--phases", phases, "--mode", "all", "--seed", str(seed)]
         command += ["--max-examples", str(examples), "--warnings", "off", "--no-color"]
