@@ -90,8 +90,7 @@ class QueueMachine(RuleBasedStateMachine):
         waiting, parked = self.of(Where.WAITING), self.of(Where.PARKED)
         urgent = min((j.level for j in waiting), default=9)
         aged = bool(waiting) and self.admissions - self.aged_at >= AGEING_TURN
-        behind = [j for j in parked if j.level > urgent] if aged else []
-        able = behind or [j for j in parked if j.level <= urgent]
+        able = [j for j in parked if aged or j.level <= urgent]
         firm = [j for j in able if not j.turned_out]
         turned = sorted(able, key=lambda j: (j.level, j.account.served, j.seniority))
         back = (firm or turned or [None])[0]

@@ -111,10 +111,8 @@ class Queue:
         if first is None:
             return min(self.parked, key=_order_back)
         aged = self.admissions - self._aged_at >= AGEING_TURN
-        behind = [job for job in self.parked if job.level > first.level] if aged else []
-        return min(
-            behind or [j for j in self.parked if j.level <= first.level], key=_order_back, default=None
-        )
+        able = [job for job in self.parked if aged or job.level <= first.level]
+        return min(able, key=_order_back, default=None)
 
     def next_urgent(self) -> Job | None:
         """The first of the most urgent class that waits."""

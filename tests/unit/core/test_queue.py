@@ -113,3 +113,16 @@ def test_the_lines_do_not_grow_with_those_who_left():
         line.queue.leave_flight(job, 0.0)
     assert list(line.queue.waiting()) == [stays]
     assert len(line.queue._by_age) < 200
+
+
+def test_the_ageing_turn_of_preempted_requests_goes_to_the_oldest_of_them():
+    """Not to one of a lower class that only a more urgent request keeps waiting."""
+    line = Line(n_seq_max=8)
+    oldest, background = line.push(), line.push(priority=Priority.BACKGROUND)
+    for job in (oldest, background):
+        line.queue.admit(job, 0.0)
+        line.queue.park(job)
+    for _ in range(AGEING_TURN):
+        line.queue.admit(line.push(priority=Priority.URGENT), 0.0)
+    line.push()
+    assert line.queue.next_parked() is oldest
