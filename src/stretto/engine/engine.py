@@ -31,12 +31,7 @@ from stretto.engine.token_calls import TokenCalls
 from stretto.engine.traffic import Ticket, Traffic
 from stretto.engine.transport import Transport
 from stretto.engine.watching import Watchers
-from stretto.errors import (
-    FrameError,
-    RuntimeUnavailableError,
-    ShuttingDownError,
-    StrettoError,
-)
+from stretto.errors import FrameError, RuntimeUnavailableError, ShuttingDownError, StrettoError
 from stretto.rpc import messages as m
 from stretto.rpc.connection import Connection
 from stretto.rpc.envelope import ENGINE_EVENTS, MODEL_PROGRESS, STREAM_BATCH, Notification
@@ -95,6 +90,7 @@ class Engine:
         self._calls = NamedCalls(
             self._transport,
             self._traffic.quarantine,
+            check=self._traffic.text_limits.check,
             timeout_s=settings.engine.load_timeout_s,
             clock=clock,
             cancel=lambda params: self._tell("cancel", params),
@@ -309,6 +305,7 @@ class Engine:
 
     def _note_info(self, info: m.RuntimeInfo) -> None:
         self._info = info
+        self._traffic.text_limits.note(info.models)
         loading = {model.id for model in info.models if model.loading}
         self._progress = {name: self._progress.get(name, 0.0) for name in loading}
         self._follow()

@@ -29,12 +29,14 @@ class NamedCalls:
         transport: Transport,
         quarantine: Quarantine,
         *,
+        check: Callable[[m.Message], None],
         timeout_s: float,
         clock: Callable[[], float],
         cancel: Callable[[m.CancelParams], None],
     ) -> None:
         self._transport = transport
         self._quarantine = quarantine
+        self._check = check
         self._timeout_s = timeout_s
         self._clock = clock
         self._cancel = cancel
@@ -51,6 +53,7 @@ class NamedCalls:
 
     async def call(self, method: str, params: _Params, on_start: OnStart | None) -> Any:
         """To its end; once more after a death, where that changes nothing, and then as the only suspect."""
+        self._check(params)
         attempts = ATTEMPTS if METHODS[method].idempotent else 1
         for left in range(attempts - 1, -1, -1):
             try:

@@ -19,6 +19,7 @@ from stretto.engine.batch_stats import BatchEvent
 from stretto.engine.batcher import BatchCall, GenerateBatcher
 from stretto.engine.quarantine import Quarantine, Standing
 from stretto.engine.streams import NOWHERE, Stream, StreamRegistry
+from stretto.engine.text_limits import TextLimits
 from stretto.errors import DeadlineError, RuntimeLostError, ShuttingDownError, StrettoError
 from stretto.rpc.messages import BatchItem, Error, GenerateParams, StreamBatch, error_from
 from stretto.settings import EngineSettings, GenerateBatcherSettings
@@ -53,6 +54,7 @@ class Traffic:
         self.registry = StreamRegistry(settings, on_backpressure=self._pause)
         self.batcher = GenerateBatcher(batching, capacity=self.registry.capacity, on_dispatched=on_dispatched)
         self.quarantine = quarantine or Quarantine()
+        self.text_limits = TextLimits()
         self._suspects: deque[Ticket] = deque()  # they wait to be tried, one after the other
         self._tried: Ticket | None = None
         self._trial_ends_s = 0.0
@@ -72,6 +74,7 @@ class Traffic:
         try:
             if self.draining:
                 raise ShuttingDownError("the engine is shutting down")
+            self.text_limits.check(params)
             stream = self.registry.register(params.stream_id, tenant=params.tenant, now_s=now_s, wake=wake)
         except StrettoError as refusal:
             return self._refused(params, error_from(refusal), now_s)

@@ -24,6 +24,7 @@ from stretto.rpc.stats import SlotInfo as SlotInfo
 from stretto.rpc.stats import Stats as Stats
 from stretto.rpc.stats import TickEvent as TickEvent
 from stretto.rpc.stats import TickSpan as TickSpan
+from stretto.rpc.text_bound import TextBound as TextBound
 
 PROTOCOL_VERSION = 1
 CAPABILITIES = (
@@ -323,6 +324,7 @@ class ModelInfo(Message):
     backend: str = ""
     slots: int = 0
     context_window: int = 0
+    text_bound: TextBound | None = None  # None: texts are not bounded by their bytes
     memory_bytes: int = 0
     description: dict[str, Any] = field(default_factory=dict)
     vocabulary: dict[str, Any] = field(

@@ -14,14 +14,16 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from stretto.errors import DeadlineError, InvalidRequestError, ReplyTooLargeError, UnsupportedByModelError
-from stretto.rpc.messages import EmbedParams, EmbedResult, ModelStats, RerankParams, RerankResult
+from stretto.rpc.messages import EmbedParams, EmbedResult, ModelStats, RerankParams, RerankResult, TextBound
 from stretto.runtime.contexts import ContextPool, PoolStats, Vectors
 from stretto.runtime.embed_inputs import InputReader
+from stretto.text import bounds
 from stretto.text.tokenizer import Tokenizer
 
 Runner = Callable[..., Awaitable[list[list[int]]]]
@@ -58,6 +60,10 @@ class EmbeddingRuntime:
         self._pool = pool
         self._reader = reader
         self._on_close = on_close
+
+    @cached_property
+    def text_bound(self) -> TextBound | None:
+        return bounds.text_bound(self.tokenizer, self.window)
 
     @property
     def window(self) -> int:

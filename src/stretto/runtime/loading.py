@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stretto import settings as settings_
 from stretto.core.limits import is_exact
 from stretto.errors import InvalidRequestError
+from stretto.rpc.text_bound import TextBound
 from stretto.runtime.grammars import Grammars, words_of
 from stretto.runtime.model import ModelRuntime
 from stretto.settings.places import cache_home
@@ -56,6 +57,10 @@ class Loaded:
     def drafts(self) -> int:
         """Tokens to guess for a request that says nothing about it."""
         return self.settings.speculation_tokens if self.settings.speculation == "ngram" else 0
+
+    @property
+    def text_bound(self) -> TextBound | None:
+        return self.runtime.text_bound
 
     @property
     def vocabulary(self) -> Mapping[str, Any]:

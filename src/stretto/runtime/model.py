@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from stretto.backends.base import Backend
@@ -20,6 +20,7 @@ from stretto.core.limits import Limits
 from stretto.core.request import Priority, Request, SamplingParams
 from stretto.core.tick import Events, Started, Terminal, TickMeasures
 from stretto.errors import PromptTooLongError
+from stretto.rpc.text_bound import TextBound
 from stretto.runtime.grammars import Grammars, byte_words
 from stretto.runtime.looks import Look, TickLook
 from stretto.runtime.loop import EngineLoop, LoopStats
@@ -109,6 +110,10 @@ class ModelRuntime:
     def window(self) -> int:
         """Tokens that one request may hold."""
         return self.capabilities.pool_tokens
+
+    @cached_property
+    def text_bound(self) -> TextBound | None:
+        return bounds.text_bound(self.tokenizer, self.window)
 
     # --- prompts ---------------------------------------------------------------------------------
 

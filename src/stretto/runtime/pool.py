@@ -128,6 +128,7 @@ class ModelPool:
             backend=str(about.get("backend", "")),
             slots=int(about.get("slots", 0)),
             context_window=int(about.get("context_window", 0)),
+            text_bound=getattr(entry.resident, "text_bound", None),
             memory_bytes=entry.memory_bytes,
             description=about,
             vocabulary=dict(getattr(entry.resident, "vocabulary", {})),
@@ -187,6 +188,11 @@ class ModelPool:
             entry.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(entry.loading)
 
+    def _loaded(self, model_id: str, progress: Callable[[str, float], None]) -> Resident:
+        resident = self._loader.load(model_id, progress)
+        getattr(resident, "text_bound", None)  # reads the whole vocabulary once: not on the RPC loop
+        return resident
+
     async def _load(self, entry: Entry) -> None:
         try:
             loop = asyncio.get_running_loop()
@@ -200,7 +206,7 @@ class ModelPool:
                     await self._close(entry)
                 await self._make_room(entry.id, need)
                 entry.memory_bytes = need
-            resident = await asyncio.to_thread(self._loader.load, entry.id, progress)
+            resident = await asyncio.to_thread(self._loaded, entry.id, progress)
             entry.resident, entry.used_s = resident, self._clock()
             self._on_loaded(entry.id, resident)
             self._progress(entry, "ready", 1.0)

@@ -18,6 +18,7 @@ from stretto.errors import (
     UnsupportedByModelError,
 )
 from stretto.rpc.messages import GenerateParams, TokenizeParams, ToolUse
+from stretto.rpc.text_bound import TOKENS_MAX
 from stretto.runtime.embedding import EmbeddingRuntime
 from stretto.runtime.loading import Loaded
 from stretto.runtime.model import Call, ModelRuntime, Prompt
@@ -30,7 +31,6 @@ from stretto.text.tokenizer import PromptTokens
 from stretto.text.tool_schema import schema_for_tools, tool_names
 from stretto.text.tools import Dialect
 
-TOKENS_MAX = 1 << 17  # of one /tokenize or /detokenize, or the model's window where that is larger
 _PROMPTS = ("messages", "prompt", "tokens", "pieces")
 _TEMPLATE_OPTIONS_TAKEN = ("messages", "tools", "self", "add_generation_prompt", "continue_final_message")
 

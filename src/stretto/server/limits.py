@@ -115,20 +115,21 @@ class BodyLimits:
             raise SlowRequestError(f"the body did not arrive within {self._read_timeout_s:g} s") from None
 
     async def _read_all(self, receive: Receive, held: _Held) -> bytes | None:
-        parts: list[bytes] = []
-        size = 0
+        body = bytearray()  # grows in place: a list of parts would leave the heap full of holes
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
-            part = message.get("body", b"")
-            size += len(part)
-            if size > self._body_bytes_max:
+            part: bytes = message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) + len(part) > self._body_bytes_max:
                 raise self._too_large()
             held.take(len(part))
-            parts.append(part)
-            if not message.get("more_body", False):
-                return b"".join(parts)
+            if not body and not more:
+                return part
+            body += part
+            if not more:
+                return bytes(body)
 
     def _too_large(self) -> BodyTooLargeError:
         return BodyTooLargeError(f"the body has more than {self._body_bytes_max:,} bytes")

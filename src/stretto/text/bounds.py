@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 from stretto.errors import PromptTooLongError
+from stretto.rpc.text_bound import TextBound
 from stretto.text.marking import Segment
 from stretto.text.tokenizer import Tokenizer
 
@@ -27,6 +28,21 @@ class KnowsBytes(Protocol):
 
     def tokens_at_least(self, text: str) -> int:
         """Never more than what `encode` answers, and without encoding."""
+
+
+@runtime_checkable
+class HasByteBound(Protocol):
+    """A tokenizer whose tokens are bounded in bytes."""
+
+    @property
+    def byte_bound(self) -> tuple[int, bytes]:
+        """Bytes of the longest token (0: no bound), and the bytes that may become no token."""
+
+
+def text_bound(tokenizer: Tokenizer, window: int) -> TextBound | None:
+    """What another process needs to refuse a text. Reads the whole vocabulary the first time."""
+    longest, uncounted = tokenizer.byte_bound if isinstance(tokenizer, HasByteBound) else (0, b"")
+    return TextBound(tokens_max=window, token_bytes_max=longest, uncounted=uncounted) if longest else None
 
 
 def check_text(text: str, tokenizer: Tokenizer, window: int) -> None:

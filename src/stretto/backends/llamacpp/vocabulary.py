@@ -106,13 +106,13 @@ class Vocabulary:
         tokens: they are not counted. Other kinds of vocabularies (WordPiece, unigram) make one token of any
         unknown word: 0.
         """
-        longest, dropped = self._bounds
+        longest, dropped = self.byte_bound
         if longest == 0:
             return 0
         return -(-len(text.encode("utf-8", "replace").translate(None, dropped)) // longest)
 
     @cached_property
-    def _bounds(self) -> tuple[int, bytes]:
+    def byte_bound(self) -> tuple[int, bytes]:
         """Bytes of the longest token, or 0 where that bounds nothing; and bytes that may become no token."""
         if int(self._lib.llama_vocab_type(self._vocab)) not in (_SENTENCE_PIECE, _BYTE_PAIRS):
             return 0, b""

@@ -17,6 +17,10 @@ class SpellingTokenizer:
     def encode(self, text: str, special: bool) -> list[int]:
         return [byte + 1 for byte in text.encode()]
 
+    @property
+    def byte_bound(self) -> tuple[int, bytes]:
+        return 1, b""
+
     def tokens_at_least(self, text: str) -> int:
         return len(text)
 
