@@ -18,11 +18,14 @@ from stretto.errors import (
     SlowRequestError,
     UrlTooLongError,
 )
+from stretto.rpc.heap import trim
 from stretto.server.compressed import decompressed, encoding_of
 from stretto.server.json_shape import check_shape
 
 LARGE_BODY_BYTES = 64 << 10  # from here on bodies are looked at one at a time
 HELD_BODIES_MAX = 64  # of the greatest size, in all requests together
+BURST_BYTES, BURST_OVER_BYTES = 16 << 20, 1 << 20  # held at once, and what is left when it is over
+TRIM_AFTER_S = 1.0  # by then the requests themselves are gone
 
 
 class HeaderLimits:
@@ -56,6 +59,7 @@ class BodyLimits:
         self._nesting_max = nesting_max
         self._read_timeout_s = read_timeout_s
         self._held_bytes = 0
+        self._burst = False
         self._large = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,9 +98,13 @@ class BodyLimits:
         if self._held_bytes + size > HELD_BODIES_MAX * self._body_bytes_max:
             raise MemoryLimitError("the bodies of other requests take all the memory that there is for them")
         self._held_bytes += size
+        self._burst |= self._held_bytes > BURST_BYTES
 
     def let_go(self, size: int) -> None:
         self._held_bytes -= size
+        if self._burst and self._held_bytes < BURST_OVER_BYTES:
+            self._burst = False
+            asyncio.get_running_loop().call_later(TRIM_AFTER_S, trim)
 
     def _check_announced(self, scope: Scope) -> None:
         for name, value in scope["headers"]:

@@ -28,6 +28,9 @@ def token_text(stream_id: str, index: int) -> str:
     return f"{stream_id}:{index} "
 
 
+WINDOW = 4096  # of the model "bounded", whose tokens are bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Odds:
     """Of one thing going wrong, per tick or per call."""
@@ -175,8 +178,13 @@ class SimulatedChild:
 
     def _info(self) -> m.RuntimeInfo:
         capabilities = [c for c in m.CAPABILITIES if c != "batch_generate" or self._odds.batching]
+        bound = m.TextBound(tokens_max=WINDOW, token_bytes_max=1)
         return m.RuntimeInfo(
-            version="0", protocol=m.PROTOCOL_VERSION, pid=self.pid, capabilities=capabilities, models=[]
+            version="0",
+            protocol=m.PROTOCOL_VERSION,
+            pid=self.pid,
+            capabilities=capabilities,
+            models=[m.ModelInfo(id="bounded", text_bound=bound)],
         )
 
     def _prepare(self, call: Call, requests: list[m.GenerateParams]) -> None:

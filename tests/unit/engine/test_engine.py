@@ -13,11 +13,11 @@ import structlog
 from stretto.engine.batch_stats import BatchEvent, percentile
 from stretto.engine.engine import Engine
 from stretto.engine.host import SupervisedHost
-from stretto.errors import InvalidRequestError, ShuttingDownError
-from stretto.rpc.messages import GenerateParams
+from stretto.errors import InvalidRequestError, PromptTooLongError, ShuttingDownError
+from stretto.rpc.messages import EmbedParams, GenerateParams, TokenizeParams
 from stretto.settings import EngineSettings, GenerateBatcherSettings, Settings
 from stretto.testing.engine_clock import VirtualLoop
-from stretto.testing.engine_runtime import Odds, SimulatedLauncher, token_text
+from stretto.testing.engine_runtime import WINDOW, Odds, SimulatedLauncher, token_text
 from stretto.testing.engine_simulate import quiet
 
 
@@ -203,5 +203,21 @@ def test_health_says_why_not():
         assert rig.engine.health.reason == "draining"
         with pytest.raises(ShuttingDownError):
             await rig.read(rig.params())
+
+    run(work)
+
+
+def test_a_text_that_cannot_fit_its_model_is_refused_without_a_call():
+    async def work(rig: Rig) -> None:
+        long = GenerateParams(stream_id="long", model_id="bounded", prompt="x" * (WINDOW + 1), max_tokens=1)
+        with pytest.raises(PromptTooLongError, match=f"holds {WINDOW}"):
+            await rig.read(long)
+        with pytest.raises(PromptTooLongError):
+            await rig.engine.embed(EmbedParams(model_id="bounded", inputs=[long.prompt or ""]))
+        with pytest.raises(PromptTooLongError):
+            await rig.engine.tokenize(TokenizeParams(model_id="bounded", text="x" * (1 << 18)))
+        assert rig.calls == 0
+        await rig.read(rig.params(model_id="bounded"))
+        assert rig.calls == 1
 
     run(work)

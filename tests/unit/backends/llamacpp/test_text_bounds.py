@@ -17,9 +17,13 @@ def test_the_bound_never_exceeds_what_the_vocabulary_makes_of_a_text_and_refuses
     try:
         words, chance = model.vocabulary, random.Random(5)
         assert isinstance(words, bounds.KnowsBytes)
+        announced = bounds.text_bound(words, 8192)
+        assert announced is not None
+        assert announced.exceeds("a" * 4_000_000, 8192) > 8192
         for _ in range(150):
             text = "".join(chance.choices(chance.choice(ALPHABETS), k=chance.randint(1, 3000)))
             assert words.tokens_at_least(text) <= len(words.encode(text, False)), repr(text[:40])
+            assert announced.tokens_at_least(text) == words.tokens_at_least(text)
         longest = max((words.token_bytes(token) for token in range(words.vocab_size)), key=len)
         text = longest.decode() * 300
         assert words.tokens_at_least(text) <= len(words.encode(text, True))
