@@ -24,7 +24,7 @@ from stretto.server.json_shape import check_shape
 
 LARGE_BODY_BYTES = 64 << 10  # from here on bodies are looked at one at a time
 HELD_BODIES_MAX = 64  # of the greatest size, in all requests together
-BURST_BYTES, BURST_OVER_BYTES = 16 << 20, 1 << 20  # held at once, and what is left when it is over
+BURST_BYTES, BURST_OVER_BYTES = 3 << 20, 1 << 20  # held at once, and what is left when it is over
 TRIM_AFTER_S = 1.0  # by then the requests themselves are gone
 
 
