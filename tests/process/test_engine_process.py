@@ -38,7 +38,8 @@ FLAGS: dict[str, Any] = {
 
 @asynccontextmanager
 async def engine(*, old: bool = False, batching: bool = True, **flags: Any) -> AsyncIterator[Engine]:
-    settings = Settings(generate_batcher=GenerateBatcherSettings(enabled=batching))
+    holds = {"min_hold_ms": 50.0, "max_hold_ms": 200.0}  # a busy machine must not make a batch overdue
+    settings = Settings(generate_batcher=GenerateBatcherSettings(enabled=batching, **holds))
     launcher = (OldLauncher if old else ProcessLauncher)(RuntimeStart(flags={**FLAGS, **flags}))
     made = Engine(SupervisedHost(launcher, settings.engine), settings)
     await made.start()

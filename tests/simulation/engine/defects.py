@@ -19,6 +19,7 @@ DEFECTS = (
         "            return\n"
         "        if ticket.stream.delivered or ticket.replayed or self.draining:",
         "        if ticket.stream.delivered or self.draining:",
+        ("--seeds", "1500"),  # it takes a request that is in flight at three deaths
     ),
     Defect(
         "nothing is replayed",
