@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -114,9 +115,21 @@ def embed(running: Running, text: str = "hello", **options: Any) -> httpx.Respon
     return running.client().post("/v1/embeddings", json={"input": text, "model": MODEL}, **options)
 
 
+@contextmanager
+def opened_at_the_end(gate: threading.Event) -> Iterator[None]:
+    """Open the gate at the end, whatever happens: a context that is held would keep the server alive."""
+    try:
+        yield
+    finally:
+        gate.set()
+
+
 def test_what_runs_does_not_count_as_waiting() -> None:
     gate = threading.Event()
-    with served(vectors(gate=gate)) as running, ThreadPoolExecutor() as pool:
+    gate.set()
+    with served(vectors(gate=gate)) as running, ThreadPoolExecutor() as pool, opened_at_the_end(gate):
+        assert embed(running).status_code == 200  # requests that arrive during the first load are refused
+        gate.clear()
         held = [pool.submit(embed, running) for _ in range(3)]
         end_s = time.monotonic() + 60
         while (seen := metrics(running)).get(("stretto_requests_waiting", "default")) != 2:
