@@ -1,4 +1,4 @@
-"""The README's table comes from a result file, and from a real one only."""
+"""The published tables come from a result file, and only from a full run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.table import summary as short_table
 from bench.table import table
 from stretto.bench import compare
 from stretto.bench.figures import Slo, summary
@@ -43,12 +44,25 @@ def test_what_was_measured_again_says_with_what():
     assert table(made).endswith("ratios with range; burst with def.")
 
 
-def test_the_readme_holds_the_table_of_the_committed_results():
+def test_the_summary_has_an_arrow_in_every_row_and_the_machine():
+    lines = short_table(report()).splitlines()
+    rows = [line for line in lines[2:] if line.startswith("|")]
+    assert len(rows) == 1
+    assert rows[0].split("|")[1].strip().endswith("↓")
+    assert rows[0].endswith("| 0.50 s | 5.00 s | 0.10 [0.10–0.10] |")
+    assert lines[-1].startswith("A CPU, 2 cores")
+    assert lines[-1].endswith("commit abc.")
+
+
+def test_the_pages_hold_the_tables_of_the_committed_results():
     root = Path(__file__).parents[2]
     made = json.loads((root / "bench/results/compare.json").read_text(encoding="utf-8"))
-    assert table(made) in (root / "README.md").read_text(encoding="utf-8")
+    assert short_table(made) in (root / "README.md").read_text(encoding="utf-8")
+    assert table(made) in (root / "bench/README.md").read_text(encoding="utf-8")
 
 
 def test_small_trial_runs_are_refused():
     with pytest.raises(SystemExit, match="mean nothing"):
         table(report(quick=True))
+    with pytest.raises(SystemExit, match="mean nothing"):
+        short_table(report(quick=True))

@@ -1,10 +1,12 @@
-"""The curl examples of the README and of the API guide work as printed, with the default model."""
+"""The examples of the README and the guides work as printed, with the default model."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,10 @@ import pytest
 from tests.server.process import served
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "guides" / "http-api.md")
+GUIDES = ROOT / "docs" / "guides"
+PAGES = (ROOT / "README.md", GUIDES / "serving.md", GUIDES / "http-api.md")
 BLOCK = re.compile(r"^```(?:console|bash|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ADDRESS = re.compile(r"http://(?:localhost|127\.0\.0\.1):8000")
 
 
@@ -52,3 +56,20 @@ def test_curl_examples_work_as_printed() -> None:
             assert done.stdout.strip(), example
             if done.stdout.lstrip().startswith("{"):
                 assert json.loads(done.stdout).get("error") is None, example
+
+
+@pytest.mark.slow
+def test_the_python_examples_of_the_readme_work_as_printed() -> None:
+    openai, sdk = PYTHON.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    with served("--n-threads", "1") as url:
+        answered = _printed(ADDRESS.sub(url, openai))
+    assert answered.strip()
+    assert len(ast.literal_eval(_printed(sdk))) == 8, "eight prompts have eight answers"
+
+
+def _printed(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, f"{code}\n{done.stderr}"
+    return done.stdout
