@@ -39,14 +39,14 @@ setup: $(READY) ## Create .venv with everything in it (the other targets do this
 
 CLIENTS := .venv-clients/.ready
 
-$(CLIENTS): tests/clients/requirements.txt
+$(CLIENTS): tests/system/clients/requirements.txt
 	@test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
 	@echo "installing litellm, LangChain and lm-eval into .venv-clients (one to three minutes)"
 	@.venv-clients/bin/python -m pip install -qq --disable-pip-version-check --requirement $<
 	@touch $@
 
 clients: $(READY) $(CLIENTS) ## Try litellm, LangChain and lm-eval, in an environment of their own
-	$(BIN)/python -m pytest tests/clients $(ARGS)
+	$(BIN)/python -m pytest tests/system/clients $(ARGS)
 
 serve: $(READY) ## Start the server on port 8000 (ARGS='MODEL --port 9000' is passed on)
 	$(BIN)/stretto serve $(ARGS)
@@ -72,13 +72,13 @@ soak: ## Simulate SOAK_TICKS ticks, from a seed that changes every day
 	@$(MAKE) --no-print-directory simulate TICKS=$(SOAK_TICKS) SEED=$(or $(SEED),$(shell date +%Y%m%d))
 
 soak-server: $(READY) ## Load a server with 120 % for MINUTES: memory and descriptors must not grow
-	$(BIN)/python bench/soak.py --minutes $(MINUTES) --check $(ARGS)
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --check $(ARGS)
 
 prove: $(READY) ## Show every claim at full size and write docs/proofs/*.json
 	$(BIN)/python -m tools.prove $(ARGS)
 
 bench: $(READY) ## Measure the scheduler
-	$(BIN)/python bench/scheduler.py $(ARGS)
+	$(BIN)/python benchmarks/scheduler.py $(ARGS)
 
 ci-setup: ## Install what only root on Debian can: Chromium, for the browser tests
 	@if command -v chromium >/dev/null; then \
@@ -94,4 +94,4 @@ ci-setup: ## Install what only root on Debian can: Chromium, for the browser tes
 
 clean: ## Remove caches and builds (.venv stays: compiled backends in it are slow to rebuild)
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

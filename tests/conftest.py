@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "repeatable",
     derandomize=True,
-    deadline=None,  # machines are shared: time is measured in bench/
+    deadline=None,  # machines are shared: time is measured in benchmarks/
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
 )

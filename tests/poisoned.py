@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stretto.models import gguf
+from stretto.model_files import gguf
 from stretto.testing import tiny_models
 
 TOKEN = 4242

@@ -1,7 +1,7 @@
 """Every claim of this project that a command can show, by area. `tools/prove.py` runs them.
 
 A claim's command exits 0 when it holds. Those that measure speed want a machine that does nothing else; those
-of `gpu-…` want an NVIDIA H200 and are run by hand there (bench/gpu), so they are not in this table.
+of `gpu-…` want an NVIDIA H200 and are run by hand there (benchmarks/gpu), so they are not in this table.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CORE = (
     by_tests(
         "core-machines",
         "state machines at 200 examples × 50 steps, each caught by two planted defects",
-        "tests/machines",
+        "tests/simulation/machines",
         STRETTO_PROVE="1",
     ),
     by_tests(
@@ -61,7 +61,7 @@ CORE = (
     by_script(
         "core-speed",
         "plan + commit at 256 generating slots within 500 µs, linear to 1,024",
-        *("bench/scheduler.py", "--check"),
+        *("benchmarks/scheduler.py", "--check"),
     ),
     Proof(
         "core-layers",
@@ -84,12 +84,12 @@ LLAMACPP = (
     by_script(
         "llamacpp-speed",
         "0.95 of a bare llama_decode loop at 1 to 16 slots, 0.9 with gaps, idle CPU below 1 %",
-        *("bench/llamacpp.py", "--check"),
+        *("benchmarks/llamacpp.py", "--check"),
     ),
     by_script(
         "llamacpp-sampling",
         "sampling below 10 % of a tick at 151,936 tokens and 16 slots",
-        *("bench/sampling.py", "--check"),
+        *("benchmarks/sampling.py", "--check"),
     ),
     by_tests(
         "llamacpp-sdk",
@@ -98,7 +98,9 @@ LLAMACPP = (
         "tests/system/test_bad_numbers.py",
     ),
     by_tests(
-        "llamacpp-bad-files", "500 mutated GGUFs never kill the caller", "tests/security/test_gguf_fuzz.py"
+        "llamacpp-bad-files",
+        "500 mutated GGUFs never kill the caller",
+        "tests/system/security/test_gguf_fuzz.py",
     ),
 )
 
@@ -106,23 +108,23 @@ ENGINE = (
     by_script(
         "engine-batcher",
         "calls saved, time to the first token, added waits and frames per token, from counted frames",
-        *("bench/batcher.py", "--check"),
+        *("benchmarks/batcher.py", "--check"),
     ),
     by_script(
         "engine-kills",
         "25 × kill -9 under 16 streams of SmolLM2, a killed parent, 10 × SIGSTOP: nothing lost or left over",
-        *("-m", "tests.process.kill_runtime", "--model", "default", "--tokens", "32"),
+        *("-m", "tests.system.process.kill_runtime", "--model", "default", "--tokens", "32"),
     ),
-    by_tests("engine-process", "mixed batches, tokens, uids, signals", "tests/process"),
+    by_tests("engine-process", "mixed batches, tokens, uids, signals", "tests/system/process"),
     by_script(
         "engine-slow-reader",
         "a reader of one token a second slows nobody, and eight of them stop nobody",
-        *("bench/slow_reader.py", "--check"),
+        *("benchmarks/slow_reader.py", "--check"),
     ),
     by_script(
         "engine-frames",
         "a million mutated frames: no crash, no hang, memory flat",
-        *("-m", "tests.security.frame_fuzz", "--count", "1000000"),
+        *("-m", "tests.system.security.frame_fuzz", "--count", "1000000"),
     ),
     by_script(
         "engine-simulation",
@@ -135,14 +137,14 @@ SERVER = (
     by_tests(
         "server-access",
         "every route × {no key, wrong key, right key}, 40 hosts and origins, every limit",
-        "tests/server_ops/test_access.py",
-        "tests/server_ops/test_parts.py",
-        "tests/server_ops/test_cli.py",
+        "tests/server/operations/test_access.py",
+        "tests/server/operations/test_parts.py",
+        "tests/server/operations/test_cli.py",
     ),
     by_tests(
         "server-drain",
         "10 SIGTERM drains lose no running request; 200 clients that leave leave nothing behind",
-        "tests/server_ops/test_drain.py",
+        "tests/server/operations/test_drain.py",
         STRETTO_PROVE="1",
     ),
     by_tests(
@@ -172,18 +174,18 @@ SERVER = (
     by_tests(
         "server-page",
         "the page in Chromium: a chat streams, four requests fill four lanes, the console stays clean",
-        "tests/browser",
+        "tests/server/browser",
         STRETTO_PROVE="1",
     ),
     by_script(
         "server-gateway",
         "at most 60 µs of the server's CPU per token at 64 streams, and no more at 256",
-        *("bench/gateway.py", "--check"),
+        *("benchmarks/gateway.py", "--check"),
     ),
     by_script(
         "server-soak",
         "half an hour at 120 % load, 30 % of clients leaving: memory and descriptors do not grow",
-        *("bench/soak.py", "--check"),
+        *("benchmarks/soak.py", "--check"),
     ),
 )
 
@@ -198,7 +200,7 @@ EMBEDDINGS = (
     by_script(
         "embeddings-speed",
         "1,000 texts at least as fast as the best one-at-a-time way; a lone text waits two batches at most",
-        *("bench/embeddings.py", "--check"),
+        *("benchmarks/embeddings.py", "--check"),
     ),
 )
 
@@ -217,7 +219,7 @@ PEERS = (
     by_script(
         "peers",
         "steady, stall, burst, turns, trace, tenants and mixed against llama-server",
-        *("bench/compare.py", "--check"),
+        *("benchmarks/compare.py", "--check"),
     ),
 )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stretto.backends.base import Backend, complete, is_well_formed
 from stretto.core.capabilities import Share
-from stretto.core.kv.ops import KvOp
+from stretto.core.ops import KvOp
 from stretto.core.request import Request, SamplingParams
 from stretto.core.tick import Binding, Outcome, TableUpdate, Tick
 
@@ -107,6 +107,6 @@ def ask(name: str, count: int, *, outputs: int = 6, seed: int = 0) -> Request:
 
 
 def clear(sequence: int) -> KvOp:
-    from stretto.core.kv.ops import OpKind
+    from stretto.core.ops import OpKind
 
     return KvOp(OpKind.CLEAR, sequence)

@@ -7,7 +7,7 @@ import importlib.util
 from stretto.backends.base import Backend
 from stretto.backends.simulated import SimulatedBackend
 from stretto.core.capabilities import Capabilities, Rewind, Share
-from tests.contract.bench import Subject
+from tests.contract.workbench import Subject
 
 
 def _simulated(name: str, **can) -> Subject:

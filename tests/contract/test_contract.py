@@ -11,7 +11,7 @@ import pytest
 
 from stretto.backends.simulated import SimulatedBackend
 from stretto.core.capabilities import Capabilities, Rewind, Share
-from stretto.core.kv.ops import KvOp, OpKind
+from stretto.core.ops import KvOp, OpKind
 from stretto.core.tick import PENDING_TOKEN, PassFailure
 from tests.contract.driver import Driver, Row, Subject, ask, clear
 

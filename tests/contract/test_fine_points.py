@@ -11,11 +11,11 @@ import pytest
 
 from stretto.backends.simulated.faults import TickFaults
 from stretto.core.capabilities import Rewind, Share
-from stretto.core.kv.ops import KvOp, OpKind
+from stretto.core.ops import KvOp, OpKind
 from stretto.core.tick import PassFailure
 from stretto.testing.faults import ScriptedFaults
-from tests.contract.bench import Driver, alone, ask
 from tests.contract.subjects import SUBJECTS
+from tests.contract.workbench import Driver, alone, ask
 
 OUT = 6
 

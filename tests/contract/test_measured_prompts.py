@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from stretto.core.request import Request
-from tests.contract.bench import Driver, Subject, Text, alone, ask
 from tests.contract.subjects import SUBJECTS
+from tests.contract.workbench import Driver, Subject, Text, alone, ask
 
 PROMPT = 23
 TOP = 3

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from stretto.server.app import create_app
-from stretto.server.ignored import UnknownFields
+from stretto.server.http.ignored import UnknownFields
 from stretto.settings import ServerSettings
 from tests.server.running import serving
 from tests.server.scripted import ScriptedEngine, usual

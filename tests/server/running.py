@@ -11,8 +11,8 @@ from typing import Any
 
 import uvicorn
 
-from stretto.server.connection import ConnectionLimits, connections
-from stretto.server.crowd import Crowd
+from stretto.server.http.connection import ConnectionLimits, connections
+from stretto.server.http.crowd import Crowd
 
 LIMITS = ConnectionLimits(
     head_bytes_max=40 << 10,

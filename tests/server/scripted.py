@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from stretto.engine.api import Delta, Health, OnStart
-from stretto.engine.batch_stats import BatchEvent
+from stretto.client.api import Delta, Health, OnStart
+from stretto.client.batch_stats import BatchEvent
 from stretto.errors import StrettoError, UnsupportedByModelError
 from stretto.rpc.messages import (
     EmbedParams,

@@ -11,7 +11,7 @@ import re
 
 import pytest
 
-from stretto.server.documents import AnthropicError, OpenAIError
+from stretto.server.openapi import AnthropicError, OpenAIError
 from tests.server.bad_inputs import GOOD, Case, all_cases
 from tests.server.conftest import Rig
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stretto.engine.api import Delta
+from stretto.client.api import Delta
 from stretto.rpc.messages import StreamStart, TokenizeParams, ToolCallDelta
 from tests.server import claude_code
 from tests.server.conftest import Rig

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from stretto.engine.api import Delta
+from stretto.client.api import Delta
 from stretto.rpc.messages import GenerateParams, ToolCallDelta
 from tests.server.conftest import Rig
 from tests.server.scripted import Step, end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stretto.engine.api import Delta
+from stretto.client.api import Delta
 from tests.server.conftest import Rig
 from tests.server.scripted import end, said
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from stretto.engine.api import Delta
+from stretto.client.api import Delta
 from tests.server.conftest import Rig
 from tests.server.scripted import HANG
 

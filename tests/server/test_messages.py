@@ -7,7 +7,7 @@ import asyncio
 import anthropic
 import pytest
 
-from stretto.engine.api import Delta
+from stretto.client.api import Delta
 from stretto.errors import PassFailedError, PromptTooLongError, QueueFullError, ShuttingDownError
 from stretto.rpc.messages import GenerateParams, TokenizeParams, ToolCallDelta
 from tests.server.conftest import Rig

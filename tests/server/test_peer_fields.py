@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stretto.engine.api import Delta
+from stretto.client.api import Delta
 from stretto.rpc.messages import GenerateParams, PromptProgress
 from tests.server.conftest import Rig
 from tests.server.scripted import end, logprob, said

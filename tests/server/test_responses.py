@@ -8,7 +8,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from stretto.engine.api import Delta
+from stretto.client.api import Delta
 from stretto.errors import PassFailedError
 from stretto.rpc.messages import ToolCallDelta
 from tests.server.conftest import Rig

@@ -340,7 +340,7 @@ def test_forced_input_is_streamed_in_pieces(clients: Clients) -> None:
 
 
 def test_answers_held_to_a_schema_end_within_their_tokens(clients: Clients) -> None:
-    """The whole measurement is bench/structured.py."""
+    """The whole measurement is benchmarks/structured.py."""
     schema = {
         "type": "object",
         "properties": {"mood": {"enum": ["happy", "sad"]}, "why": {"type": "string"}},

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 
-from stretto.server.bodies import validated
-from stretto.server.ignored import NAMES_MAX, IgnoredFields
+from stretto.server.http.bodies import validated
+from stretto.server.http.ignored import NAMES_MAX, IgnoredFields
 from stretto.server.openai.chat_request import ChatRequest
 from tests.server.conftest import Rig
 

@@ -10,13 +10,13 @@ from tools.plant import Defect
 DEFECTS = (
     Defect(
         "off by one in chunking: logits one row early",
-        "core/rows.py",
+        "core/batching.py",
         "last = start + count == len(slot.known)",
         "last = start + count >= len(slot.known) - 1",
     ),
     Defect(
         "off by one in chunking: a chunk skips its first token",
-        "core/rows.py",
+        "core/batching.py",
         "self._write_span(tick, slot, count, int(last), slot.known[start : start + count])",
         "self._write_span(tick, slot, count, int(last), slot.known[start + 1 : start + count + 1])",
     ),
@@ -48,27 +48,27 @@ DEFECTS = (
     ),
     Defect(
         "decode after prefill",
-        "core/rows.py",
+        "core/batching.py",
         "        decode, drafts = self._plan_decode(ready)\n",
         "        decode, drafts = self._plan_decode(ready)\n        decode = decode[:1]\n",
     ),
     Defect(
         "prompts have two ticks in a row",
-        "core/rows.py",
+        "core/batching.py",
         "            self._prompts_next = False\n",
         "",
     ),
     Defect(
         "prompts take the decode rows' budget",
-        "core/rows.py",
+        "core/batching.py",
         "rows=self._budget - len(decode) - extra",
         "rows=self._budget",
     ),
     Defect(
         "head-of-line blocking by a deferred job",
         "core/admission.py",
-        "            state.note(notes.DEFERRED, job, verdict.slot, verdict.length)\n            return True",
-        "            state.note(notes.DEFERRED, job, verdict.slot, verdict.length)\n            return False",
+        "            state.note(event_names.DEFERRED, job, verdict.slot, verdict.length)\n            return True",
+        "            state.note(event_names.DEFERRED, job, verdict.slot, verdict.length)\n            return False",
     ),
     Defect(
         "starvation of background: no ageing turn",
@@ -84,14 +84,14 @@ DEFECTS = (
     ),
     Defect(
         "victim's rows in the batch that it is cleaned from",
-        "core/rows.py",
+        "core/batching.py",
         "        decode = [s for s in decode if s.job is not None]  # a prompt's memory may have parked some\n",
         "",
         ("--where", "layout=unified"),
     ),
     Defect(
         "cache crossing tenants",
-        "core/cache/store.py",
+        "core/kv/prefix_store.py",
         "return self.scope == scope and self.owner in",
         "return self.owner in",
     ),
@@ -116,7 +116,7 @@ DEFECTS = (
     ),
     Defect(
         "system prompt given to a request that sent another one",
-        "core/cache/policies.py",
+        "core/cache_policies.py",
         "source.held == source.common == own",
         "source.length >= situation.cache_min_tokens",
     ),
@@ -164,7 +164,7 @@ DEFECTS = (
     ),
     Defect(
         "the anchor gives up its slot for a turn",
-        "core/turns.py",
+        "core/time_slicing.py",
         "if slot is anchor or slot.computed - slot.started_at < short:",
         "if slot.computed - slot.started_at < short:",
     ),
@@ -238,7 +238,7 @@ DEFECTS = (
     ),
     Defect(
         "a hybrid model is rewound to a state behind the divergence",
-        "core/cache/store.py",
+        "core/kv/prefix_store.py",
         "max((c for c in self.checkpoints if c.length <= length), default=None)",
         "max(self.checkpoints, default=None)",
         ("--where", "layout=hybrid"),
@@ -257,7 +257,7 @@ DEFECTS = (
     ),
     Defect(
         "KV of another request's decode rows is reused in deterministic mode",
-        "core/cache/store.py",
+        "core/kv/prefix_store.py",
         "        return min(self.shared, job.prompt_tokens)\n",
         "        return self.length\n",
         ("--where", "deterministic=true"),
@@ -278,7 +278,7 @@ DEFECTS = (
     ),
     Defect(
         "drafts are verified where several rows of a sequence round differently",
-        "core/rows.py",
+        "core/batching.py",
         "or state.can.rewind is Rewind.CHECKPOINT or self._exact:",
         "or state.can.rewind is Rewind.CHECKPOINT:",
         ("--where", "deterministic=true"),

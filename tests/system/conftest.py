@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stretto.models.store import Store
+from stretto.model_files.store import Store
 from stretto.settings.places import cache_home
 
 

@@ -19,12 +19,12 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stretto.backends.llamacpp.kernels import special_buffers_work
-from stretto.backends.llamacpp.library import half_precision
+from stretto.backends.llamacpp.kernels.probe import special_buffers_work
+from stretto.backends.llamacpp.native.library import half_precision
 from stretto.errors import ServerBusyError
 from stretto.llm import LLM
 from stretto.llm.results import Completion
-from stretto.models.store import Store
+from stretto.model_files.store import Store
 from stretto.settings.places import cache_home
 from tests.system.plain_loop import PlainLoop
 

@@ -9,7 +9,7 @@ import ctypes
 
 import numpy as np
 
-from stretto.backends.llamacpp.arm.standing_in import paused, stand_in
+from stretto.backends.llamacpp.kernels.interpose import paused, stand_in
 from stretto.settings.places import cache_home
 
 stand_in(cache_home())  # before llama.cpp is loaded, or they would not compute for ours either

@@ -20,8 +20,8 @@ from stretto.errors import (
     PromptTooLongError,
     UnsupportedByModelError,
 )
-from stretto.models import minilm
-from stretto.models.store import Store
+from stretto.model_files import minilm
+from stretto.model_files.store import Store
 from stretto.settings.places import cache_home
 from stretto.testing import tiny_models
 from tests.system.embedding_texts import two_hundred

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from stretto import LLM
-from stretto.models.store import Store
+from stretto.model_files.store import Store
 from stretto.settings.places import cache_home
 from stretto.testing import tiny_models
 from tests.server.process import served

@@ -9,13 +9,13 @@ import time
 import numpy as np
 import pytest
 
-from stretto.engine.engine import Engine
+from stretto.client.engine import Engine
 from stretto.errors import DeadlineError, InvalidTokenError, UnsupportedByModelError
 from stretto.rpc.connection import memory_pair
 from stretto.rpc.messages import EmbedParams, RerankParams, TokenizeParams
-from stretto.runtime.catalogue import Catalogue, Launch
-from stretto.runtime.server import RuntimeServer
 from stretto.testing import tiny_models
+from stretto.worker.catalogue import Catalogue, Launch
+from stretto.worker.server import RuntimeServer
 
 WAIT_S = 60.0
 

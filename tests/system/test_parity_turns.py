@@ -1,4 +1,4 @@
-"""Conversations under deterministic mode: the small version of `bench/parity.py`."""
+"""Conversations under deterministic mode: the small version of `benchmarks/parity.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.parity import Conversation, Setting, compare, reference
+from benchmarks.parity import Conversation, Setting, compare, reference
 from stretto.errors import DeterminismError
 from stretto.llm import LLM
 

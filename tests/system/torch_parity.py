@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu.offline import OfflineLoop
+from benchmarks.gpu.offline import OfflineLoop
 from stretto.backends.torch.loading import Opened, TorchOptions, open_model
 from stretto.core.request import Request, SamplingParams
-from stretto.models import bundled
-from stretto.models.quantize import quantize
+from stretto.model_files import bundled
+from stretto.model_files.quantize import quantize
 from stretto.settings.places import cache_home
 from stretto.text.templates import ChatTemplate
 from stretto.text.tokenizer import encode_prompt

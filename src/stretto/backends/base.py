@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from stretto.core.capabilities import Capabilities, Rewind, Share
-from stretto.core.kv.ops import OpResult
+from stretto.core.ops import OpResult
 from stretto.core.tick import Outcome, PassFailure, Tick
 
 __all__ = ["Backend", "Capabilities", "Rewind", "Share", "complete", "is_well_formed"]

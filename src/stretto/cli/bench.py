@@ -1,6 +1,6 @@
 """`stretto bench`: load for any OpenAI-compatible server, its figures, plots, and a comparison of several.
 
-The table goes to stdout, the bar and advice to stderr. The work is in `stretto.bench`, imported when called.
+The table goes to stdout, the bar and advice to stderr. The work is in `stretto.loadgen`, imported on use.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from stretto.cli.failures import UsageError
 from stretto.cli.output import heading, line, note, print_table, progress, say
 
 if TYPE_CHECKING:
-    from stretto.bench.figures import Slo
-    from stretto.bench.plan import Target
-    from stretto.bench.records import Run
+    from stretto.loadgen.figures import Slo
+    from stretto.loadgen.plan import Target
+    from stretto.loadgen.records import Run
 
 BENCH_HELP = "Measure a server under load, or compare several."
 SIZES, WIRE, REPORTS = Sizes(), Wire(), Reports()
@@ -45,8 +45,8 @@ def bench(
     url
         The server.
     """
-    from stretto.bench.figures import summary
-    from stretto.bench.session import curve, new_run_id
+    from stretto.loadgen.figures import summary
+    from stretto.loadgen.session import curve, new_run_id
 
     target = target_of(url, wire)
     run_id = reports.run_id or new_run_id()
@@ -91,9 +91,9 @@ def compare(
     rounds
         How often each is measured; the order turns around every time.
     """
-    from stretto.bench import compare as comparing
-    from stretto.bench import tables
-    from stretto.bench.session import measure, new_run_id
+    from stretto.loadgen import compare as comparing
+    from stretto.loadgen import tables
+    from stretto.loadgen.session import measure, new_run_id
 
     peers = pairs(peer, "--peer", "NAME=URL")
     if len(peers) < 2:
@@ -122,13 +122,13 @@ def compare(
 
 
 def _slo(reports: Reports) -> Slo:
-    from stretto.bench.figures import Slo
+    from stretto.loadgen.figures import Slo
 
     return Slo(ttft_s=reports.slo_ttft, itl_s=reports.slo_itl)
 
 
 def _print(found: dict[str, Any], title: str, target: Target) -> None:
-    from stretto.bench import tables
+    from stretto.loadgen import tables
 
     heading(f"{title} ({Path(target.model).name} at {target.url})")
     print_table(("", ""), tables.overview(found))
@@ -156,7 +156,7 @@ def _with_rows(found: dict[str, Any], run: Run) -> dict[str, Any]:
 
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:
-    from stretto.bench.conditions import conditions
+    from stretto.loadgen.conditions import conditions
 
     text = json.dumps({"conditions": conditions(), **data}, indent=1)
     path.write_text(f"{text}\n", encoding="utf-8")
@@ -171,7 +171,7 @@ def _write_plots(
     loads: Sequence[float],
     axis: str,
 ) -> None:
-    from stretto.bench import plots
+    from stretto.loadgen import plots
 
     folder.mkdir(parents=True, exist_ok=True)
     pictures = {

@@ -14,8 +14,8 @@ from stretto.cli.failures import UsageError
 from stretto.cli.output import note, progress
 
 if TYPE_CHECKING:
-    from stretto.bench.plan import Target
-    from stretto.bench.shapes import Shape
+    from stretto.loadgen.plan import Target
+    from stretto.loadgen.shapes import Shape
 
 Workload = Literal["steady", "stall", "burst", "turns", "mixed", "tenants", "trace"]
 
@@ -94,7 +94,7 @@ class Reports:
 
 
 def target_of(url: str, wire: Wire) -> Target:
-    from stretto.bench.target import find_target
+    from stretto.loadgen.target import find_target
 
     try:
         body = json.loads(wire.body) if wire.body else {}
@@ -129,7 +129,7 @@ def shapes_of(
     workload: str, sizes: Sizes, target: Target, run_id: str
 ) -> tuple[list[Shape], list[float], str]:
     """One shape for each point of the curve, the points, and what they count."""
-    from stretto.bench.shapes import Shape
+    from stretto.loadgen.shapes import Shape
 
     shape = Shape(
         requests=sizes.requests,
@@ -172,7 +172,7 @@ def _numbers(text: str, flag: str) -> list[float]:
 def _rate_for(
     workload: str, shape: Shape, load: float, users: Sequence[float], target: Target, run_id: str
 ) -> float:
-    from stretto.bench.session import CAPACITY_USERS, capacity_per_s
+    from stretto.loadgen.session import CAPACITY_USERS, capacity_per_s
 
     crowd = int(users[0]) if users else CAPACITY_USERS
     with progress(f"measuring the capacity with {crowd} users") as shown:

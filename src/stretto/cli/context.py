@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stretto.models.store import Store
+    from stretto.model_files.store import Store
     from stretto.settings import Loaded
 
 
@@ -30,7 +30,7 @@ class Context:
         return cache_home()
 
     def store(self) -> Store:
-        from stretto.models.store import Store
+        from stretto.model_files.store import Store
 
         return Store(self.cache_dir)
 

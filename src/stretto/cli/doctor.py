@@ -11,12 +11,12 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from stretto import __version__
-from stretto.bench.conditions import cpu_name
 from stretto.cli import llama_facts, machine, weights
 from stretto.cli.context import Context
 from stretto.cli.listing import default_files
 from stretto.cli.output import heading, line, print_json, print_table
 from stretto.cli.text import size
+from stretto.loadgen.conditions import cpu_name
 
 # What each package is for; the first ones are needed to run a model.
 REQUIRED = {
@@ -101,7 +101,7 @@ def _version(package: str) -> str | None:
 
 def _default_model(context: Context) -> dict[str, Any]:
     from stretto.errors import ModelError
-    from stretto.models import bundled
+    from stretto.model_files import bundled
 
     try:
         installed = bundled.source().is_file()

@@ -10,11 +10,11 @@ from stretto.cli.context import Context
 from stretto.cli.failures import UsageError
 from stretto.cli.flags import ModelFlags, values
 from stretto.cli.output import heading, line, note, print_json, print_table
-from stretto.cli.subject import Subject, example, subject_of
+from stretto.cli.target_model import Subject, example, subject_of
 from stretto.cli.text import parse_size, size
 
 if TYPE_CHECKING:
-    from stretto.models.fit import Estimate, Fit
+    from stretto.model_files.fit import Estimate, Fit
 
 
 def estimate(
@@ -74,7 +74,7 @@ def _free() -> tuple[int, str, bool]:
 
 def _steps(subject: Subject, result: Estimate) -> list[tuple[str, str, str]]:
     """Each step by the rule of thumb, with the exact figure beside it."""
-    from stretto.models.fit import steps_text
+    from stretto.model_files.fit import steps_text
 
     texts = steps_text(result, subject.shape, context_window=subject.window, n_seq_max=subject.slots)
     row = result.cache / max(1, result.cells * subject.shape.layers)

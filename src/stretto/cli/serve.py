@@ -19,8 +19,8 @@ from stretto.cli.output import messages_as_json, note, progress, say, tell
 from stretto.cli.text import size
 
 if TYPE_CHECKING:
-    from stretto.engine.api import EngineApi
-    from stretto.engine.engine import Engine
+    from stretto.client.api import EngineApi
+    from stretto.client.engine import Engine
     from stretto.rpc.messages import ModelInfo
     from stretto.server.run import Listening
     from stretto.settings import Loaded
@@ -74,8 +74,8 @@ def _set_up_logs(log_format: str, level: str) -> bool:
 def _prepared(context: Context, loaded: Loaded, model: str | None) -> str | None:
     """The name that the runtime will know the model by; pulled or converted first where that is needed."""
     from stretto.errors import ModelNotFoundError
-    from stretto.models import bundled
-    from stretto.models.store import DEFAULT_NAMES
+    from stretto.model_files import bundled
+    from stretto.model_files.store import DEFAULT_NAMES
 
     settings = loaded.settings
     if settings.model(model or "").backend == "simulated" or model in settings.models:
@@ -112,8 +112,8 @@ def _pull(context: Context, model: str) -> None:
 def _engine(
     context: Context, loaded: Loaded, model: str | None, flags: dict[str, Any], *, json_lines: bool
 ) -> Engine:
-    from stretto.engine.engine import Engine
-    from stretto.engine.process import RuntimeStart
+    from stretto.client.engine import Engine
+    from stretto.client.process import RuntimeStart
 
     start = RuntimeStart(
         models=() if model is None else (model,),

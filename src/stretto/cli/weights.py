@@ -67,7 +67,7 @@ def advice() -> list[str]:
 def main_type(path: Path) -> str | None:
     """The type that holds most of a file's bytes; None where the file cannot be read."""
     from stretto.errors import ModelError
-    from stretto.models import gguf
+    from stretto.model_files import gguf
 
     try:
         return type_of(gguf.read(path).tensors.values())

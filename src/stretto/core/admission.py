@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stretto.core import notes
-from stretto.core.cache.policies import Admit, Defer, Situation, WaitFor
+from stretto.core import event_names
+from stretto.core.cache_policies import Admit, Defer, Situation, WaitFor
 from stretto.core.capabilities import Rewind
 from stretto.core.kv.ledger import Match, Source
 from stretto.core.queue import order
@@ -81,7 +81,7 @@ class Admission:
         if isinstance(verdict, Defer):
             job.wait_for = verdict
             state.queue.defer(job)
-            state.note(notes.DEFERRED, job, verdict.slot, verdict.length)
+            state.note(event_names.DEFERRED, job, verdict.slot, verdict.length)
             return True
         assert isinstance(verdict, Admit)
         slot = state.free_slot()
@@ -94,7 +94,7 @@ class Admission:
         if promised:
             self.promised.remove(job)
         if job.deferrals and slot.computed == 0:
-            state.note(notes.DEFERRED_ELSEWHERE, job, slot.index)
+            state.note(event_names.DEFERRED_ELSEWHERE, job, slot.index)
         self._note_rebuild(job, match, slot.index, slot.computed)
         return True
 
@@ -140,4 +140,4 @@ class Admission:
         if state.can.rewind is Rewind.ANY or lost < state.limits.cache_min_tokens or length >= lost:
             return
         whole = lost >= len(job.known) - 1
-        state.note(notes.HYBRID_TRIM_REBUILD if whole else notes.HYBRID_REBUILD, job, slot, lost)
+        state.note(event_names.HYBRID_TRIM_REBUILD if whole else event_names.HYBRID_REBUILD, job, slot, lost)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import NamedTuple
 
-from stretto.core import notes, victims
+from stretto.core import event_names, victims
 from stretto.core.recovery import Recovery
 from stretto.core.slot import Job, Slot
 from stretto.core.state import State
@@ -220,7 +220,7 @@ class Committer:
         if job.first_token_s is None:
             job.cached = min(job.cached, slot.computed)  # what was found in a cache is computed after all
         slot.marks = state.ledger.marks(job, state.policy.keep(job))
-        state.note(notes.SLOT_REBUILD, job, slot.index, slot.rebuilds)
+        state.note(event_names.SLOT_REBUILD, job, slot.index, slot.rebuilds)
         if slot.rebuilds > state.limits.rebuilds_max:
             state.finish(slot, End.FAILED, PassFailedError.code)
 
@@ -236,7 +236,7 @@ class Committer:
             slot.planned, slot.pending = slot.computed, 0
         if outcome.failure is PassFailure.VOID:
             return
-        state.note(notes.PASS_FAILED, None, -1, len(flight.slots))
+        state.note(event_names.PASS_FAILED, None, -1, len(flight.slots))
         running = [slot for slot in flight.slots if slot.job is not None and slot in state.active]
         if outcome.failure is PassFailure.NO_ROOM:
             self._take_no_room(running, flight.tick)
@@ -246,7 +246,7 @@ class Committer:
     def _bisect(self, running: Sequence[Slot], *, alone: bool) -> None:
         state = self._state
         guilty = self._recovery.failed([slot.job.id for slot in running if slot.job is not None], alone=alone)
-        state.note(notes.PASS_BISECTED, None, -1, len(running))
+        state.note(event_names.PASS_BISECTED, None, -1, len(running))
         for slot in running:
             if slot.job is not None and slot.job.id == guilty:
                 state.finish(slot, End.FAILED, PassFailedError.code)

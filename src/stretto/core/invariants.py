@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stretto.core.kv.ops import OpKind, check_order
 from stretto.core.kv.pages import PageLedger
 from stretto.core.kv.sequences import SequenceLedger
+from stretto.core.ops import OpKind, check_order
 from stretto.core.queue import AGEING_TURN
 from stretto.core.request import Priority
 from stretto.core.scheduler import Scheduler

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stretto.core import notes, victims
+from stretto.core import event_names, victims
 from stretto.core.admission import Admission
-from stretto.core.cache.policies import Defer, WaitFor
+from stretto.core.cache_policies import Defer, WaitFor
 from stretto.core.limits import Preemption
 from stretto.core.queue import order
 from stretto.core.request import Priority
@@ -142,7 +142,9 @@ class Preemptor:
             if victim is not None:
                 self.orders.append(Order(victim.index, victim.epoch, waiter))
                 self._next_look_s = state.now  # there may be more
-                state.note(notes.PREEMPTING_SLOT, victim.job, victim.index, state.now - waiter.waits_since_s)
+                state.note(
+                    event_names.PREEMPTING_SLOT, victim.job, victim.index, state.now - waiter.waits_since_s
+                )
                 return
 
     def _target(self, waiter: Job) -> Slot | None:
@@ -184,12 +186,12 @@ class Preemptor:
         if building and waiters:
             if self._building_since is None:
                 self._building_since = state.now
-                self._note_building(notes.ALL_SLOTS_PENDING, waiters)
+                self._note_building(event_names.ALL_SLOTS_PENDING, waiters)
             if state.policy.rejects_while_building:
                 self._turn_away(waiters)
         elif self._building_since is not None:
             since_s, self._building_since = self._building_since, None
-            self._note_building(notes.SLOT_AVAILABLE, waiters)
+            self._note_building(event_names.SLOT_AVAILABLE, waiters)
             for job in waiters:
                 if job.entered_s is not None:
                     job.entered_s += state.now - max(since_s, job.entered_s)  # builds do not count
@@ -203,7 +205,7 @@ class Preemptor:
         assert self._building_since is not None
         for job in waiters:
             if state.now - max(job.arrival_s, self._building_since) >= state.limits.cache_slot_timeout_s:
-                state.note(notes.SERVER_BUSY, job)
+                state.note(event_names.SERVER_BUSY, job)
                 state.end(job, End.REJECTED, ServerBusyError.code)
 
 

@@ -17,17 +17,17 @@ from collections import deque
 from typing import NamedTuple
 
 from stretto.core.admission import Admission
+from stretto.core.batching import RowPlanner
 from stretto.core.capabilities import Capabilities
 from stretto.core.commit import Committer, InFlight
 from stretto.core.limits import Limits
 from stretto.core.preemption import Order, Preemptor
 from stretto.core.recovery import Recovery
 from stretto.core.request import Request
-from stretto.core.rows import RowPlanner
 from stretto.core.slot import Job, Slot, Where
 from stretto.core.state import State
 from stretto.core.tick import End, Events, Idle, Outcome, Preempted, Tick
-from stretto.core.turns import Turns
+from stretto.core.time_slicing import Turns
 from stretto.errors import (
     DuplicateRequestError,
     EmptyPromptError,

@@ -5,8 +5,8 @@ Has the few moves that every part needs (start, release, preempt, end) and nothi
 
 from __future__ import annotations
 
-from stretto.core import notes
-from stretto.core.cache.policies import POLICIES, Policy
+from stretto.core import event_names
+from stretto.core.cache_policies import POLICIES, Policy
 from stretto.core.capabilities import Capabilities, Share
 from stretto.core.cost import CostModel
 from stretto.core.fairness import Accounts
@@ -20,10 +20,10 @@ from stretto.core.tick import Binding, End, Events, Note, Preempted, PreemptReas
 from stretto.errors import BadOutputError, InvariantError, PreemptedError
 
 _NOTES = {
-    PreemptReason.PRIORITY: notes.PREEMPTING_SLOT,
-    PreemptReason.TIMEOUT: notes.PREEMPTED,
-    PreemptReason.MEMORY: notes.PARKED_FOR_MEMORY,
-    PreemptReason.TIME_SLICE: notes.TURN_TAKEN,
+    PreemptReason.PRIORITY: event_names.PREEMPTING_SLOT,
+    PreemptReason.TIMEOUT: event_names.PREEMPTED,
+    PreemptReason.MEMORY: event_names.PARKED_FOR_MEMORY,
+    PreemptReason.TIME_SLICE: event_names.TURN_TAKEN,
 }
 
 
@@ -101,9 +101,11 @@ class State:
         self.active.append(slot)
         self.bindings[slot.index] = Binding(slot.index, job.request, job.output)
         self.unbound.pop(slot.index, None)
-        self.note(notes.SLOT_RESUMED if resumed else notes.SLOT_STARTED, job, slot.index, slot.computed)
+        self.note(
+            event_names.SLOT_RESUMED if resumed else event_names.SLOT_STARTED, job, slot.index, slot.computed
+        )
         if slot.computed and not resumed:
-            self.note(notes.CACHE_HIT, job, slot.index, slot.computed)
+            self.note(event_names.CACHE_HIT, job, slot.index, slot.computed)
         return True
 
     def _tokens_min(self, job: Job) -> int:
@@ -134,7 +136,7 @@ class State:
             self.unbound[slot.index] = None
         slot.epoch += 1
         slot.clear()
-        self.note(notes.SLOT_FINISHED, job, slot.index)
+        self.note(event_names.SLOT_FINISHED, job, slot.index)
 
     def preempt(
         self, slot: Slot, reason: PreemptReason, waiter: Job | None = None, *, resumes: bool = True
@@ -172,7 +174,7 @@ class State:
         job.held_s = job.held_s + self.now - slot.started_s if turn else 0.0
         job.high_water = max(job.high_water, slot.computed)
         self.queue.park(job)
-        self.note(notes.SLOT_PARKED, job, slot.index, slot.computed)
+        self.note(event_names.SLOT_PARKED, job, slot.index, slot.computed)
         self.release(slot, slot.computed, private=not self.policy.keeps_resident)
 
     def finish(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from stretto.core.kv.ops import KvOp, OpResult
+from stretto.core.ops import KvOp, OpResult
 from stretto.core.request import Request
 
 PENDING_TOKEN = -1
@@ -198,7 +198,7 @@ class Terminal(NamedTuple):
 
 
 class Note(NamedTuple):
-    """One telemetry event, under the seeds' names (see `notes`)."""
+    """One telemetry event, under the seeds' names (see `event_names`)."""
 
     name: str
     request_id: str

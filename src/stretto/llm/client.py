@@ -28,16 +28,16 @@ from stretto.llm.progress import Progress
 from stretto.llm.results import Completion, assemble
 from stretto.llm.streams import AsyncStream, Stream
 from stretto.llm.telemetry import RequestMeasures, Subscription, TickMeasures, measures_of
-from stretto.runtime.contexts import PoolStats
-from stretto.runtime.embedding import EmbeddingRuntime
-from stretto.runtime.embedding_loading import load_any
-from stretto.runtime.loading import Loaded
-from stretto.runtime.loop import LoopStats
-from stretto.runtime.model import Call, ModelRuntime, Prompt
-from stretto.runtime.options import Options, parse
-from stretto.runtime.output import Delta
 from stretto.telemetry.event_log import EventLog
 from stretto.text.tokenizer import PromptTokens, Tokenizer
+from stretto.worker.contexts import PoolStats
+from stretto.worker.embedding import EmbeddingRuntime
+from stretto.worker.embedding_loading import load_any
+from stretto.worker.loading import Loaded
+from stretto.worker.loop import LoopStats
+from stretto.worker.model import Call, ModelRuntime, Prompt
+from stretto.worker.options import Options, parse
+from stretto.worker.output import Delta
 
 Messages = Sequence[Mapping[str, Any]]
 TextOrTokens = str | Sequence[int]

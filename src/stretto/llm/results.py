@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from stretto.core.tick import End
 from stretto.errors import StrettoError
-from stretto.runtime.ends import error_of
-from stretto.runtime.output import Delta
+from stretto.worker.output import Delta
+from stretto.worker.terminal_errors import error_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from types import TracebackType
 
 from stretto.llm.results import Completion, assemble
-from stretto.runtime.model import Call, ModelRuntime
-from stretto.runtime.output import Delta
+from stretto.worker.model import Call, ModelRuntime
+from stretto.worker.output import Delta
 
 
 class _Reading:

@@ -1,1 +1,1 @@
-"""What engine and runtime say to each other: messages and frames. Stands on nothing but errors."""
+"""What client and worker say to each other: messages and frames. Stands on nothing but errors."""

@@ -48,7 +48,7 @@ class ModelStats(Message):
     pass_s: float = 0.0
     busy: bool = False
     slot_table: list[SlotInfo] = field(default_factory=list)
-    events: dict[str, int] = field(default_factory=dict)  # how often each event of core.notes happened
+    events: dict[str, int] = field(default_factory=dict)  # how often each event of core.event_names happened
     histograms: dict[str, HistogramStats] = field(default_factory=dict)  # seed 003's measurements
 
 

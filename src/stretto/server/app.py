@@ -15,16 +15,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stretto import __version__
-from stretto.engine.api import EngineApi
+from stretto.client.api import EngineApi
 from stretto.errors import InvalidRequestError, StrettoError, UnknownRouteError, WrongMethodError
 from stretto.server.anthropic import messages as anthropic_messages
-from stretto.server.boundary import Boundary
 from stretto.server.catalog import Catalog
 from stretto.server.dashboard import router as dashboard
-from stretto.server.direct import Direct
-from stretto.server.documents import honest, serve_document
-from stretto.server.errors import error_response
 from stretto.server.generation import Services
+from stretto.server.http.direct import Direct
+from stretto.server.http.error_boundary import Boundary
+from stretto.server.http.errors import error_response
 from stretto.server.openai import (
     chat,
     completions,
@@ -35,7 +34,8 @@ from stretto.server.openai import (
     responses,
     tokens,
 )
-from stretto.server.operations import Operations
+from stretto.server.openapi import honest, serve_document
+from stretto.server.operations.operations import Operations
 from stretto.settings import ServerSettings
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from stretto.engine.api import EngineApi
+from stretto.client.api import EngineApi
 from stretto.errors import ModelNotFoundError, StrettoError
 from stretto.rpc.messages import ModelInfo
 

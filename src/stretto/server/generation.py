@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from stretto.engine.api import Delta, EngineApi, GenerationStream
+from stretto.client.api import Delta, EngineApi, GenerationStream
 from stretto.errors import ShuttingDownError
 from stretto.rpc.messages import GenerateParams, StreamEnd, TokenLogprob, ToolCallDelta, Usage
 from stretto.server.catalog import Catalog
-from stretto.server.fields import nth_seed
-from stretto.server.sse import EventStream, Wire
+from stretto.server.http.fields import nth_seed
+from stretto.server.http.sse import EventStream, Wire
 
 _AHEAD_MAX = 64  # deltas of several streams that wait for one writer
 

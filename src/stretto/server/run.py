@@ -17,15 +17,15 @@ from typing import Any
 
 import uvicorn
 
-from stretto.engine.api import EngineApi
+from stretto.client.api import EngineApi
 from stretto.errors import SettingsError
-from stretto.rpc import garbage
+from stretto.rpc import gc_policy
 from stretto.server.app import create_app
-from stretto.server.connection import ConnectionLimits, connections
-from stretto.server.crowd import Crowd
-from stretto.server.descriptors import connections_possible
-from stretto.server.keys import KeyRing, load_keys
-from stretto.server.operations import Operations
+from stretto.server.http.connection import ConnectionLimits, connections
+from stretto.server.http.crowd import Crowd
+from stretto.server.http.descriptors import connections_possible
+from stretto.server.http.keys import KeyRing, load_keys
+from stretto.server.operations.operations import Operations
 from stretto.settings import ServerSettings
 from stretto.telemetry.logs import logger
 from stretto.telemetry.traces import make_tracer
@@ -155,7 +155,7 @@ class Server(uvicorn.Server):
         await engine.start()
         if started is not None:
             await started(Listening(url_of(bound), engine))
-        garbage.settle()
+        gc_policy.settle()
 
     # --- stopping --------------------------------------------------------------------------------
 

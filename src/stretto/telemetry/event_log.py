@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from stretto.core import notes
+from stretto.core import event_names
 from stretto.core.tick import Events, Note, Terminal
 from stretto.telemetry.events import kind_of
 from stretto.telemetry.logs import log_event
@@ -150,7 +150,7 @@ class EventLog:
 
 def _end_of(note: Note, events: Events) -> Terminal | None:
     """A slot that is free because its request ended tells of the request, too."""
-    if note.name != notes.SLOT_FINISHED:
+    if note.name != event_names.SLOT_FINISHED:
         return None
     return next((end for end in events.ends if end.request_id == note.request_id), None)
 

@@ -1,7 +1,7 @@
 """What each scheduler event is to an operator: how serious, and what its number means.
 
-The names are those of `core.notes`, seed 000's log messages to the letter among them. Failures are warnings,
-what changes a running request is information, what happens to every request is for debugging.
+The names are those of `core.event_names`, seed 000's log messages to the letter among them. Failures are
+warnings, what changes a running request is information, what happens to every request is for debugging.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from stretto.core import notes
+from stretto.core import event_names
 
 DEBUG, INFO, WARNING = logging.DEBUG, logging.INFO, logging.WARNING
 
@@ -24,34 +24,34 @@ class Kind(NamedTuple):
 
 _WAITED = ("waited_ms", 1000.0)
 KINDS = {
-    notes.ALL_SLOTS_PENDING: Kind(INFO),
-    notes.SLOT_AVAILABLE: Kind(INFO),
-    notes.SERVER_BUSY: Kind(WARNING),
-    notes.PREEMPTING_SLOT: Kind(INFO, *_WAITED),
-    notes.PREEMPTED: Kind(INFO, *_WAITED),
-    notes.SLOT_FINISHED: Kind(DEBUG),
-    notes.HYBRID_SNAPSHOT: Kind(DEBUG, "bytes"),
-    notes.HYBRID_SNAPSHOT_FAILED: Kind(WARNING, "bytes"),
-    notes.HYBRID_RESTORE: Kind(DEBUG, "bytes"),
-    notes.HYBRID_RESTORE_FAILED: Kind(WARNING, "bytes"),
-    notes.HYBRID_NO_SNAPSHOT: Kind(INFO, "tokens"),
-    notes.HYBRID_REBUILD: Kind(INFO, "tokens"),
-    notes.HYBRID_TRIM_REBUILD: Kind(INFO, "tokens"),
-    notes.SLOT_STARTED: Kind(DEBUG, "tokens"),
-    notes.SLOT_PARKED: Kind(DEBUG, "tokens"),
-    notes.TURN_TAKEN: Kind(DEBUG, "tokens"),
-    notes.PARKED_FOR_MEMORY: Kind(INFO, *_WAITED),
-    notes.SLOT_RESUMED: Kind(DEBUG, "tokens"),
-    notes.SLOT_REBUILD: Kind(WARNING, "rebuilds"),
-    notes.SEQUENCE_MOVED: Kind(DEBUG, "sequence"),
-    notes.DEFERRED: Kind(DEBUG, "tokens"),
-    notes.DEFERRED_ELSEWHERE: Kind(DEBUG),
-    notes.CACHE_HIT: Kind(DEBUG, "tokens"),
-    notes.COPIED_RUNNING: Kind(DEBUG, "tokens"),
-    notes.CACHE_SAVED: Kind(DEBUG, "bytes"),
-    notes.CACHE_EVICTED: Kind(DEBUG, "entry"),
-    notes.PASS_FAILED: Kind(WARNING, "requests"),
-    notes.PASS_BISECTED: Kind(WARNING, "requests"),
+    event_names.ALL_SLOTS_PENDING: Kind(INFO),
+    event_names.SLOT_AVAILABLE: Kind(INFO),
+    event_names.SERVER_BUSY: Kind(WARNING),
+    event_names.PREEMPTING_SLOT: Kind(INFO, *_WAITED),
+    event_names.PREEMPTED: Kind(INFO, *_WAITED),
+    event_names.SLOT_FINISHED: Kind(DEBUG),
+    event_names.HYBRID_SNAPSHOT: Kind(DEBUG, "bytes"),
+    event_names.HYBRID_SNAPSHOT_FAILED: Kind(WARNING, "bytes"),
+    event_names.HYBRID_RESTORE: Kind(DEBUG, "bytes"),
+    event_names.HYBRID_RESTORE_FAILED: Kind(WARNING, "bytes"),
+    event_names.HYBRID_NO_SNAPSHOT: Kind(INFO, "tokens"),
+    event_names.HYBRID_REBUILD: Kind(INFO, "tokens"),
+    event_names.HYBRID_TRIM_REBUILD: Kind(INFO, "tokens"),
+    event_names.SLOT_STARTED: Kind(DEBUG, "tokens"),
+    event_names.SLOT_PARKED: Kind(DEBUG, "tokens"),
+    event_names.TURN_TAKEN: Kind(DEBUG, "tokens"),
+    event_names.PARKED_FOR_MEMORY: Kind(INFO, *_WAITED),
+    event_names.SLOT_RESUMED: Kind(DEBUG, "tokens"),
+    event_names.SLOT_REBUILD: Kind(WARNING, "rebuilds"),
+    event_names.SEQUENCE_MOVED: Kind(DEBUG, "sequence"),
+    event_names.DEFERRED: Kind(DEBUG, "tokens"),
+    event_names.DEFERRED_ELSEWHERE: Kind(DEBUG),
+    event_names.CACHE_HIT: Kind(DEBUG, "tokens"),
+    event_names.COPIED_RUNNING: Kind(DEBUG, "tokens"),
+    event_names.CACHE_SAVED: Kind(DEBUG, "bytes"),
+    event_names.CACHE_EVICTED: Kind(DEBUG, "entry"),
+    event_names.PASS_FAILED: Kind(WARNING, "requests"),
+    event_names.PASS_BISECTED: Kind(WARNING, "requests"),
 }
 UNKNOWN = Kind(INFO, "value")
 

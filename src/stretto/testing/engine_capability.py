@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stretto.engine.process import ProcessChild, ProcessLauncher
+from stretto.client.process import ProcessChild, ProcessLauncher
 from stretto.rpc.connection import Closed, Connection, Receive
 from stretto.rpc.envelope import Envelope, Received, Reply
 from stretto.rpc.messages import RuntimeInfo

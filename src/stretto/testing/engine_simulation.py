@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stretto.engine.batch_stats import BatchEvent
-from stretto.engine.engine import Engine
-from stretto.engine.generation import Generation
-from stretto.engine.host import SupervisedHost
+from stretto.client.batch_stats import BatchEvent
+from stretto.client.engine import Engine
+from stretto.client.generation import Generation
+from stretto.client.host import SupervisedHost
 from stretto.errors import StrettoError
 from stretto.rpc.messages import GenerateParams, Guidance
 from stretto.settings import EngineSettings, GenerateBatcherSettings, Settings

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stretto.backends.simulated.faults import NO_FAULTS, TickFaults
-from stretto.core.kv.ops import OpKind
+from stretto.core.ops import OpKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from stretto.core import invariants, notes, victims
-from stretto.core.kv.ops import OpKind
+from stretto.core import event_names, invariants, victims
+from stretto.core.ops import OpKind
 from stretto.core.preemption import Order
 from stretto.core.queue import AGEING_TURN
 from stretto.core.scheduler import Scheduler
@@ -28,7 +28,7 @@ from stretto.core.tick import (
     Terminal,
     Tick,
 )
-from stretto.core.turns import OUT_MAX_S, SHORT_TURN
+from stretto.core.time_slicing import OUT_MAX_S, SHORT_TURN
 from stretto.errors import InvariantError
 from stretto.testing.sometimes import SOMETIMES
 
@@ -310,30 +310,30 @@ class Laws:
 
     def _observe_note(self, note: Note, now: float) -> None:
         name = note.name
-        if name in notes.SEED_NAMES:
+        if name in event_names.SEED_NAMES:
             self.saw(f"note: {name}")
-        if name == notes.SERVER_BUSY:
+        if name == event_names.SERVER_BUSY:
             since, limits = self._building_since, self._scheduler.state.limits
             built = since is not None and now - since >= limits.cache_slot_timeout_s
             _need(
                 built, f"{note.request_id} was told server busy, and not all slots were building for so long"
             )
-        elif name == notes.SLOT_RESUMED:
+        elif name == event_names.SLOT_RESUMED:
             self.saw("parked and resumed")
-        elif name == notes.CACHE_EVICTED:
+        elif name == event_names.CACHE_EVICTED:
             self._evicted = True
-        elif name == notes.SEQUENCE_MOVED:
+        elif name == event_names.SEQUENCE_MOVED:
             self.saw("sequence moved to close a gap")
-        elif name == notes.DEFERRED_ELSEWHERE:
+        elif name == event_names.DEFERRED_ELSEWHERE:
             self.saw("deferred and ran elsewhere")
-        elif name == notes.SLOT_REBUILD:
+        elif name == event_names.SLOT_REBUILD:
             self.saw("operation failed and the slot was rebuilt")
             if note.value > self._scheduler.state.limits.rebuilds_max:
                 self._rebuilt.add(note.request_id)
-        elif name == notes.PARKED_FOR_MEMORY:
+        elif name == event_names.PARKED_FOR_MEMORY:
             self.saw("parked for memory")
             self.saw("out of memory and recovered")
-        elif name == notes.COPIED_RUNNING:
+        elif name == event_names.COPIED_RUNNING:
             self.saw("hit by copying a running sequence")
 
     def cancelled(self, job: Job) -> None:

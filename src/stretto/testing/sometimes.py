@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stretto.core import notes
+from stretto.core import event_names
 
 SOMETIMES = (
-    *(f"note: {name}" for name in notes.SEED_NAMES),
+    *(f"note: {name}" for name in event_names.SEED_NAMES),
     "parked and resumed",
     "parked for priority",
     "the oldest running request yielded to a more urgent one",

@@ -15,8 +15,8 @@ from hypothesis.strategies import SearchStrategy
 
 from stretto.backends.simulated.faults import TickFaults
 from stretto.core.capabilities import Capabilities, Rewind, Share
-from stretto.core.kv.ops import OpKind
 from stretto.core.limits import CACHE_POLICIES, Limits, Preemption
+from stretto.core.ops import OpKind
 from stretto.core.request import Priority, Request, SamplingParams
 
 LAYOUTS = ("streams", "window", "hybrid", "unified", "pages", "ahead")

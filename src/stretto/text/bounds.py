@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from stretto.errors import PromptTooLongError
 from stretto.rpc.text_bound import TextBound
-from stretto.text.marking import Segment
+from stretto.text.provenance import Segment
 from stretto.text.tokenizer import Tokenizer
 
 CHARS_A_TOKEN = 8  # twice the usual: below this a text is tokenized without a look

@@ -1,7 +1,7 @@
 """Chat templates from model files: messages → one prompt, with its authors and message boundaries.
 
 Knows the dialect of Jinja that Hugging Face templates use, rendered by minijinja with bounded fuel and
-output. Templates are untrusted code and messages are untrusted text; see `marking` for how the two are
+output. Templates are untrusted code and messages are untrusted text; see `provenance` for how the two are
 kept apart. Does not know tokens: `tokenizer.encode_prompt` turns a `Rendered` into them.
 """
 
@@ -24,8 +24,8 @@ from stretto.errors import (
     TemplateRefusedError,
     one_line,
 )
-from stretto.text.marking import Alphabet, Disguise, Segment, cut, is_identifier, literals
 from stretto.text.messages import normalized, normalized_tools
+from stretto.text.provenance import Alphabet, Disguise, Segment, cut, is_identifier, literals
 from stretto.text.template_support import TemplateSupport, support_of
 
 SOURCE_CHARS_MAX = 1 << 20

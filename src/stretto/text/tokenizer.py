@@ -11,7 +11,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Protocol
 
-from stretto.text.marking import Segment
+from stretto.text.provenance import Segment
 from stretto.text.templates import Rendered
 
 

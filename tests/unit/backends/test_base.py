@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from stretto.backends.base import complete
-from stretto.core.kv.ops import KvOp, OpKind, OpResult
+from stretto.core.ops import KvOp, OpKind, OpResult
 from stretto.core.tick import Outcome, PassFailure, Tick
 
 

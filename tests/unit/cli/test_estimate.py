@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from stretto.models import gguf
+from stretto.model_files import gguf
 from stretto.testing.tiny_models import key_value
 from tests.unit.cli.conftest import assert_one_line_error
 from tests.unit.cli.test_listings import SEED_YAML

@@ -9,9 +9,9 @@ import pytest
 
 from stretto.cli.demo import WHEELS, Wheel, install_missing
 from stretto.errors import DownloadError
-from stretto.models import gguf
+from stretto.model_files import gguf
 from tests.unit.cli.conftest import assert_one_line_error
-from tests.unit.models.conftest import FakeHub
+from tests.unit.model_files.conftest import FakeHub
 
 
 @pytest.fixture

@@ -11,7 +11,16 @@ import pytest
 from tests.unit.cli.conftest import environment
 
 CPU_S_MAX = 0.3
-HEAVY = ("llama_cpp", "numpy", "pydantic", "yaml", "llguidance", "minijinja", "stretto.models", "stretto.llm")
+HEAVY = (
+    "llama_cpp",
+    "numpy",
+    "pydantic",
+    "yaml",
+    "llguidance",
+    "minijinja",
+    "stretto.model_files",
+    "stretto.llm",
+)
 
 
 @pytest.mark.parametrize("arguments", [["version"], ["--version"], ["--help"]])
@@ -58,7 +67,7 @@ def test_no_colour_in_a_pipe(shell):
 
 
 def test_an_unexpected_error_is_one_line(call, monkeypatch):
-    from stretto.models.store import Store
+    from stretto.model_files.store import Store
 
     def broken(self):
         raise RuntimeError("boom")

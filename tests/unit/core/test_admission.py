@@ -7,7 +7,7 @@ import random
 import pytest
 
 from stretto.backends.simulated import LatencyModel
-from stretto.core import notes
+from stretto.core import event_names
 from stretto.core.limits import Limits
 from stretto.core.request import Priority
 from stretto.core.slot import Where
@@ -25,7 +25,7 @@ def test_a_request_that_does_not_fit_is_not_overtaken():
     assert [rig.job(name).where for name in ("large", "small")] == [Where.WAITING] * 2
     rig.run()
     assert all(terminal.end is End.FINISHED for terminal in rig.ends.values())
-    started = [note.request_id for note in rig.notes if note.name == notes.SLOT_STARTED]
+    started = [note.request_id for note in rig.notes if note.name == event_names.SLOT_STARTED]
     assert started == ["runs", "large", "small"]
 
 
@@ -60,7 +60,7 @@ def test_equal_prompts_are_computed_once():
     rig.serve(*requests)
     computed = sum(tick.rows - tick.decode_rows for tick in rig.ticks)
     assert computed <= 400 + 8 * 12
-    assert notes.DEFERRED in rig.names()
+    assert event_names.DEFERRED in rig.names()
 
 
 def test_a_deferral_ends_with_its_patience():

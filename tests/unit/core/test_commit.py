@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stretto.backends.simulated.faults import TickFaults
-from stretto.core import notes
-from stretto.core.kv.ops import OpKind
+from stretto.core import event_names
 from stretto.core.limits import Limits
+from stretto.core.ops import OpKind
 from stretto.core.tick import End, PassFailure
 from stretto.errors import InvariantError
 from stretto.testing.faults import ScriptedFaults
@@ -110,7 +110,7 @@ def test_a_pass_that_fails_once_costs_nobody_anything():
     for fault in (TickFaults(fail_before=True), TickFaults(fail_after_rows=2), TickFaults(malformed=True)):
         rig = Rig(Limits(n_seq_max=3, cache="none"), streams(3), faults=ScriptedFaults({4: fault}))
         rig.serve(*(ask(f"r{index}", 20, max_tokens=12) for index in range(3)))
-        assert notes.PASS_FAILED in rig.names()
+        assert event_names.PASS_FAILED in rig.names()
 
 
 @pytest.mark.parametrize("can", [streams(4), unified(4), paged(4), paged(4, plan_ahead=1)])
@@ -130,7 +130,7 @@ def test_lost_sequences_are_computed_again():
     faults = ScriptedFaults({6: TickFaults(fail_after_rows=1, lose=True)})
     rig = Rig(Limits(n_seq_max=2, cache="none"), streams(2), faults=faults)
     rig.serve(ask("a", 20, max_tokens=12), ask("b", 20, max_tokens=12))
-    assert notes.SLOT_REBUILD in rig.names()
+    assert event_names.SLOT_REBUILD in rig.names()
 
 
 def test_a_failed_operation_rebuilds_its_slot_alone():
@@ -142,7 +142,7 @@ def test_a_failed_operation_rebuilds_its_slot_alone():
     again.serve(ask("a", 40))
     again.serve(ask("b", prompt(30, sum(b"a")) + prompt(5, 3)))
     assert (again.ends["b"].cached_tokens, again.ends["b"].computed_tokens) == (0, 35)  # the copy failed
-    assert again.names().count(notes.SLOT_REBUILD) == 1
+    assert again.names().count(event_names.SLOT_REBUILD) == 1
 
 
 def test_a_slot_that_cannot_be_rebuilt_gives_up():

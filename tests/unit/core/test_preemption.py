@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stretto.backends.simulated import LatencyModel
-from stretto.core import notes
+from stretto.core import event_names
 from stretto.core.limits import CACHE_POLICIES, Limits, Preemption
 from stretto.core.request import Priority
 from stretto.core.slot import Where
@@ -52,7 +52,7 @@ def test_a_victim_goes_on_with_its_text_intact():
     rig.run(until=lambda: "urgent" in rig.ends and rig.slot_of("low1") is not None)
     rig.run(until=lambda: len(rig.output("low1")) > before + 5)
     assert rig.job("low1").parks == 1
-    assert {notes.SLOT_PARKED, notes.SLOT_RESUMED} <= set(rig.names())
+    assert {event_names.SLOT_PARKED, event_names.SLOT_RESUMED} <= set(rig.names())
 
 
 def test_nobody_gives_way_to_an_equal():
@@ -164,7 +164,7 @@ def test_a_time_out_takes_the_longest_running_slot(preemption):
     rig.step()
     rig.step()
     assert rig.slot_of("new") is not None
-    assert {notes.PREEMPTING_SLOT, notes.PREEMPTED} <= set(rig.names())
+    assert {event_names.PREEMPTING_SLOT, event_names.PREEMPTED} <= set(rig.names())
     if preemption is Preemption.FAIL:
         assert (rig.ends["old"].end, rig.ends["old"].reason) == (End.FAILED, "preempted")
     else:
@@ -250,7 +250,7 @@ def test_server_busy_when_every_slot_builds_for_the_whole_time():
     rig.clock.advance(5.0)
     rig.step()
     assert (rig.ends["waits"].end, rig.ends["waits"].reason) == (End.REJECTED, "server_busy")
-    assert {notes.ALL_SLOTS_PENDING, notes.SERVER_BUSY} <= set(rig.names())
+    assert {event_names.ALL_SLOTS_PENDING, event_names.SERVER_BUSY} <= set(rig.names())
     assert rig.slot_of("builds") is not None
 
 
@@ -264,7 +264,7 @@ def test_time_in_which_every_slot_was_building_does_not_count():
     rig.clock.advance(4.0)
     rig.run(until=lambda: "builds" in rig.first_token_tick)
     rig.step()
-    assert notes.SLOT_AVAILABLE in rig.names()
+    assert event_names.SLOT_AVAILABLE in rig.names()
     rig.clock.advance(4.0)
     rig.step()
     rig.step()

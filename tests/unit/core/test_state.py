@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stretto.core import notes
+from stretto.core import event_names
 from stretto.core.kv.pages import PageLedger
 from stretto.core.kv.sequences import SequenceLedger
 from stretto.core.limits import Limits
@@ -46,7 +46,7 @@ def test_parking_keeps_the_text_and_frees_the_slot():
     assert rig.state.free_slot() is not None
     assert rig.state.anchor() is None
     rig.run(until=lambda: len(rig.output("a")) == 9)
-    assert rig.names().count(notes.SLOT_RESUMED) == 1
+    assert rig.names().count(event_names.SLOT_RESUMED) == 1
 
 
 def test_a_rows_epoch_ends_with_its_residency():

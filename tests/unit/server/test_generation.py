@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from stretto.engine.api import Delta
+from stretto.client.api import Delta
 from stretto.errors import PassFailedError, ShuttingDownError
 from stretto.rpc.messages import GenerateParams, StreamEnd, ToolCallDelta, Usage
 from stretto.server.generation import collect, finish_reason, joined_calls, merged, start, total_usage

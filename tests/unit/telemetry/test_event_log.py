@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stretto.core import notes
+from stretto.core import event_names
 from stretto.core.tick import End, Events, Note, Terminal, TickMeasures
 from stretto.telemetry import logs
 from stretto.telemetry.event_log import BURST, SUPPRESSED, WAITING_MAX, Bucket, EventLog
@@ -33,33 +33,37 @@ def lines(out: io.StringIO) -> list[dict[str, object]]:
 
 
 def test_every_event_has_a_level() -> None:
-    names = {value for name, value in vars(notes).items() if name.isupper() and isinstance(value, str)}
+    names = {value for name, value in vars(event_names).items() if name.isupper() and isinstance(value, str)}
     assert set(KINDS) == names
     for name in names:
-        serious = "failed" in name or name in (notes.SERVER_BUSY, notes.SLOT_REBUILD, notes.PASS_BISECTED)
+        serious = "failed" in name or name in (
+            event_names.SERVER_BUSY,
+            event_names.SLOT_REBUILD,
+            event_names.PASS_BISECTED,
+        )
         assert (KINDS[name].level >= logging.WARNING) == serious, name
 
 
 def test_the_seeds_messages_reach_the_log_to_the_letter(out: io.StringIO) -> None:
     log = EventLog("tiny", name_of=lambda request_id: request_id.partition("/")[2])
-    log.take(Events(notes=[Note(name, "1/chatcmpl-x", 2, 1.5) for name in notes.SEED_NAMES]))
+    log.take(Events(notes=[Note(name, "1/chatcmpl-x", 2, 1.5) for name in event_names.SEED_NAMES]))
     log.close()
     found = lines(out)
-    assert [line["event"] for line in found] == list(notes.SEED_NAMES)
+    assert [line["event"] for line in found] == list(event_names.SEED_NAMES)
     assert {(line["model"], line["slot"], line["request_id"]) for line in found} == {
         ("tiny", 2, "chatcmpl-x")
     }
     by_name = {line["event"]: line for line in found}
-    assert by_name[notes.PREEMPTING_SLOT]["waited_ms"] == 1500
-    assert by_name[notes.PREEMPTING_SLOT]["level"] == "info"
-    assert by_name[notes.SERVER_BUSY]["level"] == "warning"
-    assert by_name[notes.SLOT_FINISHED]["level"] == "debug"
+    assert by_name[event_names.PREEMPTING_SLOT]["waited_ms"] == 1500
+    assert by_name[event_names.PREEMPTING_SLOT]["level"] == "info"
+    assert by_name[event_names.SERVER_BUSY]["level"] == "warning"
+    assert by_name[event_names.SLOT_FINISHED]["level"] == "debug"
 
 
 def test_a_finished_slot_tells_the_measurements_of_its_request(out: io.StringIO) -> None:
     end = Terminal("r", End.FINISHED, "stop", 3, 9, 4, 3, 0, 0.5, 0.1, 0.2)
     log = EventLog("tiny")
-    log.take(Events(notes=[Note(notes.SLOT_FINISHED, "r", 0, 0.0)], ends=[end]))
+    log.take(Events(notes=[Note(event_names.SLOT_FINISHED, "r", 0, 0.0)], ends=[end]))
     log.close()
     (line,) = lines(out)
     assert (line["generated_tokens"], line["queue_ms"], line["ttft_ms"], line["duration_ms"]) == (
@@ -72,17 +76,19 @@ def test_a_finished_slot_tells_the_measurements_of_its_request(out: io.StringIO)
 
 def test_a_storm_is_cut_off_and_told_of(out: io.StringIO) -> None:
     log = EventLog("tiny")
-    storm = Events(notes=[Note(notes.PREEMPTED, "r", 0, 0.0)] * 300)
+    storm = Events(notes=[Note(event_names.PREEMPTED, "r", 0, 0.0)] * 300)
     log.take(storm)
-    log.take(Events(notes=[Note(notes.SERVER_BUSY, "r", 0, 0.0)]))
+    log.take(Events(notes=[Note(event_names.SERVER_BUSY, "r", 0, 0.0)]))
     log.close()
     found = lines(out)
-    written = [line for line in found if line["event"] == notes.PREEMPTED]
+    written = [line for line in found if line["event"] == event_names.PREEMPTED]
     assert BURST <= len(written) <= BURST + 5
-    assert [line["event"] for line in found].count(notes.SERVER_BUSY) == 1  # another event is not held back
+    assert [line["event"] for line in found].count(
+        event_names.SERVER_BUSY
+    ) == 1  # another event is not held back
     (told,) = [line for line in found if line["event"] == SUPPRESSED]
     hidden = [line.get("suppressed", 0) for line in written]
-    assert told[notes.PREEMPTED] + sum(hidden) == 300 - len(written)  # type: ignore[operator,call-overload]
+    assert told[event_names.PREEMPTED] + sum(hidden) == 300 - len(written)  # type: ignore[operator,call-overload]
 
 
 def test_lines_come_back_after_the_storm() -> None:
@@ -105,7 +111,7 @@ def test_a_log_that_blocks_does_not_hold_up_the_one_who_tells() -> None:
     log = EventLog("tiny", log=own)
     started = time.perf_counter()
     for _ in range(3 * WAITING_MAX):
-        log.take(Events(notes=[Note(notes.SERVER_BUSY, "r", 0, 0.0)]))
+        log.take(Events(notes=[Note(event_names.SERVER_BUSY, "r", 0, 0.0)]))
     assert time.perf_counter() - started < 1.0
     assert log.dropped >= 2 * WAITING_MAX - 1
     gate.set()
@@ -116,7 +122,7 @@ def test_levels_that_are_off_are_not_even_queued() -> None:
     logs.set_up(json_lines=True, level="info", stream=io.StringIO())
     try:
         log = EventLog("tiny")
-        log.take(Events(notes=[Note(notes.SLOT_FINISHED, "r", 0, 0.0)] * (WAITING_MAX + 1)))
+        log.take(Events(notes=[Note(event_names.SLOT_FINISHED, "r", 0, 0.0)] * (WAITING_MAX + 1)))
         assert log.dropped == 0
         log.close()
     finally:
@@ -126,16 +132,16 @@ def test_levels_that_are_off_are_not_even_queued() -> None:
 def test_other_handlers_show_the_fields_behind_the_name(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="stretto"):
         log = EventLog("tiny")
-        log.take(Events(notes=[Note(notes.PREEMPTED, "r", 1, 2.0)]))
+        log.take(Events(notes=[Note(event_names.PREEMPTED, "r", 1, 2.0)]))
         log.close()
     assert "preempted by queued request model=tiny slot=1 request_id=r waited_ms=2000" in caplog.text
 
 
 def test_every_event_is_counted_whatever_the_log_does() -> None:
     measures = Measures()
-    measures.take(Events(notes=[Note(notes.SLOT_FINISHED, "r", 0, 0.0)] * 5000))
-    assert measures.events[notes.SLOT_FINISHED] == 5000
-    assert measures.events[notes.SERVER_BUSY] == 0
+    measures.take(Events(notes=[Note(event_names.SLOT_FINISHED, "r", 0, 0.0)] * 5000))
+    assert measures.events[event_names.SLOT_FINISHED] == 5000
+    assert measures.events[event_names.SERVER_BUSY] == 0
 
 
 def test_ticks_fall_into_the_buckets_of_a_plain_histogram() -> None:

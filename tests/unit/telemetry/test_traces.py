@@ -51,7 +51,8 @@ def test_spans_carry_times_parents_and_errors() -> None:
 
 def test_off_imports_nothing() -> None:
     code = (
-        "import sys; from stretto.telemetry.traces import make_tracer; import stretto.server.observed; "
+        "import sys; from stretto.telemetry.traces import make_tracer; "
+        "import stretto.server.operations.instrumented; "
         "assert not make_tracer('off').enabled; "
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )

@@ -9,7 +9,7 @@ import pytest
 from stretto.backends.simulated.text import SpellingTokenizer
 from stretto.errors import PromptTooLongError
 from stretto.text import bounds
-from stretto.text.marking import Segment
+from stretto.text.provenance import Segment
 
 
 class Pairs:

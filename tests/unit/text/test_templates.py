@@ -20,8 +20,8 @@ from stretto.errors import (
     StrettoError,
     TemplateRefusedError,
 )
-from stretto.text.marking import literals
 from stretto.text.messages import normalized
+from stretto.text.provenance import literals
 from stretto.text.templates import ChatTemplate, Rendered
 from tests.unit.text.corpus import HOSTILE, MISTRAL, QWEN3, R1, SHOUTING, TEMPLATES, TOOLS, conversations
 

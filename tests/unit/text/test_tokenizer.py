@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stretto.core.request import Request
 from stretto.text.detokenizer import Detokenizer
-from stretto.text.marking import Segment
+from stretto.text.provenance import Segment
 from stretto.text.templates import ChatTemplate, Rendered
 from stretto.text.tokenizer import encode_prompt, encode_text
 from tests.unit.text.corpus import CHATML, HOSTILE, conversations

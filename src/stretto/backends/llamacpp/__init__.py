@@ -5,8 +5,8 @@ from __future__ import annotations
 from stretto.backends.llamacpp.backend import LlamaCppBackend
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.model import LoadWarning, Model, ModelOptions, load
+from stretto.backends.llamacpp.native.vocabulary import Vocabulary
 from stretto.backends.llamacpp.options import ContextOptions
-from stretto.backends.llamacpp.vocabulary import Vocabulary
 from stretto.errors import ContextError, LlamaCppError, LlamaCppMissingError, ModelLoadError
 
 __all__ = [

@@ -13,26 +13,26 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stretto.backends.llamacpp.arena import Arena
-from stretto.backends.llamacpp.batch import Rows, gather
 from stretto.backends.llamacpp.calibration import Measures, aside, calibrate, measure
-from stretto.backends.llamacpp.calls import Calls
 from stretto.backends.llamacpp.capabilities import capabilities_of, rewind_of
 from stretto.backends.llamacpp.context import Context
-from stretto.backends.llamacpp.holes import Holes
 from stretto.backends.llamacpp.invariance import batch_invariant
-from stretto.backends.llamacpp.kvops import Memory
-from stretto.backends.llamacpp.library import rows_alike
+from stretto.backends.llamacpp.memory.arena import Arena
+from stretto.backends.llamacpp.memory.kv_memory import Memory
+from stretto.backends.llamacpp.memory.nan_isolation import Scrub, ScrubError
 from stretto.backends.llamacpp.model import LoadWarning, Model, ModelOptions, Progress, load
+from stretto.backends.llamacpp.native.batch import Rows, gather
+from stretto.backends.llamacpp.native.library import rows_alike
 from stretto.backends.llamacpp.options import ContextOptions
-from stretto.backends.llamacpp.outputs import Outputs
-from stretto.backends.llamacpp.quanta import Quanta, widened
+from stretto.backends.llamacpp.passes.calls import Calls
+from stretto.backends.llamacpp.passes.outputs import Outputs
+from stretto.backends.llamacpp.passes.padding import Holes
+from stretto.backends.llamacpp.passes.tile_fill import Quanta, widened
+from stretto.backends.llamacpp.prefill.side_context import NOBODY, LandingError, Sprint
 from stretto.backends.llamacpp.samplers import Samplers
-from stretto.backends.llamacpp.scrub import Scrub, ScrubError
-from stretto.backends.llamacpp.seats import MakeSampler, Seat
-from stretto.backends.llamacpp.sprint import NOBODY, LandingError, Sprint
+from stretto.backends.sampling.bound_request import MakeSampler, Seat
 from stretto.core.capabilities import Parts, Rewind
-from stretto.core.kv.ops import OpResult
+from stretto.core.ops import OpResult
 from stretto.core.tick import Outcome, PassFailure, Tick
 from stretto.errors import InvariantError
 
@@ -294,7 +294,7 @@ class LlamaCppBackend:
     def _run_filled(
         self, tick: Tick, rows: Rows, outcome: Outcome, got: dict[int, list[int]], broken: set[int]
     ) -> bool:
-        """In the main context. Rows that write one token each go without gaps between them (`holes`)."""
+        """In the main context. Rows that write one token each go without gaps between them (`padding`)."""
         if self._holes is None or len(rows) != len(rows.spans):
             return self._run_call(tick, rows, outcome, got, self.context)
         elsewhere = {self._sprint.sequence} if self._sprint is not None else set()

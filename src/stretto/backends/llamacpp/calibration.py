@@ -22,9 +22,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from stretto.backends.llamacpp.arm.standing_in import attention_is_ours
-from stretto.backends.llamacpp.batch import Rows
 from stretto.backends.llamacpp.context import STATE_ONLY, WHOLE, Context
+from stretto.backends.llamacpp.kernels.interpose import attention_is_ours
+from stretto.backends.llamacpp.native.batch import Rows
 from stretto.errors import ContextError
 
 T = TypeVar("T")

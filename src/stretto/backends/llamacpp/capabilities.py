@@ -16,11 +16,11 @@ from stretto.backends.llamacpp.calibration import Measures
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.options import CELLS_QUANTUM, TILE_ROWS
 from stretto.core.capabilities import Capabilities, Parts, Rewind, Share
-from stretto.models.fit import BY_ROW_ROWS_MAX
+from stretto.model_files.fit import BY_ROW_ROWS_MAX
 
 ROW_QUANTUM_CPU_FLASH = TILE_ROWS  # 63 rows cost twice as much
 ROW_QUANTUM_CPU = 16  # fewer rows cost a CPU nearly as much as these
-ROW_QUANTUM_SPRINT = 32  # about two layers of a pass of 512 rows (see `sprint`)
+ROW_QUANTUM_SPRINT = 32  # about two layers of a pass of 512 rows (see `side_context`)
 ROW_QUANTUM_BY_ROW = 14  # a quarter of a pass: with a third, 38 rows of a prompt were often cut in two
 EFFICIENT_SPRINT = 2  # quanta: more save decode passes, fewer shorten the streams' gaps
 
@@ -99,7 +99,7 @@ def capabilities_of(
     rewind, tokens = rewind_of(context, measures)
     pooled = context.plan.unified and not model.is_recurrent
     tiled = context.flash_attention and not context.by_row and not model.on_gpu
-    one_pass = not context.flash_attention and not model.on_gpu  # for a chunk, see `splits`
+    one_pass = not context.flash_attention and not model.on_gpu  # for a chunk, see `ubatches`
     redoes = not pooled and rewind is Rewind.ANY
     quantum, efficient = _quanta(context, measures, tiled=tiled, sprints=sprints)
     return Capabilities(

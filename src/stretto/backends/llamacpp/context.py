@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.llamacpp.batch import Batch, Rows
-from stretto.backends.llamacpp.library import forget_log, last_error, library, log_lines
 from stretto.backends.llamacpp.model import LoadWarning, Model
+from stretto.backends.llamacpp.native.batch import Batch, Rows
+from stretto.backends.llamacpp.native.library import forget_log, last_error, library, log_lines
 from stretto.backends.llamacpp.options import (
     CACHE_TYPES,
     ROPE_SCALING,
@@ -34,7 +34,7 @@ _BYTES = ctypes.POINTER(ctypes.c_uint8)
 
 class Context:
     def __init__(self, model: Model, options: ContextOptions, *, on_node: Any = None) -> None:
-        """`on_node`: a callback that llama.cpp asks at the nodes of its graphs (see `strides`)."""
+        """`on_node`: a callback that llama.cpp asks at the nodes of its graphs (see `pausable_pass`)."""
         self.lib = library()
         self._on_node = on_node
         self.model = model

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.llamacpp.batch import Batch, Rows
-from stretto.backends.llamacpp.library import forget_log, last_error, library
 from stretto.backends.llamacpp.model import Model
+from stretto.backends.llamacpp.native.batch import Batch, Rows
+from stretto.backends.llamacpp.native.library import forget_log, last_error, library
 from stretto.errors import (
     BadOutputError,
     ContextError,

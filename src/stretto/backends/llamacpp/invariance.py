@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stretto.backends.llamacpp.calibration import rows_for
 from stretto.backends.llamacpp.context import WHOLE, Context
-from stretto.backends.llamacpp.library import rows_alike
+from stretto.backends.llamacpp.native.library import rows_alike
 from stretto.errors import ContextError, DeterminismError
 
 DECODED = 4  # tokens that run as decode rows

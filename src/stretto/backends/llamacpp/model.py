@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stretto.backends.llamacpp.arm.standing_in import stand_in
-from stretto.backends.llamacpp.devices import CPU_DEVICE, device_list
-from stretto.backends.llamacpp.library import Weights, forget_log, last_error, library
-from stretto.backends.llamacpp.vocabulary import Vocabulary
+from stretto.backends.llamacpp.kernels.interpose import stand_in
+from stretto.backends.llamacpp.native.devices import CPU_DEVICE, device_list
+from stretto.backends.llamacpp.native.library import Weights, forget_log, last_error, library
+from stretto.backends.llamacpp.native.vocabulary import Vocabulary
 from stretto.errors import ModelLoadError
-from stretto.models import gguf, probe
-from stretto.models.kind import ModelShape, shape_of
+from stretto.model_files import gguf, probe
+from stretto.model_files.kind import ModelShape, shape_of
 
 Progress = Callable[[float], None]
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
@@ -116,7 +116,9 @@ def load(
     shape_of(file)
     if trial:
         probe.require(path, cache_dir=cache_dir)
-    from stretto.backends.llamacpp.kernels import special_buffers_work  # a child runs it as its main module
+    from stretto.backends.llamacpp.kernels.probe import (
+        special_buffers_work,  # a child runs it as its main module
+    )
 
     special = special_buffers_work(cache_dir)
     if special:

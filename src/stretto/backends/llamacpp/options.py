@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from stretto.backends.llamacpp.arm.standing_in import attends
-from stretto.backends.llamacpp.library import half_precision
+from stretto.backends.llamacpp.kernels.interpose import attends
 from stretto.backends.llamacpp.model import LoadWarning, Model
+from stretto.backends.llamacpp.native.library import half_precision
 from stretto.errors import ContextError, DeterminismError, StrettoError
-from stretto.models import fit
+from stretto.model_files import fit
 
 SEQUENCES_MAX = 256  # LLAMA_MAX_SEQ
 WINDOW_DEFAULT_MAX = 8192

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stretto.backends.llamacpp.vocabulary import Vocabulary
+from stretto.backends.llamacpp.native.vocabulary import Vocabulary
 from stretto.core.request import Request
 
 if TYPE_CHECKING:
-    from stretto.backends.llamacpp.sampling import Sampler
+    from stretto.backends.sampling import Sampler
     from stretto.text.grammar_factory import GrammarFactory
 
 
@@ -31,7 +31,7 @@ class Samplers:
         self._grammars: GrammarFactory | None = None
 
     def __call__(self, request: Request, generated: array[int]) -> Sampler:
-        from stretto.backends.llamacpp.sampling import MatcherGuide, Sampler
+        from stretto.backends.sampling import MatcherGuide, Sampler
 
         grammar = request.params.grammar
         return Sampler(

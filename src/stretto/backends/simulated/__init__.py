@@ -14,7 +14,7 @@ from stretto.backends.simulated.faults import NO_FAULTS, FaultScript, NoFaults, 
 from stretto.backends.simulated.memory import ContractError, PagedMemory, make_memory
 from stretto.backends.simulated.model import LatencyModel, SimulatedModel
 from stretto.core.capabilities import Capabilities
-from stretto.core.kv.ops import WRITES, OpKind, OpResult, check_order
+from stretto.core.ops import WRITES, OpKind, OpResult, check_order
 from stretto.core.request import Request
 from stretto.core.tick import PENDING_TOKEN, Binding, Outcome, PassFailure, PromptScores, Span, Tick
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from stretto.core.kv.ops import OpKind
+from stretto.core.ops import OpKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from stretto.backends.simulated.model import POISON
 from stretto.core.capabilities import Capabilities, Rewind, Share
-from stretto.core.kv.ops import KvOp, OpKind, OpResult
+from stretto.core.ops import KvOp, OpKind, OpResult
 from stretto.core.tick import TableUpdate
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from stretto.backends.torch.bound_requests import MakeGrammars, Seat, Seats, accepted
 from stretto.backends.torch.graphs import Graphs, Recorded
 from stretto.backends.torch.measuring import MeasuredRows, columns, scores
 from stretto.backends.torch.measuring import Share as MeasuredShare
@@ -24,11 +25,10 @@ from stretto.backends.torch.models import CausalModel
 from stretto.backends.torch.ops import SampledTokens, SamplingTable
 from stretto.backends.torch.pool import KvPool
 from stretto.backends.torch.runner import Ragged, Runner
-from stretto.backends.torch.seats import MakeGrammars, Seat, Seats, accepted
 from stretto.backends.torch.staging import Staging, Stopwatch, to_host
 from stretto.backends.torch.tables import Tables
 from stretto.core.capabilities import Capabilities, Parts, Share
-from stretto.core.kv.ops import KvOp, OpKind, OpResult
+from stretto.core.ops import KvOp, OpKind, OpResult
 from stretto.core.tick import Outcome, PassFailure, Tick
 from stretto.errors import BadOutputError, InvariantError, TorchError
 
@@ -345,7 +345,7 @@ class TorchBackend:
         return tokens
 
     def _add_logprobs(self, flight: Flight, slot: int, row: int, count: int) -> None:
-        from stretto.backends.llamacpp.sampling.logprobs import TokenLogprobs
+        from stretto.backends.sampling.logprobs import TokenLogprobs
 
         sampled, wanted = flight.sampled, self._seats[slot].params.logprobs
         assert sampled is not None

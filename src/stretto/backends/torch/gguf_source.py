@@ -1,7 +1,7 @@
 """A GGUF file as a source of weights: dequantized, under Hugging Face names, in Hugging Face order.
 
-The header is read and checked by `stretto.models.gguf`; the numbers by gguf-py. llama.cpp stores Llama's Q
-and K with neighbouring dimensions paired for its rotary kernel; here they are put back into halves.
+The header is read and checked by `stretto.model_files.gguf`; the numbers by gguf-py. llama.cpp stores Llama's
+Q and K with neighbouring dimensions paired for its rotary kernel; here they are put back into halves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from stretto.backends.torch.config import Experts, ModelShape, Rope
 from stretto.backends.torch.weights import checked
 from stretto.errors import ModelFileError, UnsupportedModelError
-from stretto.models import gguf
+from stretto.model_files import gguf
 
 FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3moe"}
 PERMUTED = ("llama",)

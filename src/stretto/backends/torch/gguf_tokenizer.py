@@ -11,7 +11,7 @@ from typing import Any
 
 from stretto.backends.torch.tokenizer import HfTokenizer
 from stretto.errors import ModelFileError, UnsupportedModelError
-from stretto.models.gguf import GgufFile, LazyArray
+from stretto.model_files.gguf import GgufFile, LazyArray
 
 CONTROL, USER_DEFINED = 3, 4
 ENDS = ("eos", "eot", "eom")

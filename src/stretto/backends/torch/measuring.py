@@ -62,7 +62,7 @@ def columns(shares: list[Share], begins: dict[int, int]) -> tuple[Ints, Ints]:
 
 def scores(shares: list[Share], found: MeasuredRows) -> dict[int, PromptScores]:
     """By slot; `found` is on the host and its copies are done."""
-    from stretto.backends.llamacpp.sampling.logprobs import TokenLogprobs
+    from stretto.backends.sampling.logprobs import TokenLogprobs
 
     logprobs = found.logprobs.tolist()
     ids, values = found.top_ids.tolist(), found.top_logprobs.tolist()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from stretto.core.kv.ops import KvOp, OpResult
+from stretto.core.ops import KvOp, OpResult
 from stretto.core.slot import Job, Slot
 from stretto.core.tick import Note, TableUpdate
 

@@ -6,9 +6,9 @@ because at least one row must run to give logits.
 
 from __future__ import annotations
 
-from stretto.core.cache.store import Snapshot, common_prefix
 from stretto.core.capabilities import Rewind
 from stretto.core.kv.ledger import Donor, Kind, Match, Source
+from stretto.core.kv.prefix_store import Snapshot, common_prefix
 from stretto.core.kv.sequence import Sequence, SequenceTable
 from stretto.core.slot import Job
 

@@ -11,7 +11,7 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
-from stretto.core.cache.store import common_prefix
+from stretto.core.kv.prefix_store import common_prefix
 from stretto.core.request import Scope
 
 Digest = bytes

@@ -11,13 +11,13 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence as Seq
 
-from stretto.core import notes
-from stretto.core.cache.store import common_prefix
+from stretto.core import event_names
 from stretto.core.capabilities import Capabilities
 from stretto.core.kv.ledger import Donor, Kind, Match, Settled, Source
-from stretto.core.kv.ops import KvOp, OpKind, OpResult
 from stretto.core.kv.page_index import Digest, Page, PageIndex, root_digest
+from stretto.core.kv.prefix_store import common_prefix
 from stretto.core.limits import Limits, is_exact
+from stretto.core.ops import KvOp, OpKind, OpResult
 from stretto.core.slot import Job, Slot
 from stretto.core.tick import Note, TableUpdate
 
@@ -184,7 +184,7 @@ class PageLedger:
             else:
                 index, _ = self._cached.popitem(last=False)
                 self._index.forget(self._pages[index])
-                self.notes.append(Note(notes.CACHE_EVICTED, "", -1, index))
+                self.notes.append(Note(event_names.CACHE_EVICTED, "", -1, index))
             self._pages[index].refs = 1
             taken.append(index)
         return taken

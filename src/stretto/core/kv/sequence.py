@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stretto.core.cache.store import Checkpoint, Content, PrefixStore
 from stretto.core.capabilities import Capabilities, Rewind, Share
 from stretto.core.kv.ledger import Kind, Source
-from stretto.core.kv.ops import KvOp, OpKind
+from stretto.core.kv.prefix_store import Checkpoint, Content, PrefixStore
 from stretto.core.limits import Limits
+from stretto.core.ops import KvOp, OpKind
 from stretto.core.slot import Job, Slot
 
 

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from stretto.core import notes
-from stretto.core.cache.store import Content, PrefixStore
+from stretto.core import event_names
 from stretto.core.capabilities import Capabilities, Rewind, Share
 from stretto.core.kv import matching
 from stretto.core.kv.cells import CellPool
 from stretto.core.kv.ledger import Kind, Match, Settled, Source
-from stretto.core.kv.ops import WRITES, KvOp, OpKind, OpResult
+from stretto.core.kv.prefix_store import Content, PrefixStore
 from stretto.core.kv.sequence import Sequence, SequenceTable
 from stretto.core.kv.snapshots import Snapshots
 from stretto.core.limits import Limits, is_exact
+from stretto.core.ops import WRITES, KvOp, OpKind, OpResult
 from stretto.core.slot import Job, Slot, Where
 from stretto.core.tick import Note, TableUpdate
 
@@ -112,7 +112,7 @@ class SequenceLedger:
         if donor is not None and self.table.can_copy(donor, source.length):
             content = self._copy(donor, target, source.length)
             if donor.slot is not None:
-                self.notes.append(Note(notes.COPIED_RUNNING, job.id, donor.slot.index, source.length))
+                self.notes.append(Note(event_names.COPIED_RUNNING, job.id, donor.slot.index, source.length))
         else:
             blob = source.place if donor is None else self._snapshots.save(donor, donor.held)
             if blob is None:
@@ -211,7 +211,7 @@ class SequenceLedger:
     def _evict(self, sequence: Sequence) -> None:
         self._snapshots.evacuate(sequence, 0)
         self._empty(sequence)
-        self.notes.append(Note(notes.CACHE_EVICTED, "", -1, sequence.index))
+        self.notes.append(Note(event_names.CACHE_EVICTED, "", -1, sequence.index))
 
     def relieve(self) -> bool:
         """The backend found no room although the books say there is: give up one idle entry."""
@@ -290,7 +290,7 @@ class SequenceLedger:
         last = job.request.boundaries[-1] if job.request.boundaries else 0
         if not last or last < self._limits.cache_min_tokens or content.nearest(last):
             return False
-        self.notes.append(Note(notes.HYBRID_NO_SNAPSHOT, job.id, slot.index, content.length))
+        self.notes.append(Note(event_names.HYBRID_NO_SNAPSHOT, job.id, slot.index, content.length))
         return True
 
     def _cap_idle(self) -> None:
@@ -334,7 +334,7 @@ class SequenceLedger:
         self._empty(source)
         slot.sequence = target.index
         job_id = slot.job.id if slot.job is not None else ""
-        self.notes.append(Note(notes.SEQUENCE_MOVED, job_id, slot.index, target.index))
+        self.notes.append(Note(event_names.SEQUENCE_MOVED, job_id, slot.index, target.index))
 
     # --- operations ------------------------------------------------------------------------------
 
@@ -374,7 +374,7 @@ class SequenceLedger:
         restores = op.kind in (OpKind.RESTORE, OpKind.REWIND)
         if restores:
             request_id = slot.job.id if slot is not None and slot.job is not None else ""
-            name = notes.HYBRID_RESTORE if result.ok else notes.HYBRID_RESTORE_FAILED
+            name = event_names.HYBRID_RESTORE if result.ok else event_names.HYBRID_RESTORE_FAILED
             if self._can.rewind is Rewind.CHECKPOINT:
                 self.notes.append(Note(name, request_id, slot.index if slot else -1, result.bytes))
         if not result.ok:

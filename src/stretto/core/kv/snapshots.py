@@ -8,12 +8,12 @@ part only reads them.
 
 from __future__ import annotations
 
-from stretto.core import notes
-from stretto.core.cache.store import Checkpoint, Content
+from stretto.core import event_names
 from stretto.core.cost import TARGET_S
-from stretto.core.kv.ops import KvOp, OpKind, OpResult
+from stretto.core.kv.prefix_store import Checkpoint, Content
 from stretto.core.kv.sequence import Sequence, SequenceTable
 from stretto.core.limits import Limits
+from stretto.core.ops import KvOp, OpKind, OpResult
 from stretto.core.slot import Job, Slot
 from stretto.core.tick import Note
 
@@ -127,7 +127,7 @@ class Snapshots:
             self._store.discard(op.blob, exists=False)
             return None
         self._store.confirm(op.blob, result.bytes)
-        return Note(notes.CACHE_SAVED, "", -1, result.bytes)
+        return Note(event_names.CACHE_SAVED, "", -1, result.bytes)
 
     def _settle_checkpoint(self, op: KvOp, result: OpResult) -> Note:
         content, length, request_id, slot = self._marking.pop(op.blob)
@@ -135,7 +135,7 @@ class Snapshots:
             self._store.attach(content, Checkpoint(length, op.blob))
         self._store.forget_checkpoint(op.blob, exists=result.ok)
         return Note(
-            notes.HYBRID_SNAPSHOT if result.ok else notes.HYBRID_SNAPSHOT_FAILED,
+            event_names.HYBRID_SNAPSHOT if result.ok else event_names.HYBRID_SNAPSHOT_FAILED,
             request_id,
             slot,
             result.bytes,

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from stretto.engine.api import Delta
+from stretto.client.api import Delta
 from stretto.rpc.messages import StreamEnd, ToolCallDelta, Usage
 from stretto.server.anthropic.shapes import message_of, stop_of, usage_of
-from stretto.server.boundary import new_id
 from stretto.server.generation import parts_of
+from stretto.server.http.error_boundary import new_id
 
 _encode = msgspec.json.encode
 _BLANKS = {

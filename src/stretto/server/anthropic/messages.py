@@ -11,12 +11,12 @@ from stretto.rpc.messages import GenerateParams
 from stretto.server.anthropic.events import MessageEvents
 from stretto.server.anthropic.request import Conversation, MessagesRequest
 from stretto.server.anthropic.shapes import MessageReply, TokenCount, blocks_of, message_of
-from stretto.server.bodies import BodyRoute
-from stretto.server.boundary import new_id
-from stretto.server.caller import caller_of
-from stretto.server.documents import ANTHROPIC_ERRORS, streaming
 from stretto.server.generation import Services, collect, start
-from stretto.server.sse import JsonReply, Wire
+from stretto.server.http.bodies import BodyRoute
+from stretto.server.http.caller import caller_of
+from stretto.server.http.error_boundary import new_id
+from stretto.server.http.sse import JsonReply, Wire
+from stretto.server.openapi import ANTHROPIC_ERRORS, streaming
 
 
 def router(services: Services) -> APIRouter:

@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from stretto.errors import InvalidFieldError, ThreadUnsupportedError
 from stretto.rpc.messages import GenerateParams, Guidance, TokenizeParams
-from stretto.server.caller import Caller
-from stretto.server.fields import (
+from stretto.server.http.caller import Caller
+from stretto.server.http.fields import (
     STOPS_MAX,
     TOOLS_MAX,
     Body,
@@ -23,7 +23,7 @@ from stretto.server.fields import (
     only,
     unsupported,
 )
-from stretto.server.ignored import IgnoredFields
+from stretto.server.http.ignored import IgnoredFields
 from stretto.server.openai.messages import MESSAGES_MAX, PARTS_MAX
 from stretto.server.openai.tools import (
     Guided,

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import msgspec
 
 from stretto.rpc.messages import StreamEnd, ToolCallDelta, Usage
-from stretto.server.boundary import new_id
-from stretto.server.documents import Reply
 from stretto.server.generation import Answer, finish_reason
+from stretto.server.http.error_boundary import new_id
+from stretto.server.openapi import Reply
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 _REASONS: dict[str, StopReason] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

@@ -12,10 +12,10 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from stretto.engine.api import EngineApi, Health
+from stretto.client.api import EngineApi, Health
 from stretto.rpc.messages import EngineEvents, ModelInfo
 from stretto.server.dashboard.assets import asset
-from stretto.server.sse import EventStream, Wire
+from stretto.server.http.sse import EventStream, Wire
 
 HEALTH_INTERVAL_S = 1.0
 PING_INTERVAL_S = 15.0

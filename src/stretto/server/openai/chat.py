@@ -11,19 +11,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stretto.rpc.messages import GenerateParams
-from stretto.server.bodies import BodyRoute
-from stretto.server.boundary import new_id
-from stretto.server.caller import caller_of
-from stretto.server.documents import OPENAI_ERRORS, streaming
 from stretto.server.generation import Answer, Services, collect, start, total_usage
+from stretto.server.http.bodies import BodyRoute
+from stretto.server.http.caller import caller_of
+from stretto.server.http.error_boundary import new_id
+from stretto.server.http.sse import JsonReply, Wire
 from stretto.server.openai.chat_request import ChatRequest
 from stretto.server.openai.chunks import ChatChunks
 from stretto.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from stretto.server.openai.relay import relay
 from stretto.server.openai.replies import ChatCompletion
 from stretto.server.openai.shapes import fingerprint, tool_calls_of, usage_of
-from stretto.server.sse import JsonReply, Wire
-from stretto.server.timings import total_timings
+from stretto.server.openapi import OPENAI_ERRORS, streaming
+from stretto.server.operations.timings import total_timings
 
 
 def router(services: Services) -> APIRouter:

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from stretto.errors import InvalidFieldError
 from stretto.rpc.messages import GenerateParams, ToolUse
-from stretto.server.caller import Caller
-from stretto.server.fields import (
+from stretto.server.http.caller import Caller
+from stretto.server.http.fields import (
     N_MAX,
     TOP_LOGPROBS_MAX,
     Body,

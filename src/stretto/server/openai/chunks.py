@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from stretto.engine.api import Delta
+from stretto.client.api import Delta
 from stretto.rpc.messages import PromptProgress, StreamEnd, TokenLogprob, Usage
 from stretto.server.generation import finish_reason
 from stretto.server.openai.logprobs import Columns, chat_logprobs
 from stretto.server.openai.shapes import fingerprint, tool_call_of, usage_of
-from stretto.server.timings import RunningTimings, timings_of, total_timings
+from stretto.server.operations.timings import RunningTimings, timings_of, total_timings
 
 _encode = msgspec.json.encode
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from stretto.errors import InvalidFieldError
-from stretto.server.caller import Caller
-from stretto.server.fields import (
+from stretto.server.http.caller import Caller
+from stretto.server.http.fields import (
     Body,
     Extensions,
     Ignored,

@@ -12,20 +12,20 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stretto.engine.api import GenerationStream
+from stretto.client.api import GenerationStream
 from stretto.errors import InvalidFieldError, UnsupportedFieldError
 from stretto.rpc.messages import GenerateParams, TokenLogprob, Usage
-from stretto.server.bodies import BodyRoute
-from stretto.server.boundary import new_id
-from stretto.server.caller import Caller, caller_of
-from stretto.server.documents import OPENAI_ERRORS, streaming
-from stretto.server.fields import (
+from stretto.server.generation import Answer, Services, collect, start, total_usage
+from stretto.server.http.bodies import BodyRoute
+from stretto.server.http.caller import Caller, caller_of
+from stretto.server.http.error_boundary import new_id
+from stretto.server.http.fields import (
     N_MAX,
     TOP_LOGPROBS_MAX,
     ModelName,
     Stops,
 )
-from stretto.server.generation import Answer, Services, collect, start, total_usage
+from stretto.server.http.sse import JsonReply, Wire
 from stretto.server.openai.chat_request import Harmless, StreamOptions
 from stretto.server.openai.chunks import TextChunks, cut_short
 from stretto.server.openai.compat import Generating
@@ -35,8 +35,8 @@ from stretto.server.openai.relay import relay
 from stretto.server.openai.replies import Completion
 from stretto.server.openai.shapes import fingerprint, usage_of
 from stretto.server.openai.tools import ResponseFormat, guidance_of, guidance_of_format
-from stretto.server.sse import JsonReply, Wire
-from stretto.server.timings import total_timings
+from stretto.server.openapi import OPENAI_ERRORS, streaming
+from stretto.server.operations.timings import total_timings
 
 PROMPTS_MAX = 64
 ANSWERS_MAX = 128  # prompts times n

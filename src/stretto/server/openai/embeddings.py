@@ -13,14 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stretto.rpc.messages import EmbedParams, EmbedResult, PriorityName
-from stretto.server.bodies import BodyRoute
-from stretto.server.caller import caller_of
-from stretto.server.documents import OPENAI_ERRORS
-from stretto.server.fields import Body, Ignored, ModelName
 from stretto.server.generation import Services
+from stretto.server.http.bodies import BodyRoute
+from stretto.server.http.caller import caller_of
+from stretto.server.http.fields import Body, Ignored, ModelName
+from stretto.server.http.sse import JsonReply
 from stretto.server.openai.prompts import prompts
 from stretto.server.openai.replies import EmbeddingList
-from stretto.server.sse import JsonReply
+from stretto.server.openapi import OPENAI_ERRORS
 
 INPUTS_MAX = 2048
 Truncate = Literal["left", "right"]

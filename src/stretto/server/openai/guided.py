@@ -13,7 +13,7 @@ from pydantic import Field
 
 from stretto.errors import InvalidFieldError
 from stretto.rpc.messages import Guidance
-from stretto.server.fields import Body
+from stretto.server.http.fields import Body
 from stretto.server.openai.tools import GRAMMAR_CHARS_MAX, Guided, JsonObject, schema_guidance
 
 CHOICES_MAX = 1024

@@ -11,14 +11,14 @@ from starlette.responses import Response
 
 from stretto import __version__
 from stretto.rpc.messages import ModelInfo, TokenizeParams
-from stretto.server.bodies import BodyRoute
-from stretto.server.caller import caller_of
-from stretto.server.documents import OPENAI_ERRORS
 from stretto.server.generation import Services
+from stretto.server.http.bodies import BodyRoute
+from stretto.server.http.caller import caller_of
+from stretto.server.http.sse import JsonReply
 from stretto.server.openai.chat_request import ChatRequest
 from stretto.server.openai.messages import plain_messages
 from stretto.server.openai.replies import AppliedTemplate, Props, TokenizerInfo
-from stretto.server.sse import JsonReply
+from stretto.server.openapi import OPENAI_ERRORS
 
 
 class TemplateRequest(ChatRequest):

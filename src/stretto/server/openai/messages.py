@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from stretto.server.fields import Body, Ignored, unsupported
+from stretto.server.http.fields import Body, Ignored, unsupported
 
 MESSAGES_MAX = 4096
 PARTS_MAX = 1024

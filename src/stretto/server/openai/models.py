@@ -10,9 +10,9 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from stretto.rpc.messages import ModelInfo
-from stretto.server.documents import OPENAI_ERRORS
 from stretto.server.generation import Services
 from stretto.server.openai.replies import Model, ModelList
+from stretto.server.openapi import OPENAI_ERRORS
 
 
 def router(services: Services) -> APIRouter:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from stretto.server.fields import TOKEN_MAX
+from stretto.server.http.fields import TOKEN_MAX
 
 Prompt = str | list[int] | list[str | int]
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": TOKEN_MAX}, "minItems": 1}

@@ -7,10 +7,10 @@ from typing import Protocol
 
 import msgspec
 
-from stretto.engine.api import Delta, GenerationStream
+from stretto.client.api import Delta, GenerationStream
 from stretto.rpc.messages import StreamEnd, Usage
 from stretto.server.generation import merged, total_usage
-from stretto.server.sse import DONE, Wire
+from stretto.server.http.sse import DONE, Wire
 
 
 class Chunks(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from stretto.server.documents import Reply
+from stretto.server.openapi import Reply
 
 
 class CachedTokens(Reply):

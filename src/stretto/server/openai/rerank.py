@@ -16,15 +16,15 @@ from starlette.responses import Response
 
 from stretto.errors import InvalidFieldError, MissingFieldError
 from stretto.rpc.messages import PriorityName, RerankParams
-from stretto.server.bodies import BodyRoute
-from stretto.server.boundary import new_id
-from stretto.server.caller import caller_of
-from stretto.server.documents import OPENAI_ERRORS
-from stretto.server.fields import Body, Ignored, ModelName
 from stretto.server.generation import Services
+from stretto.server.http.bodies import BodyRoute
+from stretto.server.http.caller import caller_of
+from stretto.server.http.error_boundary import new_id
+from stretto.server.http.fields import Body, Ignored, ModelName
+from stretto.server.http.sse import JsonReply
 from stretto.server.openai.embeddings import Deadline, Truncate
 from stretto.server.openai.replies import CohereReply, RerankReply, TeiRank
-from stretto.server.sse import JsonReply
+from stretto.server.openapi import OPENAI_ERRORS
 
 DOCUMENTS_MAX = 2048
 JINA_PATHS = ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")

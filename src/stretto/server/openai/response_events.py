@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from stretto.engine.api import Delta
+from stretto.client.api import Delta
 from stretto.errors import StrettoError
 from stretto.rpc.messages import ToolCallDelta
-from stretto.server.boundary import new_id
-from stretto.server.errors import openai_words
 from stretto.server.generation import parts_of
+from stretto.server.http.error_boundary import new_id
+from stretto.server.http.errors import openai_words
 from stretto.server.openai.logprobs import chat_logprobs
 from stretto.server.openai.response_shapes import (
     Envelope,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo
 
-from stretto.server.fields import Body, Ignored, unsupported
+from stretto.server.http.fields import Body, Ignored, unsupported
 from stretto.server.openai.messages import MESSAGES_MAX, PARTS_MAX, template_role
 from stretto.server.openai.response_tools import flat_name, free_text_arguments
 from stretto.server.openai.tools import drop_or_refuse

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from stretto.rpc.messages import StreamEnd, Usage
-from stretto.server.boundary import new_id
 from stretto.server.generation import Answer, finish_reason
+from stretto.server.http.error_boundary import new_id
 from stretto.server.openai.logprobs import chat_logprobs
 from stretto.server.openai.response_tools import CustomTool, FunctionTool, NamespaceTool, Origin, free_text
 from stretto.server.openai.responses_request import ResponseRequest

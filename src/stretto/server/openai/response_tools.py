@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo
 
 from stretto.errors import InvalidFieldError
 from stretto.rpc.messages import ToolUse
-from stretto.server.fields import TOOLS_MAX, Body, Ignored
+from stretto.server.http.fields import TOOLS_MAX, Body, Ignored
 from stretto.server.openai.tools import (
     JsonObject,
     ToolName,

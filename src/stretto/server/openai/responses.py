@@ -11,17 +11,17 @@ from starlette.responses import Response
 
 from stretto.errors import StrettoError
 from stretto.rpc.messages import GenerateParams
-from stretto.server.bodies import BodyRoute
-from stretto.server.boundary import new_id
-from stretto.server.caller import caller_of
-from stretto.server.documents import OPENAI_ERRORS, streaming
-from stretto.server.errors import public
 from stretto.server.generation import Services, collect, merged, start
+from stretto.server.http.bodies import BodyRoute
+from stretto.server.http.caller import caller_of
+from stretto.server.http.error_boundary import new_id
+from stretto.server.http.errors import public
+from stretto.server.http.sse import JsonReply, Wire
 from stretto.server.openai.replies import ResponseReply
 from stretto.server.openai.response_events import ResponseEvents
 from stretto.server.openai.response_shapes import Envelope, items_of
 from stretto.server.openai.responses_request import ResponseRequest
-from stretto.server.sse import JsonReply, Wire
+from stretto.server.openapi import OPENAI_ERRORS, streaming
 
 
 def router(services: Services) -> APIRouter:

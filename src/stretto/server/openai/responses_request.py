@@ -12,8 +12,8 @@ from pydantic import BeforeValidator, Field, ValidationInfo
 
 from stretto.errors import InvalidFieldError
 from stretto.rpc.messages import GenerateParams, Guidance
-from stretto.server.caller import Caller
-from stretto.server.fields import (
+from stretto.server.http.caller import Caller
+from stretto.server.http.fields import (
     TOP_LOGPROBS_MAX,
     Body,
     Ignored,
@@ -22,7 +22,7 @@ from stretto.server.fields import (
     not_honoured,
     only,
 )
-from stretto.server.ignored import IgnoredFields
+from stretto.server.http.ignored import IgnoredFields
 from stretto.server.openai.compat import Effort, Generating, thinking_options
 from stretto.server.openai.response_items import Items, append_item
 from stretto.server.openai.response_tools import Choice, Tools, ToolTable

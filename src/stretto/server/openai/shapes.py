@@ -9,7 +9,7 @@ from typing import Any
 
 from stretto import __version__
 from stretto.rpc.messages import ToolCallDelta, Usage
-from stretto.server.boundary import new_id
+from stretto.server.http.error_boundary import new_id
 
 
 @cache

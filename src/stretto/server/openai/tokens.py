@@ -9,16 +9,16 @@ from starlette.responses import Response
 
 from stretto.errors import InvalidFieldError, MissingFieldError
 from stretto.rpc.messages import TokenizeParams
-from stretto.server.bodies import BodyRoute
-from stretto.server.caller import caller_of
-from stretto.server.documents import OPENAI_ERRORS
-from stretto.server.fields import Body, Ignored, ModelName
 from stretto.server.generation import Services
+from stretto.server.http.bodies import BodyRoute
+from stretto.server.http.caller import caller_of
+from stretto.server.http.fields import Body, Ignored, ModelName
+from stretto.server.http.sse import JsonReply
 from stretto.server.openai.messages import Messages, plain_messages
 from stretto.server.openai.prompts import TokenIds
 from stretto.server.openai.replies import DetokenizeReply, TokenizeReply
 from stretto.server.openai.tools import Tools, check_size
-from stretto.server.sse import JsonReply
+from stretto.server.openapi import OPENAI_ERRORS
 
 
 class TokenizeRequest(Body):

@@ -10,8 +10,8 @@ from pydantic_core import PydanticCustomError
 
 from stretto.errors import InvalidFieldError, MissingFieldError
 from stretto.rpc.messages import Guidance, ToolUse
-from stretto.server.fields import TOOLS_MAX, Body, Ignored, unsupported
-from stretto.server.ignored import IgnoredFields
+from stretto.server.http.fields import TOOLS_MAX, Body, Ignored, unsupported
+from stretto.server.http.ignored import IgnoredFields
 
 SCHEMA_BYTES_MAX = 1 << 18
 GRAMMAR_CHARS_MAX = 1 << 16

@@ -17,7 +17,7 @@ import numpy as np
 
 from stretto.backends.base import complete
 from stretto.backends.llamacpp import Context, ContextOptions, LlamaCppBackend, Model, ModelOptions, load
-from stretto.backends.llamacpp.library import library
+from stretto.backends.llamacpp.native.library import library
 from stretto.core import invariants
 from stretto.core.limits import Limits
 from stretto.core.request import Request, SamplingParams

@@ -9,9 +9,9 @@ import pytest
 
 from stretto.backends.base import complete
 from stretto.backends.llamacpp import Context, LlamaCppBackend, load
-from stretto.backends.llamacpp.batch import Rows
-from stretto.core.kv.ops import KvOp, OpKind
+from stretto.backends.llamacpp.native.batch import Rows
 from stretto.core.limits import Limits
+from stretto.core.ops import KvOp, OpKind
 from stretto.core.tick import Binding, End, PassFailure, Tick
 from stretto.errors import InvariantError
 from tests.poisoned import TOKEN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stretto.backends.llamacpp.library import half_precision
+from stretto.backends.llamacpp.native.library import half_precision
 from stretto.core.capabilities import Rewind, Share
 from stretto.core.limits import CACHE_POLICIES, Limits
 from tests.unit.backends.llamacpp.rig import (

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import pytest
 
 from stretto.backends.llamacpp import Context, LlamaCppBackend, Model, load
-from stretto.backends.llamacpp.library import half_precision
+from stretto.backends.llamacpp.native.library import half_precision
 from stretto.core.limits import CACHE_POLICIES, Limits
 from stretto.core.request import Request, SamplingParams
-from stretto.models import bundled
-from stretto.models.fit import BY_ROW_ROWS_MAX
+from stretto.model_files import bundled
+from stretto.model_files.fit import BY_ROW_ROWS_MAX
 from stretto.testing.tiny_models import default_directory
 from tests.unit.backends.llamacpp.rig import TOLERANCE, GreedySampler, Loop, Reference, options
 

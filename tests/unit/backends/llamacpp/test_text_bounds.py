@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from stretto.backends.llamacpp import load
-from stretto.models import bundled
+from stretto.model_files import bundled
 from stretto.testing.tiny_models import default_directory
 from stretto.text import bounds
 

@@ -7,7 +7,7 @@ import pytest
 from stretto.backends.simulated import SimulatedModel
 from stretto.backends.simulated.memory import ContractError, PagedMemory, make_memory
 from stretto.core.capabilities import Rewind
-from stretto.core.kv.ops import KvOp, OpKind
+from stretto.core.ops import KvOp, OpKind
 from stretto.core.request import Scope
 from stretto.core.tick import TableUpdate
 from tests.unit.core.rig import paged, prompt, streams, unified

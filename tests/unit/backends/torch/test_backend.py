@@ -11,11 +11,11 @@ pytest.importorskip("transformers")
 
 import torch
 
-from stretto.core.kv.ops import KvOp, OpKind
+from stretto.core.ops import KvOp, OpKind
 from stretto.core.tick import End, PassFailure, Tick
 from stretto.errors import InvariantError
-from tests.contract.bench import Driver, Subject, alone
-from tests.contract.bench import ask as ask_text
+from tests.contract.workbench import Driver, Subject, alone
+from tests.contract.workbench import ask as ask_text
 from tests.unit.backends.torch.rig import Loop, Recorder, ask, folder, load, make_backend
 
 

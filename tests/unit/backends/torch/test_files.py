@@ -157,7 +157,7 @@ def test_random_weights_of_a_shape():
     texts = []
     for _ in range(2):
         opened = open_model(folder("qwen3"), TorchOptions(load_format="dummy", device="cpu", window=128))
-        from bench.gpu.offline import OfflineLoop
+        from benchmarks.gpu.offline import OfflineLoop
 
         texts.append(OfflineLoop(opened.backend).run([ask("r", 20)]).outputs["r"])
         assert opened.tokenizer is None

@@ -54,7 +54,7 @@ def test_the_template_comes_with_it(opened):
 @pytest.mark.parametrize("kind", ["dense", "moe"])
 def test_greedy_text_is_llama_cpps(kind):
     """llama.cpp pairs rotary dimensions otherwise, and keeps its cache in f16: logits agree to 0.05."""
-    from bench.gpu.offline import OfflineLoop
+    from benchmarks.gpu.offline import OfflineLoop
 
     made = open_model(tiny_models.make(kind), TorchOptions(window=256, device="cpu", threads=1))
     requests = [ask(f"r{i}", 11 + 9 * i, start=i, outputs=6) for i in range(3)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stretto.core.kv.ledger import Kind
-from tests.unit.core.kv.bench import Bench, job
+from tests.unit.core.kv.rig import Bench, job
 from tests.unit.core.rig import prompt, streams
 
 TEXT = prompt(60)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from stretto.core import notes
+from stretto.core import event_names
 from stretto.core.kv.ledger import Kind
-from stretto.core.kv.ops import OpKind, OpResult
 from stretto.core.kv.pages import PageLedger
 from stretto.core.limits import Limits
+from stretto.core.ops import OpKind, OpResult
 from stretto.core.slot import Job, Slot
-from tests.unit.core.kv.bench import job
+from tests.unit.core.kv.rig import job
 from tests.unit.core.rig import paged, prompt
 
 TEXT = prompt(40)
@@ -86,7 +86,7 @@ def test_freed_pages_keep_their_tokens_until_they_are_needed():
     assert pages.ledger.match(job("b", TEXT)).sources[0].length == 24
     pages.run(job("c", 40, start=9), 32)
     assert pages.ledger.match(job("b", TEXT)).sources[0].length <= 8, "the end of a prompt goes first"
-    assert notes.CACHE_EVICTED in [note.name for note in pages.ledger.notes]
+    assert event_names.CACHE_EVICTED in [note.name for note in pages.ledger.notes]
 
 
 def test_never_the_whole_prompt():

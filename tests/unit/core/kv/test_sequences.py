@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from stretto.core import notes
+from stretto.core import event_names
 from stretto.core.capabilities import Rewind, Share
 from stretto.core.kv.ledger import Kind
-from stretto.core.kv.ops import OpKind
-from tests.unit.core.kv.bench import Bench, job, kinds
+from stretto.core.ops import OpKind
+from tests.unit.core.kv.rig import Bench, job, kinds
 from tests.unit.core.rig import prompt, streams, unified
 
 TEXT = prompt(60)
@@ -168,7 +168,7 @@ def test_a_gap_that_lasts_is_closed_by_a_move():
     assert kinds(ops) == ["COPY", "CLEAR"]
     assert slots[2].sequence == 1
     assert bench.holds(slots[2])
-    assert notes.SEQUENCE_MOVED in [note.name for note in bench.ledger.notes]
+    assert event_names.SEQUENCE_MOVED in [note.name for note in bench.ledger.notes]
 
 
 def test_a_new_slot_takes_the_id_that_keeps_ids_together():
@@ -193,7 +193,7 @@ def test_idle_entries_make_room_in_a_unified_pool():
     bench = Bench(unified(3, 100), cache_min_tokens=200)
     bench.close(bench.run(job("a", TEXT), 24))
     slot = bench.run(job("b", 90), 80)
-    assert notes.CACHE_EVICTED in [note.name for note in bench.ledger.notes]
+    assert event_names.CACHE_EVICTED in [note.name for note in bench.ledger.notes]
     assert not bench.ledger.reserve(slot, 101)
     assert bench.memory.free_rows() == 20
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from stretto.core.kv.ledger import Kind
-from stretto.core.kv.ops import OpKind
+from stretto.core.ops import OpKind
 from stretto.core.slot import Job, Slot, Where
-from tests.unit.core.kv.bench import Bench, job, kinds
+from tests.unit.core.kv.rig import Bench, job, kinds
 from tests.unit.core.rig import prompt, streams
 
 TEXT = prompt(60)

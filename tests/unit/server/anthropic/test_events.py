@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from stretto.engine.api import Delta
+from stretto.client.api import Delta
 from stretto.rpc.messages import ToolCallDelta
 from stretto.server.anthropic.events import MessageEvents
 from tests.server.scripted import end

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
-from stretto.engine.api import Delta
+from stretto.client.api import Delta
 from stretto.rpc.messages import StreamEnd, ToolCallDelta, Usage
 from stretto.server.openai.chunks import ChatChunks, TextChunks
 from tests.server.scripted import end, logprob

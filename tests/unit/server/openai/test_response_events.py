@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from stretto.engine.api import Delta
+from stretto.client.api import Delta
 from stretto.rpc.messages import ToolCallDelta
 from stretto.server.openai.response_events import ResponseEvents
 from stretto.server.openai.response_shapes import Envelope

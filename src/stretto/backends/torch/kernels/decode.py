@@ -20,9 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stretto.backends.torch.kernels.arrivals import arrivals
+from stretto.backends.torch.kernels.block_counters import arrivals
 from stretto.backends.torch.kernels.norm import rounded
-from stretto.backends.torch.kernels.overlap import (
+from stretto.backends.torch.kernels.pdl import (
     OVERLAP,
     launch_options,
     start_next,

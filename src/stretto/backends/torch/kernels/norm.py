@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stretto.backends.torch.kernels.overlap import OVERLAP, launch_options, start_next_late, wait_previous
+from stretto.backends.torch.kernels.pdl import OVERLAP, launch_options, start_next_late, wait_previous
 
 
 @triton.jit

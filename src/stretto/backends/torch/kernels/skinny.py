@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stretto.backends.torch.kernels.norm import rounded
-from stretto.backends.torch.kernels.overlap import (
+from stretto.backends.torch.kernels.pdl import (
     OVERLAP,
     launch_options,
     start_next,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from stretto.backends.llamacpp.sampling import Sampler
+from stretto.backends.sampling import Sampler
 from stretto.backends.torch.ops import SamplingMode, SamplingTable, count_tokens, sample
 from stretto.backends.torch.ops.philox import gumbel, philox
 from stretto.backends.torch.ops.sampling import EVERYTHING, edit_reference, keep_reference

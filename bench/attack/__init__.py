@@ -1,8 +1,0 @@
-"""Attacks on a running server: one module per area, one async function per attack.
-
-To add one: write `async def name(target: Target) -> None` in a module of this package, decorate it with
-`@attack("name-of-it", "what it does")` from `bench.attack.registry`, and import the module in
-`bench.attack.catalog`. A function carries out the attack once, and closes what it opened unless leaving it
-open is the attack. It runs in a process of its own, so that its work does not delay the callers
-that are measured.
-"""

@@ -1,0 +1,8 @@
+"""Imports every module that registers attacks."""
+
+from __future__ import annotations
+
+from benchmarks.attack import bodies, connections, readers, worker
+from benchmarks.attack.registry import ATTACKS
+
+__all__ = ["ATTACKS", "bodies", "connections", "readers", "worker"]

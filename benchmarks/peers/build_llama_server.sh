@@ -1,0 +1,41 @@
+#!/bin/sh
+# Builds llama-server from the llama.cpp that the sdist of our own binding vendors, so that both servers run
+# the same kernels. The result is build/peers/llama-server (git-ignored); a second run finds it and does nothing.
+#
+#   benchmarks/peers/build_llama_server.sh [JOBS]      JOBS: compilers at a time (default 2)
+#
+# Native build. AMX is left out where the Makefile leaves it out for our binding, for the same reason: its tile
+# kernels crash here. No web UI (its assets are downloaded), no TLS.
+set -eu
+
+VERSION=0.3.36
+JOBS=${1:-2}
+ROOT=$(cd "$(dirname "$0")/../.." && pwd)
+PEERS=$ROOT/build/peers
+PYTHON=$ROOT/.venv/bin/python
+SOURCE=$PEERS/llama_cpp_python-$VERSION/vendor/llama.cpp
+NO_AMX="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+
+test -x "$PEERS/llama-server" && { echo "$PEERS/llama-server is already built"; exit 0; }
+mkdir -p "$PEERS"
+cd "$PEERS"
+if [ ! -f "llama_cpp_python-$VERSION.tar.gz" ]; then
+  echo "[1/4] downloading the sdist of llama-cpp-python $VERSION"
+  "$PYTHON" -m pip download -qq --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
+    "llama-cpp-python==$VERSION"
+fi
+if [ ! -f "$SOURCE/CMakeLists.txt" ]; then
+  echo "[2/4] unpacking its llama.cpp"
+  tar xzf "llama_cpp_python-$VERSION.tar.gz" "llama_cpp_python-$VERSION/vendor/llama.cpp"
+fi
+FLAGS=
+grep -qs amx_tile /proc/cpuinfo && FLAGS=$NO_AMX
+echo "[3/4] configuring${FLAGS:+ without AMX}"
+cmake -S "$SOURCE" -B "$PEERS/llama.cpp-build" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF \
+  -DCMAKE_C_FLAGS="$FLAGS" -DCMAKE_CXX_FLAGS="$FLAGS" \
+  -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+  -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF >configure.log
+echo "[4/4] compiling llama-server with $JOBS jobs (10 to 30 minutes on two cores)"
+cmake --build "$PEERS/llama.cpp-build" --target llama-server --parallel "$JOBS"
+cp "$PEERS/llama.cpp-build/bin/llama-server" "$PEERS/llama-server"
+"$PEERS/llama-server" --version

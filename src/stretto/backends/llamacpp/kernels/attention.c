@@ -1,0 +1,150 @@
+// Attention, row by row, over a cache in half precision, for ARM processors that compute in half precision. Stands
+// in for llama.cpp's function of the same name; what it does not suit goes on to the original. See `interpose.py`.
+//
+// The same arithmetic in the same order, to the last bit; and a row that is alone comes out as beside others, where
+// llama.cpp divides the text among threads and rounds otherwise. What makes it faster: the scores of many tokens are
+// computed before the first is used, so that one need not wait for another; the row's query and its sum stay in
+// registers; threads take rows in turn instead of meeting first.
+
+#include <math.h>
+#include <stdbool.h>
+
+#include "interpose.h"
+
+enum { F32 = 0, F16 = 1 };                                           // ggml's numbers of types
+enum { LANES = 8, STEP = 32, TILED_FROM = 64 };                      // llama.cpp's own choices
+enum { TOGETHER = 256, SHARES = 16 };
+enum { MASKED = 0xFC00 };                                            // minus infinity
+
+// As ggml.h and ggml-cpu-impl.h of llama-cpp-python 0.3.36 have them.
+typedef struct tensor {
+  int type;
+  void *buffer;
+  int64_t ne[4];
+  size_t nb[4];
+  int op;
+  int32_t op_params[16];
+  int32_t flags;
+  struct tensor *src[10];
+  struct tensor *view_src;
+  size_t view_offs;
+  char *data;
+} tensor;
+
+typedef struct {
+  int ith, nth;
+  size_t wsize;
+  void *wdata;
+  void *threadpool;
+  bool use_ref;
+} params_t;
+
+typedef void attend_t(const params_t *params, tensor *out);
+
+int stretto_attended = 0, stretto_passed_on = 0;
+static attend_t *original;
+
+INLINE float dot(const float16x8_t *query, const __fp16 *key, int size) {
+  float16x8_t sums[STEP / LANES];
+  UNROLLED for (int i = 0; i < STEP / LANES; i++) sums[i] = vdupq_n_f16(0);
+  UNROLLED for (int i = 0; i < size / LANES; i++) {
+    sums[i % 4] = vfmaq_f16(sums[i % 4], vld1q_f16(key + LANES * i), query[i]);
+  }
+  const float16x8_t sum = vaddq_f16(vaddq_f16(sums[0], sums[2]), vaddq_f16(sums[1], sums[3]));
+  return vaddvq_f32(vaddq_f32(vcvt_f32_f16(vget_low_f16(sum)), vcvt_f32_f16(vget_high_f16(sum))));
+}
+
+// One row of queries over the tokens that its mask (or none) leaves.
+INLINE void attend(float *out, const float *query, const char *keys, size_t key_stride, const char *values,
+                   size_t value_stride, const uint16_t *mask, int64_t n_tokens, float scale, int size) {
+  float16x8_t halves[16], sums[16];
+  UNROLLED for (int i = 0; i < size / LANES; i++) {
+    const float16x4_t low = vcvt_f16_f32(vld1q_f32(query + LANES * i));
+    halves[i] = vcvt_high_f16_f32(low, vld1q_f32(query + LANES * i + 4));
+    sums[i] = vdupq_n_f16(0);
+  }
+  float most = -INFINITY, total = 0;
+  for (int64_t from = 0; from < n_tokens; from += TOGETHER) {
+    const int64_t to = from + TOGETHER < n_tokens ? from + TOGETHER : n_tokens;
+    int64_t tokens[TOGETHER];
+    float scores[TOGETHER];
+    int n = 0;
+    for (int64_t token = from; token < to; token++) {
+      if (mask != NULL && mask[token] == MASKED) continue;
+      __fp16 added = 0;
+      if (mask != NULL) __builtin_memcpy(&added, mask + token, sizeof added);
+      tokens[n] = token;
+      scores[n++] = fmaf(dot(halves, (const __fp16 *)(keys + token * key_stride), size), scale, added);
+    }
+    for (int i = 0; i < n; i++) {
+      const __fp16 *value = (const __fp16 *)(values + tokens[i] * value_stride);
+      float weight = 1, shrink = 1;
+      if (scores[i] > most) {
+        shrink = expf(most - scores[i]);
+        most = scores[i];
+        UNROLLED for (int j = 0; j < size / LANES; j++) sums[j] = vmulq_f16(sums[j], vdupq_n_f16((__fp16)shrink));
+      } else {
+        weight = expf(scores[i] - most);
+      }
+      const float16x8_t weights = vdupq_n_f16((__fp16)weight);
+      UNROLLED for (int j = 0; j < size / LANES; j++) {
+        sums[j] = vfmaq_f16(sums[j], vld1q_f16(value + LANES * j), weights);
+      }
+      total = fmaf(total, shrink, weight);
+    }
+  }
+  const float inverse = total == 0 ? 0 : 1 / total;
+  UNROLLED for (int i = 0; i < size / LANES; i++) {
+    vst1q_f32(out + LANES * i, vmulq_n_f32(vcvt_f32_f16(vget_low_f16(sums[i])), inverse));
+    vst1q_f32(out + LANES * i + 4, vmulq_n_f32(vcvt_high_f32_f16(sums[i]), inverse));
+  }
+}
+
+INLINE void rows(const params_t *params, tensor *out, int size) {
+  const tensor *q = out->src[0], *k = out->src[1], *v = out->src[2], *mask = out->src[3];
+  const int64_t n_rows = q->ne[1], n_heads = q->ne[2], all = n_rows * n_heads * q->ne[3];
+  const int64_t share = (all + params->nth * SHARES - 1) / (params->nth * SHARES);
+  float scale;
+  __builtin_memcpy(&scale, out->op_params, sizeof scale);
+  for (int64_t first = params->ith * share; first < all; first += params->nth * share) {
+    for (int64_t at = first; at < all && at < first + share; at++) {
+      const int64_t row = at % n_rows, head = at / n_rows % n_heads, sequence = at / (n_rows * n_heads);
+      const int64_t key_head = head / (n_heads / k->ne[2]), key_sequence = sequence / (q->ne[3] / k->ne[3]);
+      const int64_t value_head = head / (n_heads / v->ne[2]), value_sequence = sequence / (q->ne[3] / v->ne[3]);
+      const char *masked = mask == NULL ? NULL
+                                        : mask->data + row * mask->nb[1] + head % mask->ne[2] * mask->nb[2] +
+                                              sequence % mask->ne[3] * mask->nb[3];
+      attend((float *)(out->data + ((sequence * out->ne[2] + row) * out->ne[1] + head) * out->nb[1]),
+             (const float *)(q->data + row * q->nb[1] + head * q->nb[2] + sequence * q->nb[3]),
+             k->data + key_head * k->nb[2] + key_sequence * k->nb[3], k->nb[1],
+             v->data + value_head * v->nb[2] + value_sequence * v->nb[3], v->nb[1], (const uint16_t *)masked,
+             k->ne[1], scale, size);
+    }
+  }
+}
+
+// Half-precision cache, heads of 64 or 128, a plain mask, and fewer rows than llama.cpp takes in tiles.
+static bool suits(const tensor *out) {
+  const tensor *q = out->src[0], *k = out->src[1], *v = out->src[2], *mask = out->src[3], *sinks = out->src[4];
+  const bool half = q->type == F32 && k->type == F16 && v->type == F16 && (mask == NULL || mask->type == F16);
+  const bool size = (q->ne[0] == 64 || q->ne[0] == 128) && v->ne[0] == q->ne[0];
+  const bool plain = sinks == NULL && out->op_params[1] == 0 && out->op_params[2] == 0;  // no slopes, no cap
+  const bool dense = q->nb[0] == sizeof(float) && k->nb[0] == sizeof(__fp16) && v->nb[0] == sizeof(__fp16);
+  return half && size && plain && dense && q->ne[1] < TILED_FROM;
+}
+
+void ggml_compute_forward_flash_attn_ext(const params_t *params, tensor *out) {
+  if (!stretto_own || !suits(out)) {
+    if (!stretto_passed_on) stretto_passed_on = 1;
+    original(params, out);
+    return;
+  }
+  if (!stretto_attended) stretto_attended = 1;
+  if (out->src[0]->ne[0] == 64) {
+    rows(params, out, 64);
+  } else {
+    rows(params, out, 128);
+  }
+}
+
+void stretto_original_attention(attend_t *attend) { original = attend; }

@@ -1,0 +1,74 @@
+"""The kernels as a library: compiled once, kept under a name that says of what it was made and what is in it.
+
+It is code that runs in the server, so what is found is taken only if it is whole (its digest is in its name),
+and if nobody but this user can write it or its folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+SOURCES = ("gemm.c", "attention.c")
+HEADERS = ("interpose.h",)
+COMPILERS = ("cc", "gcc", "clang")
+# Sums must not be contracted: what is fused and what is not decides the last bit.
+FLAGS = (
+    *("-std=c11", "-O3", "-march=armv8.2-a+dotprod+fp16", "-ffp-contract=off", "-fno-math-errno"),
+    *("-shared", "-fPIC"),
+)
+COMPILE_S = 30.0
+
+
+class CompileError(Exception):
+    """There is no compiler, or it does not compile them."""
+
+
+def compiled(folder: Path) -> Path:
+    """The library, from `folder` or compiled into it now. Raises CompileError or OSError."""
+    made_of = hashlib.sha256(" ".join(FLAGS).encode())
+    for name in (*SOURCES, *HEADERS):
+        made_of.update((FOLDER / name).read_bytes())
+    begin = f"arm-{made_of.hexdigest()[:16]}-"
+    for found in folder.glob(f"{begin}*.so"):
+        if _is_ours_alone(folder) and _is_ours_alone(found) and found.name == _name(begin, found):
+            return found
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_ours_alone(folder):
+        raise PermissionError(f"others can write {folder}")
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        part = Path(scratch) / "part.so"
+        _compile(part)
+        part.chmod(0o500)
+        return part.replace(folder / _name(begin, part))
+
+
+def _compile(target: Path) -> None:
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        raise CompileError(f"no C compiler ({', '.join(COMPILERS)})")
+    command = [compiler, *FLAGS, "-o", str(target), *[str(FOLDER / name) for name in SOURCES], "-lm"]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_S, stdin=subprocess.DEVNULL)
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode("utf-8", "replace").splitlines()
+        line = next((line for line in said if "error" in line), f"{compiler} answers {error.returncode}")
+        raise CompileError(f"they do not compile: {line[:200]}") from error
+    except subprocess.TimeoutExpired as error:
+        raise CompileError(f"they do not compile within {COMPILE_S:.0f} s") from error
+
+
+def _name(begin: str, library: Path) -> str:
+    return f"{begin}{hashlib.sha256(library.read_bytes()).hexdigest()[:16]}.so"
+
+
+def _is_ours_alone(path: Path) -> bool:
+    found = path.lstat()
+    others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return not stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid() and not others

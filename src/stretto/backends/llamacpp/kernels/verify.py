@@ -1,0 +1,138 @@
+"""Do our kernels give llama.cpp's bits? Small products, computed through ggml as a model's are.
+
+A row of a batch must come out as it does alone (a single row never comes to us), attention and conversions
+as the originals give them. Says what differs in a few words, or nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stretto.backends.llamacpp.native.ggml import F16, F32, Q4_0, Q8_0, Ggml
+
+REPACKED = "CPU_REPACK"
+BATCHES = (4, 8, 12, 16, 20, 27)  # one to four groups of four rows together, five, and rows that are left
+INNER, COLUMNS = 256, 64
+_BLOCK_BYTES = {Q4_0: 18, Q8_0: 34}  # a scale in half precision, then 32 values
+_NAMES = {Q4_0: "Q4_0", Q8_0: "Q8_0"}
+HEADS = (64, 128)  # sizes that our attention is for
+TOKENS = 600  # more than are scored at a time, and than llama.cpp gives to one thread where a row is alone
+
+
+def difference(ours: Any, theirs: Any) -> str:
+    """Ours compute meanwhile, and not afterwards."""
+    ggml, own = Ggml(), ctypes.c_int.in_dll(ours, "stretto_own")
+    own.value = 1
+    try:
+        return _difference(ours, theirs, ggml)
+    finally:
+        own.value = 0
+        ggml.close()
+
+
+def _difference(ours: Any, theirs: Any, ggml: Ggml) -> str:
+    kind = ggml.special_buffers().get(REPACKED)
+    if kind is None:
+        return "llama.cpp does not repack weights here"
+    rng = np.random.default_rng(1)
+    for weights in (Q4_0, Q8_0):
+        used = _flag(ours, "stretto_multiplied")
+        if not _rows_come_out_as_alone(ggml, kind, weights, rng):
+            return f"rows times {_NAMES[weights]} weights come out otherwise than alone"
+        if not used.value:
+            return "llama.cpp does not call them"
+    used = _flag(ours, "stretto_attended")
+    for size in HEADS:
+        if not _attends_alike(ours, ggml, size, rng):
+            return f"attention with heads of {size} comes out otherwise"
+    if not used.value:
+        return "llama.cpp does not call them"
+    return "" if _halves_alike(ours, theirs, rng) else "half precision is rounded otherwise"
+
+
+def _flag(ours: Any, name: str) -> ctypes.c_int:
+    flag = ctypes.c_int.in_dll(ours, name)
+    flag.value = 0
+    return flag
+
+
+def _rows_come_out_as_alone(ggml: Ggml, kind: int, weights: int, rng: np.random.Generator) -> bool:
+    context = ggml.context()
+    matrix = ggml.tensor(context, weights, (INNER, COLUMNS))
+    buffer = ggml.backend_alloc_ctx_tensors_from_buft(context, kind)
+    blocks = rng.integers(0, 256, (INNER * COLUMNS // 32, _BLOCK_BYTES[weights]), dtype=np.uint8)
+    blocks[:, :2] = rng.normal(0, 0.02, (len(blocks), 1)).astype(np.float16).view(np.uint8)
+    ggml.fill(matrix, blocks.tobytes())
+    rows = rng.normal(0, 1, (max(BATCHES), INNER)).astype(np.float32)
+    rows[1] *= 1e-7
+    rows[2] = 0
+    rows[3] *= 1e4
+    try:
+        alone = [_product(ggml, matrix, row[None]) for row in rows]
+        return all(_product(ggml, matrix, rows[:n]) == b"".join(alone[:n]) for n in BATCHES)
+    finally:
+        ggml.backend_buffer_free(buffer)
+        ggml.free(context)
+
+
+def _product(ggml: Ggml, matrix: int, rows: np.ndarray[Any, Any]) -> bytes:
+    context = ggml.context()
+    batch = ggml.tensor(context, F32, rows.shape[::-1])
+    return ggml.computed(context, {batch: rows.tobytes()}, ggml.mul_mat(context, matrix, batch))
+
+
+def _attends_alike(ours: Any, ggml: Ggml, size: int, rng: np.random.Generator) -> bool:
+    """Five rows of one sequence, one of each of three, and one of these alone; six heads over two."""
+    own = ctypes.c_int.in_dll(ours, "stretto_own")
+    for rows, sequences in ((5, 1), (1, 3)):
+        values = _Attention(
+            rng.normal(0, 1, (sequences, 6, rows, size)).astype(np.float32),
+            rng.normal(0, 1, (sequences, 2, TOKENS, size)).astype(np.float16),
+            rng.normal(0, 1, (sequences, 2, TOKENS, size)).astype(np.float16),
+            np.where(rng.random((sequences, 1, rows, TOKENS)) < 0.3, -np.inf, 0).astype(np.float16),
+        )
+        own.value = 0
+        expected = _attention(ggml, values)
+        own.value = 1
+        if _attention(ggml, values) != expected:
+            return False
+    alone = _attention(ggml, _Attention(*[value[:1] for value in values]))
+    return expected.startswith(alone)
+
+
+class _Attention(NamedTuple):
+    query: np.ndarray[Any, Any]
+    keys: np.ndarray[Any, Any]
+    values: np.ndarray[Any, Any]
+    mask: np.ndarray[Any, Any]
+
+
+def _attention(ggml: Ggml, given: _Attention) -> bytes:
+    context = ggml.context()
+    tensors = [
+        ggml.tensor(context, F32 if at == 0 else F16, value.shape[::-1]) for at, value in enumerate(given)
+    ]
+    scale = given.query.shape[-1] ** -0.5
+    result = ggml.flash_attn_ext(context, *tensors, scale, 0.0, 0.0)
+    filled = {tensor: value.tobytes() for tensor, value in zip(tensors, given, strict=True)}
+    return ggml.computed(context, filled, result)
+
+
+def _halves_alike(ours: Any, theirs: Any, rng: np.random.Generator) -> bool:
+    values = rng.normal(0, 1, 1003).astype(np.float32)
+    values[:200] *= 1e-7
+    values[200:400] *= 1e5
+    values[400:404] = (0, -0.0, np.inf, -np.inf)
+    found = []
+    for library in (ours, theirs):
+        halves = np.zeros(values.size, np.uint16)
+        library.ggml_cpu_fp32_to_fp16(
+            values.ctypes.data_as(ctypes.c_void_p),
+            halves.ctypes.data_as(ctypes.c_void_p),
+            ctypes.c_int64(values.size),
+        )
+        found.append(halves.tobytes())
+    return found[0] == found[1]

@@ -1,0 +1,245 @@
+"""Carries out the ledger's operations on llama.cpp's memory, and keeps count of what each sequence holds.
+
+Knows llama.cpp's silent failures: a trim behind a sliding window says yes and corrupts, a state that cannot
+be cut says no, a copy between streams happens only at the next pass, a failed restore leaves an empty
+sequence. What is not certain to be right is answered as failed; the core then rebuilds that slot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.llamacpp.context import STATE_ONLY, WHOLE, Context
+from stretto.backends.llamacpp.memory.arena import Arena
+from stretto.backends.llamacpp.memory.finite_state import can_cut
+from stretto.core.capabilities import Rewind
+from stretto.core.ops import WRITES, KvOp, OpKind, OpResult, check_order
+from stretto.errors import InvariantError
+
+KEPT_BYTES_MAX = 64 << 20
+
+
+class Carried(NamedTuple):
+    """A sequence's state, of which so many tokens are copied. Empty: it could not be read, or not cut."""
+
+    sequence: int
+    length: int
+    state: NDArray[np.uint8]
+
+
+NOTHING = Carried(-1, 0, np.empty(0, dtype=np.uint8))
+
+
+class Memory:
+    def __init__(self, context: Context, arena: Arena, rewind: Rewind, *, relay_max: int = 0) -> None:
+        """`relay_max`: tokens up to which a sequence is copied sooner by reading and writing its state."""
+        self._context = context
+        self.arena = arena
+        self._rewind = rewind
+        relays = rewind is Rewind.ANY and not context.plan.unified and not context.model.n_swa
+        self._relay_max = relay_max if relays else 0  # the state of a sliding window has no more than that
+        self.lengths = [0] * context.n_seq_max
+        self.copying: set[int] = set()  # targets of copies that no pass has carried out yet
+        self._carried = NOTHING  # what the last copy carried, for the next one from there
+        self._kept = np.empty(0, dtype=np.uint8)  # memory for it: the first touch costs most
+
+    def execute(self, ops: Sequence[KvOp]) -> tuple[tuple[OpResult, ...], set[int]]:
+        """Every operation in order, and the sequences whose content is not what was asked for."""
+        check_order(ops)
+        self._carried = NOTHING
+        results: list[OpResult] = []
+        broken: set[int] = set()
+        for op in ops:
+            if op.kind in WRITES and (op.sequence in broken or op.other in broken):
+                result = OpResult(ok=False, reason="an operation before it failed")
+            else:
+                started = time.perf_counter()
+                result = self._execute(op)._replace(seconds=time.perf_counter() - started)
+            if op.kind in WRITES and op.sequence == self._carried.sequence:
+                self._carried = NOTHING
+            if op.kind in WRITES and not result.ok:
+                broken.add(op.sequence)
+            results.append(result)
+        return tuple(results), broken
+
+    def _execute(self, op: KvOp) -> OpResult:
+        match op.kind:
+            case OpKind.SAVE:
+                return self._save(op, WHOLE)
+            case OpKind.CHECKPOINT:
+                return self._save(op, STATE_ONLY)
+            case OpKind.DROP:
+                return OpResult(ok=self.arena.drop(op.blob))
+            case OpKind.COPY:
+                return self._copy(op)
+            case OpKind.TRIM:
+                return self._trim(op.sequence, op.length)
+            case OpKind.CLEAR:
+                return self._clear(op.sequence)
+            case OpKind.RESTORE:
+                return self._restore(op)
+            case OpKind.REWIND:
+                return self._go_back(op)
+            case _:
+                raise InvariantError(f"{op.kind.name} is not for sequences")
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def _save(self, op: KvOp, flags: int) -> OpResult:
+        held = self.lengths[op.sequence]
+        if held < op.length or (flags == STATE_ONLY and held != op.length):
+            raise InvariantError(f"{op.kind.name} of {op.length} tokens from a sequence of {held}")
+        size = self._context.state_size(op.sequence, flags)
+        place = self.arena.take(op.blob, size)
+        if place is None:
+            return OpResult(ok=False, reason="no room for the snapshot")
+        if self._context.read_state(op.sequence, place, flags) != size:
+            self.arena.drop(op.blob)
+            return OpResult(ok=False, reason="llama.cpp did not give the state")
+        return OpResult(ok=True, bytes=size)
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def _copy(self, op: KvOp) -> OpResult:
+        held = self.lengths[op.other]
+        if op.sequence == op.other or op.length > held:
+            raise InvariantError(f"a copy of {op.length} tokens from a sequence of {held}")
+        if not self._clear(op.sequence).ok:
+            return OpResult(ok=False, reason="the target could not be emptied")
+        if held == 0:
+            return OpResult(ok=True)
+        if not self._relay(op):
+            self._context.copy(op.other, op.sequence, op.length)
+            self.copying.add(op.sequence)
+        self.lengths[op.sequence] = held
+        trimmed = self._trim(op.sequence, op.length)
+        if not trimmed.ok:
+            self._clear(op.sequence)
+        return trimmed
+
+    def _relay(self, op: KvOp) -> bool:
+        """A copy between streams takes the whole window along: for a short sequence its state is sooner.
+
+        It is written at once, so not while a copy is pending that may be from there.
+        """
+        if self.lengths[op.other] > self._relay_max or self.copying:
+            return False
+        if (op.other, op.length) != self._carried[:2]:
+            self._carried = self._carry(op.other, op.length)
+        state = self._carried.state
+        done = len(state) > 0 and self._context.write_state(op.sequence, state, WHOLE) == len(state)
+        if done and self._context.positions(op.sequence)[1] + 1 == self.lengths[op.other]:
+            return True
+        self._context.remove(op.sequence, 0)
+        return False
+
+    def _carry(self, sequence: int, length: int) -> Carried:
+        size = self._context.state_size(sequence, WHOLE)
+        if len(self._kept) < size <= KEPT_BYTES_MAX:
+            self._kept = np.empty(size, dtype=np.uint8)
+        state = self._kept[:size] if size <= KEPT_BYTES_MAX else np.empty(size, dtype=np.uint8)
+        done = self._context.read_state(sequence, state, WHOLE) == size and self._can_cut(state, length)
+        return Carried(sequence, length, state if done else state[:0])
+
+    def _trim(self, sequence: int, length: int) -> OpResult:
+        held = self.lengths[sequence]
+        if length > held:
+            raise InvariantError(f"a trim to {length} of sequence {sequence} with {held} tokens")
+        if length == 0:
+            return self._clear(sequence)
+        if length < held and not self._may_cut(sequence, length):
+            return OpResult(ok=False, reason="this memory cannot be cut back that far")
+        if not self._context.remove(sequence, length):
+            return OpResult(ok=False, reason="llama.cpp refused to cut the sequence")
+        self.lengths[sequence] = length
+        return OpResult(ok=True)
+
+    def _may_cut(self, sequence: int, length: int) -> bool:
+        if self._rewind is Rewind.CHECKPOINT:
+            return False  # llama.cpp says True to some of these and corrupts the state
+        if self._rewind is Rewind.ANY:
+            return True
+        if self._context.plan.unified:
+            return False  # cells behind the window go one by one: nothing tells which are left
+        first, _ = self._context.positions(sequence)
+        return 0 <= first <= max(0, length - self._context.model.n_swa)
+
+    def _clear(self, sequence: int) -> OpResult:
+        if not self._context.remove(sequence, 0):
+            return OpResult(ok=False, reason="llama.cpp refused to clear the sequence")
+        self.lengths[sequence] = 0
+        return OpResult(ok=True)
+
+    def _restore(self, op: KvOp) -> OpResult:
+        if op.blob not in self.arena:
+            return OpResult(ok=False, reason="no such blob")
+        if not self._clear(op.sequence).ok:
+            return OpResult(ok=False, reason="the sequence could not be emptied")
+        blob = self.arena.view(op.blob)
+        if not self._can_cut(blob, op.length):
+            return OpResult(ok=False, reason="a number in the snapshot is none")
+        taken = self._context.write_state(op.sequence, blob, WHOLE)
+        held = self._context.positions(op.sequence)[1] + 1
+        if taken != len(blob) or held < op.length:
+            self._clear(op.sequence)
+            return OpResult(ok=False, reason="llama.cpp did not take the state")
+        self.lengths[op.sequence] = held
+        trimmed = self._trim(op.sequence, op.length)
+        if not trimmed.ok:
+            self._clear(op.sequence)
+            return trimmed
+        return OpResult(ok=True, bytes=taken)
+
+    def _can_cut(self, blob: NDArray[np.uint8], length: int) -> bool:
+        """Not with NaN behind the cut. States that are only ever restored whole have none there.
+
+        Not looked at: caches of two types, and cells that hold more than a position.
+        """
+        plan = self._context.plan
+        mixed = plan.cache_type_k != plan.cache_type_v
+        if self._rewind is Rewind.CHECKPOINT or mixed or self._context.model.has_mrope:
+            return True
+        streams = 1 if plan.unified else plan.n_seq_max
+        return can_cut(blob, length, streams=streams, cache_type=plan.cache_type_k)
+
+    def _go_back(self, op: KvOp) -> OpResult:
+        """The part that cannot be rewound comes from the blob; the rest is cut."""
+        if op.blob not in self.arena:
+            return OpResult(ok=False, reason="no such blob")
+        if self.lengths[op.sequence] < op.length:
+            raise InvariantError(
+                f"a rewind to {op.length} of a sequence that holds {self.lengths[op.sequence]}"
+            )
+        blob = self.arena.view(op.blob)
+        taken = self._context.write_state(op.sequence, blob, STATE_ONLY)
+        done = taken == len(blob) and self._context.remove(op.sequence, op.length)
+        if not done or self._context.positions(op.sequence)[1] != op.length - 1:
+            self._clear(op.sequence)
+            return OpResult(ok=False, reason="llama.cpp did not take the state")
+        self.lengths[op.sequence] = op.length
+        return OpResult(ok=True, bytes=taken)
+
+    # --- failures --------------------------------------------------------------------------------
+
+    def cut_back(self, sequence: int, length: int) -> bool:
+        """After a failed pass: back to `length`, by what llama.cpp really holds. False: it is empty."""
+        held = self._context.positions(sequence)[1] + 1
+        self.lengths[sequence] = max(held, 0)
+        if held >= length and self._trim(sequence, length).ok:
+            return True
+        self._clear(sequence)
+        return False
+
+    def drop(self, sequence: int) -> None:
+        """Nothing that the sequence holds can be trusted."""
+        self._clear(sequence)
+
+    def forget_all(self) -> None:
+        """The context is new: every sequence is empty. Blobs are bytes of ours and stay good."""
+        self.lengths = [0] * len(self.lengths)
+        self.copying.clear()

@@ -1,0 +1,94 @@
+"""Numbers that are none (NaN, infinity) do not outlive the request that they came with.
+
+llama.cpp multiplies what a mask hides by 0 instead of leaving it out, always without flash attention and, on
+a CPU, with it in the tiles of long chunks; and 0 × NaN is NaN. So the freed cells of a request whose logits
+were not finite would spoil the next one in that slot. llama.cpp has no call that zeroes a sequence's cells,
+only one that zeroes all: what the other sequences hold is read, and written back. In a unified pool the
+context is made anew, and everybody computes again.
+
+Left as it is: what nobody has noticed. A prompt that is cancelled or copied from before its first token, and
+in a unified pool without flash attention whoever runs in the same pass: all rows see the same cells there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.llamacpp.context import WHOLE, Context
+from stretto.backends.llamacpp.memory.kv_memory import Memory
+from stretto.backends.llamacpp.prefill.side_context import Sprint
+from stretto.core.ops import KvOp, OpKind
+
+EMPTIES = (OpKind.CLEAR, OpKind.COPY, OpKind.RESTORE)
+READS = (OpKind.SAVE, OpKind.CHECKPOINT)
+
+
+class ScrubError(Exception):
+    """A sequence could not be brought back: nothing that the context holds is certain."""
+
+
+class Scrub:
+    """Sequences in which a pass gave numbers that are none, until they are empty and their cells zeroed."""
+
+    def __init__(self, context: Context, memory: Memory) -> None:
+        self._context = context
+        self._memory = memory
+        self.spoiled: set[int] = set()
+
+    def note(self, sequence: int, logits: NDArray[np.float32]) -> None:
+        """A request failed over these logits. A grammar that fails leaves cells as good as any."""
+        if not np.isfinite(logits).all():
+            self.spoiled.add(sequence)
+
+    def forget_all(self) -> None:
+        """The context is new, and its cells are zero."""
+        self.spoiled.clear()
+
+    def before(self, ops: Sequence[KvOp], sprint: Sprint | None) -> None:
+        """At the start of a tick. A copy between streams that no pass has carried out yet comes first."""
+        due = self._due(ops) if self.spoiled and not self._memory.copying else set()
+        if not due:
+            return
+        if sprint is not None:
+            sprint.spoiled = True
+            if sprint.sequence in due:
+                sprint.drop()
+        for sequence in due:
+            self._memory.drop(sequence)
+        try:
+            zero_free_cells(self._context)
+        except MemoryError as error:
+            raise ScrubError from error
+        self.spoiled -= due
+
+    def _due(self, ops: Sequence[KvOp]) -> set[int]:
+        """Those that are empty, or that these operations empty before anybody reads them."""
+        emptied = {op.sequence for op in ops if op.kind in EMPTIES}
+        read = {op.sequence for op in ops if op.kind in READS} | {op.other for op in ops}
+        empty = {sequence for sequence in self.spoiled if not self._memory.lengths[sequence]}
+        return self.spoiled & ((emptied - read) | empty)
+
+
+def zero_free_cells(context: Context) -> None:
+    """Every cell that no sequence holds becomes zero; the sequences stay what they are.
+
+    Not in a unified pool: cells that sequences share would come back as one for each.
+    """
+    if context.plan.unified:
+        raise ScrubError
+    kept: list[tuple[int, int, NDArray[np.uint8]]] = []
+    for sequence in range(context.n_seq_max):
+        last = context.positions(sequence)[1]
+        if last >= 0:
+            state = np.empty(context.state_size(sequence, WHOLE), dtype=np.uint8)
+            if context.read_state(sequence, state, WHOLE) != len(state):
+                raise ScrubError
+            kept.append((sequence, last, state))
+    context.clear()
+    for sequence, last, state in kept:
+        taken = context.write_state(sequence, state, WHOLE)
+        if taken != len(state) or context.positions(sequence)[1] != last:
+            raise ScrubError

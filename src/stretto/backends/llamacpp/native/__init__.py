@@ -1,0 +1,1 @@
+"""What touches C: the library, ggml, batches in numpy memory, the vocabulary, devices."""

@@ -1,0 +1,114 @@
+"""From a call's logits to tokens: each slot with its own sampler; what fails, fails for that slot alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.llamacpp.memory.nan_isolation import Scrub
+from stretto.backends.llamacpp.native.batch import Rows
+from stretto.backends.sampling.bound_request import BAD_OUTPUT, Sampled, Seat
+from stretto.backends.sampling.logprobs import measure_any
+from stretto.core.tick import Outcome, PromptScores, Tick
+from stretto.errors import InvariantError, StrettoError
+
+
+class Outputs:
+    """`seats` are the backend's own, by slot."""
+
+    def __init__(self, seats: dict[int, Seat], scrub: Scrub) -> None:
+        self._seats = seats
+        self._scrub = scrub
+
+    def sample(
+        self,
+        tick: Tick,
+        rows: Rows,
+        logits: NDArray[np.float32],
+        outcome: Outcome,
+        got: dict[int, list[int]],
+    ) -> None:
+        """Each output row with its slot's own sampler; rows that only want the best token all at once."""
+        at = 0
+        plain: list[tuple[int, int]] = []  # (span, row of logits)
+        for span in rows.spans:
+            count = tick.outputs[span]
+            if wanted := rows.measured.get(span):
+                self._measure(tick, span, logits[at : at + wanted], outcome)
+                at += wanted - count
+            if count and self._is_plain(tick, span, outcome):
+                plain.append((span, at))
+            elif count and tick.slots[span] not in outcome.failed:
+                self._sample_span(tick, span, logits[at : at + count], outcome, got)
+            at += count
+        if plain:
+            self._sample_plain(tick, plain, logits, outcome, got)
+
+    def _measure(self, tick: Tick, span: int, logits: NDArray[np.float32], outcome: Outcome) -> None:
+        """The prompt token after each row, by that row's logits. Rows that ran again come before them."""
+        request = self._seats[tick.slots[span]].request
+        start = tick.starts[span] + tick.counts[span] - len(logits)
+        rows = request.measured_rows(start, len(logits))
+        scratch = np.empty(logits.shape[1], dtype=np.float32)
+        top = request.params.prompt_logprobs
+        measured: list[object] = [
+            measure_any(row, request.tokens[start + at + 1], top, scratch)
+            for at, row in enumerate(logits[:rows])
+        ]
+        outcome.scores[tick.slots[span]] = PromptScores(start + 1, measured)
+
+    def _is_plain(self, tick: Tick, span: int, outcome: Outcome) -> bool:
+        """Does this span want the best token? Making the sampler may fail, for this slot alone."""
+        seat = self._seats[tick.slots[span]]
+        last = tick.starts[span] + tick.counts[span] - 1
+        try:
+            return tick.outputs[span] == 1 and seat.at(seat.index_of(last)).greedy
+        except InvariantError:
+            raise
+        except Exception as error:
+            outcome.failed[tick.slots[span]] = _code(error)
+            return False
+
+    def _sample_span(
+        self, tick: Tick, span: int, logits: NDArray[np.float32], outcome: Outcome, got: dict[int, list[int]]
+    ) -> None:
+        slot, count = tick.slots[span], tick.outputs[span]
+        end = sum(tick.counts[: span + 1]) if count > 1 else 0  # drafts are few: no need for offsets
+        tokens = tick.tokens[end - count : end] if count > 1 else (0,)
+        position = tick.starts[span] + tick.counts[span] - count
+        try:
+            sampled: Sampled = self._seats[slot].sample(logits, tokens, position)
+        except InvariantError:
+            raise
+        except Exception as error:
+            outcome.failed[slot] = _code(error)
+            self._scrub.note(tick.sequences[span], logits)
+            return
+        got[span] = sampled.tokens
+        if any(extra is not None for extra in sampled.extras):
+            outcome.extras[slot] = sampled.extras
+
+    def _sample_plain(
+        self,
+        tick: Tick,
+        plain: list[tuple[int, int]],
+        logits: NDArray[np.float32],
+        outcome: Outcome,
+        got: dict[int, list[int]],
+    ) -> None:
+        if len(plain) == len(logits):
+            best = logits.argmax(axis=1).tolist()
+        else:
+            best = [int(logits[row].argmax()) for _, row in plain]
+        for (span, row), token in zip(plain, best, strict=True):
+            seat, position = self._seats[tick.slots[span]], tick.starts[span] + tick.counts[span] - 1
+            if math.isfinite(logits[row, token]) and seat.take_best(token, position):
+                got[span] = [token]
+            else:  # NaN wins every argmax, and the best may be a token that is not wanted
+                self._sample_span(tick, span, logits[row : row + 1], outcome, got)
+
+
+def _code(error: Exception) -> str:
+    return error.code if isinstance(error, StrettoError) else BAD_OUTPUT

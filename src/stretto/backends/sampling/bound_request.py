@@ -1,0 +1,129 @@
+"""What is bound to a slot: the request, its output so far, its sampler and its drafts.
+
+The sampler is a function of tokens: whenever the output index asked for is not the one it stands at (a pass
+failed after it was sampled from, a slot was rebuilt) it is made anew from the tokens. Samples row by row,
+and stops where a draft was wrong.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.sampling.drafts import NONE, Drafter
+from stretto.core.request import Request
+from stretto.core.tick import Binding
+from stretto.errors import BadOutputError, InvariantError
+
+
+class SamplerLike(Protocol):
+    @property
+    def greedy(self) -> bool: ...
+    @property
+    def lowered(self) -> frozenset[int]: ...
+    def sample(self, logits: NDArray[np.float32], index: int) -> Any: ...
+    def accept(self, token: int) -> None: ...
+
+
+MakeSampler = Callable[[Request, "array[int]"], SamplerLike]
+
+
+class Sampled(NamedTuple):
+    """What a span's output rows gave."""
+
+    tokens: list[int]
+    extras: list[object]
+
+
+class Seat:
+    def __init__(
+        self, binding: Binding, make_sampler: MakeSampler, *, draft_cost: float, drafts_max: int
+    ) -> None:
+        self.request = binding.request
+        self.prompt = len(binding.request.tokens)  # tokens of it
+        self._output = array("i", binding.generated)
+        self._make = make_sampler
+        self._sampler: SamplerLike | None = None
+        self._drafter: Drafter | None = None
+        params = binding.request.params
+        self._stops = frozenset() if params.ignore_eos else params.stop_token_ids
+        if min(params.draft_tokens, drafts_max) > 0:
+            known = array("i", binding.request.tokens)
+            known.extend(self._output)
+            self._drafter = Drafter(known, min(params.draft_tokens, drafts_max), cost=draft_cost)
+
+    def __len__(self) -> int:
+        """Tokens that are known: the prompt and what was generated."""
+        return self.prompt + len(self._output)
+
+    @property
+    def measures(self) -> bool:
+        """Are logprobs of the prompt wanted? Then all of its rows run where the slots live."""
+        return self.request.params.prompt_logprobs >= 0
+
+    def known(self, begin: int, end: int) -> array[int]:
+        """The tokens at these positions, of the prompt and of what was generated since."""
+        tokens = array("i", self.request.tokens[begin:end])
+        tokens.extend(self._output[max(0, begin - self.prompt) : max(0, end - self.prompt)])
+        return tokens
+
+    def at(self, index: int) -> SamplerLike:
+        """The sampler for output `index`, with every token before it accepted."""
+        if index > len(self._output):
+            raise InvariantError(f"{self.request.id}: output {index} of {len(self._output)} known ones")
+        if self._sampler is None or index < len(self._output):
+            del self._output[index:]
+            self._sampler = self._make(self.request, array("i", self._output))
+        return self._sampler
+
+    def take(self, sampler: SamplerLike, token: int) -> None:
+        sampler.accept(token)
+        self._output.append(token)
+
+    def index_of(self, position: int) -> int:
+        """The output index of the token that the row at `position` gives."""
+        return position + 1 - self.prompt
+
+    def sample(self, logits: NDArray[np.float32], rows: Sequence[int], position: int) -> Sampled:
+        """One token for each row of `logits`, as long as the draft in the row behind it was right.
+
+        `rows` are the span's own last tokens, `position` is that of the first of them.
+        """
+        tokens: list[int] = []
+        extras: list[object] = []
+        for at, row in enumerate(logits):
+            index = self.index_of(position + at)
+            sampler = self.at(index)
+            got = sampler.sample(row, index)
+            token = int(got.token)
+            if not 0 <= token < len(row):
+                raise InvariantError(f"a sampler gave token {token}")
+            self.take(sampler, token)
+            tokens.append(token)
+            extras.append(got.logprobs)
+            if token in self._stops or (at + 1 < len(rows) and rows[at + 1] != token):
+                break
+        if len(rows) > 1 and self._drafter is not None:
+            self._drafter.learn(proposed=len(rows) - 1, accepted=len(tokens) - 1)
+        return Sampled(tokens, extras)
+
+    def take_best(self, token: int, position: int) -> bool:
+        """The best token of a row, found for many rows at once. False: the sampler must look at it."""
+        sampler = self.at(self.index_of(position))
+        if token in sampler.lowered:
+            return False
+        self.take(sampler, token)
+        return True
+
+    def propose(self, tokens: Sequence[int]) -> array[int]:
+        if self._drafter is None:
+            return NONE
+        self._drafter.extend(array("i", tokens))
+        return self._drafter.propose()
+
+
+BAD_OUTPUT = BadOutputError.code

@@ -1,0 +1,183 @@
+"""What `estimate` looks at: a model's shape, its weights, and the settings it would run with.
+
+A file need not be whole: a header whose weights are missing (the first megabytes of a download) is enough,
+and so is one without any tensors when the weights' size is given.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from stretto.cli.context import Context
+from stretto.cli.text import size
+from stretto.errors import ModelError, ModelNotFoundError, TruncatedModelError
+from stretto.model_files import fit, gguf
+from stretto.model_files.hub import SHARD
+from stretto.model_files.kind import Kind, ModelShape, shape_of
+from stretto.settings import ModelSettings
+from stretto.settings.errors import from_validation
+
+WINDOW_MAX = 8_192
+SPARSE_BYTES = 1 << 42  # more than any model's weights, less than any file system's limit
+EXAMPLE_NAME = "Qwen3-8B-Q8_0"
+EXAMPLE_WEIGHTS_BYTES = 9_000_000_000
+EXAMPLE_SETTINGS = {"context_window": 8192, "n_seq_max": 8, "cache_type_k": "q8_0", "cache_type_v": "q8_0"}
+EXAMPLE_SHAPE = ModelShape(
+    architecture="qwen3",
+    kind=Kind.DENSE,
+    context_length=40_960,
+    layers=36,
+    embedding_length=4_096,
+    feed_forward_length=12_288,
+    vocabulary_size=151_936,
+    heads=32,
+    kv_heads=(8,) * 36,
+    key_length=128,
+    value_length=128,
+    recurrent=(False,) * 36,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    name: str
+    shape: ModelShape
+    weights: int
+    settings: ModelSettings
+    notes: tuple[str, ...] = ()
+
+    @property
+    def window(self) -> int:
+        chosen = self.settings.context_window
+        return min(self.shape.context_length, WINDOW_MAX) if chosen == "auto" else chosen
+
+    @property
+    def slots(self) -> int:
+        return self.settings.n_seq_max
+
+    def with_weights(self, given: int | None) -> Subject:
+        """The same with another size of the weights; a file without any needs one."""
+        if given is not None:
+            return replace(self, weights=given)
+        if self.weights:
+            return self
+        return replace(
+            self, notes=(*self.notes, "the file holds no tensors: --weights 9GB says how much they take")
+        )
+
+    def _options(self) -> fit.Options:
+        return fit.options_for(self.shape, self.settings, self.window)
+
+    def estimate(self) -> fit.Estimate:
+        return fit.estimate(
+            self.shape,
+            weights_bytes=self.weights,
+            context_window=self.window,
+            n_seq_max=self.slots,
+            **self._options(),
+        )
+
+    def fit(self, free_bytes: int, *, on_gpu: bool) -> fit.Fit:
+        return fit.fit(
+            self.shape,
+            free_bytes=free_bytes,
+            on_gpu=on_gpu,
+            weights_bytes=self.weights,
+            context_window=self.window,
+            n_seq_max=self.slots,
+            **self._options(),
+        )
+
+    def facts(self) -> list[tuple[str, str]]:
+        """The numbers that enter, under the names that the file gives them."""
+        shape, settings = self.shape, self.settings
+        heads = sorted(set(shape.kv_heads))
+        return [
+            ("model", f"{self.name} ({shape.architecture}, {shape.kind.value})"),
+            ("weights", size(self.weights)),
+            ("context_window", f"{self.window:,} tokens for each slot"),
+            ("n_seq_max", f"{self.slots} slots"),
+            *([("n_ctx", f"{settings.n_ctx:,} tokens for all slots")] if settings.n_ctx != "auto" else []),
+            ("cache types", f"{settings.cache_type_k} keys, {settings.cache_type_v} values"),
+            ("block_count", str(shape.layers)),
+            ("attention.head_count_kv", ", ".join(map(str, heads))),
+            ("attention.key_length", str(shape.key_length)),
+            ("attention.value_length", str(shape.value_length)),
+        ]
+
+
+def example(flags: Mapping[str, Any]) -> Subject:
+    """The guide's example; flags change it, the settings file does not."""
+    try:
+        settings = ModelSettings.model_validate({**EXAMPLE_SETTINGS, **flags})
+    except ValidationError as error:
+        raise from_validation(error) from None
+    return Subject(EXAMPLE_NAME, EXAMPLE_SHAPE, EXAMPLE_WEIGHTS_BYTES, settings)
+
+
+def subject_of(context: Context, model: str, flags: Mapping[str, Any]) -> Subject:
+    """A model by its name or file, with the settings it would run with."""
+    settings = context.settings(flags).settings.model(model)
+    try:
+        path = _path(context, settings.path or model)
+    except ModelNotFoundError:
+        if model != EXAMPLE_NAME:
+            raise
+        note = f"{model} is not here: the figures are those of its published shape"
+        return Subject(EXAMPLE_NAME, EXAMPLE_SHAPE, EXAMPLE_WEIGHTS_BYTES, settings, (note,))
+    file, notes = _header(path)
+    return Subject(path.name, shape_of(file), _weights(file), settings, notes)
+
+
+def _path(context: Context, name: str) -> Path:
+    """A file that is there is taken as it is, whole or not; everything else is looked up."""
+    from stretto.model_files import bundled
+    from stretto.model_files.store import DEFAULT_NAMES
+
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    if name in DEFAULT_NAMES:
+        from stretto.cli.listing import default_files
+
+        return (default_files(context.cache_dir) or [bundled.source()])[-1]
+    return context.store().resolve(name)
+
+
+def _header(path: Path) -> tuple[gguf.GgufFile, tuple[str, ...]]:
+    try:
+        return gguf.read(path), ()
+    except TruncatedModelError as error:
+        try:
+            file = _header_alone(path)
+        except (ModelError, OSError):
+            raise error from None
+        return file, (f"{path.name} ends before its weights do: the figures are from its header",)
+
+
+def _header_alone(path: Path) -> gguf.GgufFile:
+    """Read a header whose weights are missing: a sparse copy with room for all of them passes every check."""
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as copy, path.open("rb") as source:
+        copy.write(source.read(gguf.HEADER_BYTES_MAX))
+        copy.flush()
+        os.truncate(copy.name, SPARSE_BYTES)
+        return gguf.read(copy.name)
+
+
+def _weights(file: gguf.GgufFile) -> int:
+    """Of all parts that are here, where a model was split."""
+    shard = SHARD.search(file.path.name)
+    if file.shards == 1 or shard is None:
+        return file.weights_bytes
+    stem = re.escape(file.path.name[: shard.start()])
+    pattern = re.compile(rf"{stem}-\d{{5}}-of-{shard[2]}\.gguf", re.IGNORECASE)
+    parts = [path for path in sorted(file.path.parent.iterdir()) if pattern.fullmatch(path.name)]
+    return sum(gguf.read(path).weights_bytes for path in parts)

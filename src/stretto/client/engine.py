@@ -1,0 +1,396 @@
+"""Engine: the asyncio shell around `engine.traffic`, and the one that speaks with the runtime.
+
+Implements `EngineApi` over any host: a supervised process, or a connection that was given. `engine.pump` says
+when what was enqueued leaves; a timer wakes the registry. Nothing here decides anything about requests: the
+machines do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractContextManager
+from typing import Any
+
+import structlog
+
+from stretto.client.api import Health, OnStart
+from stretto.client.batch_log import log_batch
+from stretto.client.batch_stats import BatchEvent
+from stretto.client.batcher import BatchCall
+from stretto.client.dispatch import Dispatcher
+from stretto.client.event_feed import Watchers
+from stretto.client.generation import Generation
+from stretto.client.host import GivenHost, Host, SupervisedHost
+from stretto.client.named_calls import NamedCalls
+from stretto.client.process import ProcessLauncher, RuntimeStart
+from stretto.client.pump import Pump
+from stretto.client.supervisor import State
+from stretto.client.token_calls import TokenCalls
+from stretto.client.traffic import Ticket, Traffic
+from stretto.client.transport import Transport
+from stretto.errors import FrameError, RuntimeUnavailableError, ShuttingDownError, StrettoError
+from stretto.rpc import messages as m
+from stretto.rpc.connection import Connection
+from stretto.rpc.envelope import ENGINE_EVENTS, MODEL_PROGRESS, STREAM_BATCH, Notification
+from stretto.settings import Settings
+
+log = structlog.get_logger("stretto.engine")
+EXPIRE_EVERY_S = 0.25
+LOOK_AGAIN_S = 0.1
+IDLE_CHECK_S = 0.02
+Listener = Callable[[BatchEvent], None]
+
+
+class Engine:
+    def __init__(
+        self,
+        host: Host,
+        settings: Settings | None = None,
+        *,
+        on_dispatched: Listener | None = None,
+        clock: Callable[[], float] = time.monotonic,  # a loop's own may count in whole milliseconds
+    ) -> None:
+        settings = settings or Settings()
+        self._clock = clock
+        self._settings = settings.engine
+        self._host = host
+        self._listeners = [] if on_dispatched is None else [on_dispatched]
+        self._traffic = Traffic(settings.engine, settings.generate_batcher, on_dispatched=self._dispatched)
+        self._transport = Transport(
+            calls_max=settings.engine.calls_max,
+            call_timeout_s=settings.engine.call_timeout_s,
+        )
+        batching = settings.generate_batcher
+        self._pump = Pump(
+            self._traffic,
+            window_s=batching.max_hold_ms / 1000 if batching.enabled else 0.0,
+            clock=clock,
+            send=self._dispatch,
+            cancel=self._withdraw,
+        )
+        self._dispatcher = Dispatcher(
+            self._traffic,
+            self._transport,
+            timeout_s=settings.engine.load_timeout_s,
+            clock=clock,
+            answered=self._pump.soon,
+        )
+        self._tokens = TokenCalls(
+            self._token_call, self._start, batch_max=batching.max_batch_size if batching.enabled else 1
+        )
+        self._watchers = Watchers(self._ask_for_events)
+        self._info: m.RuntimeInfo | None = None
+        self._progress: dict[str, float] = {}
+        self._following = False
+        self._expire_timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._calls = NamedCalls(
+            self._transport,
+            self._traffic.quarantine,
+            check=self._traffic.text_limits.check,
+            timeout_s=settings.engine.load_timeout_s,
+            clock=clock,
+            cancel=lambda params: self._tell("cancel", params),
+        )
+        self._started = self._closed = False
+
+    @classmethod
+    def supervised(
+        cls, start: RuntimeStart, settings: Settings | None = None, *, on_dispatched: Listener | None = None
+    ) -> Engine:
+        """Over a process of its own, that is watched over and brought back."""
+        settings = settings or Settings()
+        launcher = ProcessLauncher(start, frame_bytes_max=settings.runtime.frame_bytes_max)
+        host = SupervisedHost(launcher, settings.engine)
+        return cls(host, settings, on_dispatched=on_dispatched)
+
+    @classmethod
+    def over(
+        cls,
+        connection: Connection,
+        settings: Settings | None = None,
+        *,
+        on_dispatched: Listener | None = None,
+    ) -> Engine:
+        """Over a connection, e.g. one end of a pair in memory."""
+        return cls(GivenHost(connection), settings, on_dispatched=on_dispatched)
+
+    # --- life ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._started = True
+        await self._host.start(self)
+
+    async def close(self) -> None:
+        if self._closed or not self._started:
+            return
+        self._closed = True
+        now_s = self._clock()
+        self._traffic.drain(now_s)
+        self._traffic.give_up(m.error_from(ShuttingDownError("the engine was closed")), now_s)
+        if self._transport.connection is not None:
+            with contextlib.suppress(StrettoError, asyncio.CancelledError):
+                await self._transport.send("shutdown", m.Empty(), timeout_s=1.0)
+        self._stop_timers()
+        await self._host.stop()
+        self._transport.detach()
+        self._watchers.close()
+        await asyncio.gather(*self._tasks, *self._dispatcher.tasks, return_exceptions=True)
+
+    def drain(self) -> None:
+        self._traffic.drain(self._clock())
+        self._tell("drain", m.Empty())
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        end_s = self._clock() + timeout_s
+        while self._traffic.open or self._calls:
+            if self._clock() >= end_s:
+                return False
+            await asyncio.sleep(IDLE_CHECK_S)
+        return True
+
+    @property
+    def host(self) -> Host:
+        return self._host
+
+    @property
+    def transport(self) -> Transport:
+        return self._transport
+
+    @property
+    def health(self) -> Health:
+        state = self._host.state
+        if self._traffic.draining:
+            return Health(ready=False, reason="draining")
+        if state is not State.UP:
+            return Health(ready=False, reason=_REASONS.get(state, state.value))
+        progress = min(self._progress.values(), default=None)
+        loaded = self._info is not None and any(model.loaded for model in self._info.models)
+        if progress is not None and not loaded:
+            return Health(ready=False, reason="loading", progress=progress)
+        return Health(ready=True, progress=progress)
+
+    # --- generations -----------------------------------------------------------------------------
+
+    def generate(self, params: m.GenerateParams) -> Generation:
+        generation = Generation(
+            params.stream_id, self._traffic.registry, self._cancel, reading=self._pump.overdue
+        )
+        ticket = self._traffic.submit(params, now_s=self._clock(), wake=generation.wake)
+        generation.bind(ticket)
+        self._pump.arrivals.came()
+        self._pump.soon()
+        self._pump.overdue()
+        if self._expire_timer is None:
+            self._expire_timer = self._loop.call_later(EXPIRE_EVERY_S, self._expire)
+        return generation
+
+    def _cancel(self, ticket: Ticket) -> None:
+        self._traffic.cancel(ticket, self._clock())
+        self._pump.soon()
+
+    def _expire(self) -> None:
+        self._traffic.expire(self._clock())
+        self._pump.soon()
+        active, _ = self._traffic.registry.capacity()
+        again = active and not self._closed
+        self._expire_timer = self._loop.call_later(EXPIRE_EVERY_S, self._expire) if again else None
+
+    # --- calls of the batcher --------------------------------------------------------------------
+
+    def arriving(self) -> AbstractContextManager[None]:
+        self._pump.overdue()
+        return self._pump.arrivals.arriving()
+
+    def _dispatch(self, call: BatchCall) -> None:
+        self._dispatcher.dispatch(call)
+
+    def _withdraw(self, stream_id: str) -> None:
+        self._tell("cancel", m.CancelParams(stream_id=stream_id))
+
+    def on_batch_dispatched(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def _dispatched(self, event: BatchEvent) -> None:
+        """A listener that fails breaks no request."""
+        for listener in (log_batch, *self._listeners):
+            try:
+                listener(event)
+            except Exception:
+                log.exception("a listener to batch telemetry failed")
+
+    def _tell(self, method: str, params: m.Message) -> None:
+        """A call whose answer does not matter."""
+        with contextlib.suppress(RuntimeUnavailableError):
+            self._transport.send(method, params).add_done_callback(_ignore)
+
+    # --- the runtime comes and goes --------------------------------------------------------------
+
+    async def runtime_up(self, connection: Connection, epoch: int) -> None:
+        self._transport.attach(
+            connection,
+            notified=lambda note: self._notified(note, epoch),
+            lost=lambda _error: self._host.connection_lost(),
+        )
+        try:
+            info = await self._transport.send("runtime/info", m.Empty())
+            if info.protocol != m.PROTOCOL_VERSION:
+                raise FrameError(f"the runtime speaks protocol {info.protocol}, not {m.PROTOCOL_VERSION}")
+        except BaseException:
+            self._transport.detach()
+            raise
+        self._note_info(info)
+        self._traffic.connected(epoch, batching="batch_generate" in info.capabilities)
+        self._tokens.allow_batching("batch_tokenize" in info.capabilities)
+        if self._watchers.any:
+            self._ask_for_events(True)
+        self._pump.soon()
+
+    def runtime_lost(self) -> None:
+        self._transport.detach()
+        self._info, self._progress = None, {}
+        self._traffic.lost(self._clock(), others=self._calls.in_flight())
+
+    def runtime_failed(self, error: StrettoError) -> None:
+        self._traffic.give_up(m.error_from(error), self._clock())
+
+    def _notified(self, note: Notification, epoch: int) -> None:
+        if note.method == STREAM_BATCH:
+            assert isinstance(note.params, m.StreamBatch)
+            self._traffic.frames(note.params, epoch=epoch, now_s=self._clock())
+            if note.params.starts:
+                self._calls.started(note.params.starts)
+            if self._traffic.has_cancels:
+                self._pump.soon()
+        elif note.method == ENGINE_EVENTS:
+            assert isinstance(note.params, m.EngineEvents)
+            self._watchers.publish(note.params)
+        elif note.method == MODEL_PROGRESS:
+            assert isinstance(note.params, m.LoadProgress)
+            self._loading(note.params)
+
+    def _loading(self, progress: m.LoadProgress) -> None:
+        self._progress[progress.model_id] = progress.fraction
+        if progress.fraction >= 1.0:
+            self._start(self._refresh_info())
+        self._follow()
+
+    def _follow(self) -> None:
+        if self._progress and not self._following:
+            self._following = True
+            self._start(self._follow_loads())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _follow_loads(self) -> None:
+        """Look again while something loads: a load that fails says nothing more."""
+        while self._progress and not self._closed:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            await self._refresh_info()
+        self._following = False
+
+    async def _refresh_info(self) -> None:
+        if self._transport.connection is None:
+            self._progress = {}
+            return
+        with contextlib.suppress(StrettoError):
+            self._note_info(await self._transport.send("runtime/info", m.Empty()))
+
+    def _note_info(self, info: m.RuntimeInfo) -> None:
+        self._info = info
+        self._traffic.text_limits.note(info.models)
+        loading = {model.id for model in info.models if model.loading}
+        self._progress = {name: self._progress.get(name, 0.0) for name in loading}
+        self._follow()
+
+    # --- everything else -------------------------------------------------------------------------
+
+    async def models(self) -> list[m.ModelInfo]:
+        info = await self._transport.call("runtime/info", m.Empty())
+        self._note_info(info)
+        return list(info.models)
+
+    async def load(self, model_id: str) -> m.ModelInfo:
+        result = await self._long_call("model/load", m.LoadParams(model_id=model_id))
+        await self._refresh_info()
+        model: m.ModelInfo = result.model
+        return model
+
+    async def unload(self, model_id: str) -> None:
+        await self._long_call("model/unload", m.LoadParams(model_id=model_id))
+        await self._refresh_info()
+
+    async def tokenize(self, params: m.TokenizeParams) -> list[int]:
+        self._pump.arrivals.came()
+        return await self._tokens.tokenize(params)
+
+    async def detokenize(self, tokens: list[int], model_id: str = "") -> str:
+        self._pump.arrivals.came()
+        return await self._tokens.detokenize(m.DetokenizeParams(tokens=tokens, model_id=model_id))
+
+    async def embed(self, params: m.EmbedParams, *, on_start: OnStart | None = None) -> m.EmbedResult:
+        self._pump.arrivals.came()
+        result: m.EmbedResult = await self._calls.call("embed", params, on_start)
+        return result
+
+    async def rerank(self, params: m.RerankParams, *, on_start: OnStart | None = None) -> m.RerankResult:
+        self._pump.arrivals.came()
+        result: m.RerankResult = await self._calls.call("rerank", params, on_start)
+        return result
+
+    async def stats(self) -> m.Stats:
+        result: m.Stats = await self._transport.call("stats", m.Empty())
+        return result
+
+    async def _long_call(self, method: str, params: m.Message) -> Any:
+        """One that may have to load a model first."""
+        return await self._transport.call(method, params, timeout_s=self._settings.load_timeout_s)
+
+    async def _token_call(self, method: str, params: m.Message) -> Any:
+        if isinstance(params, m.TokenizeParams | m.DetokenizeParams):
+            return await self._calls.call(method, params, None)
+        return await self._long_call(method, params)
+
+    def batch_stats(self) -> dict[str, Any]:
+        transport = self._transport
+        return {
+            "generate": self._traffic.batcher.stats(),
+            "tokens": self._tokens.stats(),
+            "streams": {**self._traffic.registry.stats(), "replays": self._traffic.replays},
+            "transport": {
+                "calls": dict(transport.metrics.calls),
+                "retries": transport.metrics.retries,
+                "timeouts": transport.metrics.timeouts,
+                "refused": transport.metrics.refused,
+                "stale_replies": transport.metrics.stale_replies,
+                "circuit": transport.breaker.state.value,
+            },
+            "runtime": self._host.stats(),
+            "quarantine": self._traffic.quarantine.stats(),
+        }
+
+    def watch(self) -> AsyncIterator[m.EngineEvents]:
+        return self._watchers.watch()
+
+    def _ask_for_events(self, enabled: bool) -> None:
+        self._tell("watch", m.WatchParams(enabled=enabled))
+
+    def _stop_timers(self) -> None:
+        self._pump.stop()
+        if self._expire_timer is not None:
+            self._expire_timer.cancel()
+
+
+_REASONS = {State.STARTING: "restarting", State.ENDING: "restarting", State.DOWN: "not started"}
+
+
+def _ignore(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled():
+        done.exception()

@@ -1,0 +1,146 @@
+"""A runtime as a process of this machine: started, connected to, signalled, reaped.
+
+Every life has a socket and a heartbeat file of its own, in one directory of mode 0700 that goes with the
+launcher. Decides nothing: `engine.host` does what the supervisor says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from stretto.client.child_output import LineRelay
+from stretto.rpc.connection import Connection
+from stretto.rpc.frames import FRAME_BYTES_MAX
+from stretto.rpc.heartbeat import Heartbeat, HeartbeatReader
+from stretto.rpc.sockets import connect_unix
+
+CONNECT_EVERY_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What one life of the runtime is told."""
+
+    socket: Path
+    heartbeat: Path
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeStart:
+    """How `python -m stretto.worker` is started. `flags` are settings by their dotted names."""
+
+    models: tuple[str, ...] = ()
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    config: str | None = None
+    cache_dir: str | None = None
+    preload: tuple[str, ...] = ()
+    log_format: Literal["console", "json"] = "console"  # json: every line on stderr is an object
+    log_level: str = "info"
+
+    def command(self, places: Places) -> list[str]:
+        chosen = ["--socket", os.fspath(places.socket), "--heartbeat", os.fspath(places.heartbeat)]
+        preloads = [part for model_id in self.preload for part in ("--preload", model_id)]
+        logs = ["--log-format", self.log_format, "--log-level", self.log_level]
+        return [sys.executable, "-m", "stretto.worker", "--settings", "-", *chosen, *logs, *preloads]
+
+    def line(self) -> bytes:
+        """Its first line of input. What follows is silence, until we are gone."""
+        given = {
+            "models": self.models,
+            "flags": self.flags,
+            "config": self.config,
+            "cache_dir": self.cache_dir,
+        }
+        return msgspec.json.encode({name: value for name, value in given.items() if value}) + b"\n"
+
+
+class ProcessChild:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        places: Places,
+        *,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        relay: LineRelay | None = None,
+    ) -> None:
+        self._process = process
+        self._relay = relay
+        self._frame_bytes_max = frame_bytes_max
+        self._places = places
+        self._heartbeat = HeartbeatReader(places.heartbeat)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    def signal(self, number: int) -> None:
+        if self._process.returncode is None:
+            self._process.send_signal(number)
+
+    async def connect(self) -> Connection:
+        while True:
+            try:
+                return await connect_unix(self._places.socket, frame_bytes_max=self._frame_bytes_max)
+            except (FileNotFoundError, ConnectionRefusedError):
+                await asyncio.sleep(CONNECT_EVERY_S)
+
+    def heartbeat(self) -> Heartbeat | None:
+        return self._heartbeat.read()
+
+    def clean_up(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._heartbeat.close()
+        if self._relay is not None:
+            self._relay.finish()
+        self._places.socket.unlink(missing_ok=True)
+        self._places.heartbeat.unlink(missing_ok=True)
+
+
+class ProcessLauncher:
+    child: type[ProcessChild] = ProcessChild
+
+    def __init__(self, start: RuntimeStart, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._start = start
+        self._frame_bytes_max = frame_bytes_max
+        self.directory: Path | None = None
+
+    async def launch(self, epoch: int) -> ProcessChild:
+        if self.directory is None:
+            self.directory = Path(tempfile.mkdtemp(prefix="stretto-"))  # mode 0700
+        places = Places(self.directory / f"{epoch}.sock", self.directory / f"{epoch}.beat")
+        relay = LineRelay() if self._start.log_format == "json" else None
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._start.command(places),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=None if relay is None else relay.descriptor,
+            )
+        except BaseException:
+            if relay is not None:
+                relay.abandon()
+            raise
+        if relay is not None:
+            relay.start()
+        assert process.stdin is not None
+        process.stdin.write(self._start.line())
+        return self.child(process, places, frame_bytes_max=self._frame_bytes_max, relay=relay)
+
+    def close(self) -> None:
+        if self.directory is not None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            self.directory = None

@@ -1,0 +1,360 @@
+"""StreamRegistry: every generation that somebody waits for, from before it is queued to its one end.
+
+A machine without a clock. It routes what the runtime sends (one lookup per stream of a frame), joins what
+piles up, and ends whoever is too slow, too long or too silent. A reader that does not read pauses delivery
+only: the slot goes on, the output waits up to a byte cap. Frames of a runtime that is gone, of streams that
+ended and of streams that never were are counted and ignored. It does not know calls: see `engine.traffic`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from stretto.client.api import Delta
+from stretto.errors import DuplicateRequestError, QueueFullError, SlowConsumerError, StreamTimeoutError
+from stretto.rpc.messages import Error, StreamBatch, StreamEnd, StreamStart, Timing, Usage, error_from
+from stretto.settings import EngineSettings
+
+NOWHERE = -1  # not with any runtime
+PIECE_BYTES = 64  # what Python keeps beside the letters of a piece of text, or for an item of a list
+_Item = TypeVar("_Item")
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One generation as its reader's side sees it."""
+
+    id: str
+    tenant: str
+    started_s: float
+    wake: Callable[[], None]
+    epoch: int = NOWHERE  # the life of the runtime that works on it
+    heard_s: float = 0.0
+    sent_s: float | None = None  # to the runtime, whose times count from then on
+    start: StreamStart | None = None
+    first_token_s: float | None = None
+    tokens: int = 0
+    unread: Delta = field(default_factory=Delta)  # all but the text, which is joined when it is read
+    texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    unread_bytes: int = 0
+    unread_since_s: float | None = None
+    blocked: bool = False  # its credit is used up
+    end: StreamEnd | None = None
+
+    @property
+    def delivered(self) -> bool:
+        """Something of its answer has arrived: it can not be begun anew."""
+        return self.first_token_s is not None
+
+    @property
+    def held_s(self) -> float:
+        """How long it waited on this side before it was sent."""
+        return 0.0 if self.sent_s is None else self.sent_s - self.started_s
+
+    @property
+    def readable(self) -> bool:
+        return self.unread_since_s is not None
+
+
+@dataclass(slots=True)
+class StreamMetrics:
+    opened: int = 0
+    ended: dict[str, int] = field(default_factory=dict)  # by finish reason
+    tokens: int = 0
+    frames: int = 0
+    unknown_frames: int = 0
+    stale_frames: int = 0
+    blocked: int = 0
+    slow_drops: int = 0
+    timeouts: int = 0
+    refused: int = 0
+    unread_bytes_max: int = 0
+
+
+class StreamRegistry:
+    def __init__(
+        self, settings: EngineSettings, *, on_backpressure: Callable[[str, float], None] | None = None
+    ) -> None:
+        self._settings = settings
+        self._on_backpressure = on_backpressure or (lambda _tenant, _now_s: None)
+        self._streams: dict[str, Stream] = {}
+        self._unended = 0
+        self._overfull: list[Stream] = []
+        self.metrics = StreamMetrics()
+
+    # --- life ------------------------------------------------------------------------------------
+
+    def register(
+        self, stream_id: str, *, tenant: str, now_s: float, wake: Callable[[], None] = lambda: None
+    ) -> Stream:
+        """Before the request is queued, so that nothing that comes early is lost."""
+        if stream_id in self._streams:
+            raise DuplicateRequestError(f"stream {stream_id[:80]!r} is already open")
+        if len(self._streams) >= self._settings.streams_max:
+            self.metrics.refused += 1
+            raise QueueFullError(
+                f"{len(self._streams)} generations are open", hint="retry later, or raise engine.streams_max"
+            )
+        stream = Stream(stream_id, tenant, now_s, wake, heard_s=now_s)
+        self._streams[stream_id] = stream
+        self._unended += 1
+        self.metrics.opened += 1
+        return stream
+
+    def stillborn(self, stream_id: str, error: Error, *, now_s: float) -> Stream:
+        """A stream that was refused: it is in no table, and holds nothing but its end."""
+        stream = Stream(stream_id, "", now_s, lambda: None, heard_s=now_s, unread_since_s=now_s)
+        stream.end = stream.unread.end = self._end(stream, "error", now_s, error)
+        return stream
+
+    def capacity(self) -> tuple[int, int]:
+        """(active, limit). A stream counts once, from its registration until its end was read."""
+        return len(self._streams), self._settings.streams_max
+
+    @property
+    def running(self) -> int:
+        """Streams whose end has not come."""
+        return self._unended
+
+    def find(self, stream_id: str) -> Stream | None:
+        """The stream, while it can still end."""
+        stream = self._streams.get(stream_id)
+        return stream if stream is not None and stream.end is None else None
+
+    def all_running(self) -> list[Stream]:
+        return [stream for stream in self._streams.values() if stream.end is None]
+
+    # --- from the runtime ------------------------------------------------------------------------
+
+    def route(self, batch: StreamBatch, *, epoch: int, now_s: float) -> None:
+        """What one tick brought. Texts first, ends after them."""
+        self.metrics.frames += 1
+        for start in batch.starts:
+            stream = self._streams.get(start.stream_id)  # other calls have starts, too
+            if stream is not None and stream.end is None and stream.epoch == epoch:
+                stream.start = stream.unread.start = start  # wakes no reader: there is nothing to show
+        for index, stream_id in enumerate(batch.streams):
+            stream = self._addressee(stream_id, epoch)
+            if stream is not None:
+                self._text(stream, batch.texts[index], batch.counts[index], now_s)
+        for stream_id, text in batch.reasoning.items():
+            stream = self._addressee(stream_id, epoch)
+            if stream is not None:
+                stream.reasoning.append(text)
+                self._arrived(stream, _size(text), now_s)
+        self._sparse(batch.tool_calls, epoch, now_s, lambda delta: delta.tool_calls)
+        self._sparse(batch.logprobs, epoch, now_s, lambda delta: delta.logprobs)
+        self._sparse(batch.tokens, epoch, now_s, lambda delta: delta.tokens)
+        self._sparse(batch.prompt_logprobs, epoch, now_s, lambda delta: delta.prompt_logprobs)
+        for stream_id, progress in batch.progress.items():
+            stream = self._addressee(stream_id, epoch)
+            if stream is not None:
+                stream.unread.progress = progress
+                stream.heard_s = now_s
+                self._offer(stream, now_s)
+        for end in batch.ends:
+            stream = self._addressee(end.stream_id, epoch)
+            if stream is not None:
+                self.finish(stream, _from_arrival(end, stream.held_s), now_s)
+
+    def _sparse(
+        self,
+        parts: dict[str, list[_Item]],
+        epoch: int,
+        now_s: float,
+        column: Callable[[Delta], list[_Item]],
+    ) -> None:
+        for stream_id, items in parts.items():
+            stream = self._addressee(stream_id, epoch)
+            if stream is not None:
+                column(stream.unread).extend(items)
+                self._arrived(stream, PIECE_BYTES * len(items), now_s)
+
+    def _addressee(self, stream_id: str, epoch: int) -> Stream | None:
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.end is not None:
+            self.metrics.unknown_frames += 1
+            return None
+        if stream.epoch != epoch:
+            self.metrics.stale_frames += 1
+            return None
+        return stream
+
+    def _text(self, stream: Stream, text: str, count: int, now_s: float) -> None:
+        stream.texts.append(text)
+        stream.unread.token_count += count
+        stream.tokens += count
+        self.metrics.tokens += count
+        self._arrived(stream, _size(text), now_s)
+
+    def _arrived(self, stream: Stream, size_bytes: int, now_s: float) -> None:
+        stream.heard_s = now_s
+        if stream.first_token_s is None:
+            stream.first_token_s = now_s
+        stream.unread_bytes += size_bytes
+        self.metrics.unread_bytes_max = max(self.metrics.unread_bytes_max, stream.unread_bytes)
+        self._offer(stream, now_s)
+        if stream.unread_bytes > self._settings.stream_buffer_bytes:
+            self._overfull.append(stream)
+        if not stream.blocked and stream.unread.token_count >= self._settings.stream_credit_tokens:
+            stream.blocked = True
+            self.metrics.blocked += 1
+            self._on_backpressure(stream.tenant, now_s)
+
+    def _offer(self, stream: Stream, now_s: float) -> None:
+        if stream.unread_since_s is None:
+            stream.unread_since_s = now_s
+            stream.wake()
+
+    def finish(self, stream: Stream, end: StreamEnd, now_s: float) -> None:
+        """The one end. Whatever else comes for this stream is too late."""
+        if stream.end is not None:
+            return
+        stream.end = stream.unread.end = end
+        self._unended -= 1
+        self.metrics.ended[end.finish_reason] = self.metrics.ended.get(end.finish_reason, 0) + 1
+        self._offer(stream, now_s)
+
+    def fail(self, stream: Stream, error: Error, now_s: float) -> None:
+        self.finish(stream, self._end(stream, "error", now_s, error), now_s)
+
+    def _end(self, stream: Stream, reason: str, now_s: float, error: Error | None) -> StreamEnd:
+        """An end that the runtime did not send: what is known on this side."""
+        ttft_s = None if stream.first_token_s is None else stream.first_token_s - stream.started_s
+        start, duration_s = stream.start, now_s - stream.started_s
+        usage = Usage(completion_tokens=stream.tokens)
+        if start is not None:
+            usage.prompt_tokens, usage.cached_tokens = start.prompt_tokens, start.cached_tokens
+        return StreamEnd(
+            stream_id=stream.id,
+            finish_reason=reason,
+            error=error,
+            usage=usage,
+            timing=Timing(
+                queue_wait_s=duration_s if start is None else stream.held_s + start.queue_wait_s,
+                ttft_s=ttft_s,
+                duration_s=duration_s,
+                admitted=start is not None,
+            ),
+        )
+
+    def begin_anew(self, stream: Stream) -> None:
+        """Its runtime is gone and nothing had come: it waits as it did at first."""
+        stream.epoch, stream.start, stream.sent_s = NOWHERE, None, None
+
+    # --- to the reader ---------------------------------------------------------------------------
+
+    def read(self, stream: Stream) -> Delta | None:
+        """Everything since the last look, joined; None when there is nothing. The end closes the stream."""
+        if stream.unread_since_s is None:
+            return None
+        delta = self._empty(stream)
+        stream.unread_since_s = None
+        if delta.end is not None:
+            self._forget(stream)
+        return delta
+
+    def _empty(self, stream: Stream) -> Delta:
+        delta, stream.unread = stream.unread, Delta()
+        delta.text, delta.reasoning = "".join(stream.texts), "".join(stream.reasoning)
+        stream.texts, stream.reasoning = [], []
+        stream.unread_bytes, stream.blocked = 0, False
+        return delta
+
+    def leave(self, stream: Stream, now_s: float) -> bool:
+        """The reader goes. True: the generation was still running, and must be told."""
+        running = stream.end is None
+        if running:
+            self.finish(stream, self._end(stream, "cancelled", now_s, None), now_s)
+        self._forget(stream)
+        return running
+
+    def _forget(self, stream: Stream) -> None:
+        if self._streams.get(stream.id) is stream:
+            del self._streams[stream.id]
+        stream.wake = _nobody  # its reader holds it: without this cycle no garbage collector is needed
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def expire(self, now_s: float) -> list[Stream]:
+        """End whoever ran out of time. Answers those that ran: their generations are to be cancelled."""
+        ended: list[Stream] = []
+        for stream in list(self._streams.values()):
+            problem = self._overdue(stream, now_s)
+            if problem is not None and self._break_off(stream, problem, now_s):
+                ended.append(stream)
+        return ended
+
+    def take_overfull(self, now_s: float) -> list[Stream]:
+        """End whoever let more pile up than is allowed. Answers those that ran, as `expire` does."""
+        overfull, self._overfull = self._overfull, []
+        problem = SlowConsumerError(f"more than {self._settings.stream_buffer_bytes} bytes wait to be read")
+        return [stream for stream in overfull if self._break_off(stream, problem, now_s)]
+
+    def _break_off(self, stream: Stream, problem: Exception, now_s: float) -> bool:
+        running = stream.end is None
+        self.metrics.timeouts += isinstance(problem, StreamTimeoutError)
+        self.fail(stream, error_from(problem), now_s)
+        if isinstance(problem, SlowConsumerError) and self._streams.get(stream.id) is stream:
+            self._drop(stream, problem, now_s)
+        return running
+
+    def _overdue(self, stream: Stream, now_s: float) -> Exception | None:
+        settings = self._settings
+        if (
+            stream.unread_since_s is not None
+            and now_s - stream.unread_since_s > settings.slow_consumer_timeout_s
+        ):
+            return SlowConsumerError(f"nobody read for {settings.slow_consumer_timeout_s:g} s")
+        if stream.end is not None:
+            return None
+        if now_s - stream.started_s > settings.stream_timeout_s:
+            return StreamTimeoutError(f"not done after {settings.stream_timeout_s:g} s")
+        if stream.delivered and now_s - stream.heard_s > settings.stream_idle_timeout_s:
+            return StreamTimeoutError(f"no token for {settings.stream_idle_timeout_s:g} s")
+        return None
+
+    def _drop(self, stream: Stream, problem: SlowConsumerError, now_s: float) -> None:
+        """Free what waits for a reader that does not come; should it come, it is told why."""
+        self.metrics.slow_drops += 1
+        self._empty(stream)
+        stream.unread.end = self._end(stream, "error", now_s, error_from(problem))
+        self._forget(stream)
+
+    def stats(self) -> dict[str, object]:
+        active, limit = self.capacity()
+        metrics = self.metrics
+        return {
+            "active": active,
+            "limit": limit,
+            "running": self._unended,
+            "blocked_now": sum(stream.blocked for stream in self._streams.values()),
+            "unread_bytes": sum(stream.unread_bytes for stream in self._streams.values()),
+            **{name: getattr(metrics, name) for name in StreamMetrics.__dataclass_fields__},
+        }
+
+
+def _nobody() -> None:
+    """Nobody is left to be woken."""
+
+
+def _from_arrival(end: StreamEnd, held_s: float) -> StreamEnd:
+    """The runtime's times count from when it read the call; a caller's count from when it asked."""
+    timing = end.timing
+    ttft_s = None if timing.ttft_s is None else timing.ttft_s + held_s
+    moved = msgspec.structs.replace(
+        timing,
+        queue_wait_s=timing.queue_wait_s + held_s,
+        ttft_s=ttft_s,
+        duration_s=timing.duration_s + held_s,
+    )
+    return msgspec.structs.replace(end, timing=moved)
+
+
+def _size(text: str) -> int:
+    return PIECE_BYTES + (len(text) if text.isascii() else 4 * len(text))

@@ -1,0 +1,252 @@
+"""A tick's rows: memory first, then columns.
+
+Decode rows come first in the budget: one for each generating slot, 1 + k when it speculates. What is left is
+for prompts. Memory for all of them is reserved before any row is written down, because reserving may park
+somebody, and a victim must not have rows in the batch that it is cleaned from.
+
+Where a backend computes the two one after the other anyway (`Capabilities.mixes`), they have ticks in turns:
+what was decoded is handed out before prompts run, and who came meanwhile is among them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import chain, repeat
+
+from stretto.core import victims
+from stretto.core.capabilities import Rewind
+from stretto.core.prefill_budget import ChunkSharer
+from stretto.core.recovery import Recovery
+from stretto.core.slot import Slot
+from stretto.core.state import State
+from stretto.core.tick import PENDING_TOKEN, End, PreemptReason, Tick
+from stretto.errors import OutOfMemoryError
+
+NO_DRAFTS: array[int] = array("i")
+
+
+class RowPlanner:
+    def __init__(self, state: State, recovery: Recovery) -> None:
+        self._state = state
+        self._recovery = recovery
+        self._sharer = ChunkSharer(state.cost, quantum=state.quantum, chunk_max=state.chunk_max)
+        self._budget = min(state.limits.n_batch, state.can.rows_max)
+        self._prompts_next = True  # where ticks do not mix: the last one was for decode
+        self._exact = state.exact
+
+    def fill(self, tick: Tick) -> list[Slot]:
+        """Write rows for everybody who can have some. Answers the slots, in the order of the spans."""
+        running = self._allowed()
+        ready = [s for s in running if len(s.known) + s.pending - s.planned == 1 or s.replays]
+        if len(ready) == len(running):
+            self._prompts_next = True
+            return self._write_decode(tick, *self._plan_decode(ready))
+        if self._state.can.mixes:
+            return self._fill_mixed(tick, running, ready)
+        return self._fill_apart(tick, running, ready)
+
+    def _fill_mixed(self, tick: Tick, running: Sequence[Slot], ready: list[Slot]) -> list[Slot]:
+        decode, drafts = self._plan_decode(ready)
+        extra = sum(map(len, drafts.values()))
+        shares = self._plan_prompts(running, decode, extra=extra, rows=self._budget - len(decode) - extra)
+        decode = [s for s in decode if s.job is not None]  # a prompt's memory may have parked some
+        return self._write_decode(tick, decode, drafts) + self._write_chunks(tick, shares)
+
+    def _fill_apart(self, tick: Tick, running: Sequence[Slot], ready: list[Slot]) -> list[Slot]:
+        """In turns. Decode never waits for more than one tick of prompts, nor prompts for one of decode."""
+        if self._prompts_next:
+            self._prompts_next = False
+            drafts = sum(len(s.drafts) for s in ready)
+            shares = self._plan_prompts(running, ready, extra=drafts, rows=self._budget)
+            spans = self._write_chunks(tick, shares)
+            ready = [s for s in ready if s.job is not None]
+            if spans:
+                return spans
+        decode, proposed = self._plan_decode(ready)
+        if decode:
+            self._prompts_next = True
+            return self._write_decode(tick, decode, proposed)
+        return self._write_chunks(tick, self._plan_prompts(running, (), rows=self._budget))
+
+    # --- who -------------------------------------------------------------------------------------
+
+    def _allowed(self) -> list[Slot]:
+        """Everybody, or in a recovery only the requests on probation."""
+        active = self._state.active
+        if not self._recovery.active:
+            return active
+        group = self._recovery.group([slot.job.id for slot in active if slot.job is not None])
+        return [slot for slot in active if slot.job is not None and slot.job.id in group]
+
+    def _plan_decode(self, ready: Sequence[Slot]) -> tuple[list[Slot], dict[int, array[int]]]:
+        decode = self._reserve_decode([s for s in ready if not s.pending or _may_run_ahead(s)])
+        return decode, self._plan_drafts(decode)
+
+    # --- memory ----------------------------------------------------------------------------------
+
+    def _reserve_decode(self, decode: list[Slot]) -> list[Slot]:
+        short = [slot for slot in decode if slot.planned >= slot.room]
+        if not short:
+            return decode
+        refused = [s for s in short if s.job is not None and not self._make_room(s, s.planned + 1)]
+        return [slot for slot in decode if slot.job is not None and slot not in refused]
+
+    def _make_room(self, slot: Slot, length: int) -> bool:
+        """Idle entries first, then somebody else's slot, and only a request that is alone fails."""
+        state = self._state
+        while slot.job is not None:
+            if state.ledger.reserve(slot, length):
+                return True
+            victim = victims.for_memory(state.active, state.anchor(), slot)
+            if victim is not None:
+                state.preempt(victim, PreemptReason.MEMORY, slot.job if victim is not slot else None)
+            elif state.in_flight:
+                return False  # memory comes back when the tick in flight is committed
+            else:
+                state.finish(slot, End.FAILED, OutOfMemoryError.code)
+        return False
+
+    # --- speculation -----------------------------------------------------------------------------
+
+    def _plan_drafts(self, decode: list[Slot]) -> dict[int, array[int]]:
+        """Proposals to verify, within the budget, the window and what the model can take back."""
+        state = self._state
+        drafting = [s for s in decode if s.drafts and not s.pending]
+        if not drafting or state.can.rewind is Rewind.CHECKPOINT or self._exact:
+            return {}  # where decode rows round by themselves, several of a sequence would not
+        spare = min(self._budget, state.can.outputs_max) - len(decode)
+        most = state.can.rewind_tokens if state.can.rewind is Rewind.WINDOW else spare
+        plans: dict[int, array[int]] = {}
+        equal = min(self._draft_length(s, most) for s in drafting) if state.can.equal_spans else spare
+        for slot in drafting:
+            count = min(self._draft_length(slot, most), equal, spare)
+            if count > 0 and state.ledger.reserve(slot, slot.planned + 1 + count):
+                plans[slot.index] = slot.drafts[:count]
+                spare -= count
+        return plans
+
+    @staticmethod
+    def _draft_length(slot: Slot, most: int) -> int:
+        job = slot.job
+        assert job is not None
+        return max(0, min(len(slot.drafts), job.length_max - len(slot.known) - 1, most))
+
+    # --- prompts ---------------------------------------------------------------------------------
+
+    def _plan_prompts(
+        self, running: Sequence[Slot], decode: Sequence[Slot], *, rows: int, extra: int = 0
+    ) -> list[tuple[Slot, int]]:
+        """Rows for prompts, beside those who decode in this tick or in the one after it."""
+        state = self._state
+        prompts = [s for s in running if s.job is not None and s.rows_due > 1 and not s.replays]
+        if not prompts:
+            return []
+        decode_s = state.cost.decode_s(len(decode) + extra, sum(slot.planned for slot in decode))
+        senior = min(prompts, key=_seniority)
+        allowance_s = state.cost.allowance_s(decode_s, state.limits.target_itl_s, len(senior.known))
+        least, enough = 0, None
+        if len(prompts) > 1:
+            if state.limits.target_itl_s is None:
+                least = enough = state.cost.together(decode_s, senior.planned)
+            if not state.can.mixes:
+                enough = state.cost.enough(decode_s, senior.planned)
+        given = self._sharer.share(prompts, allowance_s=allowance_s, rows=rows, least=least, enough=enough)
+        fitted = self._fit(given)
+        if not fitted and not decode:  # it was the others' turn, and memory has no room for them
+            alone = sorted((s for s in prompts if s.job is not None), key=_seniority)[:1]
+            fitted = self._fit(self._sharer.share(alone, allowance_s=allowance_s, rows=rows))
+        return fitted
+
+    def _fit(self, shares: list[tuple[Slot, int]]) -> list[tuple[Slot, int]]:
+        return [(slot, count) for slot, want in shares if (count := self._fit_chunk(slot, want)) > 0]
+
+    def _fit_chunk(self, slot: Slot, count: int) -> int:
+        """As many of these rows as memory holds.
+
+        For a prompt only the anchor takes memory from others, or a request that is more urgent than these.
+        """
+        state = self._state
+        if slot.job is None:
+            return 0
+        if self._recovery.rows_max:
+            count = min(count, self._recovery.rows_max)
+        if slot.job.request.params.prompt_logprobs >= 0:
+            count = min(count, state.can.measured_max)
+        while count > 0 and not state.ledger.reserve(slot, slot.planned + count):
+            if count == 1 and (slot is state.anchor() or self._outranks(slot)):
+                return 1 if self._make_room(slot, slot.planned + 1) else 0
+            count //= 2
+        return count
+
+    def _outranks(self, slot: Slot) -> bool:
+        assert slot.job is not None
+        return any(victims.yields_to(other, slot.job.level) for other in self._state.active)
+
+    # --- columns ---------------------------------------------------------------------------------
+
+    def _write_decode(self, tick: Tick, decode: list[Slot], drafts: dict[int, array[int]]) -> list[Slot]:
+        if drafts or (self._exact and any(s.replays for s in decode)):
+            for slot in decode:
+                self._write_drafts(tick, slot, drafts.get(slot.index, NO_DRAFTS))
+            return decode
+        count = len(decode)
+        tick.slots = array("i", [s.index for s in decode])
+        tick.sequences = array("i", [s.sequence for s in decode])
+        tick.starts = array("i", [s.planned for s in decode])
+        tick.counts = array("i", repeat(1, count))
+        tick.outputs = array("i", repeat(1, count))
+        tick.tokens = array("i", [PENDING_TOKEN if s.pending else s.known[-1] for s in decode])
+        tick.decode_rows = tick.decode_spans = count
+        for slot in decode:
+            slot.planned += 1
+            slot.pending += 1
+        return decode
+
+    def _write_drafts(self, tick: Tick, slot: Slot, drafts: array[int]) -> None:
+        """A decode row and its drafts; of a slot that replays, the next known token, without an output."""
+        rows, replays = 1 + len(drafts), slot.replays
+        last = PENDING_TOKEN if slot.pending else slot.known[slot.planned]
+        self._write_span(tick, slot, rows, 0 if replays else rows, chain((last,), drafts))
+        tick.decode_rows += rows
+        tick.decode_spans += 1
+        slot.drafts = NO_DRAFTS
+        slot.pending += not replays
+
+    def _write_chunks(self, tick: Tick, shares: Sequence[tuple[Slot, int]]) -> list[Slot]:
+        prompts = [(slot, count) for slot, count in shares if slot.job is not None]
+        for slot, count in prompts:
+            self._write_chunk(tick, slot, count)
+        return [slot for slot, _ in prompts]
+
+    def _write_chunk(self, tick: Tick, slot: Slot, count: int) -> None:
+        start = slot.planned
+        if slot.marks and start >= slot.marks[0]:
+            self._state.ledger.mark(slot, start)
+            slot.marks = tuple(mark for mark in slot.marks if mark > start)
+        last = start + count == len(slot.known)
+        self._write_span(tick, slot, count, int(last), slot.known[start : start + count])
+        slot.pending += last
+
+    @staticmethod
+    def _write_span(
+        tick: Tick, slot: Slot, count: int, outputs: int, tokens: Sequence[int] | chain[int]
+    ) -> None:
+        tick.slots.append(slot.index)
+        tick.sequences.append(slot.sequence)
+        tick.starts.append(slot.planned)
+        tick.counts.append(count)
+        tick.outputs.append(outputs)
+        tick.tokens.extend(tokens)
+        slot.planned += count
+
+
+def _seniority(slot: Slot) -> int:
+    return slot.job.seniority if slot.job is not None else 1 << 60
+
+
+def _may_run_ahead(slot: Slot) -> bool:
+    """A grammar's mask needs the last token on the host; and the last token may be the last one wanted."""
+    job = slot.job
+    assert job is not None
+    return not job.request.params.host_side and len(slot.known) + slot.pending < job.length_max

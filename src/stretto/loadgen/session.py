@@ -1,0 +1,91 @@
+"""From a target and a shape to a finished run: count, plan, send. A curve is several of these."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+from msgspec import structs
+
+from stretto.errors import BenchError
+from stretto.loadgen import fleet
+from stretto.loadgen.plan import Plan, Target
+from stretto.loadgen.records import Run
+from stretto.loadgen.shapes import Shape
+from stretto.loadgen.target import counter
+from stretto.loadgen.words import Texts
+from stretto.loadgen.workloads import make_plan
+
+CAPACITY_REQUESTS = 64
+CAPACITY_SHARE = 3  # every third request of a trace: its lengths drift as much as its rate
+CAPACITY_USERS = 16
+
+
+def new_run_id() -> str:
+    return secrets.token_hex(4)
+
+
+def prepare(workload: str, shape: Shape, target: Target, run_id: str) -> Plan:
+    """The plan, with texts as long as the server itself counts them."""
+    return make_plan(workload, shape, run_id=run_id, texts=Texts(run_id, counter(target)))
+
+
+def measure(
+    workload: str,
+    shape: Shape,
+    target: Target,
+    *,
+    run_id: str,
+    workers: int = 0,
+    progress: fleet.Progress | None = None,
+) -> Run:
+    return fleet.run(prepare(workload, shape, target, run_id), target, workers=workers, progress=progress)
+
+
+def capacity_per_s(
+    workload: str,
+    shape: Shape,
+    target: Target,
+    *,
+    users: int,
+    run_id: str,
+    progress: fleet.Progress | None = None,
+) -> float:
+    """Requests a second when `users` of them are always there: what a load of 100 % is."""
+    sizes = shape.resolved(workload)
+    if workload not in {"steady", "trace"}:
+        raise BenchError(f"{workload} has no arrival rate", hint="--load is for steady and trace")
+    traced = workload == "trace"
+    requests = sizes.requests if traced else min(sizes.requests or 1, CAPACITY_REQUESTS)
+    closed = replace(sizes, users=users, rate=0.0, requests=requests)
+    plan = prepare(workload, closed, target, f"{run_id}/capacity")
+    if traced:
+        some = [structs.replace(user, shots=user.shots[::CAPACITY_SHARE]) for user in plan.users]
+        plan = structs.replace(plan, users=some)
+    run = fleet.run(plan, target, progress=progress)
+    done = [record for record in run.records if record.ok]
+    if not done:
+        raise BenchError("no request went well while the capacity was measured", hint=_first_error(run))
+    return len(done) / run.duration_s
+
+
+def curve(
+    workload: str,
+    shapes: Sequence[Shape],
+    target: Target,
+    *,
+    run_id: str,
+    workers: int = 0,
+    progress: fleet.Progress | None = None,
+) -> list[Run]:
+    """One run for each shape, texts of their own each."""
+    return [
+        measure(workload, shape, target, run_id=f"{run_id}/{index}", workers=workers, progress=progress)
+        for index, shape in enumerate(shapes)
+    ]
+
+
+def _first_error(run: Run) -> str:
+    failed = next((record for record in run.records if not record.ok), None)
+    return f"{failed.error}: {failed.detail}" if failed is not None else "the plan was empty"

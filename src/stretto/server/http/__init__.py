@@ -1,0 +1,1 @@
+"""HTTP itself: connections, bodies, limits, keys, and errors in their dialect's shape."""

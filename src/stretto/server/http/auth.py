@@ -1,0 +1,99 @@
+"""Who may call: every route needs a key, but for three probes. Decides on `scope["path"]` alone.
+
+Without keys (loopback only, `run` sees to it) everybody is the local caller. A key may come as
+`Authorization: Bearer`, as `x-api-key`, or as the password of HTTP Basic, so that a browser can open the
+dashboard. The caller is left in the scope's state; a key's share of concurrent work is held here.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections import Counter
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stretto.errors import ConcurrencyLimitError, InvalidKeyError
+from stretto.server.dashboard.assets import ASSET_NAMES
+from stretto.server.http.caller import LOCAL
+from stretto.server.http.errors import error_response
+from stretto.server.http.keys import Key, KeyRing
+
+# These answer anybody, without detail. All else is closed, also what is added tomorrow.
+# The page's own files are the same for everybody; what it shows comes from routes that want the key.
+PAGE = frozenset({"/", *(f"/dashboard/{name}" for name in ASSET_NAMES)})
+PUBLIC = frozenset({"/livez", "/readyz", "/health"}) | PAGE
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class Auth:
+    def __init__(self, app: ASGIApp, *, keys: KeyRing) -> None:
+        self._app = app
+        self._keys = keys
+        self._running: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        if not self._keys:
+            state["caller"] = LOCAL
+            await self._app(scope, receive, send)
+            return
+        presented = presented_key(scope)
+        key = self._keys.find(presented) if presented is not None else None
+        public = scope["path"] in PUBLIC and scope.get("method") in SAFE_METHODS
+        if key is None and not (public and presented is None):
+            await _refuse(scope, receive, send, presented)
+            return
+        state["caller"] = key.caller if key is not None else None
+        state["keyed"] = key is not None
+        await self._admit(key, scope, receive, send)
+
+    async def _admit(self, key: Key | None, scope: Scope, receive: Receive, send: Send) -> None:
+        if key is None or key.concurrency_max is None or scope.get("method") in SAFE_METHODS:
+            await self._app(scope, receive, send)
+            return
+        name = key.caller.name
+        if self._running[name] >= key.concurrency_max:
+            raise ConcurrencyLimitError(f"{key.concurrency_max} requests with this key are already running")
+        self._running[name] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._running[name] -= 1
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, presented: str | None) -> None:
+    if scope["type"] != "http":
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    what = "this API key is not known" if presented is not None else "an API key is needed"
+    # A browser asks for a password only when Basic is offered; an API client must not be sent into that.
+    browser = any(name == b"accept" and b"text/html" in value for name, value in scope["headers"])
+    challenge = 'Basic realm="stretto"' if browser else 'Bearer realm="stretto"'
+    response = error_response(scope, InvalidKeyError(what), headers={"www-authenticate": challenge})
+    await response(scope, receive, send)
+
+
+def presented_key(scope: Scope) -> str | None:
+    """The key that a request carries; "" where it carries something that is none."""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            return _from_authorization(value.strip())
+        if name == b"x-api-key":
+            return str(value.decode("latin-1").strip())
+    return None
+
+
+def _from_authorization(value: bytes) -> str:
+    scheme, _, rest = value.partition(b" ")
+    if scheme.lower() == b"bearer":
+        return rest.strip().decode("latin-1")
+    if scheme.lower() != b"basic":
+        return ""
+    try:
+        return base64.b64decode(rest.strip(), validate=True).decode("utf-8").partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,150 @@
+"""API keys: read from a file or a setting, kept as digests, compared in constant time.
+
+A key file is one key a line (`#` begins a comment), or YAML:
+
+    keys:
+      - {key: "sk-…", name: alice, tenant: alice, priority: background, priority_max: default}
+      - {key: "sk-…", name: bob, concurrency_max: 8}
+
+`priority` is that of requests that name none, `priority_max` the most urgent one that any of them gets. Only
+its owner may read the file. A key without a tenant is a tenant of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from stretto.errors import SettingsError
+from stretto.rpc.messages import PriorityName
+from stretto.server.http.caller import Caller
+from stretto.settings import ServerSettings
+from stretto.settings.yaml_file import read_yaml
+
+KEY_CHARS_MIN, KEY_CHARS_MAX = 8, 512
+KEYS_MAX = 10_000
+_NAME = Annotated[str, Field(max_length=128, pattern=r"^[\w.@:-]*$")]
+
+
+class KeyEntry(BaseModel):
+    """One key as the file has it."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, coerce_numbers_to_str=True, hide_input_in_errors=True
+    )
+
+    key: Annotated[str, Field(min_length=KEY_CHARS_MIN, max_length=KEY_CHARS_MAX)]
+    name: _NAME = ""
+    tenant: _NAME = ""
+    priority: PriorityName = "default"
+    priority_max: PriorityName = "urgent"
+    concurrency_max: Annotated[int, Field(ge=1)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a key stands for. `concurrency_max` None: no limit of its own."""
+
+    digest: bytes
+    caller: Caller
+    concurrency_max: int | None = None
+
+
+class KeyRing:
+    """All keys of a server. An empty ring lets everybody in: `run` allows that on loopback only."""
+
+    def __init__(self, keys: Iterable[Key] = ()) -> None:
+        self._keys = tuple(keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def find(self, presented: str) -> Key | None:
+        """The key behind a text. Every digest is compared, so that the time says nothing about which."""
+        digest = _digest(presented)
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return found
+
+
+def load_keys(settings: ServerSettings) -> KeyRing:
+    """The keys of the setting and of the file together."""
+    entries = [] if settings.api_key is None else [_checked({"key": settings.api_key.get_secret_value()}, 1)]
+    if settings.api_key_file is not None:
+        entries += _read(Path(settings.api_key_file).expanduser())
+    digests = [_digest(entry.key) for entry in entries]
+    if len(set(digests)) < len(digests):
+        raise SettingsError("an API key is given twice", hint="give every user a key of their own")
+    return KeyRing(_key(entry, digest) for entry, digest in zip(entries, digests, strict=True))
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def _key(entry: KeyEntry, digest: bytes) -> Key:
+    name = entry.name or f"key-{digest.hex()[:8]}"
+    caller = Caller(
+        name=name,
+        tenant=entry.tenant or name,
+        priority_default=entry.priority,
+        priority_max=entry.priority_max,
+    )
+    return Key(digest, caller, entry.concurrency_max)
+
+
+def _read(path: Path) -> list[KeyEntry]:
+    text = _owners_text(path)
+    lines = [line.split("#", 1)[0].strip() for line in text.splitlines()]
+    lines = [line for line in lines if line]
+    if any(line.startswith("keys:") for line in lines):
+        listed = read_yaml(path).get("keys")
+        if not isinstance(listed, list):
+            raise SettingsError("the key file's `keys:` is not a list", hint="write `- key: …` below it")
+        entries = [_checked(item, index) for index, item in enumerate(listed, 1)]
+    else:
+        entries = [_checked({"key": line}, index) for index, line in enumerate(lines, 1)]
+    if not entries or len(entries) > KEYS_MAX:
+        raise SettingsError(f"the key file holds {len(entries):,} keys", hint=f"write 1 to {KEYS_MAX:,} keys")
+    return entries
+
+
+def _owners_text(path: Path) -> str:
+    """The file's text, if nobody but its owner can read or change it."""
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(
+            f"the key file {path.name} cannot be read: {error.strerror}", hint="check api_key_file"
+        ) from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"the key file {path.name} is not UTF-8 text", hint="one key a line") from None
+    if stat.S_IMODE(mode) & 0o077:
+        raise SettingsError(
+            f"the key file {path.name} can be read by others (mode {stat.S_IMODE(mode):04o})",
+            hint=f"chmod 600 {path.name}",
+        )
+    return text
+
+
+def _checked(item: Any, index: int) -> KeyEntry:
+    """One entry. What is wrong with it is said without the key itself."""
+    try:
+        return KeyEntry.model_validate(item)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"][:1]) or "entry"
+        raise SettingsError(
+            f"API key {index}: {where}: {first['msg']}",
+            hint="fields: key, name, tenant, priority, priority_max, concurrency_max",
+        ) from None

@@ -1,0 +1,124 @@
+"""What the OpenAPI document says beside the bodies: replies, errors, and nothing that is not so."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+import msgspec
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stretto.server.http.fields import Body
+from stretto.server.http.ignored import UnknownFields
+
+EVENTS = {"schema": {"type": "string", "description": "Server-sent events."}}
+
+
+class Reply(BaseModel):
+    """The base of our replies. For the document and for tests: replies are built as plain values."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class OpenAIErrorDetails(Reply):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIError(Reply):
+    error: OpenAIErrorDetails
+
+
+class ErrorCode(Reply):
+    error_code: str
+
+
+class AnthropicErrorDetails(Reply):
+    type: str
+    message: str
+    code: str
+    details: ErrorCode
+
+
+class AnthropicError(Reply):
+    type: Literal["error"]
+    error: AnthropicErrorDetails
+    request_id: str
+
+
+def _errors(model: type[Reply]) -> dict[int | str, dict[str, Any]]:
+    texts = {
+        400: "The request must change",
+        401: "A key is needed",
+        403: "Not for this key, host or origin",
+        404: "No such model",
+        409: "The id is in use",
+        413: "The body is too large",
+        415: "The body is not sent as JSON",
+        429: "Too many wait: try again after Retry-After seconds",
+        500: "The server failed",
+        503: "Not now: loading, draining or restarting",
+        408: "The request's deadline passed",
+        504: "The generation took longer than the server allows",
+    }
+    retry = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds"}}
+    return {
+        status: {"model": model, "description": text} | ({"headers": retry} if status in (429, 503) else {})
+        for status, text in texts.items()
+    }
+
+
+OPENAI_ERRORS = _errors(OpenAIError)
+ANTHROPIC_ERRORS = _errors(AnthropicError)
+
+
+def streaming(model: type[Reply]) -> dict[str, Any]:
+    """A reply that is one JSON body or, when asked, a stream of events."""
+    return {"model": model, "description": "The answer", "content": {"text/event-stream": EVENTS}}
+
+
+def honest(app: FastAPI, *, unknown_fields: UnknownFields = "refuse") -> None:
+    """Take out of the document what is not so: replies never sent, unknown fields that are not refused."""
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = make()
+            for path in document["paths"].values():
+                for operation in path.values():
+                    operation["responses"].pop("422", None)
+            if unknown_fields == "ignore":
+                _allow_unknown(document.get("components", {}).get("schemas", {}))
+            for name in ("HTTPValidationError", "ValidationError"):
+                document.get("components", {}).get("schemas", {}).pop(name, None)
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _allow_unknown(schemas: dict[str, Any]) -> None:
+    """Bodies may hold more than is described; replies hold exactly that."""
+    for name in _names_below(Body):
+        schemas.get(name, {}).pop("additionalProperties", None)
+
+
+def _names_below(model: type[BaseModel]) -> set[str]:
+    return {model.__name__}.union(*(_names_below(child) for child in model.__subclasses__()))
+
+
+def serve_document(app: FastAPI) -> None:
+    """/openapi.json, made at its first request and on a thread: it takes long enough to hold up streams."""
+    made: list[bytes] = []
+
+    async def document(_: Request) -> Response:
+        if not made:
+            made.append(msgspec.json.encode(await asyncio.to_thread(app.openapi)))
+        return Response(made[0], media_type="application/json")
+
+    app.add_route("/openapi.json", document, include_in_schema=False)

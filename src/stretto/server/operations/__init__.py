@@ -1,0 +1,1 @@
+"""What operators see: probes, metrics, counters, and the instrumented engine."""

@@ -1,0 +1,250 @@
+"""`/metrics`: what was seen (`counters`) and what the runtime says (`stats`), in Prometheus' text form.
+
+Everything is made when it is asked for. `vllm` adds the names that existing dashboards read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from stretto import __version__
+from stretto.core.tick import PreemptReason
+from stretto.rpc.messages import ModelStats, Stats
+from stretto.server.http.caller import PRIORITIES
+from stretto.server.operations import metrics_ticks
+from stretto.server.operations.counters import Figures, ModelFigures
+from stretto.server.operations.metrics_batches import runtime_batches, token_calls
+from stretto.telemetry.histogram import Histogram
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_HISTOGRAMS = {
+    "first_token": ("time_to_first_token_seconds", "Seconds from arrival to the first token."),
+    "inter_token": ("inter_token_seconds", "Seconds between two tokens of a stream."),
+    "request_time": ("request_seconds", "Seconds from arrival to the end of a request."),
+}
+_COUNTERS = {
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that had a slot and ended."),
+    "cached_tokens": ("prefix_hit_tokens", "Prompt tokens that were not computed again."),
+    "generated_tokens": ("generation_tokens", "Tokens that were generated and delivered."),
+}
+_BATCHER_COUNTERS = {
+    "total_batches": ("batches", "Calls that carried one or more requests."),
+    "total_requests": ("requests", "Requests that left in these calls."),
+    "fallback_count": ("fallbacks", "Requests that went alone because the runtime cannot take batches."),
+    "urgent_flushes": ("urgent_flushes", "Batches that an urgent request sent off."),
+    "promoted_background": ("promoted_background", "Background requests that rode along."),
+    "aborted_requests": ("aborted", "Requests that were cancelled before they left."),
+    "expired_requests": ("expired", "Requests whose deadline passed before they left."),
+    "bypassed_requests": ("bypassed", "Requests that went alone because `bypass` lists a field of theirs."),
+    "near_deadline_requests": ("near_deadline", "Requests that left at once because of their deadline."),
+    "rejected_requests": ("rejected", "Requests that the runtime refused, or whose call failed."),
+    "failed_calls": ("failed_calls", "Calls that failed as a whole."),
+    "backpressure_pauses": ("backpressure_pauses", "Pauses of a client whose streams were full."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """All that one scrape shows. `stats` None: the runtime did not answer."""
+
+    figures: Figures
+    stats: Stats | None
+    batch_stats: Mapping[str, Any]
+    ready: bool
+    draining: bool
+
+
+def render(seen: Seen, *, compat: str = "none") -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(seen, compat))
+    ProcessCollector(registry=registry)
+    return bytes(generate_latest(registry))
+
+
+class _Families(Collector):
+    def __init__(self, seen: Seen, compat: str) -> None:
+        self._seen = seen
+        self._compat = compat
+
+    def collect(self) -> Iterator[Metric]:
+        seen = self._seen
+        yield _gauge("stretto_build_info", "The version, as a label.", 1, version=__version__)
+        yield _gauge("stretto_ready", "1: a model can answer now.", float(seen.ready))
+        yield _gauge("stretto_draining", "1: the server is about to stop.", float(seen.draining))
+        yield from _requests(seen.figures)
+        yield from _models(seen.figures)
+        if seen.stats is not None:
+            yield from _runtime(seen.stats)
+            yield from runtime_batches(seen.stats.batches)
+        yield from _batcher(seen.batch_stats.get("generate", {}))
+        yield from token_calls(seen.batch_stats.get("tokens", {}))
+        yield from _streams(seen.batch_stats.get("streams", {}))
+        if self._compat == "vllm":
+            from stretto.server.operations.metrics_vllm import families
+
+            yield from families(seen)
+
+
+def _gauge(name: str, text: str, value: float, **labels: str) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _requests(figures: Figures) -> Iterator[Metric]:
+    yield _gauge("stretto_requests_running", "Generations that have not ended.", figures.running)
+    yield _gauge("stretto_requests_without_token", "Of these, without a first token.", figures.waiting)
+    rejected = CounterMetricFamily("stretto_rejected", "Requests refused, by the code.", labels=["reason"])
+    for code, count in sorted(figures.rejected.items()):
+        rejected.add_metric([code], count)
+    yield rejected
+    replies = CounterMetricFamily("stretto_http_responses", "HTTP replies.", labels=["status"])
+    for status, count in sorted(figures.responses.items()):
+        replies.add_metric([str(status)], count)
+    yield replies
+    ignored = CounterMetricFamily(
+        "stretto_ignored_fields", "Fields of request bodies that were ignored.", labels=["dialect"]
+    )
+    for dialect in ("openai", "anthropic"):
+        ignored.add_metric([dialect], figures.ignored_fields[dialect])
+    yield ignored
+
+
+def _models(figures: Figures) -> Iterator[Metric]:
+    outcomes = CounterMetricFamily(
+        "stretto_requests", "Generations that ended, by how.", labels=["model", "outcome"]
+    )
+    for model_id, of_model in figures.models.items():
+        for outcome, count in sorted(of_model.outcomes.items()):
+            outcomes.add_metric([model_id, outcome], count)
+    yield outcomes
+    for field, (name, text) in _COUNTERS.items():
+        counter = CounterMetricFamily(f"stretto_{name}", text, labels=["model"])
+        for model_id, of_model in figures.models.items():
+            counter.add_metric([model_id], getattr(of_model, field))
+        yield counter
+    yield _queue_waits(figures.models)
+    for field, (name, text) in _HISTOGRAMS.items():
+        yield histogram(f"stretto_{name}", text, "model", figures.models, field)
+
+
+def _queue_waits(models: Mapping[str, ModelFigures]) -> HistogramMetricFamily:
+    """One family for both, so that requests that ended without a slot are seen and do not blur the rest."""
+    family = HistogramMetricFamily(
+        "stretto_queue_wait_seconds",
+        "Seconds from arrival until a request had a slot, or ended without one (admitted: false).",
+        labels=["model", "admitted"],
+    )
+    for model_id, of_model in models.items():
+        for admitted, waits in (("true", of_model.queue_wait), ("false", of_model.queue_wait_in_vain)):
+            family.add_metric([model_id, admitted], waits.buckets(), waits.total)
+    return family
+
+
+def histogram(
+    name: str, text: str, label: str, models: Mapping[str, ModelFigures], field: str
+) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(name, text, labels=[label])
+    for model_id, of_model in models.items():
+        values: Histogram = getattr(of_model, field)
+        family.add_metric([model_id], values.buckets(), values.total)
+    return family
+
+
+def _runtime(stats: Stats) -> Iterator[Metric]:
+    yield _gauge("stretto_runtime_memory_bytes", "Memory of the runtime's process.", stats.memory_bytes)
+    yield _gauge("stretto_runtime_uptime_seconds", "Since the runtime started.", stats.uptime_s)
+    simple: dict[str, tuple[str, Any]] = {
+        "stretto_slots": ("Slots.", lambda model: model.slots),
+        "stretto_slots_busy": ("Slots with a request.", lambda model: model.active_slots),
+        "stretto_parked": ("Requests that were interrupted and wait to resume.", lambda model: model.parked),
+        "stretto_kv_usage_ratio": ("Share of the KV cache in use.", lambda model: model.kv_used),
+        "stretto_last_tick_age_seconds": ("Since the last tick.", lambda model: model.last_tick_age_s),
+        "stretto_pass_seconds": ("Time of the last pass.", lambda model: model.pass_s),
+    }
+    for name, (text, value) in simple.items():
+        gauge = GaugeMetricFamily(name, text, labels=["model"])
+        for model in stats.models:
+            gauge.add_metric([model.model_id], float(value(model)))
+        yield gauge
+    yield _queue(stats.models)
+    for name, text, field in (
+        ("stretto_ticks", "Ticks.", "ticks"),
+        ("stretto_computed_prompt_tokens", "Prompt tokens that the model computed.", "computed_tokens"),
+    ):
+        counter = CounterMetricFamily(name, text, labels=["model"])
+        for model in stats.models:
+            counter.add_metric([model.model_id], getattr(model, field))
+        yield counter
+    yield from _preemptions(stats.models)
+    yield from metrics_ticks.families(stats.models)
+
+
+def _preemptions(models: list[ModelStats]) -> Iterator[Metric]:
+    """Every slot that was taken away, by reason; victims that ended with an error count, too."""
+    text = "Times that a request lost its slot, by reason; time slices of streams included."
+    counter = CounterMetricFamily("stretto_preemptions", text, labels=["model", "reason"])
+    slices = CounterMetricFamily("stretto_turns", "The same for time slices alone.", labels=["model"])
+    for model in models:
+        for reason in PreemptReason:
+            counter.add_metric([model.model_id, reason.value], model.preemptions.get(reason.value, 0))
+        slices.add_metric([model.model_id], model.preemptions.get(PreemptReason.TIME_SLICE.value, 0))
+    yield from (counter, slices)
+
+
+def _queue(models: list[ModelStats]) -> Metric:
+    family = GaugeMetricFamily(
+        "stretto_requests_waiting", "Requests in the queue.", labels=["model", "priority"]
+    )
+    for model in models:
+        for priority in PRIORITIES:
+            family.add_metric([model.model_id, priority], model.queued.get(priority, 0))
+    return family
+
+
+def _batcher(stats: Mapping[str, Any]) -> Iterator[Metric]:
+    prefix = "stretto_generate_batcher"
+    for key, (name, text) in _BATCHER_COUNTERS.items():
+        counter = CounterMetricFamily(f"{prefix}_{name}", text)
+        counter.add_metric([], float(stats.get(key, 0)))
+        yield counter
+    mix = CounterMetricFamily(f"{prefix}_priority_mix", "Requests sent, by priority.", labels=["priority"])
+    for priority in PRIORITIES:
+        mix.add_metric([priority], float(stats.get("priority_mix", {}).get(priority, 0)))
+    yield mix
+    size = GaugeMetricFamily(f"{prefix}_batch_size", "Requests in one call, recently.", labels=["stat"])
+    for name in ("last", "average", "max"):
+        size.add_metric([name], float(stats.get("batch_size", {}).get(name, 0)))
+    yield size
+    waits = GaugeMetricFamily(
+        f"{prefix}_queue_wait_seconds", "Time in the batcher, recently.", labels=["quantile"]
+    )
+    for name, quantile in (("p50", "0.5"), ("p95", "0.95")):
+        waits.add_metric([quantile], float(stats.get("queue_wait_ms", {}).get(name, 0)) / 1000)
+    yield waits
+    yield _gauge(f"{prefix}_queued", "Requests in the batcher.", float(stats.get("total_queued", 0)))
+    yield _gauge(
+        f"{prefix}_calls_in_flight", "Calls without an answer.", float(stats.get("calls_in_flight", 0))
+    )
+
+
+def _streams(stats: Mapping[str, Any]) -> Iterator[Metric]:
+    for key, text in (
+        ("active", "Streams that are open."),
+        ("limit", "Streams that may be open."),
+        ("blocked_now", "Streams whose reader is too slow."),
+        ("unread_bytes", "Text that waits for its reader."),
+    ):
+        if isinstance(stats.get(key), int | float):
+            yield _gauge(f"stretto_streams_{key.removesuffix('_now')}", text, float(stats[key]))

@@ -1,0 +1,200 @@
+"""The operator's side of the server: probes, metrics, slots, and the layers round the endpoints.
+
+`Operations` is made once for an app. Endpoints get its `engine` (the one given to it, observed); the app
+takes its `routes`, and its `wrap` puts the layers round them, just inside `error_boundary`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import msgspec
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from stretto import __version__
+from stretto.client.api import EngineApi
+from stretto.rpc.messages import Stats
+from stretto.server.http.access_log import AccessLog
+from stretto.server.http.auth import Auth
+from stretto.server.http.crowd import CrowdLimit
+from stretto.server.http.drain import Drain, Gate
+from stretto.server.http.head_requests import HeadRequests
+from stretto.server.http.keys import KeyRing
+from stretto.server.http.limits import BodyLimits, HeaderLimits
+from stretto.server.http.origin_check import Hosts
+from stretto.server.operations.batch_traces import BatchTraces
+from stretto.server.operations.health import Loads, Readiness, judge, stats_of
+from stretto.server.operations.instrumented import ObservedEngine
+from stretto.server.operations.metrics import CONTENT_TYPE, Seen, render
+from stretto.settings import ServerSettings
+from stretto.telemetry.traces import Tracer
+
+RESTART_S = 5  # what a drain and a restart usually take
+
+
+class Operations:
+    def __init__(
+        self,
+        engine: EngineApi,
+        settings: ServerSettings,
+        *,
+        keys: KeyRing | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self.settings = settings
+        self.keys = keys or KeyRing()
+        self.engine = ObservedEngine(engine, tracer=tracer)
+        if self.engine.tracer.enabled:
+            engine.on_batch_dispatched(BatchTraces(self.engine.tracer, self.engine.clock))
+        self.drain = Drain(self.engine, timeout_s=settings.drain_timeout_s)
+        self._started_s = time.monotonic()
+        self._loads = Loads()
+
+    # --- for the app -----------------------------------------------------------------------------
+
+    def retry_after(self) -> int:
+        """Seconds for the header of that name: the queue over the measured rate, or the time of a restart."""
+        chance = random.random()  # noqa: S311 (spreads clients, guards nothing)
+        if self.engine.draining or not self.engine.health.ready:
+            return RESTART_S + round(RESTART_S * chance)
+        return self.engine.retry_after.seconds(self.engine.clock(), self.engine.figures.waiting, chance)
+
+    def middleware(self) -> list[Middleware]:
+        """Outermost first. What a stranger may cost comes before the key, what a caller may cost after it."""
+        chosen = self.settings
+        return [
+            Middleware(AccessLog, engine=self.engine),
+            Middleware(
+                HeaderLimits,
+                headers_max=chosen.headers_max,
+                header_bytes_max=chosen.header_bytes_max,
+                url_bytes_max=chosen.url_bytes_max,
+            ),
+            Middleware(
+                Hosts,
+                allowed_hosts=chosen.allowed_hosts,
+                cors_origins=chosen.cors_origins,
+                open_names=not chosen.loopback and not chosen.allowed_hosts and len(self.keys) > 0,
+            ),
+            Middleware(Auth, keys=self.keys),
+            Middleware(CrowdLimit),
+            Middleware(Gate, drain=self.drain, engine=self.engine),
+            Middleware(
+                BodyLimits,
+                body_bytes_max=chosen.body_bytes_max,
+                nesting_max=chosen.nesting_max,
+                read_timeout_s=chosen.read_timeout_s,
+            ),
+            Middleware(HeadRequests),
+        ]
+
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        for layer in reversed(self.middleware()):
+            app = layer.cls(app, *layer.args, **layer.kwargs)
+        return app
+
+    def routes(self) -> list[BaseRoute]:
+        """Plain routes: an operator's page must answer when nothing else does."""
+        return [
+            Route("/livez", self._livez, methods=["GET"]),
+            Route("/readyz", self._readyz, methods=["GET"]),
+            Route("/health", self._health, methods=["GET"]),
+            Route("/version", self._version, methods=["GET"]),
+            Route("/slots", self._slots, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
+        ]
+
+    # --- routes ----------------------------------------------------------------------------------
+
+    async def _livez(self, _request: Request) -> Response:
+        return _json({"status": "alive"})
+
+    async def _readyz(self, request: Request) -> Response:
+        readiness = await self._readiness()
+        return self._answer(readiness, {} if request.state.caller is None else {"reason": readiness.reason})
+
+    async def _health(self, request: Request) -> Response:
+        stats = await stats_of(self.engine)
+        readiness = self._judged(stats)
+        if request.state.caller is None:
+            return self._answer(readiness, {})
+        detail = {
+            "reason": readiness.reason,
+            "progress": self.engine.health.progress,
+            "version": __version__,
+            "uptime_s": round(time.monotonic() - self._started_s, 1),
+            "requests": {"running": self.engine.figures.running, "waiting": self.engine.figures.waiting},
+            "retry_after_s": self.retry_after(),
+            "batcher": self.engine.batch_stats(),
+            "runtime": None if stats is None else _without_slots(stats),
+        }
+        return self._answer(readiness, detail)
+
+    async def _version(self, _request: Request) -> Response:
+        return _json({"version": __version__})
+
+    async def _slots(self, request: Request) -> Response:
+        """Every slot's state; whose request it is, only to that tenant (without keys: to everybody)."""
+        stats = await stats_of(self.engine)
+        if stats is None:
+            return _json([], status=503)
+        tenant = request.state.caller.tenant if self.keys else None
+        rows = [
+            {"model": model.model_id, **_fields(slot)} for model in stats.models for slot in model.slot_table
+        ]
+        for row in rows:
+            if tenant is not None and row["tenant"] != tenant:
+                row |= {"stream_id": "", "tenant": ""}
+        return _json(rows)
+
+    async def _metrics(self, _request: Request) -> Response:
+        stats = await stats_of(self.engine)
+        seen = Seen(
+            figures=self.engine.figures,
+            stats=stats,
+            batch_stats=self.engine.batch_stats(),
+            ready=self._judged(stats).ready,
+            draining=self.engine.draining,
+        )
+        return Response(render(seen, compat=self.settings.metrics_compat), media_type=CONTENT_TYPE)
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    async def _readiness(self) -> Readiness:
+        if self.engine.draining or not self.engine.health.ready:
+            return self._judged(None)  # no need to ask the runtime
+        return self._judged(await stats_of(self.engine))
+
+    def _judged(self, stats: Stats | None) -> Readiness:
+        return judge(
+            self.engine.health,
+            draining=self.engine.draining,
+            stats=stats,
+            loaded=self._loads.look(stats),
+            hang_after_s=self.settings.hang_after_s,
+        )
+
+    def _answer(self, readiness: Readiness, detail: dict[str, Any]) -> Response:
+        headers = {} if readiness.ready else {"retry-after": str(self.retry_after())}
+        body = {"status": "ready" if readiness.ready else "not ready", **detail}
+        return _json(body, status=200 if readiness.ready else 503, headers=headers)
+
+
+def _json(body: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, "application/json")
+
+
+def _fields(message: msgspec.Struct) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in message.__struct_fields__}
+
+
+def _without_slots(stats: Stats) -> dict[str, Any]:
+    left_out = ("slot_table", "histograms", "events")  # these are at /slots and /metrics
+    models = [{k: v for k, v in _fields(model).items() if k not in left_out} for model in stats.models]
+    return {**_fields(stats), "models": models}

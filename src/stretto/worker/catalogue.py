@@ -1,0 +1,173 @@
+"""Which models this runtime may serve, how much memory each would take, and how it is loaded.
+
+Only names that the operator listed, pulled or gave at start are served: what a caller sends is never taken
+for a path.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stretto import settings as settings_
+from stretto.errors import ModelNotFoundError
+from stretto.rpc.heartbeat import HeartbeatWriter
+from stretto.settings.places import cache_home
+from stretto.worker.embedding import EmbeddingRuntime
+from stretto.worker.embedding_loading import load_embedding, makes_vectors
+from stretto.worker.loading import Beat, Loaded, Progress, find, load
+
+if TYPE_CHECKING:
+    from stretto.model_files import gguf
+
+SIMULATED_BYTES = 16 << 20
+WINDOW_MAX = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a runtime is started with: models by name or path, and the settings' sources."""
+
+    models: tuple[str, ...] = ()
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    config: str | None = None
+    cache_dir: str | None = None
+
+
+class Catalogue:
+    """The `Loader` of the model pool over settings and the store. Its methods are called on any thread."""
+
+    def __init__(self, launch: Launch, *, heartbeat: HeartbeatWriter | None = None) -> None:
+        self._launch = launch
+        self._settings = settings_.load(launch.config, flags=launch.flags).settings
+        self._home = Path(launch.cache_dir) if launch.cache_dir is not None else cache_home()
+        self._heartbeat = heartbeat
+        self._names = self._listed()
+
+    @property
+    def settings(self) -> settings_.Settings:
+        return self._settings
+
+    def ids(self) -> Sequence[str]:
+        """The models that were listed or given, the default one first."""
+        return tuple(self._names)
+
+    def resolve(self, model_id: str) -> str:
+        """The id under which a model is kept. "" is the default one; pulled models go by their name."""
+        if not model_id:
+            return next(iter(self._names))
+        if model_id in self._names:
+            return model_id
+        pulled = {spelling: name for name, stem in self._pulled() for spelling in (name, stem)}
+        if model_id in pulled:
+            return pulled[model_id]
+        near = difflib.get_close_matches(model_id, [*self._names, *pulled], 1)
+        hint = f"did you mean {near[0]}?" if near else None
+        raise ModelNotFoundError(f"there is no model {model_id[:120]!r} here", hint=hint)
+
+    def estimate_bytes(self, model_id: str, progress: Progress) -> int:
+        """Memory of weights, slots and buffers, before anything is loaded (but made ready on first use)."""
+        chosen = self._chosen(model_id)
+        if chosen.backend == "simulated":
+            return SIMULATED_BYTES
+        path = find(chosen.path or self._names.get(model_id, model_id), self._home, progress)
+        return _directory_bytes(path) if path.is_dir() else _gguf_bytes(path, chosen)
+
+    def load(self, model_id: str, progress: Progress) -> Loaded | EmbeddingRuntime:
+        chosen = self._chosen(model_id)
+        if chosen.backend in ("auto", "llamacpp"):
+            path = find(chosen.path or self._names.get(model_id, model_id), self._home, progress)
+            if path.is_file() and makes_vectors(path):
+                common = self._settings.defaults
+                return load_embedding(path, chosen, common, home=self._home, progress=progress)
+        return self._load_generating(model_id, progress)
+
+    def _load_generating(self, model_id: str, progress: Progress) -> Loaded:
+        index = self._heartbeat.take() if self._heartbeat is not None else None
+        try:
+            loaded = load(
+                self._names.get(model_id, model_id) or None,
+                self._launch.flags,
+                cache_dir=self._home,
+                progress=progress,
+                config=self._launch.config,
+                beat=self._beat(index),
+            )
+        except BaseException:
+            self._give_back(index)
+            raise
+        return replace(loaded, after_close=lambda: self._give_back(index))
+
+    def _beat(self, index: int | None) -> Beat | None:
+        writer = self._heartbeat
+        if writer is None or index is None:
+            return None
+        return lambda steps, working: writer.beat(index, steps, working=working)
+
+    def _give_back(self, index: int | None) -> None:
+        if self._heartbeat is not None and index is not None:
+            self._heartbeat.give_back(index)
+
+    def _chosen(self, model_id: str) -> settings_.ModelSettings:
+        return self._settings.model(self._names.get(model_id, model_id))
+
+    def _listed(self) -> dict[str, str]:
+        """Id → the name to load it by."""
+        names = {_id_of(name): name for name in self._launch.models}
+        names |= {name: name for name in self._settings.models}
+        if names:
+            return names
+        return {"simulated" if self._settings.defaults.backend == "simulated" else _default_name(): ""}
+
+    def _pulled(self) -> list[tuple[str, str]]:
+        from stretto.model_files.store import Store
+
+        return [(model.name, model.path.stem) for model in Store(self._home).ls()]
+
+
+def _id_of(name: str) -> str:
+    """A path is shown by its file's name, anything else as it is."""
+    return Path(name).stem if name.endswith(".gguf") or name.startswith(("/", "./", "~")) else name
+
+
+def _default_name() -> str:
+    from stretto.model_files.bundled import NAME
+
+    return NAME
+
+
+def _gguf_bytes(path: Path, chosen: settings_.ModelSettings) -> int:
+    from stretto.model_files import fit, gguf
+    from stretto.model_files.kind import shape_of
+
+    file = gguf.read(path)
+    shape = shape_of(file)
+    window = chosen.context_window
+    tokens = min(shape.context_length, WINDOW_MAX) if window == "auto" else window
+    found = fit.estimate(
+        shape,
+        weights_bytes=_weights_bytes(file),
+        context_window=tokens,
+        n_seq_max=chosen.n_seq_max,
+        **fit.options_for(shape, chosen, tokens),
+    )
+    return found.total
+
+
+def _weights_bytes(file: gguf.GgufFile) -> int:
+    """Of all parts, where the model is cut into several files."""
+    from stretto.model_files.hub import SHARD
+
+    shard = SHARD.search(file.path.name)
+    if shard is None:
+        return file.weights_bytes
+    parts = file.path.parent.glob(f"{glob.escape(file.path.name[: shard.start()])}-*.gguf")
+    return sum(part.stat().st_size for part in parts if SHARD.search(part.name))
+
+
+def _directory_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.glob("*.safetensors"))

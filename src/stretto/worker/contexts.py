@@ -1,0 +1,342 @@
+"""A pool of contexts over one set of weights, for models that answer a request in a few passes.
+
+Each context has a thread, made when the work needs it. Requests wait in a packer until a context is free, by
+priority and with tenants in turn; what waits together runs together. A request ends by its result, by its
+future's `cancel`, by its deadline, or with the error of a pass that failed twice: after a failure the context
+is rebuilt, and the inputs of that batch run again one by one, so that only the request at fault fails. Knows
+nothing of text or of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.errors import DeadlineError, InvariantError, QueueFullError, ShuttingDownError
+from stretto.rpc.messages import PriorityName
+from stretto.worker.packing import Item, Packer
+
+Vectors = NDArray[np.float32]
+CLOSE_TIMEOUT_S = 30.0
+
+
+class Encoder(Protocol):
+    """One context. Used by one thread at a time; `run` may raise anything, and then `rebuild` is called."""
+
+    def run(self, inputs: Sequence[Sequence[int]]) -> Vectors:
+        """One row for each input, which together fit one batch."""
+        ...
+
+    def rebuild(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    contexts: int
+    busy: int
+    requests: int  # waiting or running
+    queued: Mapping[str, int]  # of these, by priority, those without any input in a batch yet
+    batches: int
+    inputs: int
+    tokens: int
+    failures: int
+    batch_s: float  # how long the last batch took
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    inputs: Sequence[Sequence[int]]
+    future: Future[Vectors]
+    deadline_s: float | None
+    priority: PriorityName
+    tenant: str
+    rows: list[Vectors | None]
+    left: int
+    on_start: Callable[[], None] | None = None
+    running: bool = False  # some input of it is or was in a batch
+    retried: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Counts:
+    batches: int = 0
+    inputs: int = 0
+    tokens: int = 0
+    failures: int = 0
+    batch_s: float = 0.0
+
+
+class ContextPool:
+    def __init__(
+        self,
+        make: Callable[[], Encoder],
+        *,
+        size: int,
+        packer: Packer,
+        requests_max: int = 512,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.size = size
+        self._make = make
+        self._packer = packer
+        self._requests_max = requests_max
+        self._clock = clock
+        self._numbers = itertools.count(1)
+        self._jobs: dict[int, _Job] = {}
+        self._changed = threading.Condition()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._busy = 0
+        self._counts = _Counts()
+        self._refusing = False
+        self._closed = False
+        self._spare: Encoder | None = make()  # what cannot be made at all fails at load, not at work
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        inputs: Sequence[Sequence[int]],
+        *,
+        deadline_s: float | None = None,
+        priority: PriorityName = "default",
+        tenant: str = "",
+        on_start: Callable[[], None] | None = None,
+    ) -> Future[Vectors]:
+        """Queue inputs, none of them empty. `cancel` on the future frees what is not computed yet.
+
+        `on_start` is called once, on the context's thread, just before the first of them is computed.
+
+        `deadline_s` is on the pool's clock; a batch that already runs is not interrupted by it. A tenant by
+        name cannot fill the queue alone: the last quarter is for the others.
+        """
+        future: Future[Vectors] = Future()
+        with self._changed:
+            if self._refusing:
+                raise ShuttingDownError("the model is being unloaded")
+            if len(self._jobs) >= self._requests_max:
+                raise QueueFullError(f"{len(self._jobs)} requests wait for this model already")
+            if tenant and self._of_tenant(tenant) >= max(1, self._requests_max * 3 // 4):
+                raise QueueFullError("too many requests of this tenant wait for this model already")
+            number = next(self._numbers)
+            rows: list[Vectors | None] = [None] * len(inputs)
+            self._jobs[number] = _Job(
+                inputs, future, deadline_s, priority, tenant, rows, len(inputs), on_start
+            )
+            lengths = [len(tokens) for tokens in inputs]
+            self._packer.add(number, lengths, priority=priority, tenant=tenant)
+            self._wake()
+        future.add_done_callback(lambda _: self._forget(number))
+        return future
+
+    def _of_tenant(self, tenant: str) -> int:
+        return sum(job.tenant == tenant for job in self._jobs.values())
+
+    def _forget(self, number: int) -> None:
+        with self._changed:
+            self._jobs.pop(number, None)
+            self._packer.drop(number)
+            self._changed.notify_all()
+
+    def _wake(self) -> None:
+        """One more context for what waits: an idle one, else a new one."""
+        if self._idle:
+            self._changed.notify()
+        elif len(self._threads) < self.size:
+            thread = threading.Thread(target=self._work, name="stretto-context", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    # --- life ------------------------------------------------------------------------------------
+
+    @property
+    def stats(self) -> PoolStats:
+        with self._changed:
+            counts = self._counts
+            return PoolStats(
+                contexts=len(self._threads) + (self._spare is not None),
+                busy=self._busy,
+                requests=len(self._jobs),
+                queued=Counter(job.priority for job in self._jobs.values() if not job.running),
+                batches=counts.batches,
+                inputs=counts.inputs,
+                tokens=counts.tokens,
+                failures=counts.failures,
+                batch_s=counts.batch_s,
+            )
+
+    def drain(self) -> None:
+        """Refuse what is new; what waits and what runs is still answered."""
+        with self._changed:
+            self._refusing = True
+
+    def close(self) -> bool:
+        """End everything. Batches that run are waited for, because C code cannot be interrupted.
+
+        False: one did not end in time, and the weights must not be freed under it.
+        """
+        with self._changed:
+            self._refusing = self._closed = True
+            waiting, self._jobs = list(self._jobs.values()), {}
+            self._changed.notify_all()
+        for job in waiting:
+            _settle(job.future, ShuttingDownError("the model is being unloaded"))
+        for thread in list(self._threads):
+            thread.join(CLOSE_TIMEOUT_S)
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
+        return not any(thread.is_alive() for thread in self._threads)
+
+    # --- the threads -----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        encoder: Encoder | None = None
+        while (batch := self._next()) is not None:
+            inputs = [tokens for _, tokens in batch]
+            items = [item for item, _ in batch]
+            try:
+                encoder = encoder or self._take_spare() or self._make()
+                started = self._clock()
+                rows = encoder.run(inputs)
+                if len(rows) != len(inputs):
+                    raise InvariantError(f"{len(rows)} vectors came back for {len(inputs)} inputs")
+            except Exception as error:
+                if encoder is None and self._retired(items):
+                    return
+                encoder = _rebuilt(encoder)
+                self._failed(items, error)
+            else:
+                self._deliver(items, rows, sum(map(len, inputs)), self._clock() - started)
+        if encoder is not None:
+            encoder.close()
+
+    def _retired(self, items: Sequence[Item]) -> bool:
+        """No memory for one more context: the others go on with its work, and no more is tried for."""
+        with self._changed:
+            if len(self._threads) == 1:
+                return False
+            self._threads.remove(threading.current_thread())
+            self.size = len(self._threads)
+            self._busy -= 1
+            self._counts.failures += 1
+            for item in items:
+                self._packer.retry(item)
+            self._changed.notify_all()
+            return True
+
+    def _take_spare(self) -> Encoder | None:
+        with self._changed:
+            spare, self._spare = self._spare, None
+            return spare
+
+    def _next(self) -> list[tuple[Item, Sequence[int]]] | None:
+        """Block until there is a batch; None: the pool is closed."""
+        while True:
+            with self._changed:
+                while not self._closed and not self._packer.waiting:
+                    self._idle += 1
+                    self._changed.wait()
+                    self._idle -= 1
+                if self._closed:
+                    return None
+                late = self._take_late()
+                items = self._packer.take()
+                if self._packer.waiting:
+                    self._wake()
+                self._busy += bool(items)
+                batch = [(item, self._jobs[item.request].inputs[item.number]) for item in items]
+                begun = self._begin(items)
+            for job in late:
+                _settle(job.future, DeadlineError("the deadline passed while the request waited"))
+            for tell in begun:
+                tell()
+            if batch:
+                return batch
+
+    def _begin(self, items: Sequence[Item]) -> list[Callable[[], None]]:
+        """Whom to tell that the first of their inputs is about to be computed."""
+        fresh = [job for item in items if not (job := self._jobs[item.request]).running]
+        told = [job.on_start for job in dict.fromkeys(fresh) if job.on_start is not None]
+        for job in fresh:
+            job.running = True
+        return told
+
+    def _take_late(self) -> list[_Job]:
+        now = self._clock()
+        late = [n for n, job in self._jobs.items() if job.deadline_s is not None and job.deadline_s <= now]
+        for number in late:
+            self._packer.drop(number)
+        return [self._jobs.pop(number) for number in late]
+
+    def _deliver(self, items: Sequence[Item], rows: Vectors, tokens: int, took_s: float) -> None:
+        done: list[_Job] = []
+        with self._changed:
+            self._busy -= 1
+            counts = self._counts
+            counts.batches += 1
+            counts.inputs += len(items)
+            counts.tokens += tokens
+            counts.batch_s = took_s
+            for item, row in zip(items, rows, strict=True):
+                job = self._jobs.get(item.request)
+                if job is None:
+                    continue  # cancelled meanwhile
+                job.rows[item.number] = row
+                job.left -= 1
+                if not job.left:
+                    done.append(job)
+        for job in done:
+            _settle(job.future, np.stack([row for row in job.rows if row is not None]))
+
+    def _failed(self, items: Sequence[Item], error: Exception) -> None:
+        """Each input runs once more, alone; one that had its second chance ends its request."""
+        ended: list[_Job] = []
+        with self._changed:
+            self._busy -= 1
+            self._counts.failures += 1
+            for item in items:
+                job = self._jobs.get(item.request)
+                if job is None:
+                    continue
+                if item.number in job.retried:
+                    ended.append(job)
+                else:
+                    job.retried.add(item.number)
+                    self._packer.retry(item)
+        for job in ended:
+            _settle(job.future, error)
+
+
+def _rebuilt(encoder: Encoder | None) -> Encoder | None:
+    """The same context made anew; None where that fails too: the next batch asks for another."""
+    if encoder is None:
+        return None
+    try:
+        encoder.rebuild()
+    except Exception:
+        with contextlib.suppress(Exception):
+            encoder.close()
+        return None
+    return encoder
+
+
+def _settle(future: Future[Any], outcome: Vectors | Exception) -> None:
+    """Set a future's end, unless its caller cancelled it first."""
+    with contextlib.suppress(InvalidStateError):
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)

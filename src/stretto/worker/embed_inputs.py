@@ -1,0 +1,175 @@
+"""From what a caller sends to token sequences: checked, framed with the model's own marks, cut where asked.
+
+Text is wrapped as the model was trained ([CLS] … [SEP]); token ids are taken as they are. Every refusal is a
+typed error with its numbers. User text never becomes a control token. Computes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stretto.errors import EmptyPromptError, InvalidRequestError, InvalidTokenError, PromptTooLongError
+from stretto.text import bounds
+from stretto.text.provenance import Segment
+from stretto.text.templates import Rendered
+from stretto.text.tokenizer import Tokenizer, encode_prompt
+
+INPUTS_MAX = 2048
+TRUNCATE = ("", "left", "right")
+_PLACES = re.compile(r"(\{query\}|\{document\})")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The marks around a text, and between a query and a document."""
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    rerank_template: str = ""  # the file's own text with {query} and {document}, in place of marks
+
+
+class InputReader:
+    def __init__(
+        self, tokenizer: Tokenizer, frame: Frame, *, window: int, inputs_max: int = INPUTS_MAX
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._frame = frame
+        self._window = window
+        self._inputs_max = inputs_max
+
+    @property
+    def window(self) -> int:
+        return self._window
+
+    def texts(self, inputs: Sequence[Any], truncate: str) -> list[list[int]]:
+        """Inputs to embed: texts, or lists of token ids. Nothing is taken on trust: SDKs pass objects."""
+        self._check(len(inputs), "inputs", truncate)
+        return [self._one(number, given, truncate) for number, given in enumerate(inputs)]
+
+    def pairs(self, query: Any, documents: Sequence[Any], truncate: str) -> list[list[int]]:
+        """A query with each document. Where they do not fit together the document is cut, never the query."""
+        self._check(len(documents), "documents", truncate)
+        if not isinstance(query, str) or not query:
+            raise EmptyPromptError("the query is empty", hint="send a text")
+        for number, document in enumerate(documents):
+            if not isinstance(document, str) or not document:
+                raise EmptyPromptError(f"document {number} is empty", hint="send texts")
+        if self._frame.rerank_template:
+            return [self._rendered(number, query, text, truncate) for number, text in enumerate(documents)]
+        start = [*self._frame.before, *self._encoded(query, "the query", ""), *self._frame.between]
+        return [
+            self._framed(
+                start, self._encoded(text, f"document {number}", truncate), f"document {number}", truncate
+            )
+            for number, text in enumerate(documents)
+        ]
+
+    def _encoded(self, text: str, what: str, truncate: str) -> list[int]:
+        """The tokens of a text; of one that is far too long no more than the window needs."""
+        if len(text) <= bounds.CHARS_A_TOKEN * self._window:
+            return self._tokenizer.encode(text, False)
+        if truncate:
+            return self._tokenizer.encode(self._part(text, truncate), False)
+        try:
+            bounds.check_text(text, self._tokenizer, self._window + 1)
+            bounds.check_segments((Segment(text, user=True),), self._tokenizer, self._window)
+        except PromptTooLongError:
+            raise PromptTooLongError(
+                f"{what} has more than {self._window} tokens, which is all that the model takes",
+                hint="shorten it, or set truncate: left or right",
+            ) from None
+        return self._tokenizer.encode(text, False)
+
+    def _part(self, text: str, truncate: str) -> str:
+        """An end of a long text, cut at a space: two windows long, so that one window is as in the whole."""
+        chars = bounds.CHARS_A_TOKEN * self._window
+        while chars < len(text):
+            part = text[:chars] if truncate == "right" else text[-chars:]
+            space = part.rfind(" ") if truncate == "right" else part.find(" ")
+            if space > 0:
+                part = part[:space] if truncate == "right" else part[space:]
+            if len(self._tokenizer.encode(part, False)) >= 2 * self._window:
+                return part
+            chars *= 4
+        return text
+
+    def _check(self, count: int, what: str, truncate: str) -> None:
+        if count == 0:
+            raise EmptyPromptError(f"there are no {what}", hint="send at least one")
+        if count > self._inputs_max:
+            raise InvalidRequestError(
+                f"{count} {what} in one request; at most {self._inputs_max} are taken",
+                hint="send them in several requests",
+            )
+        if truncate not in TRUNCATE:
+            raise InvalidRequestError(f"truncate is left or right, not {truncate[:20]!r}", hint="")
+
+    def _one(self, number: int, given: Any, truncate: str) -> list[int]:
+        if isinstance(given, str):
+            if not given:
+                raise EmptyPromptError(f"input {number} is an empty string", hint="leave it out")
+            tokens = self._encoded(given, f"input {number}", truncate)
+            return self._framed(list(self._frame.before), tokens, f"input {number}", truncate)
+        if not isinstance(given, Sequence) or isinstance(given, bytes):
+            raise InvalidRequestError(f"input {number} is neither a text nor a list of token ids", hint="")
+        tokens = [self._checked(number, token) for token in given]
+        return self._cut([], tokens, (), f"input {number}", truncate)
+
+    def _checked(self, number: int, token: Any) -> int:
+        size = self._tokenizer.vocab_size
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < size:
+            raise InvalidTokenError(
+                f"input {number} has the token {str(token)[:24]}; the vocabulary's are 0 to {size - 1}"
+            )
+        return token
+
+    def _framed(self, start: list[int], tokens: list[int], what: str, truncate: str) -> list[int]:
+        return self._cut(start, tokens, self._frame.after, what, truncate)
+
+    def _cut(
+        self, start: list[int], tokens: list[int], end: tuple[int, ...], what: str, truncate: str
+    ) -> list[int]:
+        """`start + tokens + end`, with `tokens` cut to fit where that is allowed."""
+        total, room = len(start) + len(tokens) + len(end), self._window - len(start) - len(end)
+        if total == 0:
+            raise EmptyPromptError(f"{what} is empty")
+        if total > self._window:
+            if not truncate or room < 1:
+                raise PromptTooLongError(
+                    f"{what} has {total} tokens, the model takes {self._window}",
+                    hint="shorten it" if truncate else "shorten it, or set truncate: left or right",
+                )
+            tokens = tokens[:room] if truncate == "right" else tokens[-room:]
+        return [*start, *tokens, *end]
+
+    def _rendered(self, number: int, query: str, document: str, truncate: str) -> list[int]:
+        """The file's own template; where it is too long the document is shortened by the tokens in excess."""
+        self._encoded(query, "the query", "")
+        text = document
+        if len(text) > bounds.CHARS_A_TOKEN * self._window:
+            text = self._part(text, truncate) if truncate else text
+            self._encoded(text, f"document {number}", truncate)
+        for _ in range(4):
+            tokens = self._template_tokens(query, text)
+            excess = len(tokens) - self._window
+            if excess <= 0:
+                return tokens
+            kept = self._tokenizer.encode(text, False)
+            kept = kept[: len(kept) - excess] if truncate == "right" else kept[excess:]
+            if not truncate or len(kept) < 1:
+                break
+            text = b"".join(map(self._tokenizer.token_bytes, kept)).decode("utf-8", "ignore")
+        raise PromptTooLongError(
+            f"document {number} and the query have {len(tokens)} tokens, the model takes {self._window}",
+            hint="shorten it" if truncate else "shorten it, or set truncate: left or right",
+        )
+
+    def _template_tokens(self, query: str, document: str) -> list[int]:
+        texts = {"{query}": query, "{document}": document}
+        parts = [part for part in _PLACES.split(self._frame.rerank_template) if part]
+        segments = tuple(Segment(texts.get(part, part), user=part in texts) for part in parts)
+        return list(encode_prompt(Rendered(segments), self._tokenizer).tokens)

@@ -1,0 +1,144 @@
+"""The worker's end of the process in which grammars are tried (`runtime.grammar_server`).
+
+Started when the first grammar comes, and again when it has died. A trial is a future: cancelling it kills the
+trial. Called from any thread. Decides nothing about fairness (`runtime.lanes`) or about what is remembered
+(`grammars`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import IO
+
+import msgspec
+
+from stretto.errors import CapacityError, by_code
+from stretto.worker.grammar_server import Ask, Verdict, Words, read_frame, write_frame
+
+
+class GrammarProcess:
+    """`words` is asked for when the process starts, not before: it takes tenths of a second."""
+
+    def __init__(self, words: Callable[[], Words]) -> None:
+        self._words = words
+        self._lock = threading.Lock()
+        self._life: _Life | None = None
+        self._numbers = itertools.count(1)
+        self._closed = False
+        self.starts = 0
+
+    @property
+    def pid(self) -> int | None:
+        life = self._life
+        return None if life is None else life.process.pid
+
+    def submit(self, grammar: str) -> Future[Verdict]:
+        """A verdict, or the typed error of a grammar that may not be used."""
+        future: Future[Verdict] = Future()
+        try:
+            life = self._living()
+            life.ask(next(self._numbers), grammar, future)
+        except OSError as error:
+            future.set_exception(CapacityError(f"the grammar compiler is not available: {error}"))
+        return future
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            life, self._life = self._life, None
+        if life is not None:
+            life.end()
+
+    def _living(self) -> _Life:
+        with self._lock:
+            if self._closed:
+                raise BrokenPipeError("the model is closed")
+            if self._life is None or self._life.over:
+                self._life = _Life(self._words())
+                self.starts += 1
+            return self._life
+
+
+class _Life:
+    """One process, from its start to its end."""
+
+    def __init__(self, words: Words) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "stretto.worker.grammar_server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.over = False
+        self._lock = threading.Lock()
+        self._open: dict[int, Future[Verdict]] = {}
+        self._send(msgspec.msgpack.encode(words))
+        threading.Thread(target=self._read, name="stretto-grammar-verdicts", daemon=True).start()
+
+    def ask(self, number: int, grammar: str, future: Future[Verdict]) -> None:
+        with self._lock:
+            if self.over:
+                raise BrokenPipeError("it has just ended")
+            self._open[number] = future
+        future.add_done_callback(lambda done: self._cancel(number) if done.cancelled() else None)
+        self._send(msgspec.msgpack.encode(Ask(id=number, grammar=grammar)))
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError):
+            self._pipe(self.process.stdin).close()
+
+    def _cancel(self, number: int) -> None:
+        with self._lock:
+            known = self._open.pop(number, None)
+        if known is not None:
+            with contextlib.suppress(OSError):
+                self._send(msgspec.msgpack.encode(Ask(id=number)))
+
+    def _send(self, body: bytes) -> None:
+        with self._lock:
+            write_frame(self._pipe(self.process.stdin).fileno(), body)
+
+    def _read(self) -> None:
+        """Verdicts, until the process ends. Whatever waits then gets an error that says to try again."""
+        output = self._pipe(self.process.stdout)
+        try:
+            while (frame := read_frame(output.fileno())) is not None:
+                self._heard(msgspec.msgpack.decode(frame, type=Verdict))
+        except (OSError, ValueError, msgspec.MsgspecError):
+            pass
+        with self._lock:
+            self.over = True
+            left, self._open = list(self._open.values()), {}
+        self.end()
+        output.close()
+        self.process.kill()
+        self.process.wait()
+        for future in left:
+            _settle(future, CapacityError("the grammar compiler ended while it worked"))
+
+    def _heard(self, verdict: Verdict) -> None:
+        with self._lock:
+            future = self._open.pop(verdict.id, None)
+        if future is not None:
+            _settle(future, by_code(verdict.code)(verdict.message) if verdict.code else verdict)
+
+    @staticmethod
+    def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+        assert pipe is not None
+        return pipe
+
+
+def _settle(future: Future[Verdict], outcome: Verdict | Exception) -> None:
+    """Its caller may have left at this very moment."""
+    if not future.set_running_or_notify_cancel():
+        return
+    if isinstance(outcome, Verdict):
+        future.set_result(outcome)
+    else:
+        future.set_exception(outcome)

@@ -1,0 +1,251 @@
+"""The process in which grammars are tried: `python -m stretto.worker.grammar_server`, over stdin and stdout.
+
+It builds llguidance's view of one vocabulary, then forks a process for each grammar, with limits on stack,
+memory, processor time and time. So a grammar that overflows a stack, eats memory or never ends costs a
+process that serves nothing else. A cancelled trial is killed at once. The end of stdin is the end of
+everything here.
+
+Frames: four bytes of length, then msgpack. First the vocabulary, then tries and cancels; verdicts come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import resource
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stretto.errors import GrammarTooComplexError, StrettoError
+from stretto.model_files.child import limit_self
+
+if TYPE_CHECKING:
+    from stretto.text.grammar_factory import GrammarFactory
+
+HEADER_BYTES = 4
+FRAME_BYTES_MAX = 64 << 20
+STACK_BYTES = 4 << 20  # less than any thread of the worker has
+MEMORY_BYTES = 384 << 20  # beyond what this process holds
+CPU_S = 2
+WALL_S = 4.0
+PR_SET_PDEATHSIG = 1
+
+
+class Words(msgspec.Struct, frozen=True):
+    """The first frame: the vocabulary."""
+
+    tokens: list[bytes]
+    eos: list[int]
+    control: list[int]
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Try a grammar; without one: cancel that trial."""
+
+    id: int
+    grammar: str | None = None
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """`code` is empty for a grammar that may be used; `bytes`: memory that it took, roughly."""
+
+    id: int
+    code: str = ""
+    message: str = ""
+    compile_s: float = 0.0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Trial:
+    id: int
+    pid: int
+    output: int
+    kill_at_s: float
+    said: bytearray
+    killed: bool = False
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    first = read_frame(0)
+    if first is None:
+        return 0
+    words = msgspec.msgpack.decode(first, type=Words)
+    from stretto.text.grammar import build_ll_tokenizer
+    from stretto.text.grammar_factory import GrammarFactory
+
+    factory = GrammarFactory(
+        build_ll_tokenizer(words.tokens, words.eos, control=words.control), eos=words.eos
+    )
+    del words, first
+    gc.collect()
+    gc.freeze()  # forks share these pages as long as nothing writes to them
+    _Server(factory).run()
+    return 0
+
+
+class _Server:
+    def __init__(self, factory: GrammarFactory) -> None:
+        self._factory = factory
+        self._trials: dict[int, _Trial] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(0, selectors.EVENT_READ, None)
+
+    def run(self) -> None:
+        while True:
+            waits = [t.kill_at_s - time.monotonic() for t in self._trials.values() if not t.killed]
+            for key, _ in self._selector.select(max(0.0, min(waits)) if waits else None):
+                if key.data is None:
+                    if not self._asked():
+                        self._end_all()
+                        return
+                else:
+                    self._heard(key.data)
+            now_s = time.monotonic()
+            for trial in self._trials.values():
+                if not trial.killed and now_s >= trial.kill_at_s:
+                    self._kill(trial)
+
+    def _asked(self) -> bool:
+        frame = read_frame(0)
+        if frame is None:
+            return False
+        ask = msgspec.msgpack.decode(frame, type=Ask)
+        if ask.grammar is not None:
+            self._fork(ask.id, ask.grammar)
+        elif (trial := self._trials.get(ask.id)) is not None:
+            self._kill(trial)
+        return True
+
+    def _fork(self, trial_id: int, grammar: str) -> None:
+        ours, theirs = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _in_child(lambda: _verdict(trial_id, self._factory, grammar), theirs)
+        os.close(theirs)
+        trial = _Trial(trial_id, pid, ours, time.monotonic() + WALL_S, bytearray())
+        self._trials[trial_id] = trial
+        self._selector.register(ours, selectors.EVENT_READ, trial)
+
+    def _heard(self, trial: _Trial) -> None:
+        data = os.read(trial.output, 1 << 16)
+        trial.said += data
+        if data:
+            return
+        self._selector.unregister(trial.output)
+        os.close(trial.output)
+        _, status = os.waitpid(trial.pid, 0)
+        del self._trials[trial.id]
+        write_frame(1, bytes(trial.said) or msgspec.msgpack.encode(_died(trial, status)))
+
+    def _kill(self, trial: _Trial) -> None:
+        trial.killed = True
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(trial.pid, signal.SIGKILL)
+
+    def _end_all(self) -> None:
+        for trial in self._trials.values():
+            self._kill(trial)
+            os.waitpid(trial.pid, 0)
+
+
+def _in_child(work: Callable[[], Verdict], output: int) -> None:
+    """Never returns. What the compiler writes to stderr as it dies is not ours to log."""
+    code = 1
+    try:
+        _limit()
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(nowhere, descriptor)
+        with os.fdopen(output, "wb") as pipe:
+            pipe.write(msgspec.msgpack.encode(work()))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _limit() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    limit_self(memory_bytes=_held("VmSize") + MEMORY_BYTES, cpu_s=CPU_S)
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, hard))
+
+
+def _verdict(trial_id: int, factory: GrammarFactory, grammar: str) -> Verdict:
+    from stretto.text.grammar_trial import trial
+
+    before = _held("VmRSS")
+    try:
+        compile_s = trial(factory, grammar)
+    except StrettoError as error:
+        return Verdict(id=trial_id, code=error.code, message=error.message)
+    except MemoryError:
+        return Verdict(id=trial_id, code=GrammarTooComplexError.code, message=_MEMORY)
+    return Verdict(id=trial_id, compile_s=compile_s, bytes=max(0, _held("VmHWM") - before))
+
+
+def _died(trial: _Trial, status: int) -> Verdict:
+    """A crash, a limit, or our own kill: for the caller each is a grammar that costs too much."""
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    reasons = {signal.SIGSEGV: _STACK, signal.SIGABRT: _MEMORY, signal.SIGXCPU: _TIME, signal.SIGKILL: _TIME}
+    message = reasons.get(signal.Signals(number), _CRASH) if number else _CRASH
+    return Verdict(id=trial.id, code=GrammarTooComplexError.code, message=message)
+
+
+_STACK = "the grammar nests too deep to be compiled"
+_MEMORY = "the grammar takes too much memory to compile"
+_TIME = "the grammar takes too long to compile"
+_CRASH = "the grammar cannot be compiled"
+
+
+def _held(name: str) -> int:
+    """VmSize, VmRSS or VmHWM of this process in bytes; 0 where the system does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+# --- frames: also used by the other end ------------------------------------------------------------
+
+
+def read_frame(descriptor: int) -> bytes | None:
+    """None at the end of the input."""
+    header = _exactly(descriptor, HEADER_BYTES)
+    if header is None:
+        return None
+    size = int.from_bytes(header, "big")
+    return _exactly(descriptor, size) if size <= FRAME_BYTES_MAX else None
+
+
+def write_frame(descriptor: int, body: bytes) -> None:
+    data = memoryview(len(body).to_bytes(HEADER_BYTES, "big") + body)
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _exactly(descriptor: int, size: int) -> bytes | None:
+    read = bytearray()
+    while len(read) < size:
+        data = os.read(descriptor, min(size - len(read), 1 << 20))
+        if not data:
+            return None
+        read += data
+    return bytes(read)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

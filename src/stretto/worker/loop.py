@@ -1,0 +1,293 @@
+"""The engine loop: one thread that owns a backend and a scheduler, and drives plan, run, commit.
+
+Everybody else talks to it through a mailbox: submit, cancel, stop and drain return at once and are read
+before the next plan. Events leave in one handoff a tick. With nothing to do the thread blocks, until it is
+woken or a deadline is due. A broken law of ours ends the loop, and every request in it with an answer:
+nothing hangs.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from stretto.backends.base import Backend, complete
+from stretto.core.limits import Limits
+from stretto.core.request import Request
+from stretto.core.scheduler import Scheduler
+from stretto.core.tick import End, Events, Idle, Preempted, Terminal, Tick
+from stretto.errors import ShuttingDownError, StrettoError
+from stretto.worker import inspection
+
+log = logging.getLogger("stretto.runtime")
+REST_S_MAX = 3600.0  # a far deadline is more than a wait can take
+SWITCH_INTERVAL_S = 1e-4  # beside one busy Python thread a 3.1 ms pass takes 8.1 ms at the default of 5 ms
+
+
+_NO_COUNTS: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStats:
+    """A look at the loop, made by the loop itself after a tick: always consistent, perhaps a tick old."""
+
+    ticks: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0  # of requests that had a slot and ended
+    cached_tokens: int = 0
+    computed_tokens: int = 0  # of these prompts: what was neither cached nor left undone
+    preemptions: Mapping[str, int] = field(
+        default_factory=lambda: _NO_COUNTS
+    )  # by reason, since the model was loaded
+    active_slots: int = 0
+    slots: int = 0
+    queued: int = 0
+    parked: int = 0
+    last_tick_s: float = 0.0
+    pass_s: float = 0.0
+    busy: bool = False
+
+
+class EngineLoop:
+    def __init__(
+        self,
+        backend: Backend,
+        limits: Limits,
+        deliver: Callable[[Events], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        beat: Callable[[int, bool], None] | None = None,
+        name: str = "stretto-loop",
+    ) -> None:
+        self._backend = backend
+        self._scheduler = Scheduler(limits, backend.capabilities)
+        self._deliver = deliver
+        self._clock = clock
+        self._beat = beat  # (steps, working): the heartbeat that a watchdog reads
+        self._on_tick: Callable[[inspection.TickLook], None] | None = None
+        self._mail: deque[Callable[[float], None]] = deque()
+        self._wake = threading.Event()
+        self._flying: deque[tuple[Tick, tuple[inspection.Span, ...]]] = deque()
+        self._closing = False
+        self._closed = threading.Event()
+        self._known: dict[str, None] = {}  # accepted and not ended: whom to answer should the loop break
+        self.stats = LoopStats(slots=limits.n_seq_max)
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    # --- from any thread -------------------------------------------------------------------------
+
+    def start(self) -> None:
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Never blocks. A refusal comes as an end, like every other."""
+        self._post(lambda now: self._submit(request, now), request.id)
+
+    def cancel(self, request_id: str) -> None:
+        self._post(lambda _: self._scheduler.cancel(request_id))
+
+    def stop(self, request_id: str, tokens_kept: int) -> None:
+        self._post(lambda _: self._scheduler.stop(request_id, tokens_kept))
+
+    def drain(self) -> None:
+        """Refuse new work, end what is queued, let what runs finish."""
+        self._post(self._scheduler.drain)
+
+    def close(self, timeout_s: float | None = 30.0) -> None:
+        """Cut what runs, end the thread, free the backend. Safe to call twice and from any thread."""
+        if not self._closing:
+            self._closing = True
+            self._post(self._scheduler.shutdown)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._closed.wait(timeout_s)
+
+    def look(self) -> Future[inspection.Look]:
+        """The scheduler as it is between two ticks. A loop that hangs does not answer: wait with a limit."""
+        answer: Future[inspection.Look] = Future()
+        if self._closed.is_set():
+            answer.set_exception(ShuttingDownError("the model is closed"))
+        else:
+            self._post(lambda _: self._answer_look(answer))
+        return answer
+
+    def _answer_look(self, answer: Future[inspection.Look]) -> None:
+        if answer.set_running_or_notify_cancel():  # whoever asked may be gone by now
+            answer.set_result(inspection.look(self._scheduler.state))
+
+    def watch(self, on_tick: Callable[[inspection.TickLook], None] | None) -> None:
+        """Every tick is shown to `on_tick`, on this loop's thread; None ends it and its cost."""
+        self._on_tick = on_tick
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and self.failure is None
+
+    def _post(self, letter: Callable[[float], None], request_id: str = "") -> None:
+        if self._closed.is_set():
+            if request_id:
+                self._deliver(Events(ends=[_refused(request_id, ShuttingDownError.code)]))
+            return
+        self._mail.append(letter)
+        self._wake.set()
+
+    # --- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except BaseException as error:
+            self.failure = error
+            log.error("the loop broke", exc_info=error)
+            self._answer_all(error)
+        finally:
+            self._backend.close()
+            self._closed.set()
+            self._refuse_late_mail()
+
+    def _turn(self) -> bool:
+        """Read the mail, plan, run what is due. False: closed, and nothing is left."""
+        self._wake.clear()
+        if self._beat is not None:
+            self._beat(self.stats.ticks, True)
+        now = self._clock()
+        while self._mail:
+            self._mail.popleft()(now)
+        planned = self._scheduler.plan(now)
+        if isinstance(planned, Tick):
+            if self._scheduler.state.events.started:  # callers learn of their slots before the pass
+                self._hand_over(self._scheduler.take_events())
+            seen = inspection.spans(self._scheduler.state, planned) if self._on_tick is not None else ()
+            self._backend.launch(planned)
+            self._flying.append((planned, seen))
+        if self._flying and (
+            isinstance(planned, Idle) or len(self._flying) > self._backend.capabilities.plan_ahead
+        ):
+            self._hand_over(self._finish_oldest(), shown=True)
+            return True
+        self._hand_over(self._scheduler.take_events())
+        if isinstance(planned, Idle):
+            if self._closing and not self._mail:
+                return False
+            self._rest(planned, now)
+        return True
+
+    def _finish_oldest(self) -> Events:
+        tick, seen = self._flying.popleft()
+        outcome = complete(self._backend, tick)
+        events = self._scheduler.commit(outcome, self._clock())
+        if self._on_tick is not None:
+            self._show(tick.id, seen, events)
+        return events
+
+    def _show(self, tick_id: int, seen: tuple[inspection.Span, ...], events: Events) -> None:
+        state, watcher = self._scheduler.state, self._on_tick
+        if watcher is None:
+            return
+        watcher(
+            inspection.TickLook(
+                tick=tick_id,
+                at_s=state.now,
+                eval_s=events.tick.eval_s if events.tick is not None else 0.0,
+                spans=seen,
+                active_slots=len(state.active),
+                queued=inspection.queued(state),
+                parked=len(state.queue.parked),
+                kv_used=inspection.kv_used(state),
+                notes=events.notes,
+                ends=[terminal.request_id for terminal in events.ends],
+                ttfts={end.request_id: end.ttft_s for end in events.ends if end.ttft_s is not None},
+            )
+        )
+
+    def _rest(self, idle: Idle, now: float) -> None:
+        self.stats = self._look(None)
+        if self._beat is not None:
+            self._beat(self.stats.ticks, False)
+        timeout_s = None if idle.until_s is None else min(max(0.0, idle.until_s - now), REST_S_MAX)
+        self._wake.wait(timeout_s)
+
+    def _hand_over(self, events: Events, *, shown: bool = False) -> None:
+        for terminal in events.ends:
+            self._known.pop(terminal.request_id, None)
+        self.stats = self._look(events)
+        if self._on_tick is not None and not shown and (events.notes or events.ends):
+            self._show(self.stats.ticks, (), events)  # a plan without a tick has its notes, too
+        if events:
+            self._deliver(events)
+
+    def _submit(self, request: Request, now: float) -> None:
+        answer = self._scheduler.submit(request, now)
+        if answer.accepted:
+            self._known[request.id] = None
+        elif answer.error is not None:
+            self._deliver(Events(ends=[_refused(request.id, answer.error.code)]))
+
+    def _look(self, events: Events | None) -> LoopStats:
+        state, before = self._scheduler.state, self.stats
+        tick = events.tick if events is not None else None
+        return LoopStats(
+            ticks=before.ticks + (tick is not None),
+            tokens=before.tokens + (len(events.tokens) if events is not None else 0),
+            prompt_tokens=before.prompt_tokens + (_sum_prompts(events.ends) if events is not None else 0),
+            cached_tokens=before.cached_tokens + (_sum_cached(events.ends) if events is not None else 0),
+            computed_tokens=before.computed_tokens
+            + (_sum_computed(events.ends) if events is not None else 0),
+            preemptions=_counted(before.preemptions, events.preemptions if events is not None else ()),
+            active_slots=len(state.active),
+            slots=before.slots,
+            queued=state.queue.size,
+            parked=len(state.queue.parked),
+            last_tick_s=self._clock() if tick is not None else before.last_tick_s,
+            pass_s=tick.eval_s if tick is not None else before.pass_s,
+            busy=bool(state.active or self._flying),
+        )
+
+    # --- when the loop itself breaks -------------------------------------------------------------
+
+    def _answer_all(self, error: BaseException) -> None:
+        code = error.code if isinstance(error, StrettoError) else StrettoError.code
+        self._deliver(Events(ends=[_refused(request_id, code, End.FAILED) for request_id in self._known]))
+        self._known = {}
+
+    def _refuse_late_mail(self) -> None:
+        """Requests that were posted while the loop ended: submit them to a scheduler that refuses."""
+        self._scheduler.draining = True
+        while self._mail:
+            self._mail.popleft()(self._clock())
+        self._hand_over(self._scheduler.take_events())
+
+
+def _refused(request_id: str, code: str, end: End = End.REJECTED) -> Terminal:
+    return Terminal(request_id, end, code, 0, 0, 0, 0, 0, 0.0, 0.0, None, admitted=False)
+
+
+def _sum_prompts(ends: list[Terminal]) -> int:
+    return sum(terminal.prompt_tokens for terminal in ends if terminal.admitted) if ends else 0
+
+
+def _sum_computed(ends: list[Terminal]) -> int:
+    return sum(terminal.computed_tokens for terminal in ends) if ends else 0
+
+
+def _sum_cached(ends: list[Terminal]) -> int:
+    return sum(terminal.cached_tokens for terminal in ends) if ends else 0
+
+
+def _counted(before: Mapping[str, int], records: Sequence[Preempted]) -> Mapping[str, int]:
+    """Victims that ended with an error count as those that resume."""
+    if not records:
+        return before
+    found = dict(before)
+    for record in records:
+        found[record.reason.value] = found.get(record.reason.value, 0) + 1
+    return found

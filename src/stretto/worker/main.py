@@ -1,0 +1,187 @@
+"""The runtime process: `python -m stretto.worker --socket PATH --settings - --heartbeat PATH`.
+
+    --socket PATH        listen on a Unix socket (its directory must be ours alone, mode 0700)
+    --tcp PORT           listen on loopback instead (0: any free port); callers need the token
+    --token-file PATH    where the token is, mode 0600 (with --tcp)
+    --settings FILE | -  JSON, all of it optional: {"models": [...], "flags": {...}, "config", "cache_dir"};
+                         "-": one line on stdin, which then stays open: its end is the end of the parent
+    --heartbeat PATH     the file that the supervisor's watchdog reads (rpc/heartbeat.py)
+    --log-format FORMAT  console (default) or json: one object a line
+    --log-level LEVEL    debug, info (default), warning or error
+    --preload ID         load this model at once (repeatable); "" is the default one
+
+Once it listens it writes one line of JSON to stdout: {"ready": true, "pid", "socket" | "port"}. Logs go to
+stderr. SIGTERM ends it in order; SIGUSR1 and SIGABRT write every thread's stack to stderr. SIGINT is left to
+the parent. It dies with its parent: by a signal of the kernel, which comes when the *thread* that started it
+ends (so start it from one that lives as long as it should), and by the end of stdin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stretto.errors import SettingsError, StrettoError
+from stretto.rpc import gc_policy
+from stretto.rpc.connection import StreamConnection
+from stretto.rpc.heartbeat import HeartbeatWriter
+from stretto.rpc.sockets import read_token, serve_tcp, serve_unix
+from stretto.telemetry import logs
+from stretto.worker.catalogue import Catalogue, Launch
+from stretto.worker.server import RuntimeServer
+
+PR_SET_PDEATHSIG = 1
+CLOSE_TIMEOUT_S = 10.0
+log = logging.getLogger("stretto.runtime")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logs.set_up(json_lines=options.log_format == "json", level=options.log_level)
+    try:
+        launch = _launch(options.settings)
+        _die_with_parent(options.socket, watch_stdin=options.settings == "-")
+        heartbeat = HeartbeatWriter(options.heartbeat) if options.heartbeat is not None else None
+        catalogue = Catalogue(launch, heartbeat=heartbeat)
+        code = _run(_serve(options, catalogue, heartbeat))
+    except StrettoError as error:
+        print(json.dumps({"ready": False, "code": error.code, "error": error.message}), flush=True)
+        log.error("%s; hint: %s", error.message, error.hint)
+        code = 2
+    sys.stderr.flush()
+    os._exit(code)  # a thread that is stuck in native code must not keep the process
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m stretto.worker", description="The process that owns models."
+    )
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--socket", type=Path, metavar="PATH")
+    where.add_argument("--tcp", type=int, metavar="PORT")
+    parser.add_argument("--token-file", type=Path, metavar="PATH")
+    parser.add_argument("--settings", metavar="FILE")
+    parser.add_argument("--heartbeat", type=Path, metavar="PATH")
+    parser.add_argument("--log-format", choices=("console", "json"), default="console")
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    parser.add_argument("--preload", action="append", default=[], metavar="ID")
+    options = parser.parse_args(arguments)
+    if options.tcp is not None and options.token_file is None:
+        parser.error("--tcp needs --token-file")
+    return options
+
+
+async def _serve(options: argparse.Namespace, catalogue: Catalogue, heartbeat: HeartbeatWriter | None) -> int:
+    settings = catalogue.settings.runtime
+    server = RuntimeServer(catalogue, settings, heartbeat=heartbeat)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, server.stopping.set)
+    token = read_token(options.token_file) if options.tcp is not None else None
+    limits = {"frame_bytes_max": settings.frame_bytes_max, "unsent_bytes_max": settings.unread_bytes_max}
+    if options.socket is not None:
+        listener = await serve_unix(options.socket, lambda c: _accept(server, c, None), **limits)
+        where: dict[str, Any] = {"socket": str(options.socket)}
+    else:
+        listener = await serve_tcp(options.tcp, lambda c: _accept(server, c, token), **limits)
+        where = {"port": listener.sockets[0].getsockname()[1]}
+    server.start()
+    preloads = [asyncio.create_task(_preload(server, model_id)) for model_id in options.preload]
+    gc_policy.settle()
+    print(json.dumps({"ready": True, "pid": os.getpid(), **where}), flush=True)
+    await server.stopping.wait()
+    listener.close()
+    if options.socket is not None:
+        options.socket.unlink(missing_ok=True)
+    for task in preloads:
+        task.cancel()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(server.close(), CLOSE_TIMEOUT_S)
+    return 0
+
+
+def _accept(server: RuntimeServer, connection: StreamConnection, token: str | None) -> None:
+    server.accept(connection, token=token)
+
+
+async def _preload(server: RuntimeServer, model_id: str) -> None:
+    """Failures are logged; whoever asks for the model tries again and gets the error."""
+    try:
+        server.pool.release(await server.pool.acquire(model_id))
+    except StrettoError as error:
+        log.error("%s could not be loaded: %s; hint: %s", model_id or "the model", error.message, error.hint)
+
+
+def _run(work: Coroutine[Any, Any, int]) -> int:
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        factory = None
+    else:
+        factory = new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(work)
+
+
+# --- the parent ----------------------------------------------------------------------------------
+
+
+def _die_with_parent(socket: Path | None, *, watch_stdin: bool) -> None:
+    """The kernel kills us when the thread that started us ends; the end of stdin says so everywhere else."""
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)
+    if watch_stdin:
+        threading.Thread(target=_until_stdin_ends, args=(socket,), name="parent", daemon=True).start()
+
+
+def _until_stdin_ends(socket: Path | None) -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    if socket is not None:
+        socket.unlink(missing_ok=True)
+    os._exit(0)
+
+
+def _launch(source: str | None) -> Launch:
+    if source is None:
+        return Launch()
+    text = _first_line() if source == "-" else Path(source).read_bytes()
+    try:
+        found = msgspec.json.decode(text or b"{}", type=_LaunchFile)
+    except msgspec.MsgspecError as error:
+        raise SettingsError(f"the runtime's settings cannot be read: {error}", hint="") from None
+    return Launch(tuple(found.models), found.flags, found.config, found.cache_dir)
+
+
+def _first_line() -> bytes:
+    """Byte by byte, so that nothing of what follows is taken."""
+    line = bytearray()
+    while (byte := os.read(sys.stdin.fileno(), 1)) not in (b"", b"\n"):
+        line += byte
+    return bytes(line)
+
+
+class _LaunchFile(msgspec.Struct, forbid_unknown_fields=True):
+    models: list[str] = []
+    flags: dict[str, Any] = {}
+    config: str | None = None
+    cache_dir: str | None = None

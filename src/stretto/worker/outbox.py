@@ -1,0 +1,245 @@
+"""From deltas to frames: what a tick brought to all streams of a connection leaves as one `StreamBatch`.
+
+An `Outbox` belongs to one model and is filled on its output thread; when a tick is through, everything goes
+to the RPC loop in one handoff. A `Mailbox` belongs to one connection and bounds what waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from stretto.core.tick import End, Started, Terminal
+from stretto.errors import FrameError, TooLargeError
+from stretto.rpc.connection import Connection
+from stretto.rpc.envelope import STREAM_BATCH, Notification
+from stretto.rpc.messages import (
+    PromptProgress,
+    StreamBatch,
+    StreamEnd,
+    StreamStart,
+    Timing,
+    ToolCallDelta,
+    Usage,
+    error_from,
+)
+from stretto.text.tokenizer import Tokenizer
+from stretto.worker import splitting
+from stretto.worker.logprobs import prompt_logprobs, token_logprobs
+from stretto.worker.terminal_errors import error_of
+from stretto.worker.text_stream import Delta
+
+ROW_BYTES = 64  # what a row costs beside its text, roughly
+
+
+class Mailbox:
+    """One connection's way out. `put` on any thread, `drain` on the RPC loop.
+
+    `on_cut` is told of a stream that ends here because what a tick brought to it does not fit a frame.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        unread_bytes_max: int,
+        on_end: Callable[[str], None],
+        on_cut: Callable[[str], None],
+    ) -> None:
+        self._connection = connection
+        self._unread_bytes_max = unread_bytes_max
+        self._on_end = on_end
+        self._on_cut = on_cut
+        self._cut: set[str] = set()  # until their own end comes, which is then not sent again
+        self._waiting: deque[StreamBatch] = deque()
+        self._waiting_bytes = 0
+        self._lock = threading.Lock()
+
+    def put(self, batch: StreamBatch) -> None:
+        with self._lock:
+            self._waiting.append(batch)
+            self._waiting_bytes += _size(batch)
+
+    def drain(self) -> None:
+        with self._lock:
+            batches, self._waiting = self._waiting, deque()
+            waiting_bytes, self._waiting_bytes = self._waiting_bytes, 0
+        if waiting_bytes + self._connection.unsent_bytes > self._unread_bytes_max:
+            self._connection.close(FrameError(f"the peer does not read: {waiting_bytes} bytes more wait"))
+        for batch in batches:
+            self._send(batch)
+
+    def _send(self, batch: StreamBatch) -> None:
+        if self._cut:
+            self._send_parts(batch)
+            return
+        try:
+            self._connection.send(Notification(STREAM_BATCH, batch))
+        except TooLargeError:
+            self._send_parts(batch)
+        else:
+            self._tell_ends(batch)
+
+    def _send_parts(self, batch: StreamBatch) -> None:
+        """Each stream's part alone; one that does not fit a frame even so costs its stream only."""
+        for stream_id, part in splitting.parts(batch):
+            if stream_id in self._cut:
+                self._cut.difference_update(end.stream_id for end in part.ends)
+                continue
+            try:
+                self._connection.send(Notification(STREAM_BATCH, part))
+            except TooLargeError:
+                self._cut_off(stream_id, part)
+            else:
+                self._tell_ends(part)
+
+    def _cut_off(self, stream_id: str, part: StreamBatch) -> None:
+        end = splitting.refusal(stream_id, part)
+        if not part.ends:
+            self._cut.add(stream_id)
+            self._on_cut(stream_id)
+        self._connection.send(Notification(STREAM_BATCH, end))
+        self._tell_ends(end)
+
+    def _tell_ends(self, batch: StreamBatch) -> None:
+        for end in batch.ends:
+            self._on_end(end.stream_id)
+
+
+class Outbox:
+    """One model's deltas, collected until its tick is through."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._open: dict[Mailbox, StreamBatch] = {}
+
+    def batch(self, mailbox: Mailbox) -> StreamBatch:
+        found = self._open.get(mailbox)
+        if found is None:
+            found = self._open[mailbox] = StreamBatch()
+        return found
+
+    def flush(self) -> None:
+        """The end of a tick: one handoff for all connections."""
+        if not self._open:
+            return
+        filled, self._open = self._open, {}
+        for mailbox, batch in filled.items():
+            mailbox.put(batch)
+        try:
+            self._loop.call_soon_threadsafe(_drain, tuple(filled))
+        except RuntimeError:  # the RPC loop is closed: nobody is left to read
+            self._open = {}
+
+
+def _drain(mailboxes: tuple[Mailbox, ...]) -> None:
+    for mailbox in mailboxes:
+        mailbox.drain()
+
+
+class StreamSink:
+    """Writes one stream's deltas into its connection's batch. `waited_s`: time before it was submitted."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        mailbox: Mailbox,
+        tokenizer: Tokenizer,
+        *,
+        stream_id: str,
+        echo_tokens: bool,
+        waited_s: float,
+    ) -> None:
+        self._outbox = outbox
+        self._mailbox = mailbox
+        self._tokenizer = tokenizer
+        self._stream_id = stream_id
+        self._echo_tokens = echo_tokens
+        self._waited_s = waited_s
+        self._clock = time.monotonic
+        self._started_s = self._clock() - waited_s
+
+    def started(self, started: Started) -> None:
+        self._outbox.batch(self._mailbox).starts.append(
+            StreamStart(
+                stream_id=self._stream_id,
+                queue_wait_s=started.queue_wait_s + self._waited_s,
+                prompt_tokens=started.prompt_tokens,
+                cached_tokens=started.cached_tokens,
+            )
+        )
+
+    def __call__(self, delta: Delta) -> None:
+        batch, stream_id = self._outbox.batch(self._mailbox), self._stream_id
+        if delta.text or delta.tokens:
+            batch.streams.append(stream_id)
+            batch.texts.append(delta.text)
+            batch.counts.append(len(delta.tokens))
+        if delta.reasoning:
+            batch.reasoning[stream_id] = batch.reasoning.get(stream_id, "") + delta.reasoning
+        if delta.calls:
+            calls = [
+                ToolCallDelta(index=call.index, name=call.name, arguments=call.arguments, done=call.done)
+                for call in delta.calls
+            ]
+            batch.tool_calls.setdefault(stream_id, []).extend(calls)
+        if delta.extras is not None:
+            found = token_logprobs(self._tokenizer, delta.tokens, delta.extras)
+            batch.logprobs.setdefault(stream_id, []).extend(found)
+        if self._echo_tokens and delta.tokens:
+            batch.tokens.setdefault(stream_id, []).extend(delta.tokens)
+        if delta.scored:
+            tokens, measured = zip(*delta.scored, strict=True)
+            found = prompt_logprobs(self._tokenizer, tokens, measured)
+            batch.prompt_logprobs.setdefault(stream_id, []).extend(found)
+        if delta.progress is not None:
+            batch.progress[stream_id] = PromptProgress(
+                computed=delta.progress.computed,
+                total=delta.progress.total,
+                cached=delta.progress.cached,
+                time_s=self._clock() - self._started_s,
+            )
+        if delta.end is not None:
+            batch.ends.append(stream_end(stream_id, delta, delta.end, self._waited_s))
+
+
+def stream_end(stream_id: str, delta: Delta, terminal: Terminal, waited_s: float) -> StreamEnd:
+    error = error_of(terminal)
+    ttft_s = None if terminal.ttft_s is None else terminal.ttft_s + waited_s
+    return StreamEnd(
+        stream_id=stream_id,
+        finish_reason=_reason(delta, terminal, failed=error is not None),
+        error=None if error is None else error_from(error),
+        stop=delta.stop,
+        usage=Usage(
+            prompt_tokens=terminal.prompt_tokens,
+            cached_tokens=terminal.cached_tokens,
+            completion_tokens=terminal.tokens_kept,
+            reasoning_tokens=min(delta.reasoning_tokens, terminal.tokens_kept),
+        ),
+        timing=Timing(
+            queue_wait_s=terminal.queue_wait_s + waited_s,
+            ttft_s=ttft_s,
+            duration_s=terminal.duration_s + waited_s,
+            parks=terminal.parks,
+            admitted=terminal.admitted,
+        ),
+    )
+
+
+def _reason(delta: Delta, terminal: Terminal, *, failed: bool) -> str:
+    if failed:
+        return "error"
+    if terminal.end is End.CANCELLED:
+        return "cancelled"
+    return "tool_calls" if delta.called and terminal.reason == "stop" else terminal.reason
+
+
+def _size(batch: StreamBatch) -> int:
+    rows = len(batch.streams) + sum(map(len, batch.logprobs.values())) + len(batch.starts) + len(batch.ends)
+    rows += sum(map(len, batch.prompt_logprobs.values()))
+    texts = sum(map(len, batch.texts)) + sum(map(len, batch.reasoning.values()))
+    return ROW_BYTES * rows + texts

@@ -1,0 +1,98 @@
+"""The output thread: one for all streams of a loop, and one handoff a tick.
+
+A stream is registered before its request is submitted, so no token is ever early. Reading slowly costs a
+tick nothing: a stream only appends to its reader's queue. Whoever collects a tick's deltas to send them
+together is told when a tick is through (`after_tick`).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from array import array
+from collections.abc import Callable
+
+from stretto.core.tick import Events, Started, Terminal
+from stretto.worker.text_stream import Delta, TextStream
+
+__all__ = ["Delta", "OutputPump", "TextStream"]
+
+
+class OutputPump:
+    """`deliver` is the loop's handoff: it only puts the tick's events into a queue."""
+
+    def __init__(self, cancel: Callable[[str], None], name: str = "stretto-output") -> None:
+        self._cancel = cancel
+        self._events: queue.SimpleQueue[Events | None] = queue.SimpleQueue()
+        self._streams: dict[str, TextStream] = {}
+        self._after_tick: tuple[Callable[[], None], ...] = ()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.failures: int = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def register(self, request_id: str, stream: TextStream) -> None:
+        self._streams[request_id] = stream
+
+    def after_tick(self, callback: Callable[[], None]) -> None:
+        """Called on this thread when all deltas of a tick have been given out. Must not raise or wait."""
+        self._after_tick = (*self._after_tick, callback)
+
+    def deliver(self, events: Events) -> None:
+        self._events.put(events)
+
+    def close(self) -> None:
+        """Deliver what is left, then end the thread."""
+        self._events.put(None)
+        if threading.current_thread() is not self._thread and self._thread.is_alive():
+            self._thread.join(5.0)
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._streams)
+
+    def _run(self) -> None:
+        while (events := self._events.get()) is not None:
+            for started in events.started:
+                self._start(started)
+            at = 0
+            for request_id, scores in events.scores.items():
+                self._tell(request_id, lambda stream, found=scores: stream.score(found))  # type: ignore[misc]
+            for request_id, progress in events.progress.items():
+                self._tell(request_id, lambda stream, found=progress: stream.advance(found))  # type: ignore[misc]
+            for request_id, count in zip(events.requests, events.counts, strict=True):
+                self._push(request_id, events.tokens[at : at + count], events.extras.get(request_id))
+                at += count
+            for terminal in events.ends:
+                self._finish(terminal)
+            for callback in self._after_tick:
+                callback()
+
+    def _start(self, started: Started) -> None:
+        stream = self._streams.get(started.request_id)
+        if stream is not None:
+            stream.start(started)
+
+    def _push(self, request_id: str, tokens: array[int], extras: object) -> None:
+        self._tell(request_id, lambda stream: stream.push(tokens, extras))
+
+    def _tell(self, request_id: str, what: Callable[[TextStream], None]) -> None:
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return
+        try:
+            what(stream)
+        except Exception:  # a reader whose sink raises loses its stream; the others do not notice
+            self.failures += 1
+            stream.broken = True  # it still gets its end
+            self._cancel(request_id)
+
+    def _finish(self, terminal: Terminal) -> None:
+        stream = self._streams.pop(terminal.request_id, None)
+        if stream is None:
+            return
+        try:
+            stream.finish(terminal)
+        except Exception:
+            self.failures += 1

@@ -1,0 +1,96 @@
+"""What a call needs before it can be submitted: rendered, tokenized, its grammar tried, off the RPC loop.
+
+Texts and grammars have lanes of their own (`runtime.lanes`): tenants take turns, long ones never have every
+lane, and whoever leaves is dropped, or has its grammar's trial killed. Knows lanes and sizes; `requests`
+knows what is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from stretto.rpc import messages as m
+from stretto.worker.embedding import EmbeddingRuntime, Runner
+from stretto.worker.grammars import HEAVY_CHARS, Leaving
+from stretto.worker.lanes import Lanes
+from stretto.worker.loading import Loaded
+from stretto.worker.model import Call, ModelRuntime, Prompt
+from stretto.worker.requests import prepare, text_of, tokens_of
+
+HEAVY_TEXT_CHARS = 1 << 16
+GRAMMAR_LANES = 2
+TOKEN_CHARS = 4  # what a token id of a call counts for
+T = TypeVar("T")
+
+
+class Preparing:
+    def __init__(self, threads: int) -> None:
+        self._texts = Lanes(threads, "stretto-prepare")
+        self._grammars = Lanes(GRAMMAR_LANES, "stretto-grammar")
+
+    async def call(self, loaded: Loaded, params: m.GenerateParams, parent: Prompt | None) -> Call:
+        """The request behind a `generate`. Raises a typed error that is the answer."""
+        size = 0 if parent is not None else _prompt_chars(params)
+        work = partial(prepare, loaded, params, parent)
+        call = await self._texts.run(params.tenant, work, heavy=size > HEAVY_TEXT_CHARS)
+        if not call.params.grammar:
+            return call
+        return replace(call, held=await self._grammar(loaded.runtime, call))
+
+    async def _grammar(self, model: ModelRuntime, call: Call) -> object:
+        grammar, scope, leaving = call.params.grammar, (call.tenant, call.cache_salt), Leaving()
+        if model.grammars.known(grammar, scope):
+            return await self._texts.run(call.tenant, partial(model.grammars.check, grammar, scope))
+        work = partial(model.grammars.check, grammar, scope, leaving)
+        try:
+            return await self._grammars.run(call.tenant, work, heavy=len(grammar) > HEAVY_CHARS)
+        except asyncio.CancelledError:
+            leaving.leave()
+            raise
+
+    async def tokens(self, model: ModelRuntime | EmbeddingRuntime, params: m.TokenizeParams) -> list[int]:
+        heavy = _chars(params.text, params.messages) > HEAVY_TEXT_CHARS
+        return await self._texts.run(params.tenant, partial(tokens_of, model, params), heavy=heavy)
+
+    async def text(self, model: ModelRuntime | EmbeddingRuntime, params: m.DetokenizeParams) -> str:
+        heavy = len(params.tokens) * TOKEN_CHARS > HEAVY_TEXT_CHARS
+        return await self._texts.run(params.tenant, partial(text_of, model, params.tokens), heavy=heavy)
+
+    def inputs(self, params: m.EmbedParams | m.RerankParams) -> Runner:
+        """Where the inputs of an embedding or a ranking are tokenized."""
+        heavy = sum(map(len, _inputs(params))) > HEAVY_TEXT_CHARS
+
+        def run(work: Callable[..., T], *arguments: Any) -> Any:
+            return self._texts.run(params.tenant, partial(work, *arguments), heavy=heavy)
+
+        return run
+
+    def close(self) -> None:
+        self._texts.close()
+        self._grammars.close()
+
+
+def _inputs(params: m.EmbedParams | m.RerankParams) -> Sequence[str | list[int]]:
+    return params.inputs if isinstance(params, m.EmbedParams) else [params.query, *params.documents]
+
+
+def _prompt_chars(params: m.GenerateParams) -> int:
+    pieces = _size(params.pieces or []) + TOKEN_CHARS * len(params.pieces or params.tokens or ())
+    return _chars(params.prompt, params.messages) + pieces
+
+
+def _chars(text: str | None, messages: list[dict[str, Any]] | None) -> int:
+    """Roughly what is rendered and tokenized: long texts of parts and calls count too."""
+    return len(text or "") + sum(_size(message) for message in messages or ())
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    return sum(map(_size, value)) if isinstance(value, list) else 0

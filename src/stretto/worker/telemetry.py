@@ -1,0 +1,152 @@
+"""What a runtime tells about itself: `stats` when asked, ticks while somebody watches.
+
+Ticks are collected on the loops' threads only while there is a watcher, and sent at most 20 times a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from stretto.errors import ShuttingDownError
+from stretto.rpc.messages import EngineEvents, HistogramStats, ModelStats, SlotInfo, TickEvent, TickSpan
+from stretto.worker.inspection import Look, SlotLook, TickLook
+from stretto.worker.model import ModelRuntime
+from stretto.worker.terminal_errors import stream_of
+
+EVENTS_S = 0.05
+TICKS_KEPT = 512  # of one model between two notifications; older ones are lost
+LOOK_TIMEOUT_S = 0.5
+
+
+async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> ModelStats:
+    """The counters, and the slots as they are between two ticks. A loop that hangs shows no slots."""
+    stats = model.stats
+    age_s = time.monotonic() - stats.last_tick_s if stats.last_tick_s else 0.0
+    look: Look | None = None
+    with contextlib.suppress(TimeoutError, ShuttingDownError):
+        look = await asyncio.wait_for(asyncio.wrap_future(model.look()), LOOK_TIMEOUT_S)
+    return ModelStats(
+        model_id=model_id,
+        ticks=stats.ticks,
+        tokens=stats.tokens,
+        prompt_tokens=stats.prompt_tokens,
+        cached_tokens=stats.cached_tokens,
+        computed_tokens=stats.computed_tokens,
+        preemptions=dict(stats.preemptions),
+        active_slots=stats.active_slots,
+        slots=stats.slots,
+        queued=look.queued if look is not None else {},
+        parked=stats.parked,
+        kv_used=look.kv_used if look is not None else 0.0,
+        last_tick_age_s=age_s,
+        pass_s=stats.pass_s,
+        busy=busy,
+        slot_table=[_slot_info(slot) for slot in look.slots] if look is not None else [],
+        events=dict(model.measures.events),
+        histograms={
+            name: HistogramStats(edges=list(found.edges), counts=list(found.counts), total=found.total)
+            for name, found in model.measures.histograms().items()
+        },
+    )
+
+
+def memory_bytes() -> int:
+    """What this process holds in memory; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def machine_bytes() -> int:
+    """The memory of this machine, or of the container where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return total
+
+
+class TickFeed:
+    """Ticks of all models for all watchers. `send` gets what came since the last time."""
+
+    def __init__(self, send: Callable[[EngineEvents], None]) -> None:
+        self._send = send
+        self._ticks: deque[tuple[str, TickLook]] = deque(maxlen=TICKS_KEPT)
+        self._models: dict[str, ModelRuntime] = {}
+        self._watchers = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, model_id: str, model: ModelRuntime) -> None:
+        self._models[model_id] = model
+        if self._watchers:
+            self._attach(model_id, model)
+
+    def remove(self, model_id: str) -> None:
+        self._models.pop(model_id, None)
+
+    def watch(self) -> None:
+        self._watchers += 1
+        if self._watchers == 1:
+            for model_id, model in self._models.items():
+                self._attach(model_id, model)
+            self._task = asyncio.create_task(self._run(), name="tick feed")
+
+    def unwatch(self) -> None:
+        self._watchers -= 1
+        if self._watchers == 0:
+            for model in self._models.values():
+                model.watch(None)
+            self._ticks.clear()
+            if self._task is not None:
+                self._task.cancel()
+
+    def _attach(self, model_id: str, model: ModelRuntime) -> None:
+        model.watch(lambda look: self._ticks.append((model_id, look)))
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(EVENTS_S)
+            ticks = [self._ticks.popleft() for _ in range(len(self._ticks))]
+            if ticks:
+                self._send(EngineEvents(ticks=[_tick_event(model_id, look) for model_id, look in ticks]))
+
+
+def _slot_info(slot: SlotLook) -> SlotInfo:
+    return SlotInfo(
+        index=slot.index,
+        state=slot.state,
+        stream_id=stream_of(slot.request_id),
+        prompt_tokens=slot.prompt_tokens,
+        computed=slot.computed,
+        cached_tokens=slot.cached_tokens,
+        generated=slot.generated,
+        priority=slot.priority,
+        tenant=slot.tenant,
+    )
+
+
+def _tick_event(model_id: str, look: TickLook) -> TickEvent:
+    return TickEvent(
+        model_id=model_id,
+        tick=look.tick,
+        at_s=look.at_s,
+        eval_s=look.eval_s,
+        spans=[
+            TickSpan(slot=slot, stream_id=stream_of(request_id), rows=rows, decode=decode)
+            for slot, request_id, rows, decode in look.spans
+        ],
+        active_slots=look.active_slots,
+        queued=look.queued,
+        parked=look.parked,
+        kv_used=look.kv_used,
+        notes=[(note.name, stream_of(note.request_id), note.slot, note.value) for note in look.notes],
+        ends=[stream_of(request_id) for request_id in look.ends],
+        ttfts={stream_of(request_id): ttft_s for request_id, ttft_s in look.ttfts.items()},
+    )

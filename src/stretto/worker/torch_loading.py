@@ -1,0 +1,110 @@
+"""From settings to a model on the torch backend: a Hugging Face folder, or a GGUF file that is dequantized.
+
+Called by `loading` for `backend: torch`, and for folders with a `config.json` where nothing was said.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stretto import settings as settings_
+from stretto.errors import ModelFileError
+from stretto.settings.used_by import check_used
+from stretto.text.tokenizer import Tokenizer
+from stretto.worker.grammars import Grammars, words_of
+from stretto.worker.loading import Beat, Loaded, Progress, template_of, template_source
+from stretto.worker.model import ModelRuntime
+
+if TYPE_CHECKING:
+    from stretto.backends.torch.loading import Opened
+
+
+def load_torch(
+    path: Path,
+    chosen: settings_.ModelSettings,
+    loaded: settings_.Loaded,
+    *,
+    progress: Progress | None = None,
+    beat: Beat | None = None,
+) -> Loaded:
+    unused = check_used(chosen, loaded.settings.defaults, "torch")
+    opened = _open(path, chosen, progress)
+    try:
+        words = _tokenizer(opened, path, chosen)
+        source = template_source(chosen) or opened.template
+        runtime = ModelRuntime(
+            opened.backend,
+            words,
+            chosen.limits(),
+            template=template_of(source, words) if source else None,
+            add_bos=opened.tokenizer is not None and opened.tokenizer.adds_bos,
+            grammars=_grammars(opened),
+            beat=beat,
+        )
+    except BaseException:
+        opened.backend.close()
+        raise
+    about = _description(opened, path, chosen, loaded)
+    description = {**about, "tools": runtime.tools_shown_by, "warnings": tuple(unused)}
+    return Loaded(runtime, chosen, description)
+
+
+def _open(path: Path, chosen: settings_.ModelSettings, progress: Progress | None) -> Opened:
+    from stretto.backends.torch.loading import TorchOptions, open_model
+
+    device = chosen.devices[0] if chosen.devices else "auto"
+    return open_model(
+        path,
+        TorchOptions(
+            slots=chosen.n_seq_max,
+            window=0 if chosen.context_window == "auto" else chosen.context_window,
+            rows_max=chosen.n_batch,
+            page_tokens=chosen.page_tokens,
+            pages=0 if chosen.n_ctx == "auto" else -(-chosen.n_ctx // chosen.page_tokens),
+            device="cpu" if chosen.n_gpu_layers == 0 else device,
+            dtype=chosen.dtype,
+            load_format=chosen.load_format,
+            threads=0 if chosen.n_threads == "auto" else chosen.n_threads,
+        ),
+        None if progress is None else lambda done: progress("loading", done),
+    )
+
+
+def _tokenizer(opened: Opened, path: Path, chosen: settings_.ModelSettings) -> Tokenizer:
+    """Random weights need no vocabulary: bytes will do."""
+    if opened.tokenizer is not None:
+        return opened.tokenizer
+    if chosen.load_format == "dummy":
+        from stretto.backends.simulated.text import SpellingTokenizer
+
+        return SpellingTokenizer(opened.shape.vocab)
+    raise ModelFileError(f"{path} has no tokenizer.json", hint="copy it from where the model came from")
+
+
+def _grammars(opened: Opened) -> Grammars | None:
+    words = opened.tokenizer
+    return (
+        None
+        if words is None or opened.grammars is None
+        else Grammars(lambda: words_of(words), opened.grammars)
+    )
+
+
+def _description(
+    opened: Opened, path: Path, chosen: settings_.ModelSettings, loaded: settings_.Loaded
+) -> dict[str, Any]:
+    can, place = opened.backend.capabilities, opened.backend.model.place
+    return {
+        "model": path.name,
+        "kind": "moe" if opened.shape.experts is not None else "dense",
+        "backend": "torch",
+        "slots": can.sequences_max,
+        "context_window": can.window,
+        "device": str(place.device),
+        "dtype": str(place.dtype).removeprefix("torch."),
+        "pages": f"{can.pages} of {can.page_tokens} tokens",
+        "cache": chosen.cache,
+        "load_s": {name: round(seconds, 3) for name, seconds in opened.seconds.items()},
+        "origins": dict(loaded.origin),
+    }

@@ -1,0 +1,61 @@
+"""A worker that is killed says by what; one that dies again and again comes back by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+from stretto.client.engine import Engine
+from stretto.client.host import SupervisedHost
+from stretto.client.process import ProcessLauncher, RuntimeStart
+from stretto.client.supervisor import State
+from stretto.errors import RuntimeUnavailableError
+from stretto.rpc.messages import GenerateParams, TokenizeParams
+from stretto.settings import EngineSettings, Settings
+
+FLAGS: dict[str, Any] = {"backend": "simulated", "seed": 7, "n_seq_max": 4, "context_window": 512}
+
+
+async def until(true, seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not true():
+            await asyncio.sleep(0.02)
+
+
+def test_a_runtime_that_was_killed_says_by_which_signal_and_the_crash_loop_ends_by_itself():
+    async def scenario() -> None:
+        settings = Settings(
+            engine=EngineSettings(
+                restarts_max=1, restart_backoff_s=0.05, restart_backoff_max_s=1.5, stable_after_s=1.0
+            )
+        )
+        host = SupervisedHost(ProcessLauncher(RuntimeStart(flags=FLAGS)), settings.engine)
+        engine = Engine(host, settings)
+        await engine.start()
+        try:
+            for _ in range(4):
+                if host.state is State.FAILED:
+                    break
+                await until(lambda: host.state is State.UP)
+                pid = host.pid
+                os.kill(pid, signal.SIGKILL)
+                await until(lambda gone=pid: host.state is State.FAILED or host.pid != gone)
+            assert host.state is State.FAILED
+            assert host.stats()["last_reason"] == "it was ended by SIGKILL"
+            assert not engine.health.ready
+            assert engine.health.reason == "crash loop"
+            try:
+                await anext(engine.generate(GenerateParams(stream_id="refused", prompt="x", max_tokens=2)))
+            except RuntimeUnavailableError:
+                pass  # at once, not after a wait
+            else:
+                raise AssertionError("it was not refused")
+            await until(lambda: engine.health.ready)
+            assert len(await engine.tokenize(TokenizeParams(text="hello"))) == 5
+            await until(lambda: host.stats()["deaths_in_a_row"] == 0)
+        finally:
+            await engine.close()
+
+    asyncio.run(scenario())

@@ -1,0 +1,275 @@
+"""Long prompts in a context of their own: states handed over, tokens unchanged, whatever comes in between."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stretto.backends.llamacpp import Context
+from stretto.backends.llamacpp.calibration import rows_for
+from stretto.backends.llamacpp.context import WHOLE
+from stretto.backends.llamacpp.prefill.side_context import NOBODY, LandingError, Sprint, handed_over
+from stretto.core.limits import Limits
+from stretto.core.tick import Binding, End, Tick
+from tests.unit.backends.llamacpp.rig import (
+    TOLERANCE,
+    Loop,
+    Reference,
+    ask,
+    make_backend,
+    options,
+    text,
+    tiny,
+)
+
+WINDOW = 4096
+
+
+def long_backend(kind: str = "dense", slots: int = 3):
+    sizes = {"n_seq_max": slots, "context_window": WINDOW, "n_batch": 512, "n_ubatch": 512}
+    return make_backend(kind, flash_attention="long", **sizes)
+
+
+def sprinter(**more) -> Sprint:
+    return Sprint(Context(tiny("dense"), options(context_window=WINDOW, flash_attention="long", **more)))
+
+
+def state_of(context: Context, count: int) -> np.ndarray:
+    assert context.decode(rows_for([(0, 0, count)], vocab=context.vocab)) == 0
+    state = np.empty(context.state_size(0, WHOLE), dtype=np.uint8)
+    assert context.read_state(0, state, WHOLE) == len(state)
+    context.remove(0, 0)
+    return state
+
+
+def numbers(state: np.ndarray, values: int) -> np.ndarray:
+    return state[values:].view(np.float16).astype(np.float32)
+
+
+def test_a_state_turned_is_the_other_contexts_own():
+    sprint = sprinter(n_seq_max=1)
+    there, here = state_of(sprint._main, 40), state_of(sprint.context, 40)
+    turned = handed_over(here, streams=1, by_token=False)
+    assert turned is not None
+    assert len(turned) == len(there)
+    same = turned == there
+    assert same.mean() > 0.3
+    assert np.abs(turned.astype(int) - there.astype(int))[:500].max() == 0  # the heads, positions and flags
+    assert sprint.works()
+    sprint.close()
+
+
+@pytest.mark.parametrize("cut", [0, 7, 12, 100, 600, -1])
+def test_what_is_no_such_state_is_not_turned(cut):
+    sprint = sprinter(n_seq_max=1)
+    here, there = state_of(sprint.context, 40), state_of(sprint._main, 40)
+    sprint.close()
+    assert handed_over(here[:cut], streams=1, by_token=False) is None
+    assert handed_over(np.concatenate([here, here[:4]]), streams=1, by_token=False) is None
+    assert handed_over(there, streams=1, by_token=False) is None
+    wrong = here.copy()
+    wrong[16 + 12 * 40 + 8 :][:12] = 255
+    assert handed_over(wrong, streams=1, by_token=False) is None
+
+
+def counted(backend):
+    """How often prompts began to sprint, and landed."""
+    sprint, seen = backend._sprint, {"begun": 0, "landed": 0}
+    begin, land = sprint.begin, sprint.land
+
+    def begun(sequence: int, text) -> None:
+        seen["begun"] += 1
+        begin(sequence, text)
+
+    def landed() -> None:
+        seen["landed"] += 1
+        land()
+
+    sprint.begin, sprint.land = begun, landed
+    return seen
+
+
+def worst_gap(requests, outputs, kind: str = "dense") -> float:
+    reference = Reference(tiny(kind), window=WINDOW, flash=False)
+    gaps = [reference.gap(r.tokens, outputs[r.id]) for r in requests]
+    reference.close()
+    return max(gaps)
+
+
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+def test_long_prompts_beside_short_ones_give_the_right_tokens(kind):
+    backend = long_backend(kind)
+    seen = counted(backend)
+    sizes = (1500, 30, 1100, 64, 1024, 1087)
+    requests = [ask(f"r{i}", text(size, i), max_tokens=6) for i, size in enumerate(sizes)]
+    loop = Loop(backend, Limits(n_seq_max=3, n_batch=512, cache="none"))
+    outputs = loop.run(*requests)
+    assert seen["begun"] >= 2
+    assert seen["landed"] == seen["begun"]
+    assert backend._sprint.sequence == NOBODY
+    backend.close()
+    assert worst_gap(requests, outputs, kind) <= TOLERANCE
+
+
+def test_others_share_the_prefix_of_a_prompt_that_sprints():
+    """The sequence lands before it is copied from, and goes on in the main context."""
+    backend = long_backend()
+    backend.capabilities = replace(
+        backend.capabilities, copy_bytes_per_s=math.inf
+    )  # a tiny model computes as fast
+    seen = counted(backend)
+    head = text(1200, 9)
+    first = ask("first", [*head, *text(300, 1)], max_tokens=6)
+    others = [ask(f"other{i}", [*head, *text(20, 40 + i)], max_tokens=6) for i in range(2)]
+    loop = Loop(backend, Limits(n_seq_max=3, n_batch=512, cache_min_tokens=50))
+    loop.submit(first)
+    while not (active := loop.scheduler.state.active) or active[0].computed < 960:
+        loop.step()
+    outputs = loop.run(*others)
+    assert seen["begun"] >= 1
+    assert all(loop.ends[r.id].cached_tokens >= 1200 for r in others)
+    backend.close()
+    assert worst_gap([first, *others], outputs) <= TOLERANCE
+
+
+def test_a_prompt_that_is_cancelled_leaves_the_place_to_the_next():
+    backend = long_backend()
+    loop = Loop(backend, Limits(n_seq_max=3, n_batch=512))
+    loop.submit(ask("gone", 2000))
+    for _ in range(3):
+        loop.step()
+    assert backend._sprint.sequence != NOBODY
+    loop.scheduler.cancel("gone")
+    again = ask("again", text(1500, 3), max_tokens=6)
+    outputs = loop.run(again, ask("short", 20))
+    assert loop.ends["gone"].end is End.CANCELLED
+    assert loop.ends["again"].end is End.FINISHED
+    backend.close()
+    assert worst_gap([again], outputs) <= TOLERANCE
+
+
+def test_a_sequence_that_cannot_land_costs_a_rebuild_and_no_request():
+    backend = long_backend()
+    land, failing = backend._sprint.land, [True]
+
+    def fails_once() -> None:
+        if failing.pop() if failing else False:
+            backend._sprint.drop()
+            raise LandingError
+        land()
+
+    backend._sprint.land = fails_once
+    requests = [ask("long", text(1300, 2), max_tokens=6), ask("short", text(40, 3), max_tokens=6)]
+    loop = Loop(backend, Limits(n_seq_max=3, n_batch=512))
+    outputs = loop.run(*requests)
+    assert not failing
+    assert {end.end for end in loop.ends.values()} == {End.FINISHED}
+    backend.close()
+    assert worst_gap(requests, outputs) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("more", "sprints"),
+    [
+        ({}, True),
+        ({"flash_attention": "auto"}, True),
+        ({"context_window": 1024}, False),
+        ({"flash_attention": "on"}, False),
+        ({"flash_attention": "off"}, False),
+        ({"unified": True}, False),
+    ],
+)
+def test_only_where_it_can_help(more, sprints):
+    backend = make_backend("dense", **{"context_window": WINDOW, "flash_attention": "long"} | more)
+    assert (backend._sprint is not None) == sprints
+    backend.close()
+
+
+def test_a_pass_that_is_paused_can_be_given_up_or_finished():
+    """Whatever the core asks for, it gets; what it did not ask for is nowhere."""
+    sprint = sprinter(n_seq_max=2, n_batch=512, n_ubatch=512)
+    main, tokens = sprint._main, list(text(1400, 5))
+
+    def asked(count: int) -> int:
+        chunk = rows_for([(0, 0, count)], vocab=main.vocab)
+        return sprint.decode(chunk)
+
+    sprint.begin(0, tokens)
+    assert asked(80) == 0
+    assert sprint._strides.paused
+    sprint.drop()
+    assert not sprint._strides.paused
+    assert sprint.context.positions(0)[1] < 0
+
+    sprint.begin(1, tokens)
+    for count in (64, 65, 511, 512, 513, 660):
+        assert asked(count) == 0
+    assert sprint._strides.paused
+    sprint.land()
+    assert main.positions(1)[1] == 659
+    assert sprint.sequence == NOBODY
+
+    sprint.begin(0, tokens)
+    assert asked(1400) == 0
+    assert not sprint._strides.paused
+    whole = sprint.logits()[-1].copy()
+    sprint.drop()
+    sprint.begin(0, tokens)
+    for count in range(50, 1450, 50):
+        assert asked(count) == 0
+    assert np.array_equal(sprint.logits()[-1], whole), "pauses change nothing"
+    sprint.close()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_who_waits_for_a_copy_does_not_sprint(waits):
+    """The copy comes with a pass of the main context, and would overwrite what had landed."""
+    backend, tokens = long_backend(), text(1200, 4)
+    if waits:
+        backend.memory.copying.add(1)
+    bind = (Binding(1, ask("long", tokens), array("i")),)
+    rows = {"starts": [0], "counts": [64], "outputs": [0], "tokens": tokens[:64]}
+    columns = {name: array("i", given) for name, given in {"slots": [1], "sequences": [1], **rows}.items()}
+    backend.launch(Tick(0, bind=bind, **columns))
+    outcome = backend.collect()
+    assert outcome.failure is None
+    assert outcome.ran is waits, "copies wait for the main context, and rows that ran elsewhere are not its"
+    assert backend._sprint.sequence == (NOBODY if waits else 1)
+    assert not backend.memory.copying
+    backend.close()
+
+
+def test_streams_write_while_a_pass_is_paused():
+    """Every tick carries the streams' rows and a part of the prompt's layers."""
+    backend = long_backend()
+    loop = Loop(backend, Limits(n_seq_max=3, n_batch=512, prefill_chunk=64))
+    requests = [ask("stream", text(40, 3), max_tokens=40), ask("long", text(1500, 4), max_tokens=6)]
+    loop.submit(requests[0])
+    for _ in range(3):
+        loop.step()
+    loop.submit(requests[1])
+    paused = 0
+    for _ in range(20):
+        loop.step()
+        paused += backend._sprint._strides.paused
+    assert paused >= 5
+    outputs = loop.run()
+    assert {end.end for end in loop.ends.values()} == {End.FINISHED}
+    backend.close()
+    assert worst_gap(requests, outputs) <= TOLERANCE
+
+
+def test_a_pass_that_breaks_is_over():
+    strides = sprinter(n_seq_max=1)._strides
+
+    def breaks() -> int:
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        strides.start(breaks, 1)
+    assert not strides.paused
+    assert strides.start(lambda: 7, 1) == 7

@@ -1,0 +1,50 @@
+"""The GPU benchmarks, on a CPU and a toy: that their commands run and their figures add up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+BENCH = Path(__file__).parents[4] / "benchmarks" / "gpu"
+TOY = ["--model", "tiny", "--device", "cpu", "--threads", "1"]
+
+
+def run(script: str, target: Path, *flags: str) -> dict:
+    done = _run(script, target, *flags)
+    assert done.returncode == 0, done.stderr
+    return json.loads(target.read_text())
+
+
+def _run(script: str, target: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCH / script), *TOY, "--json", str(target), *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_throughput(tmp_path):
+    flags = ("--requests", "12", "--slots", "4", "--low", "5", "--high", "20", "--rows-max", "128")
+    found = run("throughput.py", tmp_path / "out.json", *flags)
+    assert 12 * 5 <= found["output_tokens"] <= 12 * 20
+    assert found["output_tokens_per_s"] == pytest.approx(found["output_tokens"] / found["seconds"], rel=0.01)
+    assert found["cached_tokens"] == 0
+    assert found["conditions"]["commit"]
+
+
+def test_latency(tmp_path):
+    flags = ("--batches", "1,3", "--context", "40", "--outputs", "8", "--passes", "1")
+    found = run("latency.py", tmp_path / "out.json", *flags)
+    assert set(found["batches"]) == {"1", "3"}
+    assert found["growth"]["1"] == 1.0
+
+
+def test_a_check_of_a_model_without_a_bar_fails(tmp_path):
+    """The toy has no bar: saying that it holds would be saying nothing."""
+    flags = ("--batches", "1", "--context", "40", "--outputs", "4", "--passes", "1", "--check")
+    done = _run("latency.py", tmp_path / "out.json", *flags)
+    assert done.returncode == 1
+    assert "none was measured" in done.stderr
