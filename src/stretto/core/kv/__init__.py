@@ -1,0 +1,11 @@
+"""KV memory as the scheduler keeps it in its books: one ledger protocol, and two ledgers.
+
+`SequenceLedger` is for llama.cpp (streams and unified pools), `PageLedger` for paged attention. What backends
+carry out is in `stretto.core.ops`.
+"""
+
+from stretto.core.kv.ledger import Donor, Kind, KvLedger, Match, Settled, Source
+from stretto.core.kv.pages import PageLedger
+from stretto.core.kv.sequences import SequenceLedger
+
+__all__ = ["Donor", "Kind", "KvLedger", "Match", "PageLedger", "SequenceLedger", "Settled", "Source"]
