@@ -31,6 +31,7 @@ from stretto.backends.llamacpp.passes.tile_fill import Quanta, widened
 from stretto.backends.llamacpp.prefill.side_context import NOBODY, LandingError, Sprint
 from stretto.backends.llamacpp.samplers import Samplers
 from stretto.backends.sampling.bound_request import MakeSampler, Seat
+from stretto.backends.llamacpp.threads import ThreadGovernor, open_governor
 from stretto.core.capabilities import Parts, Rewind
 from stretto.core.ops import OpResult
 from stretto.core.tick import Outcome, PassFailure, Tick
@@ -57,6 +58,7 @@ class LlamaCppBackend:
         if calibrated:
             self.calibrate()
         self._sprint = self._make_sprint() if context.plan.sprint else None
+        self._threads = self._make_governor()
         rewind, _ = rewind_of(context, self.measures)
         one_call = not self.measures.two_calls or (context.plan.unified and rewind is not Rewind.ANY)
         self.capabilities = capabilities_of(
@@ -141,6 +143,30 @@ class LlamaCppBackend:
             batch = context.options.n_threads_batch or self.measures.n_threads
             context.set_threads(self.measures.n_threads, batch)
 
+    def _make_governor(self) -> ThreadGovernor | None:
+        """Only where the number of threads was left to us and processors do the work."""
+        if self.context.options.n_threads or self.model.on_gpu:
+            return None
+        return open_governor(self.measures.n_threads or self.context.plan.n_threads)
+
+    @property
+    def threads(self) -> int:
+        """How many compute the next pass."""
+        if self._threads is not None:
+            return self._threads.count
+        return self.measures.n_threads or self.context.plan.n_threads
+
+    def _follow_machine(self, pass_s: float) -> None:
+        """Fewer threads while other processes need the processors (`threads`)."""
+        if self._threads is None or not self._threads.after_pass(pass_s):
+            return
+        for context in self._contexts():
+            batch = context.options.n_threads_batch or self._threads.threads_max
+            context.set_threads(self._threads.count, min(batch, self._threads.count))
+
+    def _contexts(self) -> list[Context]:
+        return [self.context] + ([self._sprint.context] if self._sprint is not None else [])
+
     # --- the protocol ----------------------------------------------------------------------------
 
     def launch(self, tick: Tick) -> None:
@@ -158,6 +184,7 @@ class LlamaCppBackend:
             self._fail(outcome, REFUSED - 1)
         if tick.slots:
             outcome.pass_s = time.perf_counter() - started - outcome.ops_s
+            self._follow_machine(outcome.pass_s)
         self._outcomes.append(outcome)
 
     def _operate(self, tick: Tick, outcome: Outcome) -> set[int]:
@@ -179,8 +206,7 @@ class LlamaCppBackend:
             sprinted = self._sprint.sequence
             self._sprint.drop()  # what ran there is lost
         if fatal:
-            contexts = [self.context] + ([self._sprint.context] if self._sprint is not None else [])
-            for context in contexts:
+            for context in self._contexts():
                 context.rebuild()
                 self._set_threads(context)
             self.memory.forget_all()
@@ -202,6 +228,8 @@ class LlamaCppBackend:
         self._seats.clear()
         self._outcomes.clear()
         self.memory.arena.close()
+        if self._threads is not None:
+            self._threads.close()
         if self._sprint is not None:
             self._sprint.close()
         self.context.close()

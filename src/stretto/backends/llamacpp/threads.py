@@ -1,0 +1,93 @@
+"""How many threads compute a pass: all of them on a free machine, fewer beside other busy processes.
+
+llama.cpp's threads meet at a barrier after every operation, some hundred times a pass. When one of them is
+descheduled, the others spin until it runs again: beside one busy process on two cores, two threads decoded at
+0.4 of one thread's speed. So threads that wait for a processor are given up, and taken back once
+processors are free. A return that had to be undone at once makes the next one wait longer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from stretto.backends.llamacpp.native.cpu_pressure import Pressure, open_pressure
+
+DROP_AFTER_S = 0.04  # passes are watched at least this long before a thread is given up
+WAITED_SHARE = 0.25  # of that time: what computing threads may wait for a processor
+RETURN_AFTER_S = 0.3  # processors are watched at least this long before a thread is taken back
+RETURN_AFTER_MAX_S = 5.0
+FREE_PER_THREAD = 0.7  # of a processor, for each thread that is taken back
+UNDONE_S = 2.0  # a return that lasts less was a mistake
+
+
+class Pressures(Protocol):
+    def since(self, *, computing_s: float) -> Pressure: ...
+
+    def close(self) -> None: ...
+
+
+class ThreadGovernor:
+    """Decides after each pass. `count` is how many threads the next one gets."""
+
+    def __init__(
+        self, threads_max: int, pressures: Pressures, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.count = self.threads_max = threads_max
+        self.changes = 0
+        self._pressures = pressures
+        self._clock = clock
+        self._computing_s = 0.0
+        self._begun_s = clock()
+        self._return_after_s = RETURN_AFTER_S
+        self._returned_s = float("-inf")
+
+    def after_pass(self, pass_s: float) -> bool:
+        """Whether `count` changed."""
+        self._computing_s += pass_s
+        reduced = self.count < self.threads_max
+        if self._computing_s < DROP_AFTER_S:
+            return False
+        if reduced and self._clock() - self._begun_s < self._return_after_s:
+            return False
+        seen = self._pressures.since(computing_s=self._computing_s)
+        count = self._raised(seen) if reduced else self.count
+        if count == self.count:
+            count = self._lowered(seen)
+        self._computing_s, self._begun_s = 0.0, self._clock()
+        if count == self.count:
+            return False
+        self._note(count)
+        return True
+
+    def close(self) -> None:
+        self._pressures.close()
+
+    def _lowered(self, seen: Pressure) -> int:
+        if self.count == 1 or seen.waited_s < WAITED_SHARE * min(self._computing_s, seen.wall_s):
+            return self.count
+        return max(1, min(self.count - 1, round(seen.free_cores)))
+
+    def _raised(self, seen: Pressure) -> int:
+        more = int((seen.free_cores - self.count) / FREE_PER_THREAD)
+        return min(self.threads_max, self.count + max(0, more))
+
+    def _note(self, count: int) -> None:
+        now = self._clock()
+        if count > self.count:
+            self._returned_s = now
+        elif now - self._returned_s < UNDONE_S:
+            self._return_after_s = min(RETURN_AFTER_MAX_S, 2 * self._return_after_s)
+        else:
+            self._return_after_s = RETURN_AFTER_S
+        self.count = count
+        self.changes += 1
+
+
+def open_governor(threads_max: int) -> ThreadGovernor | None:
+    """None where there is nothing to decide, or where the system does not say how busy it is."""
+    if threads_max < 2:
+        return None
+    pressures = open_pressure()
+    return None if pressures is None else ThreadGovernor(threads_max, pressures)
