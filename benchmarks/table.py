@@ -1,6 +1,6 @@
 """Benchmark tables as Markdown, from a result file of `benchmarks/compare.py`.
 
-python benchmarks/table.py benchmarks/results/compare.json             every workload, for benchmarks/README.md
+python benchmarks/table.py benchmarks/results/compare.json   every workload, for benchmarks/README.md
 python benchmarks/table.py benchmarks/results/compare.json --summary   four rows, for the README
 """
 
