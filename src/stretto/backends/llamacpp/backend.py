@@ -30,8 +30,8 @@ from stretto.backends.llamacpp.passes.padding import Holes
 from stretto.backends.llamacpp.passes.tile_fill import Quanta, widened
 from stretto.backends.llamacpp.prefill.side_context import NOBODY, LandingError, Sprint
 from stretto.backends.llamacpp.samplers import Samplers
-from stretto.backends.sampling.bound_request import MakeSampler, Seat
 from stretto.backends.llamacpp.threads import ThreadGovernor, open_governor
+from stretto.backends.sampling.bound_request import MakeSampler, Seat
 from stretto.core.capabilities import Parts, Rewind
 from stretto.core.ops import OpResult
 from stretto.core.tick import Outcome, PassFailure, Tick

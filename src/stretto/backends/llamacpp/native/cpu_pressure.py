@@ -2,7 +2,7 @@
 
 Reads `/proc/self/task/*/schedstat` (time on a processor and time runnable but not running, per thread) and
 `/proc/stat` (idle time of the processors that the affinity mask allows). A reading takes about 20 µs: files
-stay open, and threads are listed twice a second. `open_pressure` answers None where the system does not report this.
+stay open, threads are listed twice a second. `open_pressure` answers None where none of it is reported.
 """
 
 from __future__ import annotations
