@@ -10,7 +10,7 @@ COMMANDS = {
     "chat": ("chat:chat", "Talk with a model."),
     "embed": ("embed:embed", "Print the embeddings of texts."),
     "ls": ("listing:ls", "List the models that are here."),
-    "show": ("showing:show", "Show a model's kind, numbers, tensor types, metadata and template."),
+    "show": ("rendering:show", "Show a model's kind, numbers, tensor types, metadata and template."),
     "pull": ("pull:pull", "Download a model: user/repo[:quant], or demo."),
     "rm": ("listing:rm", "Remove a model."),
     "estimate": ("estimate:estimate", "Estimate the memory of a model and its slots, step by step."),
