@@ -31,6 +31,7 @@ from stretto.errors import (
 )
 from stretto.server.http.ignored import IgnoredFields
 from stretto.server.http.json_shape import nesting
+from stretto.server.http.pacing import paced
 
 NESTING_MAX = 64
 LARGE_BODY_BYTES = 64 << 10  # from here on bodies are parsed one at a time
@@ -66,16 +67,15 @@ async def read_body(request: Request, model: type[ModelType]) -> ModelType:
     ignored = _ignored_fields(request)
     if len(data) <= LARGE_BODY_BYTES:
         return validated(parsed(data), model, ignored=ignored)
-    async with _turn(request):  # others get a turn between the steps
-        value = parsed(data)
-        await asyncio.sleep(0)
-        checked = validated(value, model, ignored=ignored)
-        await asyncio.sleep(0)
-    return checked
+    async with _large_bodies(request):
+        async with paced():
+            value = parsed(data)
+        async with paced():
+            return validated(value, model, ignored=ignored)
 
 
-def _turn(request: Request) -> asyncio.Lock:
-    """One for each application: large bodies would hold its event loop together, if not alone."""
+def _large_bodies(request: Request) -> asyncio.Lock:
+    """One for each application: large bodies are parsed one at a time."""
     state = request.app.state
     if not hasattr(state, "large_bodies"):
         state.large_bodies = asyncio.Lock()

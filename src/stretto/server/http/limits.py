@@ -21,6 +21,7 @@ from stretto.errors import (
 from stretto.rpc.heap import trim
 from stretto.server.http.compressed import decompressed, encoding_of
 from stretto.server.http.json_shape import check_shape
+from stretto.server.http.pacing import paced
 
 LARGE_BODY_BYTES = 64 << 10  # from here on bodies are looked at one at a time
 HELD_BODIES_MAX = 64  # of the greatest size, in all requests together
@@ -84,14 +85,14 @@ class BodyLimits:
             held.release()
 
     async def _looked_at(self, body: bytes, encoding: bytes, held: _Held) -> bytes:
-        """One at a time, with a turn for others between two: the event loop is never held for long."""
+        """One at a time, and for at most half of the event loop's time."""
         async with self._large:
             if encoding:
-                body = decompressed(body, encoding, bytes_max=self._body_bytes_max)
+                async with paced():
+                    body = decompressed(body, encoding, bytes_max=self._body_bytes_max)
                 held.take(len(body))
-                await asyncio.sleep(0)
-            check_shape(body, self._nesting_max)
-            await asyncio.sleep(0)
+            async with paced():
+                check_shape(body, self._nesting_max)
         return body
 
     def hold(self, size: int) -> None:

@@ -172,6 +172,7 @@ def _runtime(stats: Stats) -> Iterator[Metric]:
         "stretto_kv_usage_ratio": ("Share of the KV cache in use.", lambda model: model.kv_used),
         "stretto_last_tick_age_seconds": ("Since the last tick.", lambda model: model.last_tick_age_s),
         "stretto_pass_seconds": ("Time of the last pass.", lambda model: model.pass_s),
+        "stretto_compute_threads": ("Threads that compute a pass now.", lambda model: model.threads),
     }
     for name, (text, value) in simple.items():
         gauge = GaugeMetricFamily(name, text, labels=["model"])

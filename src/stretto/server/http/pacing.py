@@ -1,0 +1,21 @@
+"""Steps that hold the event loop, each followed by a rest as long as the step.
+
+Work that comes in such steps, one at a time, takes at most half of the loop's time: other requests wait for
+one step, however many large bodies are queued, and a body that is refused counts like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+@asynccontextmanager
+async def paced() -> AsyncIterator[None]:
+    started_s = time.perf_counter()
+    try:
+        yield
+    finally:
+        await asyncio.sleep(time.perf_counter() - started_s)
