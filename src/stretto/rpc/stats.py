@@ -46,6 +46,7 @@ class ModelStats(Message):
     kv_used: float = 0.0  # 0 to 1
     last_tick_age_s: float = 0.0
     pass_s: float = 0.0
+    threads: int = 0  # that compute a pass now; 0 where the backend has none
     busy: bool = False
     slot_table: list[SlotInfo] = field(default_factory=list)
     events: dict[str, int] = field(default_factory=dict)  # how often each event of core.event_names happened

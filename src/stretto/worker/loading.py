@@ -176,6 +176,7 @@ def _llamacpp(
             add_bos=vocabulary.adds_bos,
             grammars=Grammars(lambda: words_of(vocabulary), lambda: backend.samplers.grammars),
             beat=beat,
+            threads=lambda: backend.threads,
         )
     except BaseException:
         backend.close()

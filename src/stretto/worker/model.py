@@ -84,6 +84,7 @@ class ModelRuntime:
         add_bos: bool = False,
         grammars: Grammars | None = None,
         beat: Callable[[int, bool], None] | None = None,
+        threads: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tokenizer = tokenizer
@@ -94,6 +95,7 @@ class ModelRuntime:
         self._add_bos = add_bos
         self.grammars = grammars or Grammars(byte_words)
         self._clock = clock
+        self._threads = threads
         self._numbers = itertools.count(1)
         self.measures = Measures()
         self._observers: tuple[Callable[[Events], None], ...] = (self.measures.take,)
@@ -110,6 +112,11 @@ class ModelRuntime:
     def window(self) -> int:
         """Tokens that one request may hold."""
         return self.capabilities.pool_tokens
+
+    @property
+    def threads(self) -> int:
+        """Threads that compute the next pass; 0 where the backend does not say."""
+        return self._threads()
 
     @cached_property
     def text_bound(self) -> TextBound | None:

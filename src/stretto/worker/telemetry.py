@@ -46,6 +46,7 @@ async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> Mode
         kv_used=look.kv_used if look is not None else 0.0,
         last_tick_age_s=age_s,
         pass_s=stats.pass_s,
+        threads=model.threads,
         busy=busy,
         slot_table=[_slot_info(slot) for slot in look.slots] if look is not None else [],
         events=dict(model.measures.events),

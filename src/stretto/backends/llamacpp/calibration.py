@@ -25,6 +25,7 @@ import numpy as np
 from stretto.backends.llamacpp.context import STATE_ONLY, WHOLE, Context
 from stretto.backends.llamacpp.kernels.interpose import attention_is_ours
 from stretto.backends.llamacpp.native.batch import Rows
+from stretto.backends.llamacpp.native.cpu_pressure import Pressures, open_pressure
 from stretto.errors import ContextError
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ DRAFT_COST_DEFAULT = 0.5
 CHUNK_TOKENS = 64
 REPEATS = 3
 CLEARLY_BETTER = 0.95
+DISTURBED_SHARE = 0.1  # of the time, that threads waited for a processor
 PATIENCE_S = 2.0  # on a machine that is busy passes take seconds: what has not been measured by then is not
 
 
@@ -137,7 +139,7 @@ def _copy_bandwidth(context: Context, per_token: int, start: int) -> float:
 def calibrate(context: Context, found: Measures) -> Measures:
     """The slower half: threads, calls and drafts. A second or so; without it the CPU's defaults hold."""
     started = time.perf_counter()
-    found = replace(found, n_threads=_best_threads(context))
+    found = replace(found, n_threads=_measured_threads(context))
     tiled = context.flash_attention and not context.by_row
     always_two = found.can_cut and not (tiled or context.plan.unified)  # see `calls`
     if not always_two and time.perf_counter() - started < PATIENCE_S:
@@ -150,22 +152,45 @@ def calibrate(context: Context, found: Measures) -> Measures:
     return found
 
 
-def _best_threads(context: Context) -> int:
+def _measured_threads(context: Context) -> int:
+    pressures = open_pressure()
+    try:
+        return _best_threads(context, pressures)
+    finally:
+        if pressures is not None:
+            pressures.close()
+
+
+def _best_threads(context: Context, pressures: Pressures | None) -> int:
     """All processors or half of them (two hardware threads of one core rarely help).
 
-    A server's processes start together, and whoever is disturbed here would be slow for good: so the best
-    pass of each counts, all of them have two chances, and half must be clearly better.
+    The best pass of each counts, all processors have two chances, and half must be clearly better. What was
+    measured beside other busy processes is not believed but measured again, and in the end all processors are
+    taken: while the model serves, `threads` gives up those that are not free.
     """
     chosen = context.plan.n_threads
     if context.options.n_threads or chosen < 2 or context.model.on_gpu:
         return chosen
+    best, started = chosen, time.perf_counter()
+    while time.perf_counter() - started < PATIENCE_S / 2:
+        begun = time.perf_counter()
+        best = _faster_half(context, chosen)
+        took_s = time.perf_counter() - begun
+        if best == chosen or pressures is None:
+            break
+        if pressures.since(computing_s=took_s).waited_s < DISTURBED_SHARE * took_s:
+            break
+        best = chosen
+    context.set_threads(best, context.options.n_threads_batch or best)
+    return best
+
+
+def _faster_half(context: Context, chosen: int) -> int:
     half, times = max(1, chosen // 2), dict[int, list[float]]()
     for count in (chosen, half, chosen):
         context.set_threads(count, count)
         times.setdefault(count, []).extend(_decode_times(context, 1, REPEATS))
-    best = half if min(times[half]) < CLEARLY_BETTER * min(times[chosen]) else chosen
-    context.set_threads(best, context.options.n_threads_batch or best)
-    return best
+    return half if min(times[half]) < CLEARLY_BETTER * min(times[chosen]) else chosen
 
 
 def _decode_times(context: Context, rows: int, repeats: int) -> list[float]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
-from stretto.backends.llamacpp.native.cpu_pressure import Pressure, open_pressure
+from stretto.backends.llamacpp.native.cpu_pressure import Pressure, Pressures, open_pressure
 
 DROP_AFTER_S = 0.04  # passes are watched at least this long before a thread is given up
 WAITED_SHARE = 0.25  # of that time: what computing threads may wait for a processor
@@ -20,12 +19,6 @@ RETURN_AFTER_S = 0.3  # processors are watched at least this long before a threa
 RETURN_AFTER_MAX_S = 5.0
 FREE_PER_THREAD = 0.7  # of a processor, for each thread that is taken back
 UNDONE_S = 2.0  # a return that lasts less was a mistake
-
-
-class Pressures(Protocol):
-    def since(self, *, computing_s: float) -> Pressure: ...
-
-    def close(self) -> None: ...
 
 
 class ThreadGovernor:

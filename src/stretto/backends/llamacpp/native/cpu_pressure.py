@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 LIST_EVERY_S = 0.5
 COMPUTES_SHARE = 0.2  # a thread that ran for this share of the passes is one that computes them
@@ -26,6 +27,14 @@ class Pressure:
     wall_s: float
     waited_s: float  # runnable but not running, all computing threads together
     free_cores: float  # mean number of allowed processors that other processes left to this one
+
+
+class Pressures(Protocol):
+    def since(self, *, computing_s: float) -> Pressure:
+        """What changed since the last call. `computing_s`: how much of that time was spent in passes."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class PressureReader:
@@ -59,7 +68,6 @@ class PressureReader:
             raise
 
     def since(self, *, computing_s: float) -> Pressure:
-        """What changed since the last call. `computing_s`: how much of that time was spent in passes."""
         now = self._clock()
         threads, idle_s = self._read_threads(now), self._read_idle()
         wall_s = max(now - self._last_s, 1e-6)

@@ -1,0 +1,139 @@
+"""Threads follow the machine: fewer beside busy processes, all of them again when these are gone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from stretto.backends.llamacpp import threads
+from stretto.backends.llamacpp.native.cpu_pressure import Pressure, open_pressure
+from stretto.backends.llamacpp.threads import ThreadGovernor
+
+PASS_S = 0.02
+
+
+class Machine:
+    """Processors, of which others keep some busy; each of our threads gets its share of the rest."""
+
+    def __init__(self, cores: int) -> None:
+        self.cores, self.others, self.now_s, self.asked_s = cores, 0.0, 0.0, 0.0
+        self.threads = cores
+
+    def since(self, *, computing_s: float) -> Pressure:
+        wall_s, self.asked_s = self.now_s - self.asked_s, self.now_s
+        crowded = max(0.0, self.threads + self.others - self.cores)
+        waited_s = computing_s * min(1.0, crowded)
+        return Pressure(wall_s=wall_s, waited_s=waited_s, free_cores=self.cores - self.others)
+
+    def close(self) -> None: ...
+
+
+class Serving:
+    def __init__(self, cores: int) -> None:
+        self.machine = Machine(cores)
+        self.governor = ThreadGovernor(cores, self.machine, clock=lambda: self.machine.now_s)
+
+    def run(self, seconds: float) -> list[int]:
+        """Passes for so long; the thread counts that were used, without repetitions."""
+        counts = [self.governor.count]
+        end_s = self.machine.now_s + seconds
+        while self.machine.now_s < end_s:
+            self.machine.now_s += PASS_S
+            if self.governor.after_pass(PASS_S):
+                self.machine.threads = self.governor.count
+                counts.append(self.governor.count)
+        return counts
+
+
+def test_a_free_machine_keeps_all_threads() -> None:
+    assert Serving(4).run(10) == [4]
+
+
+def test_a_busy_process_takes_one_thread_at_once_and_gives_it_back() -> None:
+    serving = Serving(2)
+    serving.machine.others = 1.0
+    assert serving.run(0.1) == [2, 1]
+    assert serving.run(10) == [1]
+    serving.machine.others = 0.0
+    assert serving.run(1.0) == [1, 2]
+
+
+def test_several_busy_processes_take_as_many_threads_in_one_step() -> None:
+    serving = Serving(8)
+    serving.machine.others = 5.0
+    assert serving.run(0.2) == [8, 3]
+    serving.machine.others = 2.0
+    assert serving.run(2.0)[-1] == 6
+
+
+def test_one_thread_is_left_however_busy_the_machine_is() -> None:
+    serving = Serving(2)
+    serving.machine.others = 2.0
+    assert serving.run(5)[-1] == 1
+
+
+def test_short_waits_change_nothing() -> None:
+    serving = Serving(2)
+    serving.machine.others = 0.2
+    assert serving.run(5) == [2]
+
+
+def test_a_return_that_does_not_last_makes_the_next_one_wait_longer() -> None:
+    """A process that works in bursts of half a second: few changes, and none is far apart for ever."""
+    serving = Serving(2)
+    for _ in range(60):
+        serving.machine.others = 1.0
+        serving.run(0.5)
+        serving.machine.others = 0.0
+        serving.run(0.5)
+    assert serving.governor.changes < 40
+    serving.machine.others = 0.0
+    assert serving.run(threads.RETURN_AFTER_MAX_S + 1)[-1] == 2
+
+
+def test_no_governor_where_there_is_nothing_to_decide() -> None:
+    assert threads.open_governor(1) is None
+
+
+# --- the system's own figures ------------------------------------------------------------------------
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def spin(seconds: float) -> None:
+    end_s = time.perf_counter() + seconds
+    while time.perf_counter() < end_s:
+        pass
+
+
+@pytest.mark.skipif(open_pressure() is None, reason="this system does not report waiting times")
+def test_the_system_reports_waits_beside_busy_processes() -> None:
+    """This thread beside twice as many busy processes as there are processors: it waits most of the time."""
+    reader = open_pressure()
+    assert reader is not None
+    cores = len(reader._cpus)
+    with busy(2 * cores):
+        time.sleep(0.3)
+        reader.since(computing_s=0.3)
+        started = time.perf_counter()
+        spin(0.6)
+        took_s = time.perf_counter() - started
+        seen = reader.since(computing_s=took_s)
+    reader.close()
+    assert seen.waited_s > 0.25 * took_s
+    assert seen.free_cores < cores - 0.25
+    assert seen.wall_s == pytest.approx(took_s, rel=0.2)
