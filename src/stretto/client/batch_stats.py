@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from stretto.client.batch_call import BatchCall, PartitionKey
 from stretto.settings import GenerateBatcherSettings
-
-if TYPE_CHECKING:
-    from stretto.client.batcher import BatchCall, PartitionKey
 
 WINDOW = 100
 WAIT_SHORT_MS, WAIT_LONG_MS = 1.5, 4.0

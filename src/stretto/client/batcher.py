@@ -18,49 +18,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
 
+from stretto.client.batch_call import BatchCall, Entry, EntryState, PartitionKey
 from stretto.client.batch_stats import BatchEvent, BatchStats, Target
 from stretto.rpc.messages import GenerateParams, PriorityName
 from stretto.settings import GenerateBatcherSettings
 
 PRIORITIES: tuple[PriorityName, ...] = ("urgent", "default", "background")
-PartitionKey = tuple[str, str, str]
 BYPASS: PartitionKey = ("", "", "bypass")  # no guidance mode has this name
 ANONYMOUS_PAUSE_SHARE = 0.1  # of the time, at most: without tenants a pause holds up every client
-
-
-class EntryState(Enum):
-    QUEUED = "queued"
-    TAKEN = "taken"  # in a call that is not sent yet
-    SENT = "sent"
-    DROPPED = "dropped"
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One request on its way to a call."""
-
-    params: GenerateParams
-    priority: PriorityName
-    enqueued_s: float
-    deadline_s: float | None
-    request_id: str
-    held: bool = False
-    state: EntryState = EntryState.QUEUED
-
-
-@dataclass(slots=True, eq=False)
-class BatchCall:
-    """Entries that leave together. `seal` decides who is really sent."""
-
-    id: int
-    key: PartitionKey
-    entries: list[Entry]
-    taken_s: float
-    single: bool = False  # to be sent as a `generate`
-    sent_s: float = 0.0
-    aborted: int = 0  # entries that left between the batch's making and its sending
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from stretto.client.batcher import BatchCall
+from stretto.client.batch_call import BatchCall
 from stretto.client.traffic import Traffic
 from stretto.client.transport import Transport
 from stretto.errors import (

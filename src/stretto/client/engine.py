@@ -17,9 +17,9 @@ from typing import Any
 import structlog
 
 from stretto.client.api import Health, OnStart
+from stretto.client.batch_call import BatchCall
 from stretto.client.batch_log import log_batch
 from stretto.client.batch_stats import BatchEvent
-from stretto.client.batcher import BatchCall
 from stretto.client.dispatch import Dispatcher
 from stretto.client.event_feed import Watchers
 from stretto.client.generation import Generation

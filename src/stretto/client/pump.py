@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from stretto.client.arrivals import Arrivals
-from stretto.client.batcher import BatchCall
+from stretto.client.batch_call import BatchCall
 from stretto.client.traffic import Traffic
 
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from stretto.client.batch_call import BatchCall
 from stretto.client.batch_stats import BatchEvent
-from stretto.client.batcher import BatchCall, GenerateBatcher
+from stretto.client.batcher import GenerateBatcher
 from stretto.client.quarantine import Quarantine, Standing
 from stretto.client.streams import NOWHERE, Stream, StreamRegistry
 from stretto.client.text_limits import TextLimits

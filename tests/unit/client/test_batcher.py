@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from stretto.client.batch_call import BatchCall
 from stretto.client.batch_stats import BatchEvent
-from stretto.client.batcher import BatchCall, GenerateBatcher
+from stretto.client.batcher import GenerateBatcher
 from stretto.rpc.messages import GenerateParams, Guidance
 from stretto.settings import GenerateBatcherSettings
 

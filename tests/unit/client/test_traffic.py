@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stretto.client.batcher import BatchCall
+from stretto.client.batch_call import BatchCall
 from stretto.client.traffic import Ticket, Traffic
 from stretto.errors import InvalidRequestError, RuntimeUnavailableError
 from stretto.rpc.messages import BatchItem, GenerateParams, GenerateResult, StreamBatch, StreamEnd, error_from

@@ -1,0 +1,43 @@
+"""A call to the worker and the requests that it carries, for the batcher, its statistics and its callers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from stretto.rpc.messages import GenerateParams, PriorityName
+
+PartitionKey = tuple[str, str, str]  # model, draft model, guidance mode
+
+
+class EntryState(Enum):
+    QUEUED = "queued"
+    TAKEN = "taken"  # in a call that is not sent yet
+    SENT = "sent"
+    DROPPED = "dropped"
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One request on its way to a call."""
+
+    params: GenerateParams
+    priority: PriorityName
+    enqueued_s: float
+    deadline_s: float | None
+    request_id: str
+    held: bool = False
+    state: EntryState = EntryState.QUEUED
+
+
+@dataclass(slots=True, eq=False)
+class BatchCall:
+    """Entries that are sent together. `GenerateBatcher.seal` decides which of them are still sent."""
+
+    id: int
+    key: PartitionKey
+    entries: list[Entry]
+    taken_s: float
+    single: bool = False  # to be sent as a `generate`
+    sent_s: float = 0.0
+    aborted: int = 0  # entries that left between the batch's making and its sending
