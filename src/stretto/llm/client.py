@@ -33,7 +33,7 @@ from stretto.text.tokenizer import PromptTokens, Tokenizer
 from stretto.worker.contexts import PoolStats
 from stretto.worker.embedding import EmbeddingRuntime
 from stretto.worker.embedding_loading import load_any
-from stretto.worker.loading import Loaded
+from stretto.worker.loaded import Loaded
 from stretto.worker.loop import LoopStats
 from stretto.worker.model import Call, ModelRuntime, Prompt
 from stretto.worker.options import Options, parse

@@ -19,7 +19,8 @@ from stretto.rpc.heartbeat import HeartbeatWriter
 from stretto.settings.places import cache_home
 from stretto.worker.embedding import EmbeddingRuntime
 from stretto.worker.embedding_loading import load_embedding, makes_vectors
-from stretto.worker.loading import Beat, Loaded, Progress, find, load
+from stretto.worker.loaded import Beat, Loaded, Progress
+from stretto.worker.loading import find, load
 
 if TYPE_CHECKING:
     from stretto.model_files import gguf

@@ -17,7 +17,9 @@ from stretto.settings.used_by import check_used
 from stretto.worker.contexts import ContextPool
 from stretto.worker.embed_inputs import Frame, InputReader
 from stretto.worker.embedding import EmbeddingRuntime, Making
-from stretto.worker.loading import Loaded, Progress, find, load, model_options
+from stretto.worker.llamacpp_loading import model_options
+from stretto.worker.loaded import Loaded, Progress
+from stretto.worker.loading import find, load
 from stretto.worker.packing import Packer
 
 if TYPE_CHECKING:

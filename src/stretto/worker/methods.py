@@ -28,7 +28,7 @@ from stretto.rpc.frames import FRAME_BYTES_MAX
 from stretto.telemetry.event_log import EventLog
 from stretto.worker.batches import BatchLog, tokenize_all
 from stretto.worker.embedding import EmbeddingRuntime, Runner
-from stretto.worker.loading import Loaded
+from stretto.worker.loaded import Loaded
 from stretto.worker.model import Call, ModelRuntime, Prompt
 from stretto.worker.outbox import Outbox, StreamSink
 from stretto.worker.pool import Entry, ModelPool, Resident

@@ -17,7 +17,7 @@ from stretto.rpc import messages as m
 from stretto.worker.embedding import EmbeddingRuntime, Runner
 from stretto.worker.grammars import HEAVY_CHARS, Leaving
 from stretto.worker.lanes import Lanes
-from stretto.worker.loading import Loaded
+from stretto.worker.loaded import Loaded
 from stretto.worker.model import Call, ModelRuntime, Prompt
 from stretto.worker.requests import prepare, text_of, tokens_of
 

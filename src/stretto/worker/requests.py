@@ -25,7 +25,7 @@ from stretto.text.tokenizer import PromptTokens
 from stretto.text.tool_schema import schema_for_tools, tool_names
 from stretto.text.tools import Dialect
 from stretto.worker.embedding import EmbeddingRuntime
-from stretto.worker.loading import Loaded
+from stretto.worker.loaded import Loaded
 from stretto.worker.model import Call, ModelRuntime, Prompt
 from stretto.worker.options import SAMPLING_NAMES, Options, parse
 from stretto.worker.prompts import begin_of_text, cut_left, fitting, mixed_prompt

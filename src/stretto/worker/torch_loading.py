@@ -12,8 +12,9 @@ from stretto import settings as settings_
 from stretto.errors import ModelFileError
 from stretto.settings.used_by import check_used
 from stretto.text.tokenizer import Tokenizer
+from stretto.worker.chat_templates import template_of, template_source
 from stretto.worker.grammars import Grammars, words_of
-from stretto.worker.loading import Beat, Loaded, Progress, template_of, template_source
+from stretto.worker.loaded import Beat, Loaded, Progress
 from stretto.worker.model import ModelRuntime
 
 if TYPE_CHECKING:

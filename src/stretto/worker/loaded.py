@@ -1,0 +1,70 @@
+"""A loaded generation model: its runtime, the settings it was given, and what was chosen for it.
+
+Made by `loading` and its siblings, one for each backend; held by the catalogue and by the embedded client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stretto import settings as settings_
+from stretto.rpc.text_bound import TextBound
+from stretto.text.tokenizer import Tokenizer
+from stretto.worker.model import ModelRuntime
+
+Progress = Callable[[str, float], None]  # what is being done, and the share that is done
+Beat = Callable[[int, bool], None]
+TEMPLATE_CHARS_MAX = 1 << 16  # of one that is shown to clients
+
+
+def _name(tokenizer: Tokenizer, token: int) -> str:
+    return tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model at work, with the settings it got and what was chosen for it."""
+
+    runtime: ModelRuntime
+    settings: settings_.ModelSettings
+    description: Mapping[str, Any]
+    after_close: Callable[[], None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self.runtime.stats.busy or self.runtime.stats.queued > 0
+
+    @property
+    def alive(self) -> bool:
+        return self.runtime.alive
+
+    @property
+    def drafts(self) -> int:
+        """Tokens to guess for a request that says nothing about it."""
+        return self.settings.speculation_tokens if self.settings.speculation == "ngram" else 0
+
+    @property
+    def text_bound(self) -> TextBound | None:
+        return self.runtime.text_bound
+
+    @property
+    def vocabulary(self) -> Mapping[str, Any]:
+        """What clients with a tokenizer of their own ask for."""
+        tokenizer, template = self.runtime.tokenizer, self.runtime.template
+        ends = sorted(tokenizer.eos)
+        return {
+            "bos_token": None if tokenizer.bos is None else _name(tokenizer, tokenizer.bos),
+            "eos_token": _name(tokenizer, ends[0]) if ends else None,
+            "vocab_size": tokenizer.vocab_size,
+            "chat_template": template.source[:TEMPLATE_CHARS_MAX] if template is not None else None,
+        }
+
+    def drain(self) -> None:
+        self.runtime.drain()
+
+    def close(self) -> None:
+        self.runtime.close()
+        if self.after_close is not None:
+            self.after_close()
