@@ -11,13 +11,17 @@ from typing import Any
 import httpx
 import pytest
 
-from stretto.server.http.auth import PAGE
+from stretto.server.dashboard.assets import PAGE_PATHS
 from stretto.server.http.caller import Caller
 from stretto.server.http.keys import Key, KeyRing, _digest
 from tests.server.operations.serving import CHAT, Running, served
 
 GOOD, OTHER = "sk-good-key-1", "sk-other-key-2"
-PUBLIC = {"/livez", "/readyz", "/health"} | PAGE  # the page's files hold nothing: what they show needs a key
+PUBLIC = {
+    "/livez",
+    "/readyz",
+    "/health",
+} | PAGE_PATHS  # the page's files hold nothing: what they show needs a key
 
 
 def ring() -> KeyRing:

@@ -16,6 +16,7 @@ _HEADERS = {
 }
 _FOLDER = files(__package__).joinpath("static")
 ASSET_NAMES = frozenset(entry.name for entry in _FOLDER.iterdir())
+PAGE_PATHS = frozenset({"/", *(f"/dashboard/{name}" for name in ASSET_NAMES)})
 
 
 def asset(name: str) -> Response:

@@ -14,22 +14,20 @@ from collections import Counter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stretto.errors import ConcurrencyLimitError, InvalidKeyError
-from stretto.server.dashboard.assets import ASSET_NAMES
 from stretto.server.http.caller import LOCAL
 from stretto.server.http.errors import error_response
 from stretto.server.http.keys import Key, KeyRing
 
-# These answer anybody, without detail. All else is closed, also what is added tomorrow.
-# The page's own files are the same for everybody; what it shows comes from routes that want the key.
-PAGE = frozenset({"/", *(f"/dashboard/{name}" for name in ASSET_NAMES)})
-PUBLIC = frozenset({"/livez", "/readyz", "/health"}) | PAGE
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Auth:
-    def __init__(self, app: ASGIApp, *, keys: KeyRing) -> None:
+    """`public_paths` answer GET and HEAD without a key; every other path needs one, unknown ones too."""
+
+    def __init__(self, app: ASGIApp, *, keys: KeyRing, public_paths: frozenset[str]) -> None:
         self._app = app
         self._keys = keys
+        self._public_paths = public_paths
         self._running: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,7 +41,7 @@ class Auth:
             return
         presented = presented_key(scope)
         key = self._keys.find(presented) if presented is not None else None
-        public = scope["path"] in PUBLIC and scope.get("method") in SAFE_METHODS
+        public = scope["path"] in self._public_paths and scope.get("method") in SAFE_METHODS
         if key is None and not (public and presented is None):
             await _refuse(scope, receive, send, presented)
             return

@@ -6,7 +6,6 @@ Everything is made when it is asked for. `vllm` adds the names that existing das
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -22,10 +21,10 @@ from stretto import __version__
 from stretto.core.tick import PreemptReason
 from stretto.rpc.messages import ModelStats, Stats
 from stretto.server.http.caller import PRIORITIES
-from stretto.server.operations import metrics_ticks
+from stretto.server.operations import metrics_ticks, metrics_vllm
 from stretto.server.operations.counters import Figures, ModelFigures
+from stretto.server.operations.exposition import Scrape, gauge, histogram
 from stretto.server.operations.metrics_batches import runtime_batches, token_calls
-from stretto.telemetry.histogram import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _HISTOGRAMS = {
@@ -54,57 +53,38 @@ _BATCHER_COUNTERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """All that one scrape shows. `stats` None: the runtime did not answer."""
-
-    figures: Figures
-    stats: Stats | None
-    batch_stats: Mapping[str, Any]
-    ready: bool
-    draining: bool
-
-
-def render(seen: Seen, *, compat: str = "none") -> bytes:
+def render(scrape: Scrape, *, compat: str = "none") -> bytes:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(seen, compat))
+    registry.register(_Families(scrape, compat))
     ProcessCollector(registry=registry)
     return bytes(generate_latest(registry))
 
 
 class _Families(Collector):
-    def __init__(self, seen: Seen, compat: str) -> None:
-        self._seen = seen
+    def __init__(self, scrape: Scrape, compat: str) -> None:
+        self._scrape = scrape
         self._compat = compat
 
     def collect(self) -> Iterator[Metric]:
-        seen = self._seen
-        yield _gauge("stretto_build_info", "The version, as a label.", 1, version=__version__)
-        yield _gauge("stretto_ready", "1: a model can answer now.", float(seen.ready))
-        yield _gauge("stretto_draining", "1: the server is about to stop.", float(seen.draining))
-        yield from _requests(seen.figures)
-        yield from _models(seen.figures)
-        if seen.stats is not None:
-            yield from _runtime(seen.stats)
-            yield from runtime_batches(seen.stats.batches)
-        yield from _batcher(seen.batch_stats.get("generate", {}))
-        yield from token_calls(seen.batch_stats.get("tokens", {}))
-        yield from _streams(seen.batch_stats.get("streams", {}))
+        scrape = self._scrape
+        yield gauge("stretto_build_info", "The version, as a label.", 1, version=__version__)
+        yield gauge("stretto_ready", "1: a model can answer now.", float(scrape.ready))
+        yield gauge("stretto_draining", "1: the server is about to stop.", float(scrape.draining))
+        yield from _requests(scrape.figures)
+        yield from _models(scrape.figures)
+        if scrape.stats is not None:
+            yield from _runtime(scrape.stats)
+            yield from runtime_batches(scrape.stats.batches)
+        yield from _batcher(scrape.batch_stats.get("generate", {}))
+        yield from token_calls(scrape.batch_stats.get("tokens", {}))
+        yield from _streams(scrape.batch_stats.get("streams", {}))
         if self._compat == "vllm":
-            from stretto.server.operations.metrics_vllm import families
-
-            yield from families(seen)
-
-
-def _gauge(name: str, text: str, value: float, **labels: str) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, text, labels=list(labels))
-    family.add_metric(list(labels.values()), value)
-    return family
+            yield from metrics_vllm.families(scrape)
 
 
 def _requests(figures: Figures) -> Iterator[Metric]:
-    yield _gauge("stretto_requests_running", "Generations that have not ended.", figures.running)
-    yield _gauge("stretto_requests_without_token", "Of these, without a first token.", figures.waiting)
+    yield gauge("stretto_requests_running", "Generations that have not ended.", figures.running)
+    yield gauge("stretto_requests_without_token", "Of these, without a first token.", figures.waiting)
     rejected = CounterMetricFamily("stretto_rejected", "Requests refused, by the code.", labels=["reason"])
     for code, count in sorted(figures.rejected.items()):
         rejected.add_metric([code], count)
@@ -152,19 +132,9 @@ def _queue_waits(models: Mapping[str, ModelFigures]) -> HistogramMetricFamily:
     return family
 
 
-def histogram(
-    name: str, text: str, label: str, models: Mapping[str, ModelFigures], field: str
-) -> HistogramMetricFamily:
-    family = HistogramMetricFamily(name, text, labels=[label])
-    for model_id, of_model in models.items():
-        values: Histogram = getattr(of_model, field)
-        family.add_metric([model_id], values.buckets(), values.total)
-    return family
-
-
 def _runtime(stats: Stats) -> Iterator[Metric]:
-    yield _gauge("stretto_runtime_memory_bytes", "Memory of the runtime's process.", stats.memory_bytes)
-    yield _gauge("stretto_runtime_uptime_seconds", "Since the runtime started.", stats.uptime_s)
+    yield gauge("stretto_runtime_memory_bytes", "Memory of the runtime's process.", stats.memory_bytes)
+    yield gauge("stretto_runtime_uptime_seconds", "Since the runtime started.", stats.uptime_s)
     simple: dict[str, tuple[str, Any]] = {
         "stretto_slots": ("Slots.", lambda model: model.slots),
         "stretto_slots_busy": ("Slots with a request.", lambda model: model.active_slots),
@@ -175,10 +145,10 @@ def _runtime(stats: Stats) -> Iterator[Metric]:
         "stretto_compute_threads": ("Threads that compute a pass now.", lambda model: model.threads),
     }
     for name, (text, value) in simple.items():
-        gauge = GaugeMetricFamily(name, text, labels=["model"])
+        family = GaugeMetricFamily(name, text, labels=["model"])
         for model in stats.models:
-            gauge.add_metric([model.model_id], float(value(model)))
-        yield gauge
+            family.add_metric([model.model_id], float(value(model)))
+        yield family
     yield _queue(stats.models)
     for name, text, field in (
         ("stretto_ticks", "Ticks.", "ticks"),
@@ -234,8 +204,8 @@ def _batcher(stats: Mapping[str, Any]) -> Iterator[Metric]:
     for name, quantile in (("p50", "0.5"), ("p95", "0.95")):
         waits.add_metric([quantile], float(stats.get("queue_wait_ms", {}).get(name, 0)) / 1000)
     yield waits
-    yield _gauge(f"{prefix}_queued", "Requests in the batcher.", float(stats.get("total_queued", 0)))
-    yield _gauge(
+    yield gauge(f"{prefix}_queued", "Requests in the batcher.", float(stats.get("total_queued", 0)))
+    yield gauge(
         f"{prefix}_calls_in_flight", "Calls without an answer.", float(stats.get("calls_in_flight", 0))
     )
 
@@ -248,4 +218,4 @@ def _streams(stats: Mapping[str, Any]) -> Iterator[Metric]:
         ("unread_bytes", "Text that waits for its reader."),
     ):
         if isinstance(stats.get(key), int | float):
-            yield _gauge(f"stretto_streams_{key.removesuffix('_now')}", text, float(stats[key]))
+            yield gauge(f"stretto_streams_{key.removesuffix('_now')}", text, float(stats[key]))

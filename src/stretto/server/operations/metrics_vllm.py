@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from stretto.core.tick import PreemptReason
 from stretto.rpc.messages import ModelStats
 from stretto.server.operations.counters import Figures
-
-if TYPE_CHECKING:
-    from stretto.server.operations.metrics import Seen
+from stretto.server.operations.exposition import Scrape, histogram
 
 LABEL = "model_name"
 _HISTOGRAMS = {
@@ -38,13 +35,11 @@ _REASONS = {
 }
 
 
-def families(seen: Seen) -> Iterator[Metric]:
-    from stretto.server.operations.metrics import histogram
-
-    yield from _gauges(seen.stats.models if seen.stats is not None else [])
-    yield from _counters(seen.figures)
+def families(scrape: Scrape) -> Iterator[Metric]:
+    yield from _gauges(scrape.stats.models if scrape.stats is not None else [])
+    yield from _counters(scrape.figures)
     for name, field in _HISTOGRAMS.items():
-        yield histogram(name, "See the stretto_ metric.", LABEL, seen.figures.models, field)
+        yield histogram(name, "See the stretto_ metric.", LABEL, scrape.figures.models, field)
 
 
 def _gauges(models: list[ModelStats]) -> Iterator[Metric]:

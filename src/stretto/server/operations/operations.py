@@ -20,22 +20,26 @@ from starlette.types import ASGIApp
 from stretto import __version__
 from stretto.client.api import EngineApi
 from stretto.rpc.messages import Stats
-from stretto.server.http.access_log import AccessLog
+from stretto.server.dashboard.assets import PAGE_PATHS
 from stretto.server.http.auth import Auth
 from stretto.server.http.crowd import CrowdLimit
-from stretto.server.http.drain import Drain, Gate
 from stretto.server.http.head_requests import HeadRequests
 from stretto.server.http.keys import KeyRing
 from stretto.server.http.limits import BodyLimits, HeaderLimits
 from stretto.server.http.origin_check import Hosts
+from stretto.server.operations.access_log import AccessLog
 from stretto.server.operations.batch_traces import BatchTraces
+from stretto.server.operations.drain import Drain, Gate
+from stretto.server.operations.exposition import Scrape
 from stretto.server.operations.health import Loads, Readiness, judge, stats_of
 from stretto.server.operations.instrumented import ObservedEngine
-from stretto.server.operations.metrics import CONTENT_TYPE, Seen, render
+from stretto.server.operations.metrics import CONTENT_TYPE, render
 from stretto.settings import ServerSettings
 from stretto.telemetry.traces import Tracer
 
 RESTART_S = 5  # what a drain and a restart usually take
+# The probes return only a status without a key; the page's files are static, and its data need the key.
+PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/health"}) | PAGE_PATHS
 
 
 class Operations:
@@ -82,7 +86,7 @@ class Operations:
                 cors_origins=chosen.cors_origins,
                 open_names=not chosen.loopback and not chosen.allowed_hosts and len(self.keys) > 0,
             ),
-            Middleware(Auth, keys=self.keys),
+            Middleware(Auth, keys=self.keys, public_paths=PUBLIC_PATHS),
             Middleware(CrowdLimit),
             Middleware(Gate, drain=self.drain, engine=self.engine),
             Middleware(
@@ -155,14 +159,14 @@ class Operations:
 
     async def _metrics(self, _request: Request) -> Response:
         stats = await stats_of(self.engine)
-        seen = Seen(
+        scrape = Scrape(
             figures=self.engine.figures,
             stats=stats,
             batch_stats=self.engine.batch_stats(),
             ready=self._judged(stats).ready,
             draining=self.engine.draining,
         )
-        return Response(render(seen, compat=self.settings.metrics_compat), media_type=CONTENT_TYPE)
+        return Response(render(scrape, compat=self.settings.metrics_compat), media_type=CONTENT_TYPE)
 
     # --- inside ----------------------------------------------------------------------------------
 
