@@ -27,7 +27,7 @@ from stretto.backends.torch.kernels.decode import DecodeShape, Fresh
 from stretto.backends.torch.kernels.prefill import PrefillShape
 from stretto.backends.torch.ops.experts import route
 from stretto.backends.torch.ops.sampling import SampledTokens, sample
-from stretto.backends.torch.ops.table import SamplingMode, SamplingTable
+from stretto.backends.torch.sampling_table import SamplingMode, SamplingTable
 from stretto.core.request import SamplingParams
 
 VOCAB = 151_936

@@ -14,7 +14,7 @@ from stretto.backends.torch.kernels import activation, linear, norm, skinny
 from stretto.backends.torch.kernels.linear import LinearShape
 from stretto.backends.torch.kernels.pdl import OVERLAP
 from stretto.backends.torch.kernels.skinny import SkinnyShape
-from stretto.backends.torch.ops.pdl import EARLY, OFF
+from stretto.backends.torch.pdl_mode import EARLY, OFF
 
 
 def _linear(

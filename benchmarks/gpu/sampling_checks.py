@@ -20,7 +20,7 @@ from stretto.backends.torch.ops.sampling import (
     keep_reference,
     sample_reference,
 )
-from stretto.backends.torch.ops.table import SamplingTable
+from stretto.backends.torch.sampling_table import SamplingTable
 from stretto.core.request import SamplingParams
 
 Z_MAX = 4.5

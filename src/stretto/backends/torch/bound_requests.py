@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from stretto.backends.torch.ops import SamplingMode, SamplingTable
-from stretto.backends.torch.ops.table import TOP_LOGPROBS_MAX
+from stretto.backends.torch.sampling_table import TOP_LOGPROBS_MAX
 from stretto.core.request import SamplingParams
 from stretto.core.tick import Binding
 from stretto.errors import BadOutputError, InvalidTokenError, StrettoError

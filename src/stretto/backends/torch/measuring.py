@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from stretto.backends.torch.ops.table import TOP_LOGPROBS_MAX
+from stretto.backends.torch.sampling_table import TOP_LOGPROBS_MAX
 from stretto.backends.torch.staging import Ints, to_host
 from stretto.core.request import Request
 from stretto.core.tick import PromptScores

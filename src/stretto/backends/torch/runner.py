@@ -18,7 +18,7 @@ from stretto.backends.torch.inputs import decode_inputs, keep_last
 from stretto.backends.torch.measuring import MeasuredRows, measure
 from stretto.backends.torch.models import CausalModel, Step
 from stretto.backends.torch.ops import SampledTokens, SamplingMode, SamplingTable
-from stretto.backends.torch.ops.pdl import overlapping
+from stretto.backends.torch.pdl_mode import overlapping
 from stretto.backends.torch.pool import KvPool
 from stretto.backends.torch.staging import Ints, Staging
 from stretto.backends.torch.tables import Tables

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stretto.backends.torch.ops.pdl import OVERLAP
+from stretto.backends.torch.pdl_mode import OVERLAP
 
 __all__ = ["OVERLAP", "launch_options", "start_next", "start_next_late", "wait_previous"]
 

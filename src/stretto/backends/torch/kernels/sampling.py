@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stretto.backends.torch.kernels.topk_topp.exact import cut_rows, ordered_key
-from stretto.backends.torch.ops.table import TEMPERATURE_MIN, SamplingMode, SamplingTable
+from stretto.backends.torch.sampling_table import TEMPERATURE_MIN, SamplingMode, SamplingTable
 
 FLOAT_COLUMNS = tl.constexpr(6)  # of SamplingTable.floats
 INT_COLUMNS = tl.constexpr(4)

@@ -11,7 +11,7 @@ from stretto.backends.torch.ops.linear import linear, linear_add, norm_gated, no
 from stretto.backends.torch.ops.norm import add_rms_norm, rms_norm
 from stretto.backends.torch.ops.rotary import rotary_write
 from stretto.backends.torch.ops.sampling import SampledTokens, count_tokens, sample
-from stretto.backends.torch.ops.table import SamplingMode, SamplingTable
+from stretto.backends.torch.sampling_table import SamplingMode, SamplingTable
 
 __all__ = [
     "SampledTokens",

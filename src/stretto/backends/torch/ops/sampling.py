@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stretto.backends.torch.ops.philox import gumbel
-from stretto.backends.torch.ops.table import TEMPERATURE_MIN, SamplingMode, SamplingTable
+from stretto.backends.torch.sampling_table import TEMPERATURE_MIN, SamplingMode, SamplingTable
 
 EVERYTHING = SamplingMode(biases=True, penalties=True, masks=True, filters=True, noise=True)
 

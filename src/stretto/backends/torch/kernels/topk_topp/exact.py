@@ -27,7 +27,7 @@ from stretto.backends.torch.kernels.topk_topp.search import (
     gather,
     narrow,
 )
-from stretto.backends.torch.ops.table import SamplingTable
+from stretto.backends.torch.sampling_table import SamplingTable
 
 CANDIDATES = 8192
 BLOCK = 4096  # tokens for a program, while a row is narrowed down

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stretto.backends.torch.ops.table import TEMPERATURE_MIN
+from stretto.backends.torch.sampling_table import TEMPERATURE_MIN
 
 FLOAT_COLUMNS = tl.constexpr(6)  # of SamplingTable.floats
 INT_COLUMNS = tl.constexpr(4)
