@@ -77,6 +77,7 @@ check: $(DEV) ## Format, lint, types and layers
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/check_layers.py
+	$(BIN)/python tools/check_cycles.py
 
 format: $(DEV) ## Rewrite the files as `make check` wants them
 	$(BIN)/ruff check --fix-only .
