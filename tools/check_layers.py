@@ -62,7 +62,7 @@ def violations(source: str, package: str) -> Iterator[tuple[int, str]]:
 
 def pure_files(source_root: Path) -> list[Path]:
     package = source_root / "stretto"
-    return sorted([*package.glob("core/**/*.py"), *package.glob("errors.py")])
+    return sorted([*package.glob("core/**/*.py"), *package.glob("errors/**/*.py")])
 
 
 def main(arguments: list[str]) -> int:

@@ -68,11 +68,15 @@ def planted(directory: Path, files: dict[str, str]) -> int:
 
 
 def test_a_planted_import_is_found(tmp_path, capsys):
-    files = {"core/a.py": "import math\n", "core/kv/b.py": "import socket\n", "errors.py": "import json\n"}
+    files = {
+        "core/a.py": "import math\n",
+        "core/kv/b.py": "import socket\n",
+        "errors/rpc.py": "import json\n",
+    }
     assert planted(tmp_path, files) == 1
     out = capsys.readouterr().out
     assert "b.py:1: the core is pure, but this imports socket" in out
-    assert "errors.py:1: the core is pure, but this imports json" in out
+    assert "rpc.py:1: the core is pure, but this imports json" in out
     assert "hint:" in out
 
 
