@@ -133,7 +133,7 @@ def run(count: int, *, full: bool, path: Path, share: int = 0, of: int = 1) -> l
     """Every setting, or one share of them."""
     asked = conversations(count)
     special = special_buffers_work(cache_home())
-    loop = PlainLoop(str(path), special_buffers=special, by_row=half_precision(), threads=THREADS)
+    loop = PlainLoop(str(path), special_buffers=special, row_attention=half_precision(), threads=THREADS)
     with LLM(path, n_seq_max=1, context_window=1024, n_threads=THREADS) as llm:
         prompts = [list(llm.chat_prompt_tokens(messages)) for messages in asked]
     expected = [loop.greedy(prompt, OUTPUT) for prompt in prompts]

@@ -9,10 +9,10 @@ import ctypes
 
 import numpy as np
 
-from stretto.backends.llamacpp.kernels.interpose import paused, stand_in
+from stretto.backends.llamacpp.kernels.interpose import install, paused
 from stretto.settings.places import cache_home
 
-stand_in(cache_home())  # before llama.cpp is loaded, or they would not compute for ours either
+install(cache_home())  # before llama.cpp is loaded, or they would not compute for ours either
 
 import llama_cpp  # noqa: E402
 
@@ -23,10 +23,16 @@ def _silence(level: int, text: bytes, user_data: object) -> None:
 
 
 class PlainLoop:
-    """`special_buffers` and `by_row` must be as in the backend: other kernels differ by a few tenths."""
+    """`special_buffers` and `row_attention` must match the backend: other kernels differ by tenths."""
 
     def __init__(
-        self, path: str, *, special_buffers: bool, by_row: bool = False, window: int = 2048, threads: int = 2
+        self,
+        path: str,
+        *,
+        special_buffers: bool,
+        row_attention: bool = False,
+        window: int = 2048,
+        threads: int = 2,
     ) -> None:
         llama_cpp.llama_log_set(_silence, ctypes.c_void_p())
         llama_cpp.llama_backend_init()
@@ -37,9 +43,11 @@ class PlainLoop:
         context = llama_cpp.llama_context_default_params()
         context.n_ctx = window
         context.n_batch = 512
-        context.n_ubatch = 56 if by_row else 512
+        context.n_ubatch = 56 if row_attention else 512
         context.n_threads = context.n_threads_batch = threads
-        context.flash_attn_type = int(by_row)  # else, as our slots run on a CPU, without flash attention
+        context.flash_attn_type = int(
+            row_attention
+        )  # else, as our slots run on a CPU, without flash attention
         self._context = llama_cpp.llama_init_from_model(self._model, context)
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._size = llama_cpp.llama_vocab_n_tokens(self._vocab)

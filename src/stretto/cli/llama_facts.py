@@ -41,9 +41,9 @@ def ask(cache_dir: Path) -> LlamaFacts:
 
 
 def _facts(cache_dir: Path) -> dict[str, object]:
-    from stretto.backends.llamacpp.kernels.interpose import stand_in
+    from stretto.backends.llamacpp.kernels.interpose import install
 
-    kernels_not_ours = stand_in(cache_dir)  # before llama.cpp is loaded
+    kernels_not_ours = install(cache_dir)  # before llama.cpp is loaded
     import llama_cpp
 
     said = llama_cpp.llama_print_system_info().decode("utf-8", "replace")

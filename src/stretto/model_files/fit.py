@@ -19,9 +19,9 @@ CELLS_QUANTUM = 256  # llama.cpp pads a cache to this many tokens
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 SEQUENCES_MAX = 256  # llama.cpp's LLAMA_MAX_SEQ
 SCORES_BYTES_MAX = 256 << 20  # of one pass without flash attention
-SPRINT_WINDOW_MIN = 2048  # smaller windows hold no prompt that is worth a second context
-SPRINT_CACHE_BYTES_MAX = 512 << 20
-BY_ROW_ROWS_MAX = 56  # in fours, and a few short of a tile
+SIDE_CONTEXT_WINDOW_MIN = 2048  # smaller windows hold no prompt that is worth a second context
+SIDE_CONTEXT_CACHE_BYTES_MAX = 512 << 20
+ROW_ATTENTION_UBATCH_MAX = 56  # in fours, and a few short of a tile
 _ROWS = 64  # passes are cut down to a multiple of this many rows
 _THUMB_BYTES = {"f32": 4, "f16": 2, "bf16": 2}  # every quantized type counts as one byte
 
@@ -73,10 +73,10 @@ class Fit:
 
 
 class Attention(NamedTuple):
-    """How attention is run; `sprint`: long prompts in a second context, with flash attention."""
+    """How attention is run; `side_context`: long prompts in a second context, with flash attention."""
 
     flash: bool
-    sprint: bool
+    side_context: bool
     n_ubatch: int
 
 
@@ -90,26 +90,28 @@ def attention(
     cache_type_v: str = "f16",
     unified: bool = False,
     on_gpu: bool = False,
-    by_row_window: int = 0,
+    row_attention_window: int = 0,
 ) -> Attention:
     """What `flash_attention: auto | on | off | long` comes to.
 
     `long`: only for long prompts, where they can be kept apart and scores are small; else it means on. That
     is also what auto means; but where the processor is faster with it row by row, up to windows of
-    `by_row_window` tokens, rows of all texts have it, in passes that are too small for its tiles.
+    `row_attention_window` tokens, rows of all texts have it, in passes that are too small for its tiles.
     """
     if any(shape.recurrent) or asked == "off":
-        return Attention(flash=False, sprint=False, n_ubatch=n_ubatch)
+        return Attention(flash=False, side_context=False, n_ubatch=n_ubatch)
     cells = _padded(context_window)
     rows = SCORES_BYTES_MAX // (4 * max(1, shape.heads) * cells) // _ROWS * _ROWS
     plain = {cache_type_k, cache_type_v} <= {"f16", "f32"} and not any(shape.sliding) and not unified
     if asked == "on" or on_gpu or not plain or rows < _ROWS:
-        return Attention(flash=True, sprint=False, n_ubatch=n_ubatch)
+        return Attention(flash=True, side_context=False, n_ubatch=n_ubatch)
     stream_bytes = _row_sum(shape, _cache_type(cache_type_k), _cache_type(cache_type_v), cells, cells)
-    sprint = context_window >= SPRINT_WINDOW_MIN and stream_bytes <= SPRINT_CACHE_BYTES_MAX
-    if asked == "auto" and context_window <= by_row_window:
-        return Attention(flash=True, sprint=sprint, n_ubatch=min(n_ubatch, BY_ROW_ROWS_MAX))
-    return Attention(flash=False, sprint=sprint, n_ubatch=min(n_ubatch, rows))
+    side_context = context_window >= SIDE_CONTEXT_WINDOW_MIN and stream_bytes <= SIDE_CONTEXT_CACHE_BYTES_MAX
+    if asked == "auto" and context_window <= row_attention_window:
+        return Attention(
+            flash=True, side_context=side_context, n_ubatch=min(n_ubatch, ROW_ATTENTION_UBATCH_MAX)
+        )
+    return Attention(flash=False, side_context=side_context, n_ubatch=min(n_ubatch, rows))
 
 
 class Options(TypedDict, total=False):
@@ -119,7 +121,7 @@ class Options(TypedDict, total=False):
     cache_type_v: str
     n_ubatch: int
     flash_attention: bool
-    sprint: bool
+    side_context: bool
     swa_full: bool
     unified: bool
     pool_tokens: int
@@ -166,7 +168,7 @@ def options_for(shape: ModelShape, asked: Asked, context_window: int) -> Options
         "cache_type_v": asked.cache_type_v,
         "n_ubatch": chosen.n_ubatch,
         "flash_attention": chosen.flash,
-        "sprint": chosen.sprint,
+        "side_context": chosen.side_context,
         "swa_full": asked.swa_full,
         "unified": unified,
         "pool_tokens": asked.n_ctx if unified and isinstance(asked.n_ctx, int) else 0,
@@ -184,7 +186,7 @@ def estimate(
     cache_type_v: str = "f16",
     n_ubatch: int = 512,
     flash_attention: bool = True,
-    sprint: bool = False,
+    side_context: bool = False,
     swa_full: bool = True,
     unified: bool = False,
     pool_tokens: int = 0,
@@ -199,7 +201,7 @@ def estimate(
     window_cells = cells if swa_full else min(cells, _padded(window + n_ubatch))
     stream_bytes = _row_sum(shape, key_type, value_type, cells, window_cells) if shape.causal else 0
     compute = _compute(shape, cells, window_cells, n_ubatch, flash_attention=flash_attention)
-    if sprint:
+    if side_context:
         compute += _compute(shape, cells, window_cells, n_ubatch, flash_attention=True)
     return Estimate(
         thumb=_thumb(
@@ -211,7 +213,7 @@ def estimate(
             cache_type_v,
         ),
         weights=weights_bytes,
-        cache=(streams + sprint) * stream_bytes,
+        cache=(streams + side_context) * stream_bytes,
         state=shape.recurrent_layers * shape.state_bytes * n_seq_max,
         compute=compute,
         output=4 * n_seq_max * (shape.vocabulary_size if shape.generates else shape.embedding_length),

@@ -13,25 +13,25 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stretto.backends.llamacpp.calibration import Measures, aside, calibrate, measure
+from stretto.backends.llamacpp.calibration import Measures, calibrate, measure, on_temporary_thread
 from stretto.backends.llamacpp.capabilities import capabilities_of, rewind_of
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.invariance import batch_invariant
 from stretto.backends.llamacpp.memory.arena import Arena
-from stretto.backends.llamacpp.memory.kv_memory import Memory
-from stretto.backends.llamacpp.memory.nan_isolation import Scrub, ScrubError
+from stretto.backends.llamacpp.memory.kv_memory import KvMemory
+from stretto.backends.llamacpp.memory.nan_isolation import NanIsolation, NanIsolationError
 from stretto.backends.llamacpp.model import LoadWarning, Model, ModelOptions, Progress, load
 from stretto.backends.llamacpp.native.batch import Rows, gather
-from stretto.backends.llamacpp.native.library import rows_alike
+from stretto.backends.llamacpp.native.library import batch_invariant_rows_min
 from stretto.backends.llamacpp.options import ContextOptions
 from stretto.backends.llamacpp.passes.calls import Calls
 from stretto.backends.llamacpp.passes.outputs import Outputs
-from stretto.backends.llamacpp.passes.padding import Holes
-from stretto.backends.llamacpp.passes.tile_fill import Quanta, widened
-from stretto.backends.llamacpp.prefill.side_context import NOBODY, LandingError, Sprint
+from stretto.backends.llamacpp.passes.padding import Padding
+from stretto.backends.llamacpp.passes.tile_fill import TileFill, widened
+from stretto.backends.llamacpp.prefill.side_context import NO_SEQUENCE, HandOverError, SideContext
 from stretto.backends.llamacpp.samplers import Samplers
 from stretto.backends.llamacpp.threads import ThreadGovernor, open_governor
-from stretto.backends.sampling.bound_request import MakeSampler, Seat
+from stretto.backends.sampling.bound_request import BoundRequest, MakeSampler
 from stretto.core.capabilities import Parts, Rewind
 from stretto.core.ops import OpResult
 from stretto.core.tick import Outcome, PassFailure, Tick
@@ -39,7 +39,7 @@ from stretto.errors import InvariantError
 
 NO_ROOM = 1
 REFUSED = -1  # memory is unchanged; below it llama.cpp is broken
-ARENA_SLACK = 1.25  # first-fit leaves holes
+ARENA_SLACK = 1.25  # first-fit leaves gaps
 
 
 class LlamaCppBackend:
@@ -54,38 +54,45 @@ class LlamaCppBackend:
     ) -> None:
         self.context = context
         self.model: Model = context.model
-        self.measures: Measures = aside(lambda: measure(context))
+        self.measures: Measures = on_temporary_thread(lambda: measure(context))
         if calibrated:
             self.calibrate()
-        self._sprint = self._make_sprint() if context.plan.sprint else None
+        self._side = self._open_side_context() if context.plan.side_context else None
         self._threads = self._make_governor()
         rewind, _ = rewind_of(context, self.measures)
         one_call = not self.measures.two_calls or (context.plan.unified and rewind is not Rewind.ANY)
         self.capabilities = capabilities_of(
             context,
             self.measures,
-            sprints=self._sprint is not None,
+            side_context=self._side is not None,
             one_call=one_call,
-            batch_invariant=not context.options.deterministic or aside(lambda: batch_invariant(context)),
+            batch_invariant=not context.options.deterministic
+            or on_temporary_thread(lambda: batch_invariant(context)),
         )
         arena = Arena(int(cache_ram_bytes * ARENA_SLACK))
-        relay_max = self.measures.relay_max(context.window)
-        self.memory = Memory(context, arena, rewind, relay_max=relay_max)
-        self._scrub = Scrub(context, self.memory)
+        state_copy_max = self.measures.state_copy_max(context.window)
+        self.memory = KvMemory(context, arena, rewind, state_copy_max=state_copy_max)
+        self._nan_isolation = NanIsolation(context, self.memory)
         can = self.capabilities
         redoes = can.rewind is Rewind.ANY and not can.pages and not self.model.on_gpu
         tiled = can.parts is Parts.WHOLE
-        quanta = Quanta(can.row_quantum, alike=rows_alike()) if redoes and tiled else None
+        tile_fill = (
+            TileFill(can.row_quantum, rows_min=batch_invariant_rows_min()) if redoes and tiled else None
+        )
         exact = redoes and not tiled
-        self._calls = Calls(context, self.memory, quanta, one_call=one_call, exact=exact)
+        self._calls = Calls(context, self.memory, tile_fill, one_call=one_call, exact=exact)
         plain = exact and not self.model.n_swa and not self.model.has_mrope
-        fours, companions = self.measures.fours, not self.measures.attends_alone
-        self._holes = Holes(context, self.memory, fours=fours, companions=companions) if plain else None
+        pad_to_four, pad_lone_row = self.measures.pad_to_four, not self.measures.lone_row_invariant
+        self._padding = (
+            Padding(context, self.memory, pad_to_four=pad_to_four, pad_lone_row=pad_lone_row)
+            if plain
+            else None
+        )
         self.samplers = Samplers(self.model.vocabulary)
         self._make_sampler = make_sampler or self.samplers
         self._owns_model = owns_model
-        self._seats: dict[int, Seat] = {}
-        self._outputs = Outputs(self._seats, self._scrub)
+        self._bound: dict[int, BoundRequest] = {}
+        self._outputs = Outputs(self._bound, self._nan_isolation)
         self._outcomes: deque[Outcome] = deque()
         self._broken = False  # a pass failed and nobody has called `recover` yet
         self._fatal = False
@@ -126,16 +133,16 @@ class LlamaCppBackend:
 
     def calibrate(self) -> Measures:
         """Measure calls, drafts and threads. Only before the first tick: the sequences are emptied."""
-        self.measures = aside(lambda: calibrate(self.context, self.measures))
+        self.measures = on_temporary_thread(lambda: calibrate(self.context, self.measures))
         return self.measures
 
-    def _make_sprint(self) -> Sprint | None:
-        sprint = Sprint(self.context)
-        if not aside(sprint.works):
-            sprint.close()
+    def _open_side_context(self) -> SideContext | None:
+        side_context = SideContext(self.context)
+        if not on_temporary_thread(side_context.works):
+            side_context.close()
             return None
-        self._set_threads(sprint.context)
-        return sprint
+        self._set_threads(side_context.context)
+        return side_context
 
     def _set_threads(self, context: Context) -> None:
         """As many as were measured to be best."""
@@ -165,7 +172,7 @@ class LlamaCppBackend:
             context.set_threads(self._threads.count, min(batch, self._threads.count))
 
     def _contexts(self) -> list[Context]:
-        return [self.context] + ([self._sprint.context] if self._sprint is not None else [])
+        return [self.context] + ([self._side.context] if self._side is not None else [])
 
     # --- the protocol ----------------------------------------------------------------------------
 
@@ -180,7 +187,7 @@ class LlamaCppBackend:
             broken = self._operate(tick, outcome)
             outcome.ops_s = time.perf_counter() - started
             self._run(tick, outcome, broken)
-        except (LandingError, ScrubError):
+        except (HandOverError, NanIsolationError):
             self._fail(outcome, REFUSED - 1)
         if tick.slots:
             outcome.pass_s = time.perf_counter() - started - outcome.ops_s
@@ -189,9 +196,9 @@ class LlamaCppBackend:
 
     def _operate(self, tick: Tick, outcome: Outcome) -> set[int]:
         outcome.op_results = tuple(OpResult(ok=False, reason="not carried out") for _ in tick.ops)
-        self._scrub.before(tick.ops, self._sprint)
-        if self._sprint is not None and tick.ops:
-            self._sprint.before(tick.ops)
+        self._nan_isolation.before(tick.ops, self._side)
+        if self._side is not None and tick.ops:
+            self._side.before(tick.ops)
         outcome.op_results, broken = self.memory.execute(tick.ops)
         return broken
 
@@ -201,37 +208,39 @@ class LlamaCppBackend:
     def recover(self, lengths: Mapping[int, int]) -> frozenset[int]:
         fatal, doubtful = self._fatal, self._doubtful
         self._broken, self._fatal, self._doubtful = False, False, set()
-        sprinted = NOBODY
-        if self._sprint is not None:
-            sprinted = self._sprint.sequence
-            self._sprint.drop()  # what ran there is lost
+        side_sequence = NO_SEQUENCE
+        if self._side is not None:
+            side_sequence = self._side.sequence
+            self._side.drop()  # what ran there is lost
         if fatal:
             for context in self._contexts():
                 context.rebuild()
                 self._set_threads(context)
             self.memory.forget_all()
-            self._scrub.forget_all()
+            self._nan_isolation.forget_all()
             return frozenset(range(self.context.n_seq_max))
         lost = set()
-        if sprinted != NOBODY and sprinted not in lengths:  # it had no rows in the tick that failed
-            self.memory.drop(sprinted)
-            lost.add(sprinted)
+        if (
+            side_sequence != NO_SEQUENCE and side_sequence not in lengths
+        ):  # it had no rows in the tick that failed
+            self.memory.drop(side_sequence)
+            lost.add(side_sequence)
         for sequence, length in lengths.items():
             if sequence in doubtful and self.capabilities.rewind is Rewind.CHECKPOINT:
                 self.memory.drop(sequence)  # llama.cpp says that it holds rows which were never computed
                 lost.add(sequence)
-            elif not self.memory.cut_back(sequence, length):
+            elif not self.memory.roll_back(sequence, length):
                 lost.add(sequence)
         return frozenset(lost)
 
     def close(self) -> None:
-        self._seats.clear()
+        self._bound.clear()
         self._outcomes.clear()
         self.memory.arena.close()
         if self._threads is not None:
             self._threads.close()
-        if self._sprint is not None:
-            self._sprint.close()
+        if self._side is not None:
+            self._side.close()
         self.context.close()
         if self._owns_model:
             self.model.close()
@@ -240,10 +249,10 @@ class LlamaCppBackend:
 
     def _bind(self, tick: Tick) -> None:
         for slot in tick.unbind:
-            self._seats.pop(slot, None)
+            self._bound.pop(slot, None)
         can_draft = self.capabilities.rewind is not Rewind.CHECKPOINT
         for binding in tick.bind:
-            self._seats[binding.slot] = Seat(
+            self._bound[binding.slot] = BoundRequest(
                 binding,
                 self._make_sampler,
                 draft_cost=self.measures.draft_cost,
@@ -253,28 +262,28 @@ class LlamaCppBackend:
     def _run(self, tick: Tick, outcome: Outcome, broken: set[int]) -> None:
         spans = [at for at, sequence in enumerate(tick.sequences) if sequence not in broken]
         self._check(tick, spans)
-        sprinting = None
-        if self._sprint is not None:
-            sprinting = self._sprint.choose(tick, spans, self._seats, self.memory.copying)
-        if sprinting is not None:
-            tick = self._from_the_start(tick, sprinting)
+        side_span = None
+        if self._side is not None:
+            side_span = self._side.choose(tick, spans, self._bound, self.memory.copying)
+        if side_span is not None:
+            tick = self._recompute_prefix(tick, side_span)
         measured = self._measured(tick, spans)
-        spans = [at for at in spans if at != sprinting and at not in measured]
-        tick, calls = self._calls.arrange(tick, spans, self._seats)
+        spans = [at for at in spans if at != side_span and at not in measured]
+        tick, calls = self._calls.arrange(tick, spans, self._bound)
         if measured:
-            tick, more = self._calls.arrange_apart(tick, list(measured), self._seats)
+            tick, more = self._calls.arrange_apart(tick, list(measured), self._bound)
             calls += more
         got: dict[int, list[int]] = {}
         for call in calls:
             if not self._run_filled(tick, self._calls.rows(tick, call, measured), outcome, got, broken):
                 return
-        if sprinting is not None and not self._run_sprint(tick, gather(tick, [sprinting]), outcome, got):
+        if side_span is not None and not self._run_side(tick, gather(tick, [side_span]), outcome, got):
             return
         for at, slot in enumerate(tick.slots):
             tokens = got.get(at, ())
             outcome.counts.append(len(tokens))
             outcome.tokens.extend(tokens)
-            drafts = self._seats[slot].propose(tokens) if tokens else ()
+            drafts = self._bound[slot].propose(tokens) if tokens else ()
             if drafts:
                 outcome.drafts[slot] = array("i", drafts)
 
@@ -282,13 +291,13 @@ class LlamaCppBackend:
         """Spans with rows whose next token is measured, and all rows of each: the last one may be sampled."""
         found: dict[int, int] = {}
         for at in spans:
-            request = self._seats[tick.slots[at]].request
+            request = self._bound[tick.slots[at]].request
             if request.measured_rows(tick.starts[at], tick.counts[at]):
                 found[at] = tick.counts[at]
         return found
 
     def _check(self, tick: Tick, spans: Sequence[int]) -> None:
-        """M-RoPE models take any position without a word: our own count is what notices a hole."""
+        """M-RoPE models take any position without a word: our own count is what notices a gap."""
         seen: set[int] = set()
         for at in spans:
             sequence, start = tick.sequences[at], tick.starts[at]
@@ -299,38 +308,38 @@ class LlamaCppBackend:
                 raise InvariantError(f"rows at {start} in sequence {sequence} that ends at {held}")
             if start + tick.counts[at] > self.context.window:
                 raise InvariantError(f"rows behind the window of {self.context.window} tokens")
-            if tick.slots[at] not in self._seats:
+            if tick.slots[at] not in self._bound:
                 raise InvariantError(f"slot {tick.slots[at]} has rows and no request")
             seen.add(sequence)
 
-    def _from_the_start(self, tick: Tick, span: int) -> Tick:
-        """What a prompt that begins to sprint had found in its sequence is computed again, there."""
-        assert self._sprint is not None
-        rows = self._sprint.missing(tick, span)
+    def _recompute_prefix(self, tick: Tick, span: int) -> Tick:
+        """A prompt that begins in the side context recomputes there what its sequence already held."""
+        assert self._side is not None
+        rows = self._side.missing(tick, span)
         if not rows:
             return tick
         self.context.remove(tick.sequences[span], 0)
         self.memory.lengths[tick.sequences[span]] = 0
-        return widened(tick, {span: rows}, self._seats)
+        return widened(tick, {span: rows}, self._bound)
 
-    def _run_sprint(self, tick: Tick, rows: Rows, outcome: Outcome, got: dict[int, list[int]]) -> bool:
+    def _run_side(self, tick: Tick, rows: Rows, outcome: Outcome, got: dict[int, list[int]]) -> bool:
         """A chunk of the long prompt. After the last one it lands with the next tick: streams wait less."""
-        assert self._sprint is not None
-        self._sprint.done = rows.outputs_count > 0
-        return self._run_call(tick, rows, outcome, got, self._sprint)
+        assert self._side is not None
+        self._side.done = rows.outputs_count > 0
+        return self._run_call(tick, rows, outcome, got, self._side)
 
     def _run_filled(
         self, tick: Tick, rows: Rows, outcome: Outcome, got: dict[int, list[int]], broken: set[int]
     ) -> bool:
         """In the main context. Rows that write one token each go without gaps between them (`padding`)."""
-        if self._holes is None or len(rows) != len(rows.spans):
+        if self._padding is None or len(rows) != len(rows.spans):
             return self._run_call(tick, rows, outcome, got, self.context)
-        elsewhere = {self._sprint.sequence} if self._sprint is not None else set()
-        holes = self._holes.fill(rows, broken | self._scrub.spoiled | elsewhere)
+        elsewhere = {self._side.sequence} if self._side is not None else set()
+        padding = self._padding.add(rows, broken | self._nan_isolation.nan_sequences | elsewhere)
         try:
             return self._run_call(tick, rows, outcome, got, self.context)
         finally:
-            self._holes.forget(holes)
+            self._padding.remove(padding)
 
     def _run_call(
         self,
@@ -338,7 +347,7 @@ class LlamaCppBackend:
         rows: Rows,
         outcome: Outcome,
         got: dict[int, list[int]],
-        runner: Context | Sprint,
+        runner: Context | SideContext,
     ) -> bool:
         started = time.perf_counter()
         try:
@@ -354,8 +363,8 @@ class LlamaCppBackend:
         if runner is self.context:  # copies wait for a pass of this one
             outcome.ran = True
             self.memory.copying.clear()
-        if self._calls.quanta is not None:
-            self._calls.quanta.learn(tick, rows.spans, time.perf_counter() - started)
+        if self._calls.tile_fill is not None:
+            self._calls.tile_fill.learn(tick, rows.spans, time.perf_counter() - started)
         for at in rows.spans:
             self.memory.lengths[tick.sequences[at]] += tick.counts[at]
         if logits is not None:

@@ -2,11 +2,11 @@
 
 Runs a few small passes in empty sequences and leaves them empty. Answers: bytes of a token and of a state,
 how fast snapshots and copies are, whether decode rows and a chunk are faster as one call or two, what a
-draft row costs, whether rows are best in fours, and how many threads decode best.
+draft row costs, whether rows are best in groups of four, and how many threads decode best.
 
-All of it runs in threads that end (`aside`). OpenMP keeps a team for each thread that ever computed, and once
-there are more of them than processors its barriers sleep where they would spin: a fifth of the speed was lost
-to a thread that had only loaded the model.
+All of it runs in temporary threads (`on_temporary_thread`). OpenMP keeps a team for each thread that ever
+computed, and once there are more teams than processors its barriers sleep instead of spinning: a thread that
+had only loaded the model cost a fifth of the speed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TypeVar
 import numpy as np
 
 from stretto.backends.llamacpp.context import STATE_ONLY, WHOLE, Context
-from stretto.backends.llamacpp.kernels.interpose import attention_is_ours
+from stretto.backends.llamacpp.kernels.interpose import computes_all_attention
 from stretto.backends.llamacpp.native.batch import Rows
 from stretto.backends.llamacpp.native.cpu_pressure import Pressures, open_pressure
 from stretto.errors import ContextError
@@ -46,21 +46,21 @@ class Measures:
 
     bytes_per_token: int
     state_bytes: int  # whole state minus tokens; for models with checkpoints the checkpoint
-    can_cut: bool
+    can_trim: bool
     snapshot_bytes_per_s: float
     copy_bytes_per_s: float
     draft_cost: float = DRAFT_COST_DEFAULT
     two_calls: bool = True
-    fours: bool = False  # a pass of four sequences is faster than one of three
+    pad_to_four: bool = False  # a pass of four sequences is faster than one of three
     n_threads: int = 0
-    attends_alone: bool = False  # a row alone behind many tokens comes out as beside others
+    lone_row_invariant: bool = False  # a row alone behind many tokens comes out as beside others
 
-    def relay_max(self, window: int) -> int:
+    def state_copy_max(self, window: int) -> int:
         """Tokens whose state is read and written in the time that a copy of the whole window takes."""
         return int(window * self.snapshot_bytes_per_s / self.copy_bytes_per_s / 2)
 
 
-def aside(work: Callable[[], T]) -> T:
+def on_temporary_thread(work: Callable[[], T]) -> T:
     """Do this in a thread of its own, so that OpenMP's team for it ends with it."""
     with ThreadPoolExecutor(1, thread_name_prefix="calibration") as pool:
         return pool.submit(work).result()
@@ -86,21 +86,21 @@ def measure(context: Context) -> Measures:
     half = max(1, count // 2)
     _run(context, [(0, 0, half)])
     small, state_small = context.state_size(0, WHOLE), context.state_size(0, STATE_ONLY)
-    attends_alone = attention_is_ours(lambda: _run(context, [(0, half, count - half)]))
+    lone_row_invariant = computes_all_attention(lambda: _run(context, [(0, half, count - half)]))
     large, state = context.state_size(0, WHOLE), context.state_size(0, STATE_ONLY)
     per_token = max(0, (large - small) // max(1, count - half))
     grows = state > state_small
     snapshot = _snapshot_bandwidth(context, large)
     copy = _copy_bandwidth(context, per_token, count)
-    can_cut = context.remove(0, half)
+    can_trim = context.remove(0, half)
     _clear(context)
     return Measures(
         bytes_per_token=max(per_token, 1),
         state_bytes=_state_bytes(context, state, large - per_token * count, grows=grows, tokens=count),
-        can_cut=can_cut,
+        can_trim=can_trim,
         snapshot_bytes_per_s=snapshot,
         copy_bytes_per_s=copy,
-        attends_alone=attends_alone,
+        lone_row_invariant=lone_row_invariant,
     )
 
 
@@ -140,14 +140,14 @@ def calibrate(context: Context, found: Measures) -> Measures:
     """The slower half: threads, calls and drafts. A second or so; without it the CPU's defaults hold."""
     started = time.perf_counter()
     found = replace(found, n_threads=_measured_threads(context))
-    tiled = context.flash_attention and not context.by_row
-    always_two = found.can_cut and not (tiled or context.plan.unified)  # see `calls`
+    tiled = context.flash_attention and not context.row_attention
+    always_two = found.can_trim and not (tiled or context.plan.unified)  # see `calls`
     if not always_two and time.perf_counter() - started < PATIENCE_S:
         found = replace(found, two_calls=_two_calls(context))
-    if found.can_cut and time.perf_counter() - started < PATIENCE_S:
+    if found.can_trim and time.perf_counter() - started < PATIENCE_S:
         found = replace(found, draft_cost=_draft_cost(context))
     if always_two and time.perf_counter() - started < PATIENCE_S:
-        found = replace(found, fours=_fours(context))
+        found = replace(found, pad_to_four=_pad_to_four(context))
     _clear(context)
     return found
 
@@ -212,8 +212,8 @@ def _draft_cost(context: Context) -> float:
     return min(1.0, max(0.05, (four / plain - 1.0) / 4.0))
 
 
-def _fours(context: Context) -> bool:
-    """Repacked weights are multiplied by rows in fours; what is left goes one by one."""
+def _pad_to_four(context: Context) -> bool:
+    """Repacked weights are multiplied by rows in groups of four; what is left goes one by one."""
     if context.n_seq_max < 4 or context.window < 2 * REPEATS + 2:
         return False
     _clear(context)

@@ -16,19 +16,21 @@ from stretto.backends.llamacpp.calibration import Measures
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.options import CELLS_QUANTUM, TILE_ROWS
 from stretto.core.capabilities import Capabilities, Parts, Rewind, Share
-from stretto.model_files.fit import BY_ROW_ROWS_MAX
+from stretto.model_files.fit import ROW_ATTENTION_UBATCH_MAX
 
-ROW_QUANTUM_CPU_FLASH = TILE_ROWS  # 63 rows cost twice as much
-ROW_QUANTUM_CPU = 16  # fewer rows cost a CPU nearly as much as these
-ROW_QUANTUM_SPRINT = 32  # about two layers of a pass of 512 rows (see `side_context`)
-ROW_QUANTUM_BY_ROW = 14  # a quarter of a pass: with a third, 38 rows of a prompt were often cut in two
-EFFICIENT_SPRINT = 2  # quanta: more save decode passes, fewer shorten the streams' gaps
+CHUNK_MULTIPLE_TILED = TILE_ROWS  # 63 rows cost twice as much
+CHUNK_MULTIPLE_CPU = 16  # fewer rows cost a CPU nearly as much as these
+CHUNK_MULTIPLE_SIDE_CONTEXT = 32  # about two layers of a pass of 512 rows (see `side_context`)
+CHUNK_MULTIPLE_ROW_ATTENTION = (
+    14  # a quarter of a pass: with a third, 38 rows of a prompt were often cut in two
+)
+EFFICIENT_SIDE_CONTEXT = 2  # quanta: more save decode passes, fewer shorten the streams' gaps
 
 
 def rewind_of(context: Context, measures: Measures) -> tuple[Rewind, int]:
     """How a sequence may be shortened, and by how many tokens for certain where a window slides."""
     model = context.model
-    if model.is_hybrid or model.is_recurrent or not measures.can_cut:
+    if model.is_hybrid or model.is_recurrent or not measures.can_trim:
         return Rewind.CHECKPOINT, 0
     if model.n_swa and (not context.plan.swa_full or context.plan.unified):
         return Rewind.WINDOW, _intact_tail(context)
@@ -57,27 +59,27 @@ def tiles(rows: int, heads: int, threads: int) -> int:
     part = -(-total // (4 * threads)) if threads > 1 else total
     borders = set(range(0, total, part)) | {head * rows for head in range(heads)} | {total}
     ends = sorted(borders)
-    return sum(-(-(end - begin) // ROW_QUANTUM_CPU_FLASH) for begin, end in pairwise(ends))
+    return sum(-(-(end - begin) // CHUNK_MULTIPLE_TILED) for begin, end in pairwise(ends))
 
 
 def efficient_quanta(heads: int, threads: int) -> int:
     """Two where that saves a fifth of the tiles: with nine heads and two threads it saves a quarter."""
-    one, two = (tiles(n * ROW_QUANTUM_CPU_FLASH, heads, threads) for n in (1, 2))
+    one, two = (tiles(n * CHUNK_MULTIPLE_TILED, heads, threads) for n in (1, 2))
     return 2 if two <= 0.8 * 2 * one else 1
 
 
-def _quanta(context: Context, measures: Measures, *, tiled: bool, sprints: bool) -> tuple[int, int]:
+def _quanta(context: Context, measures: Measures, *, tiled: bool, side_context: bool) -> tuple[int, int]:
     """Rows of a quantum, and how many quanta are efficient."""
     if context.model.on_gpu:
         return 1, 1
-    if context.by_row:
-        return ROW_QUANTUM_BY_ROW, BY_ROW_ROWS_MAX // ROW_QUANTUM_BY_ROW
-    if sprints:
-        return ROW_QUANTUM_SPRINT, EFFICIENT_SPRINT
+    if context.row_attention:
+        return CHUNK_MULTIPLE_ROW_ATTENTION, ROW_ATTENTION_UBATCH_MAX // CHUNK_MULTIPLE_ROW_ATTENTION
+    if side_context:
+        return CHUNK_MULTIPLE_SIDE_CONTEXT, EFFICIENT_SIDE_CONTEXT
     if not tiled:
-        return ROW_QUANTUM_CPU, ROW_QUANTUM_CPU_FLASH // ROW_QUANTUM_CPU
+        return CHUNK_MULTIPLE_CPU, CHUNK_MULTIPLE_TILED // CHUNK_MULTIPLE_CPU
     threads = measures.n_threads or context.plan.n_threads
-    return ROW_QUANTUM_CPU_FLASH, efficient_quanta(context.model.n_head, threads)
+    return CHUNK_MULTIPLE_TILED, efficient_quanta(context.model.n_head, threads)
 
 
 def _parts(*, tiled: bool, redoes: bool) -> Parts:
@@ -91,17 +93,17 @@ def capabilities_of(
     context: Context,
     measures: Measures,
     *,
-    sprints: bool = False,
+    side_context: bool = False,
     one_call: bool = False,
     batch_invariant: bool = True,
 ) -> Capabilities:
     model = context.model
     rewind, tokens = rewind_of(context, measures)
     pooled = context.plan.unified and not model.is_recurrent
-    tiled = context.flash_attention and not context.by_row and not model.on_gpu
+    tiled = context.flash_attention and not context.row_attention and not model.on_gpu
     one_pass = not context.flash_attention and not model.on_gpu  # for a chunk, see `ubatches`
     redoes = not pooled and rewind is Rewind.ANY
-    quantum, efficient = _quanta(context, measures, tiled=tiled, sprints=sprints)
+    quantum, efficient = _quanta(context, measures, tiled=tiled, side_context=side_context)
     return Capabilities(
         rewind=rewind,
         rewind_tokens=tokens,

@@ -96,7 +96,7 @@ class Context:
         return self.plan.warnings
 
     @property
-    def by_row(self) -> bool:
+    def row_attention(self) -> bool:
         """Flash attention in passes that are too small for its tiles, which round otherwise."""
         return self.flash_attention and not self.model.on_gpu and self.n_ubatch < TILE_ROWS
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stretto.backends.llamacpp.calibration import rows_for
 from stretto.backends.llamacpp.context import WHOLE, Context
-from stretto.backends.llamacpp.native.library import rows_alike
+from stretto.backends.llamacpp.native.library import batch_invariant_rows_min
 from stretto.errors import ContextError, DeterminismError
 
 DECODED = 4  # tokens that run as decode rows
@@ -35,7 +35,7 @@ def batch_invariant(context: Context) -> bool:
 
     Raises DeterminismError where a text would depend on chunks or neighbours whatever the scheduler does.
     """
-    chunk = rows_alike()
+    chunk = batch_invariant_rows_min()
     prompt = max(PROMPT_MIN, 2 * chunk)
     length = prompt + DECODED
     if length + 1 > min(context.window, context.n_batch // 2):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stretto.backends.llamacpp.kernels.interpose import stand_in
+from stretto.backends.llamacpp.kernels.interpose import install
 from stretto.backends.llamacpp.native.devices import CPU_DEVICE, device_list
 from stretto.backends.llamacpp.native.library import Weights, forget_log, last_error, library
 from stretto.backends.llamacpp.native.vocabulary import Vocabulary
@@ -122,7 +122,7 @@ def load(
 
     special = special_buffers_work(cache_dir)
     if special:
-        stand_in(cache_dir)
+        install(cache_dir)
     lib = library()
     forget_log()
     params = _native(lib, options)

@@ -20,7 +20,9 @@ from stretto.model_files import fit
 
 SEQUENCES_MAX = 256  # LLAMA_MAX_SEQ
 WINDOW_DEFAULT_MAX = 8192
-BY_ROW_WINDOW_MAX = 4096  # with llama.cpp's attention: faster up to 700 tokens, a tenth slower behind 2,000
+ROW_ATTENTION_WINDOW_MAX = (
+    4096  # with llama.cpp's attention: faster up to 700 tokens, a tenth slower behind 2,000
+)
 CELLS_QUANTUM = 256
 OUTPUTS_MIN = 32  # rows of a pass with logits: so many of a prompt's are measured at a time
 TILE_ROWS = 64  # of a sequence in a pass: from here on flash attention goes in tiles on a CPU
@@ -84,7 +86,7 @@ class Plan:
     cache_type_k: str
     cache_type_v: str
     flash_attention: bool
-    sprint: bool  # long prompts run in a second context, with flash attention
+    side_context: bool  # long prompts run in a second context, with flash attention
     unified: bool
     swa_full: bool
     n_threads: int
@@ -116,7 +118,15 @@ def resolve(model: Model, options: ContextOptions) -> Plan:
     pool = options.pool_tokens or window * options.n_seq_max
     if options.unified and pool < window:
         window = pool
-    _check_memory(model, options, window=window, pool=pool, keys=keys, values=values, sprint=attention.sprint)
+    _check_memory(
+        model,
+        options,
+        window=window,
+        pool=pool,
+        keys=keys,
+        values=values,
+        side_context=attention.side_context,
+    )
     return Plan(
         n_ctx=pool if options.unified else window * options.n_seq_max,
         window=window,
@@ -127,7 +137,7 @@ def resolve(model: Model, options: ContextOptions) -> Plan:
         cache_type_k=keys,
         cache_type_v=values,
         flash_attention=attention.flash,
-        sprint=attention.sprint,
+        side_context=attention.side_context,
         unified=options.unified,
         swa_full=options.swa_full,
         n_threads=threads,
@@ -186,7 +196,7 @@ def _attention(
             asked = options.flash_attention
             text = f"hybrid and recurrent models run without flash attention: `{asked}` is not used"
             warnings.append(LoadWarning("flash_attention_off", text))
-        return "f16", "f16", fit.Attention(flash=False, sprint=False, n_ubatch=options.n_ubatch)
+        return "f16", "f16", fit.Attention(flash=False, side_context=False, n_ubatch=options.n_ubatch)
     if options.flash_attention == "off" and values not in ("f32", "f16", "bf16"):
         raise ContextError(
             f"cache_type_v {values} needs flash attention",
@@ -207,7 +217,7 @@ def _attention(
         cache_type_v=values,
         unified=options.unified,
         on_gpu=model.on_gpu,
-        by_row_window=_by_row_window(model, plain={keys, values} == {"f16"}),
+        row_attention_window=_row_attention_window(model, plain={keys, values} == {"f16"}),
     )
     return keys, values, chosen
 
@@ -230,9 +240,11 @@ def _invariant(
         if applies:
             raise DeterminismError(f"deterministic: on cannot be kept with {what}: {why}")
     if not chosen.flash:
-        return chosen._replace(sprint=False)
+        return chosen._replace(side_context=False)
     if {keys, values} == {"f16"} and attends(model.shape.key_length, model.shape.value_length):
-        return fit.Attention(flash=True, sprint=False, n_ubatch=min(chosen.n_ubatch, fit.BY_ROW_ROWS_MAX))
+        return fit.Attention(
+            flash=True, side_context=False, n_ubatch=min(chosen.n_ubatch, fit.ROW_ATTENTION_UBATCH_MAX)
+        )
     if options.flash_attention == "on" or values not in ("f32", "f16", "bf16"):
         raise DeterminismError(
             "deterministic: on cannot be kept with llama.cpp's flash attention, whose sums follow the batch",
@@ -246,16 +258,23 @@ def _invariant(
     )
 
 
-def _by_row_window(model: Model, *, plain: bool) -> int:
+def _row_attention_window(model: Model, *, plain: bool) -> int:
     """On ARM flash attention row by row is faster: llama.cpp's up to 700 tokens, our own throughout."""
     if not half_precision():
         return 0
     ours = plain and attends(model.shape.key_length, model.shape.value_length)
-    return sys.maxsize if ours else BY_ROW_WINDOW_MAX
+    return sys.maxsize if ours else ROW_ATTENTION_WINDOW_MAX
 
 
 def _check_memory(
-    model: Model, options: ContextOptions, *, window: int, pool: int, keys: str, values: str, sprint: bool
+    model: Model,
+    options: ContextOptions,
+    *,
+    window: int,
+    pool: int,
+    keys: str,
+    values: str,
+    side_context: bool,
 ) -> None:
     """llama.cpp touches all of its cache at once: what cannot fit ends the process, not the call."""
     if model.on_gpu:
@@ -272,7 +291,7 @@ def _check_memory(
             n_ubatch=min(options.n_ubatch, options.n_batch),
             swa_full=options.swa_full,
             unified=options.unified,
-            sprint=sprint,
+            side_context=side_context,
         )
     except StrettoError as error:
         raise ContextError(error.message) from error

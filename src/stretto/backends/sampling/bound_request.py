@@ -39,7 +39,7 @@ class Sampled(NamedTuple):
     extras: list[object]
 
 
-class Seat:
+class BoundRequest:
     def __init__(
         self, binding: Binding, make_sampler: MakeSampler, *, draft_cost: float, drafts_max: int
     ) -> None:

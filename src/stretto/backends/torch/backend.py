@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from stretto.backends.torch.bound_requests import MakeGrammars, Seat, Seats, accepted
+from stretto.backends.torch.bound_requests import DeviceRequest, DeviceRequests, MakeGrammars, accepted
 from stretto.backends.torch.graphs import Graphs, Recorded
 from stretto.backends.torch.measuring import MeasuredRows, columns, scores
 from stretto.backends.torch.measuring import Share as MeasuredShare
@@ -48,7 +48,7 @@ class Flight:
     outcome: Outcome
     watch: Stopwatch | None = None
     sampled: SampledTokens | None = None
-    seats: dict[int, Seat] = field(default_factory=dict)  # those that need a look, by slot
+    bound: dict[int, DeviceRequest] = field(default_factory=dict)  # those that need a look, by slot
     on_host: dict[int, list[int]] = field(default_factory=dict)  # slot -> tokens chosen on the host
     logprobs: bool = False
     shares: list[MeasuredShare] = field(default_factory=list)  # spans with rows that are measured
@@ -96,7 +96,7 @@ class TorchBackend:
             if graphs is None or isinstance(graphs, bool):
                 graphs = Graphs(device) if on_cuda and graphs is not False else None
             self.runner = Runner(model, self.pool, self._tables, table, staging, graphs=graphs)
-        self._seats = Seats(
+        self._bound = DeviceRequests(
             table, vocab=shape.vocab, eos=eos, suppressed=suppressed, make_grammars=make_grammars
         )
         self._flights: deque[Flight] = deque()
@@ -125,9 +125,9 @@ class TorchBackend:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # what is current belongs to the thread
         for slot in tick.unbind:
-            self._seats.unbind(slot)
+            self._bound.unbind(slot)
         for binding in tick.bind:
-            self._seats.bind(binding)
+            self._bound.bind(binding)
         self._tables.update(tick.tables, tick.bind)
         flight = Flight(tick, Outcome(tick.id, ran=False))
         self._flights.append(flight)
@@ -177,7 +177,7 @@ class TorchBackend:
             self.pool,
             self.model,
             self._tables,
-            self._seats,
+            self._bound,
         )  # whoever still holds us holds no GPU
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -202,9 +202,9 @@ class TorchBackend:
         batch = Ragged(*(_ints(c) for c in (tick.slots, tick.starts, tick.counts, tick.outputs, tick.tokens)))
         self._tables.check(batch.slots, batch.starts + batch.counts)
         for slot in tick.slots:
-            if slot not in self._seats:
+            if slot not in self._bound:
                 raise InvariantError(f"slot {slot} has rows and no request")
-        if self._seats.special:
+        if self._bound.special:
             self._look(flight)
         watch = Stopwatch(self._device)
         try:
@@ -227,9 +227,9 @@ class TorchBackend:
         flight.outcome.failure = failure
 
     def _pass(self, flight: Flight, batch: Ragged) -> None:
-        mode = self._seats.mode
+        mode = self._bound.mode
         flight.logprobs = mode.logprobs >= 0
-        on_host = any(seat.sampler is not None for seat in flight.seats.values())
+        on_host = any(request.sampler is not None for request in flight.bound.values())
         logits: torch.Tensor | None = None
         if batch.is_decode and not on_host:
             sampled: SampledTokens | None = self.runner.decode(batch, mode)
@@ -249,7 +249,7 @@ class TorchBackend:
         tick, at = flight.tick, 0
         begins: dict[int, int] = {}
         for slot, start, count in zip(tick.slots, tick.starts, tick.counts, strict=True):
-            request = self._seats[slot].request
+            request = self._bound[slot].request
             if rows := request.measured_rows(start, count):
                 flight.shares.append(MeasuredShare(slot, request, start, rows))
                 begins[slot] = at
@@ -261,16 +261,16 @@ class TorchBackend:
 
     def _look(self, flight: Flight) -> None:
         """Masks are sent before the pass; who samples on the host is remembered."""
-        tick, special = flight.tick, self._seats.special
+        tick, special = flight.tick, self._bound.special
         for slot, start, count, outputs in zip(
             tick.slots, tick.starts, tick.counts, tick.outputs, strict=True
         ):
-            seat = special.get(slot)
-            if seat is None or not outputs:
+            request = special.get(slot)
+            if request is None or not outputs:
                 continue
-            flight.seats[slot] = seat
-            if seat.matcher is not None and not seat.error:
-                self._seats.send_mask(slot, seat, start + count - outputs + 1 - seat.prompt)
+            flight.bound[slot] = request
+            if request.matcher is not None and not request.error:
+                self._bound.send_mask(slot, request, start + count - outputs + 1 - request.prompt)
 
     def _sample_on_host(self, flight: Flight, logits: torch.Tensor) -> None:
         """Waits for the pass: these tokens must be known before the next tick can be launched."""
@@ -279,17 +279,17 @@ class TorchBackend:
             tick.slots, tick.starts, tick.counts, tick.outputs, strict=True
         ):
             at, row = at + count, row + outputs
-            seat = flight.seats.get(slot)
-            if seat is None or seat.sampler is None or seat.error:
+            request = flight.bound.get(slot)
+            if request is None or request.sampler is None or request.error:
                 continue
             own = logits[row - outputs : row].float().cpu().numpy()
             try:
                 position = start + count - outputs
-                got = seat.sampler.sample(own, tick.tokens[at - outputs : at], position)
+                got = request.sampler.sample(own, tick.tokens[at - outputs : at], position)
             except InvariantError:
                 raise
             except Exception as error:
-                seat.error = getattr(error, "code", BadOutputError.code)
+                request.error = getattr(error, "code", BadOutputError.code)
                 continue
             flight.on_host[slot] = got.tokens
             self.runner.set_last(slot, got.tokens[-1])
@@ -305,7 +305,7 @@ class TorchBackend:
         if sampled is None:
             return
         ids = sampled.ids.numpy()[: sum(tick.outputs)].astype(np.int32)
-        plain = not flight.seats and not flight.logprobs and max(tick.outputs) == 1
+        plain = not flight.bound and not flight.logprobs and max(tick.outputs) == 1
         if plain and (not len(ids) or ids.min() >= 0):
             outcome.tokens = array("i", ids.tobytes())
         else:
@@ -319,35 +319,35 @@ class TorchBackend:
             at, row = at + count, row + outputs
             if not outputs:
                 continue
-            seat = flight.seats.get(slot)
+            request = flight.bound.get(slot)
             tokens = accepted(ids[row - outputs : row], tick.tokens[at - outputs : at])
-            if seat is not None:
-                tokens = self._of_seat(flight, span, seat, tokens)
+            if request is not None:
+                tokens = self._of_request(flight, span, request, tokens)
             if not tokens or min(tokens) < 0:
-                code = seat.error if seat is not None and seat.error else BadOutputError.code
+                code = request.error if request is not None and request.error else BadOutputError.code
                 outcome.failed[slot] = code
                 outcome.counts[span] = 0
                 continue
             outcome.counts[span] = len(tokens)
             outcome.tokens.extend(tokens)
-            if flight.logprobs and slot in self._seats and slot not in flight.on_host:
+            if flight.logprobs and slot in self._bound and slot not in flight.on_host:
                 self._add_logprobs(flight, slot, row - outputs, len(tokens))
 
-    def _of_seat(self, flight: Flight, span: int, seat: Seat, tokens: list[int]) -> list[int]:
+    def _of_request(self, flight: Flight, span: int, request: DeviceRequest, tokens: list[int]) -> list[int]:
         tick = flight.tick
-        if seat.error:
+        if request.error:
             return []
-        if seat.sampler is not None:
+        if request.sampler is not None:
             return flight.on_host.get(tick.slots[span], [])
         tokens = tokens[:1]  # the mask was for the first row
-        index = tick.starts[span] + tick.counts[span] - tick.outputs[span] + 1 - seat.prompt
-        seat.take(index, tokens)
+        index = tick.starts[span] + tick.counts[span] - tick.outputs[span] + 1 - request.prompt
+        request.take(index, tokens)
         return tokens
 
     def _add_logprobs(self, flight: Flight, slot: int, row: int, count: int) -> None:
         from stretto.backends.sampling.logprobs import TokenLogprobs
 
-        sampled, wanted = flight.sampled, self._seats[slot].params.logprobs
+        sampled, wanted = flight.sampled, self._bound[slot].params.logprobs
         assert sampled is not None
         if wanted < 0 or sampled.logprobs is None:
             return

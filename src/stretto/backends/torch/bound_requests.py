@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MakeGrammars = Callable[[], "GrammarFactory"]
 
 
-class Seat:
+class DeviceRequest:
     """One request in a slot."""
 
     __slots__ = ("error", "matched", "matcher", "output", "params", "prompt", "request", "sampler")
@@ -43,7 +43,7 @@ class Seat:
         self.error = ""  # a code, where this request cannot be followed
         self.matcher: GrammarMatcher | None = None
         self.matched = 0  # tokens of the output that the matcher has seen
-        self.sampler: Any = None  # the host's own seat, where the host samples
+        self.sampler: Any = None  # the host's own request, where the host samples
 
     @property
     def is_tracked(self) -> bool:
@@ -56,7 +56,7 @@ class Seat:
         self.output.extend(tokens)
 
 
-class Seats:
+class DeviceRequests:
     def __init__(
         self,
         table: SamplingTable,
@@ -71,21 +71,27 @@ class Seats:
         self._eos = frozenset(token for token in eos if 0 <= token < vocab)
         self._suppressed = frozenset(token for token in suppressed if 0 <= token < vocab)
         self._make_grammars = make_grammars
-        self._seats: dict[int, Seat] = {}
-        self._special: dict[int, Seat] = {}  # errors, grammars and host samplers: the others need no look
+        self._bound: dict[int, DeviceRequest] = {}
+        self._special: dict[
+            int, DeviceRequest
+        ] = {}  # errors, grammars and host samplers: the others need no look
         self._mode: SamplingMode | None = None
 
-    def __getitem__(self, slot: int) -> Seat:
-        return self._seats[slot]
+    def __getitem__(self, slot: int) -> DeviceRequest:
+        return self._bound[slot]
 
     def __contains__(self, slot: int) -> bool:
-        return slot in self._seats
+        return slot in self._bound
 
     @property
     def mode(self) -> SamplingMode:
         """What the sampler must be able to do for those who are seated now."""
         if self._mode is None:
-            params = [seat.params for seat in self._seats.values() if not seat.error and seat.sampler is None]
+            params = [
+                request.params
+                for request in self._bound.values()
+                if not request.error and request.sampler is None
+            ]
             mode = SamplingMode.of(params)
             biases = bool(self._suppressed) or any(map(self._is_biased, params))
             best = (
@@ -99,48 +105,48 @@ class Seats:
         return bool(params.logit_bias or held or (params.min_tokens and params.stop_token_ids))
 
     @property
-    def special(self) -> dict[int, Seat]:
+    def special(self) -> dict[int, DeviceRequest]:
         return self._special
 
     # --- coming and going ------------------------------------------------------------------------
 
     def unbind(self, slot: int) -> None:
-        self._seats.pop(slot, None)
+        self._bound.pop(slot, None)
         self._special.pop(slot, None)
         self._mode = None
 
     def bind(self, binding: Binding) -> None:
-        seat = Seat(binding)
+        request = DeviceRequest(binding)
         self.unbind(binding.slot)
-        self._seats[binding.slot] = seat
+        self._bound[binding.slot] = request
         try:
-            self._sit(seat, binding)
+            self._prepare(request, binding)
         except StrettoError as error:
-            seat.error = error.code
-        if seat.error or seat.is_tracked:
-            self._special[binding.slot] = seat
+            request.error = error.code
+        if request.error or request.is_tracked:
+            self._special[binding.slot] = request
 
-    def _sit(self, seat: Seat, binding: Binding) -> None:
-        params = seat.params
+    def _prepare(self, request: DeviceRequest, binding: Binding) -> None:
+        params = request.params
         if params.logit_bias and not all(0 <= token < self._vocab for token in params.logit_bias):
             raise InvalidTokenError(f"logit_bias names a token outside the vocabulary of {self._vocab}")
         if samples_on_host(params):
-            seat.sampler = self._host_seat(binding)
+            request.sampler = self._host_request(binding)
             return
         tokens = binding.request.tokens + binding.generated
         self._table.bind(binding.slot, params, tokens, eos=self._eos, suppressed=self._suppressed)
         if params.grammar:
-            seat.matcher = self._grammars().matcher(params.grammar)
-            seat.matcher.limit(params.max_tokens)
+            request.matcher = self._grammars().matcher(params.grammar)
+            request.matcher.limit(params.max_tokens)
 
     def _grammars(self) -> GrammarFactory:
         if self._make_grammars is None:
             raise BadOutputError("this model has no tokenizer, so it cannot follow a grammar")
         return self._make_grammars()
 
-    def _host_seat(self, binding: Binding) -> Any:
+    def _host_request(self, binding: Binding) -> Any:
         from stretto.backends.sampling import MatcherGuide, Sampler
-        from stretto.backends.sampling.bound_request import Seat as HostSeat
+        from stretto.backends.sampling.bound_request import BoundRequest
 
         def make(request: Any, generated: array[int]) -> Sampler:
             grammar = request.params.grammar
@@ -153,33 +159,33 @@ class Seats:
                 guide=MatcherGuide(self._grammars().matcher(grammar)) if grammar else None,
             )
 
-        seat = HostSeat(binding, make, draft_cost=1.0, drafts_max=0)
-        seat.at(len(binding.generated))  # parameters that cannot be followed are found here
-        return seat
+        request = BoundRequest(binding, make, draft_cost=1.0, drafts_max=0)
+        request.at(len(binding.generated))  # parameters that cannot be followed are found here
+        return request
 
     # --- grammars --------------------------------------------------------------------------------
 
-    def send_mask(self, slot: int, seat: Seat, index: int) -> None:
+    def send_mask(self, slot: int, request: DeviceRequest, index: int) -> None:
         """The mask for output `index`, which needs all tokens before it."""
-        assert seat.matcher is not None
+        assert request.matcher is not None
         try:
-            if seat.matched > index or seat.matched > len(seat.output):
-                seat.matcher.rebuild(seat.output[:index])
+            if request.matched > index or request.matched > len(request.output):
+                request.matcher.rebuild(request.output[:index])
             else:
-                for token in seat.output[seat.matched : index]:
-                    seat.matcher.advance(token)
-            seat.matched = index
-            if seat.matcher.is_near_end(seat.params.max_tokens - index - 1):
-                self._move_to_host(slot, seat, index)
+                for token in request.output[request.matched : index]:
+                    request.matcher.advance(token)
+            request.matched = index
+            if request.matcher.is_near_end(request.params.max_tokens - index - 1):
+                self._move_to_host(slot, request, index)
             else:
-                self._table.set_mask(slot, self._bits(seat.matcher))
+                self._table.set_mask(slot, self._bits(request.matcher))
         except StrettoError as error:
-            seat.error = error.code
+            request.error = error.code
 
-    def _move_to_host(self, slot: int, seat: Seat, index: int) -> None:
+    def _move_to_host(self, slot: int, request: DeviceRequest, index: int) -> None:
         """The last tokens of a guided text are checked one by one, so that it closes before its limit."""
-        seat.sampler = self._host_seat(Binding(slot, seat.request, seat.output[:index]))
-        seat.matcher = None
+        request.sampler = self._host_request(Binding(slot, request.request, request.output[:index]))
+        request.matcher = None
         self._mode = None
 
     def _bits(self, matcher: GrammarMatcher) -> torch.Tensor:

@@ -54,7 +54,7 @@ def test_what_cannot_be_kept_is_refused_by_name(kind, more, named):
 @pytest.mark.parametrize("kind", ["dense", "moe", "swa"])
 def test_no_second_context_and_no_tiles(kind):
     plan = context(kind, context_window=2048).plan
-    assert not plan.sprint
+    assert not plan.side_context
     assert not plan.flash_attention or plan.n_ubatch < 64
 
 

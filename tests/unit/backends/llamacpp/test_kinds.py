@@ -45,9 +45,12 @@ def test_capabilities_are_those_of_the_kind(kind: str, layout: str) -> None:
     assert can.share is (Share.RANGE if pooled else Share.COPY)
     assert (can.pages > 0) == pooled
     tiled = kind not in STATEFUL_KINDS and (layout == "unified" or kind == "swa")
-    by_row = half_precision() and not tiled and kind not in STATEFUL_KINDS  # the window is short
-    assert (backend.context.flash_attention, backend.context.by_row) == (tiled or by_row, by_row)
-    assert can.row_quantum == (64 if tiled else 14 if by_row else 16)
+    row_attention = half_precision() and not tiled and kind not in STATEFUL_KINDS  # the window is short
+    assert (backend.context.flash_attention, backend.context.row_attention) == (
+        tiled or row_attention,
+        row_attention,
+    )
+    assert can.row_quantum == (64 if tiled else 14 if row_attention else 16)
     assert can.contiguous == (not pooled)
     assert can.vocab == 49_152
     if kind != "recurrent":

@@ -11,7 +11,7 @@ from stretto.backends.llamacpp import options as llamacpp_options
 from stretto.backends.llamacpp.options import resolve
 from stretto.core.limits import Limits
 from stretto.core.tick import Binding
-from stretto.model_files.fit import BY_ROW_ROWS_MAX
+from stretto.model_files.fit import ROW_ATTENTION_UBATCH_MAX
 from tests.unit.backends.llamacpp.passes.test_calls import tick
 from tests.unit.backends.llamacpp.rig import (
     TOLERANCE,
@@ -36,7 +36,7 @@ def arm(monkeypatch):
 def backend_by_row(**more):
     sizes = {"n_seq_max": 3, "context_window": 1024, "n_batch": 512, "n_ubatch": 512, "n_threads": 2}
     backend = make_backend("dense", **sizes | more)
-    assert backend.context.by_row
+    assert backend.context.row_attention
     return backend
 
 
@@ -48,7 +48,7 @@ def run(backend, number: int, *spans, **more) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("asked", "flash", "by_row"),
+    ("asked", "flash", "row_attention"),
     [
         ({}, True, True),
         ({"context_window": 4096}, True, True),
@@ -60,14 +60,14 @@ def run(backend, number: int, *spans, **more) -> np.ndarray:
         ({"unified": True}, True, False),
     ],
 )
-def test_what_auto_means_where_the_processor_has_half_precision(asked, flash, by_row):
+def test_what_auto_means_where_the_processor_has_half_precision(asked, flash, row_attention):
     plan = resolve(tiny("dense"), options(**{"n_ubatch": 512, "n_batch": 512} | asked))
-    assert (plan.flash_attention, plan.n_ubatch == BY_ROW_ROWS_MAX) == (flash, by_row)
+    assert (plan.flash_attention, plan.n_ubatch == ROW_ATTENTION_UBATCH_MAX) == (flash, row_attention)
 
 
 def test_our_own_attention_has_windows_of_any_length(monkeypatch):
     monkeypatch.setattr(llamacpp_options, "attends", lambda *lengths: True)
-    assert resolve(tiny("dense"), options(context_window=65536)).n_ubatch == BY_ROW_ROWS_MAX
+    assert resolve(tiny("dense"), options(context_window=65536)).n_ubatch == ROW_ATTENTION_UBATCH_MAX
     assert not resolve(tiny("dense"), options(context_window=8192, flash_attention="long")).flash_attention
 
 
@@ -119,13 +119,13 @@ def test_prompts_give_the_same_numbers_however_they_are_cut():
 
 def test_a_long_prompt_lands_by_token():
     backend = backend_by_row(context_window=4096)
-    assert backend._sprint is not None
-    landed, land = [], backend._sprint.land
-    backend._sprint.land = lambda: (landed.append(backend._sprint.sequence), land())[1]
+    assert backend._side is not None
+    handed_over, hand_over = [], backend._side.hand_over
+    backend._side.hand_over = lambda: (handed_over.append(backend._side.sequence), hand_over())[1]
     requests = [ask(f"r{i}", text(size, i), max_tokens=6) for i, size in enumerate((1500, 30, 1100, 300))]
     outputs = Loop(backend, Limits(n_seq_max=3, n_batch=512, cache="none")).run(*requests)
     backend.close()
-    assert landed
+    assert handed_over
     reference = Reference(tiny("dense"), window=4096)
     assert max(reference.gap(r.tokens, outputs[r.id]) for r in requests) <= TOLERANCE
     reference.close()

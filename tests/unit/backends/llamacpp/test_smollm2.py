@@ -15,7 +15,7 @@ from stretto.backends.llamacpp.native.library import half_precision
 from stretto.core.limits import CACHE_POLICIES, Limits
 from stretto.core.request import Request, SamplingParams
 from stretto.model_files import bundled
-from stretto.model_files.fit import BY_ROW_ROWS_MAX
+from stretto.model_files.fit import ROW_ATTENTION_UBATCH_MAX
 from stretto.testing.tiny_models import default_directory
 from tests.unit.backends.llamacpp.rig import TOLERANCE, GreedySampler, Loop, Reference, options
 
@@ -39,7 +39,9 @@ def model() -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def reference(model: Model) -> Iterator[Reference]:
-    made = Reference(model, flash=half_precision(), n_ubatch=BY_ROW_ROWS_MAX)  # as streams run on a CPU
+    made = Reference(
+        model, flash=half_precision(), n_ubatch=ROW_ATTENTION_UBATCH_MAX
+    )  # as streams run on a CPU
     yield made
     made.close()
 

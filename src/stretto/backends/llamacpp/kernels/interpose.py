@@ -5,7 +5,7 @@ were loaded for all before them. So ours are loaded first, under the same names,
 originals. Then both compute the same small products; only where no bit differs, and calls do come to us, ours
 compute from then on.
 
-`stand_in` says why they do not, which is no failure: without a compiler, or on another processor, llama.cpp's
+`install` says why they do not, which is no failure: without a compiler, or on another processor, llama.cpp's
 kernels are the ones that compute. Does not know models.
 """
 
@@ -46,7 +46,7 @@ _reason: str | None = None  # None: not tried yet; "": they stand in
 _ours: Any = None
 
 
-def stand_in(cache_dir: Path | None) -> str:
+def install(cache_dir: Path | None) -> str:
     """Empty when our kernels compute from now on, else why not. Once for each process, before `library`."""
     global _reason  # noqa: PLW0603 - a C library is one per process
     with _lock:
@@ -60,7 +60,7 @@ def attends(key_length: int, value_length: int) -> bool:
     return _ours is not None and key_length == value_length and key_length in verify.HEADS
 
 
-def attention_is_ours(work: Callable[[], object]) -> bool:
+def computes_all_attention(work: Callable[[], object]) -> bool:
     """Do this, and answer whether all attention in it was computed by our kernel."""
     if _ours is None:
         work()

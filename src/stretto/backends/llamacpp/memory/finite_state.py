@@ -17,7 +17,7 @@ PART_BYTES = 1 << 20  # as much as stays in a processor's cache
 Bytes = NDArray[np.uint8]
 
 
-def can_cut(state: Bytes, length: int, *, streams: int, cache_type: str) -> bool:
+def can_trim(state: Bytes, length: int, *, streams: int, cache_type: str) -> bool:
     """False: more than `length` cells, and a number among them is none. Quantized types are not looked at."""
     cells, begin = _cells(state, streams)
     if cells <= length or cache_type not in INFINITE:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from stretto.backends.llamacpp.context import STATE_ONLY, WHOLE, Context
 from stretto.backends.llamacpp.memory.arena import Arena
-from stretto.backends.llamacpp.memory.finite_state import can_cut
+from stretto.backends.llamacpp.memory.finite_state import can_trim
 from stretto.core.capabilities import Rewind
 from stretto.core.ops import WRITES, KvOp, OpKind, OpResult, check_order
 from stretto.errors import InvariantError
@@ -24,7 +24,7 @@ from stretto.errors import InvariantError
 KEPT_BYTES_MAX = 64 << 20
 
 
-class Carried(NamedTuple):
+class StateBuffer(NamedTuple):
     """A sequence's state, of which so many tokens are copied. Empty: it could not be read, or not cut."""
 
     sequence: int
@@ -32,26 +32,28 @@ class Carried(NamedTuple):
     state: NDArray[np.uint8]
 
 
-NOTHING = Carried(-1, 0, np.empty(0, dtype=np.uint8))
+NOTHING = StateBuffer(-1, 0, np.empty(0, dtype=np.uint8))
 
 
-class Memory:
-    def __init__(self, context: Context, arena: Arena, rewind: Rewind, *, relay_max: int = 0) -> None:
-        """`relay_max`: tokens up to which a sequence is copied sooner by reading and writing its state."""
+class KvMemory:
+    def __init__(self, context: Context, arena: Arena, rewind: Rewind, *, state_copy_max: int = 0) -> None:
+        """`state_copy_max`: tokens up to which copying by reading and writing a state is faster."""
         self._context = context
         self.arena = arena
         self._rewind = rewind
-        relays = rewind is Rewind.ANY and not context.plan.unified and not context.model.n_swa
-        self._relay_max = relay_max if relays else 0  # the state of a sliding window has no more than that
+        copies_by_state = rewind is Rewind.ANY and not context.plan.unified and not context.model.n_swa
+        self._state_copy_max = (
+            state_copy_max if copies_by_state else 0
+        )  # the state of a sliding window has no more than that
         self.lengths = [0] * context.n_seq_max
         self.copying: set[int] = set()  # targets of copies that no pass has carried out yet
-        self._carried = NOTHING  # what the last copy carried, for the next one from there
+        self._state_buffer = NOTHING  # what the last copy carried, for the next one from there
         self._kept = np.empty(0, dtype=np.uint8)  # memory for it: the first touch costs most
 
     def execute(self, ops: Sequence[KvOp]) -> tuple[tuple[OpResult, ...], set[int]]:
         """Every operation in order, and the sequences whose content is not what was asked for."""
         check_order(ops)
-        self._carried = NOTHING
+        self._state_buffer = NOTHING
         results: list[OpResult] = []
         broken: set[int] = set()
         for op in ops:
@@ -60,8 +62,8 @@ class Memory:
             else:
                 started = time.perf_counter()
                 result = self._execute(op)._replace(seconds=time.perf_counter() - started)
-            if op.kind in WRITES and op.sequence == self._carried.sequence:
-                self._carried = NOTHING
+            if op.kind in WRITES and op.sequence == self._state_buffer.sequence:
+                self._state_buffer = NOTHING
             if op.kind in WRITES and not result.ok:
                 broken.add(op.sequence)
             results.append(result)
@@ -84,7 +86,7 @@ class Memory:
             case OpKind.RESTORE:
                 return self._restore(op)
             case OpKind.REWIND:
-                return self._go_back(op)
+                return self._rewind_to(op)
             case _:
                 raise InvariantError(f"{op.kind.name} is not for sequences")
 
@@ -113,7 +115,7 @@ class Memory:
             return OpResult(ok=False, reason="the target could not be emptied")
         if held == 0:
             return OpResult(ok=True)
-        if not self._relay(op):
+        if not self._copy_by_state(op):
             self._context.copy(op.other, op.sequence, op.length)
             self.copying.add(op.sequence)
         self.lengths[op.sequence] = held
@@ -122,29 +124,29 @@ class Memory:
             self._clear(op.sequence)
         return trimmed
 
-    def _relay(self, op: KvOp) -> bool:
+    def _copy_by_state(self, op: KvOp) -> bool:
         """A copy between streams takes the whole window along: for a short sequence its state is sooner.
 
         It is written at once, so not while a copy is pending that may be from there.
         """
-        if self.lengths[op.other] > self._relay_max or self.copying:
+        if self.lengths[op.other] > self._state_copy_max or self.copying:
             return False
-        if (op.other, op.length) != self._carried[:2]:
-            self._carried = self._carry(op.other, op.length)
-        state = self._carried.state
+        if (op.other, op.length) != self._state_buffer[:2]:
+            self._state_buffer = self._read_for_copy(op.other, op.length)
+        state = self._state_buffer.state
         done = len(state) > 0 and self._context.write_state(op.sequence, state, WHOLE) == len(state)
         if done and self._context.positions(op.sequence)[1] + 1 == self.lengths[op.other]:
             return True
         self._context.remove(op.sequence, 0)
         return False
 
-    def _carry(self, sequence: int, length: int) -> Carried:
+    def _read_for_copy(self, sequence: int, length: int) -> StateBuffer:
         size = self._context.state_size(sequence, WHOLE)
         if len(self._kept) < size <= KEPT_BYTES_MAX:
             self._kept = np.empty(size, dtype=np.uint8)
         state = self._kept[:size] if size <= KEPT_BYTES_MAX else np.empty(size, dtype=np.uint8)
-        done = self._context.read_state(sequence, state, WHOLE) == size and self._can_cut(state, length)
-        return Carried(sequence, length, state if done else state[:0])
+        done = self._context.read_state(sequence, state, WHOLE) == size and self._can_trim(state, length)
+        return StateBuffer(sequence, length, state if done else state[:0])
 
     def _trim(self, sequence: int, length: int) -> OpResult:
         held = self.lengths[sequence]
@@ -152,14 +154,14 @@ class Memory:
             raise InvariantError(f"a trim to {length} of sequence {sequence} with {held} tokens")
         if length == 0:
             return self._clear(sequence)
-        if length < held and not self._may_cut(sequence, length):
+        if length < held and not self._may_trim(sequence, length):
             return OpResult(ok=False, reason="this memory cannot be cut back that far")
         if not self._context.remove(sequence, length):
             return OpResult(ok=False, reason="llama.cpp refused to cut the sequence")
         self.lengths[sequence] = length
         return OpResult(ok=True)
 
-    def _may_cut(self, sequence: int, length: int) -> bool:
+    def _may_trim(self, sequence: int, length: int) -> bool:
         if self._rewind is Rewind.CHECKPOINT:
             return False  # llama.cpp says True to some of these and corrupts the state
         if self._rewind is Rewind.ANY:
@@ -181,7 +183,7 @@ class Memory:
         if not self._clear(op.sequence).ok:
             return OpResult(ok=False, reason="the sequence could not be emptied")
         blob = self.arena.view(op.blob)
-        if not self._can_cut(blob, op.length):
+        if not self._can_trim(blob, op.length):
             return OpResult(ok=False, reason="a number in the snapshot is none")
         taken = self._context.write_state(op.sequence, blob, WHOLE)
         held = self._context.positions(op.sequence)[1] + 1
@@ -195,7 +197,7 @@ class Memory:
             return trimmed
         return OpResult(ok=True, bytes=taken)
 
-    def _can_cut(self, blob: NDArray[np.uint8], length: int) -> bool:
+    def _can_trim(self, blob: NDArray[np.uint8], length: int) -> bool:
         """Not with NaN behind the cut. States that are only ever restored whole have none there.
 
         Not looked at: caches of two types, and cells that hold more than a position.
@@ -205,9 +207,9 @@ class Memory:
         if self._rewind is Rewind.CHECKPOINT or mixed or self._context.model.has_mrope:
             return True
         streams = 1 if plan.unified else plan.n_seq_max
-        return can_cut(blob, length, streams=streams, cache_type=plan.cache_type_k)
+        return can_trim(blob, length, streams=streams, cache_type=plan.cache_type_k)
 
-    def _go_back(self, op: KvOp) -> OpResult:
+    def _rewind_to(self, op: KvOp) -> OpResult:
         """The part that cannot be rewound comes from the blob; the rest is cut."""
         if op.blob not in self.arena:
             return OpResult(ok=False, reason="no such blob")
@@ -226,7 +228,7 @@ class Memory:
 
     # --- failures --------------------------------------------------------------------------------
 
-    def cut_back(self, sequence: int, length: int) -> bool:
+    def roll_back(self, sequence: int, length: int) -> bool:
         """After a failed pass: back to `length`, by what llama.cpp really holds. False: it is empty."""
         held = self._context.positions(sequence)[1] + 1
         self.lengths[sequence] = max(held, 0)

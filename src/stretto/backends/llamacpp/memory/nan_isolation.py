@@ -18,58 +18,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.llamacpp.context import WHOLE, Context
-from stretto.backends.llamacpp.memory.kv_memory import Memory
-from stretto.backends.llamacpp.prefill.side_context import Sprint
+from stretto.backends.llamacpp.memory.kv_memory import KvMemory
+from stretto.backends.llamacpp.prefill.side_context import SideContext
 from stretto.core.ops import KvOp, OpKind
 
 EMPTIES = (OpKind.CLEAR, OpKind.COPY, OpKind.RESTORE)
 READS = (OpKind.SAVE, OpKind.CHECKPOINT)
 
 
-class ScrubError(Exception):
+class NanIsolationError(Exception):
     """A sequence could not be brought back: nothing that the context holds is certain."""
 
 
-class Scrub:
+class NanIsolation:
     """Sequences in which a pass gave numbers that are none, until they are empty and their cells zeroed."""
 
-    def __init__(self, context: Context, memory: Memory) -> None:
+    def __init__(self, context: Context, memory: KvMemory) -> None:
         self._context = context
         self._memory = memory
-        self.spoiled: set[int] = set()
+        self.nan_sequences: set[int] = set()
 
     def note(self, sequence: int, logits: NDArray[np.float32]) -> None:
         """A request failed over these logits. A grammar that fails leaves cells as good as any."""
         if not np.isfinite(logits).all():
-            self.spoiled.add(sequence)
+            self.nan_sequences.add(sequence)
 
     def forget_all(self) -> None:
         """The context is new, and its cells are zero."""
-        self.spoiled.clear()
+        self.nan_sequences.clear()
 
-    def before(self, ops: Sequence[KvOp], sprint: Sprint | None) -> None:
+    def before(self, ops: Sequence[KvOp], side: SideContext | None) -> None:
         """At the start of a tick. A copy between streams that no pass has carried out yet comes first."""
-        due = self._due(ops) if self.spoiled and not self._memory.copying else set()
+        due = self._due(ops) if self.nan_sequences and not self._memory.copying else set()
         if not due:
             return
-        if sprint is not None:
-            sprint.spoiled = True
-            if sprint.sequence in due:
-                sprint.drop()
+        if side is not None:
+            side.holds_nan = True
+            if side.sequence in due:
+                side.drop()
         for sequence in due:
             self._memory.drop(sequence)
         try:
             zero_free_cells(self._context)
         except MemoryError as error:
-            raise ScrubError from error
-        self.spoiled -= due
+            raise NanIsolationError from error
+        self.nan_sequences -= due
 
     def _due(self, ops: Sequence[KvOp]) -> set[int]:
         """Those that are empty, or that these operations empty before anybody reads them."""
         emptied = {op.sequence for op in ops if op.kind in EMPTIES}
         read = {op.sequence for op in ops if op.kind in READS} | {op.other for op in ops}
-        empty = {sequence for sequence in self.spoiled if not self._memory.lengths[sequence]}
-        return self.spoiled & ((emptied - read) | empty)
+        empty = {sequence for sequence in self.nan_sequences if not self._memory.lengths[sequence]}
+        return self.nan_sequences & ((emptied - read) | empty)
 
 
 def zero_free_cells(context: Context) -> None:
@@ -78,17 +78,17 @@ def zero_free_cells(context: Context) -> None:
     Not in a unified pool: cells that sequences share would come back as one for each.
     """
     if context.plan.unified:
-        raise ScrubError
+        raise NanIsolationError
     kept: list[tuple[int, int, NDArray[np.uint8]]] = []
     for sequence in range(context.n_seq_max):
         last = context.positions(sequence)[1]
         if last >= 0:
             state = np.empty(context.state_size(sequence, WHOLE), dtype=np.uint8)
             if context.read_state(sequence, state, WHOLE) != len(state):
-                raise ScrubError
+                raise NanIsolationError
             kept.append((sequence, last, state))
     context.clear()
     for sequence, last, state in kept:
         taken = context.write_state(sequence, state, WHOLE)
         if taken != len(state) or context.positions(sequence)[1] != last:
-            raise ScrubError
+            raise NanIsolationError

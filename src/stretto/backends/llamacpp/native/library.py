@@ -84,7 +84,7 @@ def half_precision() -> bool:
     return b"FP16_VA = 1" in library().llama_print_system_info()
 
 
-def rows_alike() -> int:
+def batch_invariant_rows_min() -> int:
     """Rows of a sequence in a pass from which on their rounding does not depend on how many there are.
 
     llama.cpp's matrix kernels begin at two rows, on ARM with half precision at eight; fewer go row by row.

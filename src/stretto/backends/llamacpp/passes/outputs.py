@@ -7,20 +7,20 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.llamacpp.memory.nan_isolation import Scrub
+from stretto.backends.llamacpp.memory.nan_isolation import NanIsolation
 from stretto.backends.llamacpp.native.batch import Rows
-from stretto.backends.sampling.bound_request import BAD_OUTPUT, Sampled, Seat
+from stretto.backends.sampling.bound_request import BAD_OUTPUT, BoundRequest, Sampled
 from stretto.backends.sampling.logprobs import measure_any
 from stretto.core.tick import Outcome, PromptScores, Tick
 from stretto.errors import InvariantError, StrettoError
 
 
 class Outputs:
-    """`seats` are the backend's own, by slot."""
+    """`bound` are the backend's own, by slot."""
 
-    def __init__(self, seats: dict[int, Seat], scrub: Scrub) -> None:
-        self._seats = seats
-        self._scrub = scrub
+    def __init__(self, bound: dict[int, BoundRequest], nan_isolation: NanIsolation) -> None:
+        self._bound = bound
+        self._nan_isolation = nan_isolation
 
     def sample(
         self,
@@ -48,7 +48,7 @@ class Outputs:
 
     def _measure(self, tick: Tick, span: int, logits: NDArray[np.float32], outcome: Outcome) -> None:
         """The prompt token after each row, by that row's logits. Rows that ran again come before them."""
-        request = self._seats[tick.slots[span]].request
+        request = self._bound[tick.slots[span]].request
         start = tick.starts[span] + tick.counts[span] - len(logits)
         rows = request.measured_rows(start, len(logits))
         scratch = np.empty(logits.shape[1], dtype=np.float32)
@@ -61,10 +61,10 @@ class Outputs:
 
     def _is_plain(self, tick: Tick, span: int, outcome: Outcome) -> bool:
         """Does this span want the best token? Making the sampler may fail, for this slot alone."""
-        seat = self._seats[tick.slots[span]]
+        request = self._bound[tick.slots[span]]
         last = tick.starts[span] + tick.counts[span] - 1
         try:
-            return tick.outputs[span] == 1 and seat.at(seat.index_of(last)).greedy
+            return tick.outputs[span] == 1 and request.at(request.index_of(last)).greedy
         except InvariantError:
             raise
         except Exception as error:
@@ -79,12 +79,12 @@ class Outputs:
         tokens = tick.tokens[end - count : end] if count > 1 else (0,)
         position = tick.starts[span] + tick.counts[span] - count
         try:
-            sampled: Sampled = self._seats[slot].sample(logits, tokens, position)
+            sampled: Sampled = self._bound[slot].sample(logits, tokens, position)
         except InvariantError:
             raise
         except Exception as error:
             outcome.failed[slot] = _code(error)
-            self._scrub.note(tick.sequences[span], logits)
+            self._nan_isolation.note(tick.sequences[span], logits)
             return
         got[span] = sampled.tokens
         if any(extra is not None for extra in sampled.extras):
@@ -103,8 +103,8 @@ class Outputs:
         else:
             best = [int(logits[row].argmax()) for _, row in plain]
         for (span, row), token in zip(plain, best, strict=True):
-            seat, position = self._seats[tick.slots[span]], tick.starts[span] + tick.counts[span] - 1
-            if math.isfinite(logits[row, token]) and seat.take_best(token, position):
+            request, position = self._bound[tick.slots[span]], tick.starts[span] + tick.counts[span] - 1
+            if math.isfinite(logits[row, token]) and request.take_best(token, position):
                 got[span] = [token]
             else:  # NaN wins every argmax, and the best may be a token that is not wanted
                 self._sample_span(tick, span, logits[row : row + 1], outcome, got)

@@ -1,11 +1,14 @@
-"""Rows that nobody reads, where a pass is better with one more.
+"""Padding rows: dummy decode rows that make a pass contiguous, a multiple of four, or larger than one row.
 
-Each is a row behind what its sequence holds, forgotten as soon as it has run. There are three reasons.
-Streams run as one pass only where their ids follow one another: while a prompt is computed between sequences
-that write, these would run in two passes, and each reads all weights; of 12 rows in four groups a third of
-the time is lost. Matrix kernels take rows in fours, and the rest one by one: seven rows are slower than
-eight. And llama.cpp's flash attention divides a long text among the threads where a row is alone, which
-rounds otherwise (`companions`; our own does not).
+Each padding row is appended to a sequence that has no row in the pass, and removed as soon as it has run.
+
+- Gaps: llama.cpp runs streams in one pass only where their ids are consecutive. While a prompt is computed
+  between decoding sequences, the decode rows would take two passes, and each reads all weights: 12 rows in
+  four groups lose a third of the speed.
+- Multiples of four: GEMM kernels take rows in groups of four and the rest one by one, so seven rows are
+  slower than eight.
+- Lone rows: llama.cpp's flash attention splits the context of a single row among the threads, which rounds
+  differently, so output would not be batch-invariant. Our own kernel does not (`pad_lone_row`).
 """
 
 from __future__ import annotations
@@ -14,70 +17,73 @@ from collections.abc import Collection
 from itertools import pairwise
 
 from stretto.backends.llamacpp.context import Context
-from stretto.backends.llamacpp.memory.kv_memory import Memory
+from stretto.backends.llamacpp.memory.kv_memory import KvMemory
 from stretto.backends.llamacpp.native.batch import Rows
 
 ANY_TOKEN = 0
-CELLS = 256  # llama.cpp looks at so many at a time, in every sequence of a pass as many as in the longest one
+CELLS = 256  # attention covers a multiple of this many cells, the same for every sequence of a pass
 
 
-class Holes:
-    def __init__(self, context: Context, memory: Memory, *, fours: bool, companions: bool) -> None:
+class Padding:
+    def __init__(self, context: Context, memory: KvMemory, *, pad_to_four: bool, pad_lone_row: bool) -> None:
         self._context = context
-        self._companions = companions and context.by_row
+        self._pad_lone_row = pad_lone_row and context.row_attention
         self._memory = memory
-        self._fours = fours
+        self._pad_to_four = pad_to_four
 
-    def fill(self, rows: Rows, closed: Collection[int]) -> list[int]:
-        """Adds rows to these, which are one of each sequence, and answers the sequences that they are in.
+    def add(self, rows: Rows, closed: Collection[int]) -> list[int]:
+        """Add padding to `rows`, one decode row per sequence; returns the sequences that got a padding row.
 
-        Not in those that are `closed`, and none while a copy is pending: it would take the row along.
+        `closed` sequences get none. While a copy between streams is pending nothing is padded: the copy would
+        include the padding row.
         """
         if self._memory.copying:
             return []
         longest = max(rows.positions)
         room = min(CELLS * (1 + longest // CELLS), self._context.window)
-        holes = [gap for gap in _gaps(rows) if self._is_open(gap, closed, room)]
-        self._add(rows, holes)
+        padding = [gap for gap in _gaps(rows) if self._is_open(gap, closed, room)]
+        self._add(rows, padding)
         for group in _groups(rows):
             beside = {group[0] - 1, group[-1] + 1}.difference(rows.sequences)
-            if len(group) == 1 and self._companions and longest >= CELLS:
+            if len(group) == 1 and self._pad_lone_row and longest >= CELLS:
                 able = [at for at in beside if self._is_open(at, closed, self._context.window)]
-            elif self._fours and len(group) % 4 == 3:
-                able = [at for at in beside if self._is_open(at, closed, CELLS)]  # a long one costs more
+            elif self._pad_to_four and len(group) % 4 == 3:
+                able = [
+                    at for at in beside if self._is_open(at, closed, CELLS)
+                ]  # a longer sequence costs more
             else:
                 continue
             shortest = sorted(able, key=self._length)[:1]
             self._add(rows, shortest)
-            holes += shortest
-        return holes
+            padding += shortest
+        return padding
 
-    def forget(self, holes: list[int]) -> None:
-        for hole in holes:
-            self._context.remove(hole, self._length(hole))
+    def remove(self, padding: list[int]) -> None:
+        for sequence in padding:
+            self._context.remove(sequence, self._length(sequence))
 
     def _length(self, sequence: int) -> int:
         return self._memory.lengths[sequence]
 
     def _is_open(self, sequence: int, closed: Collection[int], room: int) -> bool:
-        """Does it hold what we think, and less than `room`? All rows pay for a sequence that is longer."""
+        """Whether it holds what we counted, and less than `room`: a longer one slows down all rows."""
         if not 0 <= sequence < self._context.n_seq_max or sequence in closed:
             return False
         held = self._length(sequence)
         return held < room and self._context.positions(sequence)[1] + 1 == held
 
-    def _add(self, rows: Rows, holes: list[int]) -> None:
-        for hole in holes:
-            rows.add_unread(hole, self._length(hole), ANY_TOKEN)
+    def _add(self, rows: Rows, padding: list[int]) -> None:
+        for sequence in padding:
+            rows.add_unread(sequence, self._length(sequence), ANY_TOKEN)
 
 
 def _gaps(rows: Rows) -> list[int]:
-    """Of one sequence: two rows cost as much as a pass."""
+    """Gaps of a single sequence; filling a wider one costs as much as a second pass."""
     return [before + 1 for before, after in pairwise(rows.sequences) if after - before == 2]
 
 
 def _groups(rows: Rows) -> list[list[int]]:
-    """Sequences that run as one pass."""
+    """Runs of consecutive sequence ids: each is one pass."""
     groups: list[list[int]] = []
     for sequence in rows.sequences:
         if groups and sequence == groups[-1][-1] + 1:

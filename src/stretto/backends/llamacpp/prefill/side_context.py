@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from stretto.backends.llamacpp.calibration import rows_for
 from stretto.backends.llamacpp.context import WHOLE, Context
 from stretto.backends.llamacpp.native.batch import Rows
-from stretto.backends.llamacpp.prefill.pausable_pass import Strides
-from stretto.backends.sampling.bound_request import Seat
+from stretto.backends.llamacpp.prefill.pausable_pass import PausablePass
+from stretto.backends.sampling.bound_request import BoundRequest
 from stretto.core.ops import KvOp, OpKind
 from stretto.core.tick import Tick
 
@@ -39,32 +39,32 @@ REDONE_MAX = 64  # tokens of a template that every prompt begins with are comput
 IDLE_TICKS = 8  # without rows, and the prompt lands: others may want to run here
 TRIAL_TOKENS = 8  # half of them, then the rest
 TRIAL_TOLERANCE = 0.05  # of the logits' spread: kernels round differently
-NOBODY = -1
+NO_SEQUENCE = -1
 LAYERS_MAX = 4096
 ELEMENT_BYTES = {0: 4, 1: 2}  # ggml's f32 and f16
 Bytes = NDArray[np.uint8]
 NOTHING = array("i")
 
 
-class LandingError(Exception):
+class HandOverError(Exception):
     """A sequence could not be handed over: nothing that the main context holds is certain."""
 
 
-class Sprint:
+class SideContext:
     """`sequence` is the one of the main context that runs here: there it is empty until it lands."""
 
     def __init__(self, main: Context) -> None:
         self._main = main
         options = replace(main.options, n_seq_max=1, flash_attention="on", drafts_max=0)
-        self._strides = Strides(main.model.n_layer)
-        self.context = Context(main.model, options, on_node=self._strides.callback)
-        self._pass_rows = min(self.context.n_ubatch, ROWS_A_LAYER * self._strides.layers)
-        self.sequence = NOBODY
+        self._pausable = PausablePass(main.model.n_layer)
+        self.context = Context(main.model, options, on_node=self._pausable.callback)
+        self._pass_rows = min(self.context.n_ubatch, ROWS_A_LAYER * self._pausable.layers)
+        self.sequence = NO_SEQUENCE
         self._text = NOTHING  # all that is to be computed
         self._held = 0  # rows that are computed
         self._asked = 0  # rows that the core believes to be
         self.done = False  # its last chunk has run
-        self.spoiled = False  # there may be NaN in its cells (see `nan_isolation`)
+        self.holds_nan = False  # there may be NaN in its cells (see `nan_isolation`)
         self._idle = 0
 
     # --- who runs here ---------------------------------------------------------------------------
@@ -72,38 +72,39 @@ class Sprint:
     def before(self, ops: Sequence[KvOp]) -> None:
         """What others are to read or to change must be where they look for it."""
         touching = {op.kind for op in ops if self.sequence in (op.sequence, op.other)}
-        if self.sequence == NOBODY or not touching:
+        if self.sequence == NO_SEQUENCE or not touching:
             return
         if touching == {OpKind.CLEAR}:
             self.drop()
         else:
-            self.land()
+            self.hand_over()
 
     def choose(
-        self, tick: Tick, spans: Sequence[int], seats: dict[int, Seat], copying: Collection[int]
+        self, tick: Tick, spans: Sequence[int], bound: dict[int, BoundRequest], copying: Collection[int]
     ) -> int | None:
-        """The span that runs here in this tick, if any. Lands what cannot go on here.
+        """The span that runs here in this tick, if any. Hands over what cannot go on here.
 
-        Who waits for a copy does not begin: it comes with a pass of the main context, over what had landed.
+        A sequence that waits for a copy does not begin: the copy happens in the next pass of the main context
+        and would overwrite what is handed over.
         """
         running = next((at for at in spans if tick.sequences[at] == self.sequence), None)
         if running is not None:
             if running >= tick.decode_spans:
                 self._idle = 0
                 return running
-            self.land()
-        elif self.sequence != NOBODY:
+            self.hand_over()
+        elif self.sequence != NO_SEQUENCE:
             self._idle += 1
             if self.done or self._idle > IDLE_TICKS:
-                self.land()
-        if self.sequence != NOBODY:
+                self.hand_over()
+        if self.sequence != NO_SEQUENCE:
             return None
         for at in spans:
-            seat = seats[tick.slots[at]]
-            long = tick.starts[at] <= REDONE_MAX and len(seat) >= TOKENS_MIN and not seat.measures
+            request = bound[tick.slots[at]]
+            long = tick.starts[at] <= REDONE_MAX and len(request) >= TOKENS_MIN and not request.measures
             waits = tick.sequences[at] in copying
             if long and at >= tick.decode_spans and not waits and self._may_begin(tick, at):
-                self.begin(tick.sequences[at], seat.known(0, len(seat)))
+                self.begin(tick.sequences[at], request.known(0, len(request)))
                 return at
         return None
 
@@ -116,7 +117,7 @@ class Sprint:
         return tick.starts[span] - self._asked
 
     def begin(self, sequence: int, text: Sequence[int]) -> None:
-        if self.spoiled:
+        if self.holds_nan:
             self.drop()
         self.sequence = sequence
         self._text = array("i", text)
@@ -130,7 +131,7 @@ class Sprint:
         """As much of the text as these rows are, in layers; all of it where it ends."""
         end = rows.positions[-1] + 1
         while self._held < end:
-            code = self._go_on(end)
+            code = self._advance(end)
             if code is None:
                 break
             if code != 0:
@@ -138,15 +139,15 @@ class Sprint:
         self._asked = end
         return 0
 
-    def _go_on(self, end: int) -> int | None:
+    def _advance(self, end: int) -> int | None:
         """With the pass that holds the next rows: its answer, or None where it is paused."""
-        strides, first = self._strides, self._held
+        pausable, first = self._pausable, self._held
         last = min(first + self._pass_rows, len(self._text))
-        layers = -(-strides.layers * (min(end, last) - first) // (last - first))
-        if not strides.paused:
-            code = strides.start(lambda: self.context.decode(self._rows(first, last)), layers)
-        elif strides.done < layers or layers == strides.layers:
-            code = strides.go_on(layers)
+        layers = -(-pausable.layers * (min(end, last) - first) // (last - first))
+        if not pausable.paused:
+            code = pausable.start(lambda: self.context.decode(self._rows(first, last)), layers)
+        elif pausable.done < layers or layers == pausable.layers:
+            code = pausable.resume(layers)
         else:
             return None
         if code == 0:
@@ -163,32 +164,32 @@ class Sprint:
     def logits(self) -> NDArray[np.float32]:
         return self.context.logits()
 
-    def land(self) -> None:
+    def hand_over(self) -> None:
         """Hand the sequence over: a pass that is paused ends first, and what nobody asked for is cut off."""
         sequence, length = self.sequence, self._asked
-        done = not self._strides.paused or self._strides.go_on(self._strides.layers) == 0
+        done = not self._pausable.paused or self._pausable.resume(self._pausable.layers) == 0
         done = done and self.context.remove(0, length)
         state = np.empty(self.context.state_size(0, WHOLE), dtype=np.uint8)
         done = done and self.context.read_state(0, state, WHOLE) == len(state)
         self.drop()
         if done:
-            turned = handed_over(state, streams=self._main.n_seq_max, by_token=self._main.by_row)
-            done = turned is not None and self._main.write_state(sequence, turned, WHOLE) == len(turned)
+            ours = converted(state, streams=self._main.n_seq_max, by_token=self._main.row_attention)
+            done = ours is not None and self._main.write_state(sequence, ours, WHOLE) == len(ours)
         if not done or self._main.positions(sequence)[1] + 1 != length:
             self._main.remove(sequence, 0)
-            raise LandingError
+            raise HandOverError
 
     def drop(self) -> None:
-        self._strides.give_up()
-        if self.spoiled:
+        self._pausable.abandon()
+        if self.holds_nan:
             self.context.clear()
         else:
             self.context.remove(0, 0)
-        self.sequence, self.spoiled = NOBODY, False
+        self.sequence, self.holds_nan = NO_SEQUENCE, False
         self._text, self._held, self._asked = NOTHING, 0, 0
 
     def close(self) -> None:
-        self._strides.give_up()
+        self._pausable.abandon()
         self.context.close()
 
     def works(self) -> bool:
@@ -202,23 +203,23 @@ class Sprint:
             main.remove(0, 0)
             rows = rows_for(begin, vocab=vocab)
             self.begin(0, rows.tokens)
-            if self.decode(rows_for([(0, 0, TRIAL_TOKENS // 2)], vocab=vocab)) or not self._strides.paused:
+            if self.decode(rows_for([(0, 0, TRIAL_TOKENS // 2)], vocab=vocab)) or not self._pausable.paused:
                 return False
-            if self.decode(rows) or self._strides.done != self._strides.layers:
+            if self.decode(rows) or self._pausable.done != self._pausable.layers:
                 return False
-            self.land()
+            self.hand_over()
             if main.decode(rows_for(last, vocab=vocab)):
                 return False
             got = main.logits()[0]
             return bool(np.abs(got - right).max() <= TRIAL_TOLERANCE * (right.max() - right.min()))
-        except LandingError:
+        except HandOverError:
             return False
         finally:
             main.remove(0, 0)
             self.drop()
 
 
-def handed_over(state: Bytes, *, streams: int, by_token: bool) -> Bytes | None:
+def converted(state: Bytes, *, streams: int, by_token: bool) -> Bytes | None:
     """A state of one stream as that of one among several; None: not such a state.
 
     Its values are written token by token. So they stay where the other context has flash attention, too;
@@ -229,12 +230,12 @@ def handed_over(state: Bytes, *, streams: int, by_token: bool) -> Bytes | None:
     (type, bytes of a row, rows); values likewise, or by channel (type, bytes of an element, channels, those).
     """
     try:
-        return _widened(state, streams) if by_token else _turn(state, streams)
+        return _with_streams(state, streams) if by_token else _transposed(state, streams)
     except (IndexError, KeyError, ValueError):  # shorter than it says, or numbers that make no sense
         return None
 
 
-def _widened(state: Bytes, streams: int) -> Bytes | None:
+def _with_streams(state: Bytes, streams: int) -> Bytes | None:
     """The other streams are empty."""
     (one,) = _numbers(state, 8, 1)
     made = np.zeros(len(state) + 4 * (streams - 1), dtype=np.uint8)
@@ -243,11 +244,11 @@ def _widened(state: Bytes, streams: int) -> Bytes | None:
     return made if one == 1 else None
 
 
-def _turn(state: Bytes, streams: int) -> Bytes | None:
+def _transposed(state: Bytes, streams: int) -> Bytes | None:
     one, cells = _numbers(state, 8, 2)
     at = 16 + 12 * cells
-    turned, layers = _numbers(state, at, 2)
-    if one != 1 or turned or not 0 < layers <= LAYERS_MAX:
+    by_channel, layers = _numbers(state, at, 2)
+    if one != 1 or by_channel or not 0 < layers <= LAYERS_MAX:
         return None
     made = np.empty(len(state) + 4 * (streams - 1), dtype=np.uint8)  # the other streams are empty
     made[len(state) :] = 0
@@ -258,11 +259,11 @@ def _turn(state: Bytes, streams: int) -> Bytes | None:
     made[8:12], made[at : at + 4] = _u32(streams), _u32(1)
     at = values
     for _ in range(layers):
-        at = _turn_layer(state, made, at, cells)
+        at = _transpose_layer(state, made, at, cells)
     return made if at == len(state) else None
 
 
-def _turn_layer(state: Bytes, made: Bytes, at: int, cells: int) -> int:
+def _transpose_layer(state: Bytes, made: Bytes, at: int, cells: int) -> int:
     """The values of one layer; both headers have twelve bytes. Answers where the next one begins."""
     row_bytes = _row_bytes(state, at)
     size = ELEMENT_BYTES[_numbers(state, at, 1)[0]]

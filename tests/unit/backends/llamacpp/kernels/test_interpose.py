@@ -33,7 +33,7 @@ PRODUCTS = """
 import numpy as np
 from stretto.backends.llamacpp.kernels import verify
 from stretto.backends.llamacpp.native.ggml import Ggml, F16, F32, Q4_0, Q8_0
-print(repr(interpose.stand_in(cache)))
+print(repr(interpose.install(cache)))
 ours = ctypes.CDLL(str(build.compiled(cache / "kernels")))
 own, used = interpose.switch(ours), ctypes.c_int.in_dll(ours, "stretto_attended")
 ggml = Ggml(threads=2)
@@ -114,7 +114,7 @@ def test_no_compiler(tmp_path, monkeypatch):
 def test_without_a_compiler_llama_cpp_computes(tmp_path):
     script = """
 build.COMPILERS = ("no-such-compiler",)
-print(interpose.stand_in(cache))
+print(interpose.install(cache))
 """
     assert child(script, tmp_path) == ["no C compiler (no-such-compiler)"]
 
@@ -123,7 +123,7 @@ print(interpose.stand_in(cache))
 def test_a_compiler_that_fails(tmp_path):
     script = """
 build.FLAGS = (*build.FLAGS, "-no-such-flag")
-print(interpose.stand_in(cache))
+print(interpose.install(cache))
 """
     (said,) = child(script, tmp_path)
     assert said.startswith("they do not compile: ")
@@ -133,12 +133,12 @@ print(interpose.stand_in(cache))
 @for_this_processor
 def test_a_cache_that_cannot_be_written_is_not_needed(tmp_path):
     (tmp_path / "kernels").write_text("a file where a folder should be")
-    assert child("print(repr(interpose.stand_in(cache)))", tmp_path) == ["''"]
+    assert child("print(repr(interpose.install(cache)))", tmp_path) == ["''"]
 
 
 @for_this_processor
 def test_another_build_of_llama_cpp(tmp_path):
-    script = 'interpose.BUILT_WITH = (b"DOTPROD = 2",)\nprint(interpose.stand_in(cache))'
+    script = 'interpose.BUILT_WITH = (b"DOTPROD = 2",)\nprint(interpose.install(cache))'
     assert child(script, tmp_path) == ["llama.cpp was built without dot products or half precision"]
 
 
@@ -150,9 +150,9 @@ def interrupted(*args):
     raise KeyboardInterrupt
 verify._halves_alike = interrupted
 try:
-    interpose.stand_in(cache)
+    interpose.install(cache)
 except KeyboardInterrupt:
-    print(interpose.stand_in(cache))
+    print(interpose.install(cache))
 print(interpose.switch(ctypes.CDLL(str(build.compiled(cache / "kernels")))).value)
 """
     assert child(script, tmp_path) == ["llama.cpp was loaded before them", "0"]
@@ -160,13 +160,13 @@ print(interpose.switch(ctypes.CDLL(str(build.compiled(cache / "kernels")))).valu
 
 @for_this_processor
 def test_llama_cpp_was_there_first(tmp_path):
-    script = "import llama_cpp\nprint(interpose.stand_in(cache))"
+    script = "import llama_cpp\nprint(interpose.install(cache))"
     assert child(script, tmp_path)[-1] == "llama.cpp was loaded before them"
 
 
 @for_this_processor
 def test_another_llama_cpp(tmp_path):
-    script = 'interpose.LLAMA_CPP = "0.0.1"\nprint(interpose.stand_in(cache))'
+    script = 'interpose.LLAMA_CPP = "0.0.1"\nprint(interpose.install(cache))'
     assert child(script, tmp_path) == ["llama-cpp-python is not 0.0.1"]
 
 
@@ -265,7 +265,7 @@ def test_kernels_that_differ_do_not_compute(tmp_path, name):
     (sources / name).write_text(text.replace(right, wrong))
     script = """
 build.FOLDER = Path(sys.argv[2])
-print(interpose.stand_in(cache))
+print(interpose.install(cache))
 ours = ctypes.CDLL(str(build.compiled(cache / "kernels")))
 print(interpose.switch(ours).value)
 """
@@ -285,7 +285,7 @@ from stretto.backends.llamacpp.options import ContextOptions
 from stretto.model_files.bundled import ensure_default
 model = load(ensure_default(cache), cache_dir=cache, trial=False)
 context = Context(model, ContextOptions(n_seq_max=2, context_window=1024, n_threads=2))
-print(context.by_row, measure(context).attends_alone)
+print(context.row_attention, measure(context).lone_row_invariant)
 decode = lambda *spans: context.decode(rows_for(list(spans), vocab=context.vocab))
 for at in range(0, 600, 50):
     decode((0, at, 50))

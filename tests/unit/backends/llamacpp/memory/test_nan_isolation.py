@@ -10,7 +10,7 @@ import pytest
 
 from stretto.backends.llamacpp import Context, LlamaCppBackend, Model, load
 from stretto.backends.llamacpp.calibration import rows_for
-from stretto.backends.llamacpp.memory.nan_isolation import ScrubError, zero_free_cells
+from stretto.backends.llamacpp.memory.nan_isolation import NanIsolationError, zero_free_cells
 from stretto.core.limits import Limits
 from stretto.core.ops import KvOp, OpKind
 from stretto.core.tick import Binding, End, PassFailure, Tick
@@ -21,7 +21,7 @@ LONG = {"context_window": 4096, "n_batch": 512, "n_ubatch": 512, "flash_attentio
 ATTENTION = {
     "flash": {"flash_attention": "on"},
     "none": {"flash_attention": "off"},
-    "sprint": LONG,
+    "side": LONG,
 }
 
 
@@ -165,7 +165,7 @@ def test_sequences_go_on_as_if_nothing_had_been(kind):
 def test_a_unified_pool_is_made_anew():
     """Cells that sequences share would come back as one for each, and the books would be wrong."""
     context = Context(tiny("dense"), options(unified=True))
-    with pytest.raises(ScrubError):
+    with pytest.raises(NanIsolationError):
         zero_free_cells(context)
     context.close()
 
@@ -174,7 +174,7 @@ def test_a_state_that_is_not_taken_is_told():
     context = Context(tiny("dense"), options())
     assert context.decode(rows_for([(0, 0, 30)], vocab=context.vocab)) == 0
     context.write_state = lambda *_: 0
-    with pytest.raises(ScrubError):
+    with pytest.raises(NanIsolationError):
         zero_free_cells(context)
     context.close()
 

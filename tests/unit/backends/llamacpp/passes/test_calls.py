@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 import pytest
 
-from stretto.backends.llamacpp.native.library import rows_alike
+from stretto.backends.llamacpp.native.library import batch_invariant_rows_min
 from stretto.core.tick import Binding, PassFailure, Tick
 from tests.unit.backends.llamacpp.rig import ask, make_backend, text
 
@@ -47,7 +47,7 @@ def test_the_last_row_of_a_prompt_has_company(backend):
     backend.context.decode = lambda rows: (calls.append(rows.positions.tolist()), decode(rows))[1]
     backend.launch(tick(1, (1, 10, [token], 1), (0, 29, text(30, 1)[29:], 1), decode=2))
     assert backend.collect().failure is None
-    assert calls == [[10], list(range(30 - rows_alike(), 30))]
+    assert calls == [[10], list(range(30 - batch_invariant_rows_min(), 30))]
     assert backend.memory.lengths == [30, 11]
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from stretto.backends.llamacpp.native.batch import Rows
-from stretto.backends.llamacpp.native.library import rows_alike
-from stretto.backends.llamacpp.passes.padding import Holes
+from stretto.backends.llamacpp.native.library import batch_invariant_rows_min
+from stretto.backends.llamacpp.passes.padding import Padding
 from stretto.core.ops import KvOp, OpKind
 from stretto.core.tick import Binding, PassFailure
 from tests.unit.backends.llamacpp.passes.test_calls import tick
@@ -17,7 +17,7 @@ from tests.unit.backends.llamacpp.rig import ask, make_backend, text
 
 WRITERS = (0, 2, 4)
 ROUNDING = (
-    1e-5 if rows_alike() == 2 else 3e-4
+    1e-5 if batch_invariant_rows_min() == 2 else 3e-4
 )  # of logits, between passes of three and of five rows; ARM rounds more
 
 
@@ -66,7 +66,7 @@ def test_gaps_of_one_sequence_take_part_and_are_forgotten(backend_and_tokens):
 def test_the_texts_are_those_of_a_backend_that_leaves_gaps(backend_and_tokens):
     """Of those who write, but for how another size rounds; of the prompt in the gap, to the last bit."""
     (filled, ours), (plain, theirs) = backend_and_tokens, begun()
-    plain._holes = None
+    plain._padding = None
     for number in range(1, 6):
         ours, right, _ = write(filled, ours, number, 11 + number)
         theirs, expected, calls = write(plain, theirs, number, 11 + number)
@@ -82,7 +82,7 @@ def test_the_texts_are_those_of_a_backend_that_leaves_gaps(backend_and_tokens):
 
 def test_not_while_a_copy_is_pending_nor_where_numbers_were_none(backend_and_tokens):
     backend, tokens = backend_and_tokens
-    backend._scrub.spoiled.add(1)
+    backend._nan_isolation.nan_sequences.add(1)
     tokens, _, calls = write(backend, tokens, 1, 12)
     assert calls == [[0, 2, 3, 4]]
     backend.memory.copying.add(3)
@@ -144,7 +144,7 @@ def test_it_is_forgotten_when_the_call_fails_too(backend_and_tokens):
 @pytest.mark.parametrize("relayed", [True, False])
 def test_a_short_sequence_is_copied_at_once_and_a_long_one_with_the_next_pass(relayed):
     backend, _ = begun()
-    backend.memory._relay_max = 12 if relayed else 11
+    backend.memory._state_copy_max = 12 if relayed else 11
     (result,), broken = backend.memory.execute([KvOp(OpKind.COPY, 3, 0, 9)])
     assert result.ok
     assert not broken
@@ -166,7 +166,7 @@ def test_a_short_sequence_is_copied_at_once_and_a_long_one_with_the_next_pass(re
 
 def test_no_state_is_written_where_a_pending_copy_may_read():
     backend, _ = begun()
-    backend.memory._relay_max = 12
+    backend.memory._state_copy_max = 12
     backend.memory.copying.add(4)
     backend.memory.execute([KvOp(OpKind.COPY, 3, 0, 9)])
     backend.launch(tick(1, (3, 9, [1, 2, 3], 0), bind=(Binding(3, ask("r3", text(12, 0)), array("i")),)))
@@ -177,7 +177,7 @@ def test_no_state_is_written_where_a_pending_copy_may_read():
 
 def test_copies_from_one_sequence_are_read_once():
     backend, _ = begun()
-    backend.memory._relay_max = 12
+    backend.memory._state_copy_max = 12
     read, seen = backend.context.read_state, []
     backend.context.read_state = lambda sequence, *more: (seen.append(sequence), read(sequence, *more))[1]
     backend.memory.execute([KvOp(OpKind.COPY, 3, 0, 9), KvOp(OpKind.COPY, 1, 0, 9)])
@@ -189,7 +189,7 @@ def test_copies_from_one_sequence_are_read_once():
     backend.close()
 
 
-# --- rows in fours -----------------------------------------------------------------------------------
+# --- rows in groups of four --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -208,15 +208,15 @@ def test_three_rows_have_a_fourth_beside_them(writers, lengths, ran):
     backend = make_backend("dense", n_seq_max=5, flash_attention="off")
     backend.memory.lengths = [lengths.get(sequence, 0) for sequence in range(5)]
     backend.context.positions = lambda sequence: (0, backend.memory.lengths[sequence] - 1)
-    holes = Holes(backend.context, backend.memory, fours=True, companions=True)
+    padding = Padding(backend.context, backend.memory, pad_to_four=True, pad_lone_row=True)
     count = len(writers)
     ones, flags = array("i", [1] * count), array("b", [1] * count)
     rows = Rows(list(range(count)), ones, array("i", [400] * count), array("i", writers), flags, count)
-    added = holes.fill(rows, ())
+    added = padding.add(rows, ())
     assert rows.sequences.tolist() == ran
     assert sorted(added) == sorted(set(ran) - set(writers))
     assert sum(rows.outputs) == count
     assert [p for s, p in zip(rows.sequences, rows.positions, strict=True) if s in added] == [
-        backend.memory.lengths[hole] for hole in sorted(added)
+        backend.memory.lengths[sequence] for sequence in sorted(added)
     ]
     backend.close()

@@ -1,4 +1,4 @@
-"""Whole quanta: what is learned of the two kernels, which chunks begin earlier, and that no token changes."""
+"""Full tiles: what is learned of the two kernels, which chunks begin earlier, and that no token changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from array import array
 import pytest
 
 from stretto.backends.llamacpp.capabilities import efficient_quanta, tiles
-from stretto.backends.llamacpp.passes.tile_fill import Quanta
+from stretto.backends.llamacpp.passes.tile_fill import TileFill
 from stretto.core.capabilities import Parts
 from stretto.core.limits import Limits
 from stretto.core.tick import Tick
@@ -24,14 +24,14 @@ def call(*spans: tuple[int, int]) -> Tick:
     )
 
 
-def learned(row_s: float = 2e-3, row_context_s: float = 16e-6, tile_context_s: float = 1.4e-6) -> Quanta:
+def learned(row_s: float = 2e-3, row_context_s: float = 16e-6, tile_context_s: float = 1.4e-6) -> TileFill:
     """As measured with SmolLM2 on two cores."""
-    quanta = Quanta(64, alike=2)
+    tile_fill = TileFill(64, rows_min=2)
     for context in range(50, 2000, 150):
         decode = call(*[(1, context + at) for at in range(8)])
-        quanta.learn(decode, range(8), 8 * (row_s + row_context_s * context))
-        quanta.learn(call((64, context)), [0], 64 * (1.5e-3 + tile_context_s * (context + 32)))
-    return quanta
+        tile_fill.learn(decode, range(8), 8 * (row_s + row_context_s * context))
+        tile_fill.learn(call((64, context)), [0], 64 * (1.5e-3 + tile_context_s * (context + 32)))
+    return tile_fill
 
 
 @pytest.mark.parametrize(
@@ -40,20 +40,20 @@ def learned(row_s: float = 2e-3, row_context_s: float = 16e-6, tile_context_s: f
     ids=["long", "few", "too few", "short", "whole", "not enough before", "just enough"],
 )
 def test_chunks_begin_earlier_where_that_is_cheaper(count, start, rows):
-    quanta = learned(row_s=4e-3) if start < 100 else learned()
-    assert quanta.missing(count, start) == rows
+    tile_fill = learned(row_s=4e-3) if start < 100 else learned()
+    assert tile_fill.missing(count, start) == rows
 
 
 def test_nothing_is_redone_before_both_kernels_were_seen():
-    quanta = Quanta(64, alike=2)
-    assert quanta.missing(33, 840) == 0
+    tile_fill = TileFill(64, rows_min=2)
+    assert tile_fill.missing(33, 840) == 0
     for at in range(5):
-        quanta.learn(call((1, 800 + at)), [0], 0.02)
-    assert quanta.missing(33, 840) == 0
+        tile_fill.learn(call((1, 800 + at)), [0], 0.02)
+    assert tile_fill.missing(33, 840) == 0
 
 
 @pytest.mark.parametrize(
-    ("count", "start", "alike", "rows"),
+    ("count", "start", "rows_min", "rows"),
     [
         (1, 840, 2, 1),
         (1, 1, 2, 1),
@@ -67,26 +67,26 @@ def test_nothing_is_redone_before_both_kernels_were_seen():
         (7, 7, 8, 7),
     ],
 )
-def test_too_few_rows_of_a_prompt_never_run_alone(count, start, alike, rows):
+def test_too_few_rows_of_a_prompt_never_run_alone(count, start, rows_min, rows):
     """They go through the kernels of decoding, which round otherwise."""
-    assert Quanta(64, alike=alike).missing(count, start) == rows
+    assert TileFill(64, rows_min=rows_min).missing(count, start) == rows
 
 
 def test_a_call_with_both_kernels_teaches_nothing():
-    quanta = learned()
-    before = quanta.missing(12, 840)
+    tile_fill = learned()
+    before = tile_fill.missing(12, 840)
     for _ in range(50):
-        quanta.learn(call((64, 500), (3, 500)), [0, 1], 60.0)
-    assert quanta.missing(12, 840) == before
+        tile_fill.learn(call((64, 500), (3, 500)), [0, 1], 60.0)
+    assert tile_fill.missing(12, 840) == before
 
 
-class Always(Quanta):
+class Always(TileFill):
     """Redoes whatever can be redone."""
 
     widened = 0
 
     def missing(self, count: int, start: int) -> int:
-        rows = max(0, min(self._quantum - count, start))
+        rows = max(0, min(self._tile_rows - count, start))
         self.widened += rows
         return rows
 
@@ -96,14 +96,14 @@ def test_redone_rows_change_no_token(kind):
     """Prompts that share a head, cached and not, in chunks of odd sizes beside streams that go on."""
     backend = make_backend(kind, n_seq_max=4, flash_attention="on")
     assert backend.capabilities.parts is Parts.WHOLE
-    backend._calls.quanta = quanta = Always(64, alike=2)
+    backend._calls.tile_fill = tile_fill = Always(64, rows_min=2)
     head = text(90, 5)
     requests = [ask(f"r{i}", [*head, *text(7 + 11 * i, 20 + i)], max_tokens=10) for i in range(6)]
     loop = Loop(backend, Limits(n_seq_max=4, n_batch=256, prefill_chunk=37, cache_min_tokens=8))
     loop.run(requests[0])
     outputs = loop.run(*requests[1:])
     backend.close()
-    assert quanta.widened > 100
+    assert tile_fill.widened > 100
     assert sum(loop.ends[r.id].cached_tokens for r in requests[1:]) >= 4 * 90
     reference = Reference(tiny(kind))
     gaps = [reference.gap(r.tokens, outputs[r.id]) for r in requests]

@@ -12,7 +12,7 @@ import pytest
 from stretto.backends.llamacpp import Context
 from stretto.backends.llamacpp.calibration import rows_for
 from stretto.backends.llamacpp.context import WHOLE
-from stretto.backends.llamacpp.prefill.side_context import NOBODY, LandingError, Sprint, handed_over
+from stretto.backends.llamacpp.prefill.side_context import NO_SEQUENCE, HandOverError, SideContext, converted
 from stretto.core.limits import Limits
 from stretto.core.tick import Binding, End, Tick
 from tests.unit.backends.llamacpp.rig import (
@@ -34,8 +34,8 @@ def long_backend(kind: str = "dense", slots: int = 3):
     return make_backend(kind, flash_attention="long", **sizes)
 
 
-def sprinter(**more) -> Sprint:
-    return Sprint(Context(tiny("dense"), options(context_window=WINDOW, flash_attention="long", **more)))
+def side_context(**more) -> SideContext:
+    return SideContext(Context(tiny("dense"), options(context_window=WINDOW, flash_attention="long", **more)))
 
 
 def state_of(context: Context, count: int) -> np.ndarray:
@@ -51,45 +51,45 @@ def numbers(state: np.ndarray, values: int) -> np.ndarray:
 
 
 def test_a_state_turned_is_the_other_contexts_own():
-    sprint = sprinter(n_seq_max=1)
-    there, here = state_of(sprint._main, 40), state_of(sprint.context, 40)
-    turned = handed_over(here, streams=1, by_token=False)
-    assert turned is not None
-    assert len(turned) == len(there)
-    same = turned == there
+    side = side_context(n_seq_max=1)
+    there, here = state_of(side._main, 40), state_of(side.context, 40)
+    state = converted(here, streams=1, by_token=False)
+    assert state is not None
+    assert len(state) == len(there)
+    same = state == there
     assert same.mean() > 0.3
-    assert np.abs(turned.astype(int) - there.astype(int))[:500].max() == 0  # the heads, positions and flags
-    assert sprint.works()
-    sprint.close()
+    assert np.abs(state.astype(int) - there.astype(int))[:500].max() == 0  # the heads, positions and flags
+    assert side.works()
+    side.close()
 
 
 @pytest.mark.parametrize("cut", [0, 7, 12, 100, 600, -1])
 def test_what_is_no_such_state_is_not_turned(cut):
-    sprint = sprinter(n_seq_max=1)
-    here, there = state_of(sprint.context, 40), state_of(sprint._main, 40)
-    sprint.close()
-    assert handed_over(here[:cut], streams=1, by_token=False) is None
-    assert handed_over(np.concatenate([here, here[:4]]), streams=1, by_token=False) is None
-    assert handed_over(there, streams=1, by_token=False) is None
+    side = side_context(n_seq_max=1)
+    here, there = state_of(side.context, 40), state_of(side._main, 40)
+    side.close()
+    assert converted(here[:cut], streams=1, by_token=False) is None
+    assert converted(np.concatenate([here, here[:4]]), streams=1, by_token=False) is None
+    assert converted(there, streams=1, by_token=False) is None
     wrong = here.copy()
     wrong[16 + 12 * 40 + 8 :][:12] = 255
-    assert handed_over(wrong, streams=1, by_token=False) is None
+    assert converted(wrong, streams=1, by_token=False) is None
 
 
 def counted(backend):
-    """How often prompts began to sprint, and landed."""
-    sprint, seen = backend._sprint, {"begun": 0, "landed": 0}
-    begin, land = sprint.begin, sprint.land
+    """How often prompts began in the side context and were handed over."""
+    side, seen = backend._side, {"begun": 0, "handed_over": 0}
+    begin, hand_over = side.begin, side.hand_over
 
     def begun(sequence: int, text) -> None:
         seen["begun"] += 1
         begin(sequence, text)
 
-    def landed() -> None:
-        seen["landed"] += 1
-        land()
+    def handed_over() -> None:
+        seen["handed_over"] += 1
+        hand_over()
 
-    sprint.begin, sprint.land = begun, landed
+    side.begin, side.hand_over = begun, handed_over
     return seen
 
 
@@ -109,8 +109,8 @@ def test_long_prompts_beside_short_ones_give_the_right_tokens(kind):
     loop = Loop(backend, Limits(n_seq_max=3, n_batch=512, cache="none"))
     outputs = loop.run(*requests)
     assert seen["begun"] >= 2
-    assert seen["landed"] == seen["begun"]
-    assert backend._sprint.sequence == NOBODY
+    assert seen["handed_over"] == seen["begun"]
+    assert backend._side.sequence == NO_SEQUENCE
     backend.close()
     assert worst_gap(requests, outputs, kind) <= TOLERANCE
 
@@ -142,7 +142,7 @@ def test_a_prompt_that_is_cancelled_leaves_the_place_to_the_next():
     loop.submit(ask("gone", 2000))
     for _ in range(3):
         loop.step()
-    assert backend._sprint.sequence != NOBODY
+    assert backend._side.sequence != NO_SEQUENCE
     loop.scheduler.cancel("gone")
     again = ask("again", text(1500, 3), max_tokens=6)
     outputs = loop.run(again, ask("short", 20))
@@ -154,15 +154,15 @@ def test_a_prompt_that_is_cancelled_leaves_the_place_to_the_next():
 
 def test_a_sequence_that_cannot_land_costs_a_rebuild_and_no_request():
     backend = long_backend()
-    land, failing = backend._sprint.land, [True]
+    hand_over, failing = backend._side.hand_over, [True]
 
     def fails_once() -> None:
         if failing.pop() if failing else False:
-            backend._sprint.drop()
-            raise LandingError
-        land()
+            backend._side.drop()
+            raise HandOverError
+        hand_over()
 
-    backend._sprint.land = fails_once
+    backend._side.hand_over = fails_once
     requests = [ask("long", text(1300, 2), max_tokens=6), ask("short", text(40, 3), max_tokens=6)]
     loop = Loop(backend, Limits(n_seq_max=3, n_batch=512))
     outputs = loop.run(*requests)
@@ -173,7 +173,7 @@ def test_a_sequence_that_cannot_land_costs_a_rebuild_and_no_request():
 
 
 @pytest.mark.parametrize(
-    ("more", "sprints"),
+    ("more", "used"),
     [
         ({}, True),
         ({"flash_attention": "auto"}, True),
@@ -183,51 +183,51 @@ def test_a_sequence_that_cannot_land_costs_a_rebuild_and_no_request():
         ({"unified": True}, False),
     ],
 )
-def test_only_where_it_can_help(more, sprints):
+def test_only_where_it_can_help(more, used):
     backend = make_backend("dense", **{"context_window": WINDOW, "flash_attention": "long"} | more)
-    assert (backend._sprint is not None) == sprints
+    assert (backend._side is not None) == used
     backend.close()
 
 
 def test_a_pass_that_is_paused_can_be_given_up_or_finished():
     """Whatever the core asks for, it gets; what it did not ask for is nowhere."""
-    sprint = sprinter(n_seq_max=2, n_batch=512, n_ubatch=512)
-    main, tokens = sprint._main, list(text(1400, 5))
+    side = side_context(n_seq_max=2, n_batch=512, n_ubatch=512)
+    main, tokens = side._main, list(text(1400, 5))
 
     def asked(count: int) -> int:
         chunk = rows_for([(0, 0, count)], vocab=main.vocab)
-        return sprint.decode(chunk)
+        return side.decode(chunk)
 
-    sprint.begin(0, tokens)
+    side.begin(0, tokens)
     assert asked(80) == 0
-    assert sprint._strides.paused
-    sprint.drop()
-    assert not sprint._strides.paused
-    assert sprint.context.positions(0)[1] < 0
+    assert side._pausable.paused
+    side.drop()
+    assert not side._pausable.paused
+    assert side.context.positions(0)[1] < 0
 
-    sprint.begin(1, tokens)
+    side.begin(1, tokens)
     for count in (64, 65, 511, 512, 513, 660):
         assert asked(count) == 0
-    assert sprint._strides.paused
-    sprint.land()
+    assert side._pausable.paused
+    side.hand_over()
     assert main.positions(1)[1] == 659
-    assert sprint.sequence == NOBODY
+    assert side.sequence == NO_SEQUENCE
 
-    sprint.begin(0, tokens)
+    side.begin(0, tokens)
     assert asked(1400) == 0
-    assert not sprint._strides.paused
-    whole = sprint.logits()[-1].copy()
-    sprint.drop()
-    sprint.begin(0, tokens)
+    assert not side._pausable.paused
+    whole = side.logits()[-1].copy()
+    side.drop()
+    side.begin(0, tokens)
     for count in range(50, 1450, 50):
         assert asked(count) == 0
-    assert np.array_equal(sprint.logits()[-1], whole), "pauses change nothing"
-    sprint.close()
+    assert np.array_equal(side.logits()[-1], whole), "pauses change nothing"
+    side.close()
 
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_who_waits_for_a_copy_does_not_sprint(waits):
-    """The copy comes with a pass of the main context, and would overwrite what had landed."""
+    """The copy comes with a pass of the main context, and would overwrite what was handed over."""
     backend, tokens = long_backend(), text(1200, 4)
     if waits:
         backend.memory.copying.add(1)
@@ -238,7 +238,7 @@ def test_who_waits_for_a_copy_does_not_sprint(waits):
     outcome = backend.collect()
     assert outcome.failure is None
     assert outcome.ran is waits, "copies wait for the main context, and rows that ran elsewhere are not its"
-    assert backend._sprint.sequence == (NOBODY if waits else 1)
+    assert backend._side.sequence == (NO_SEQUENCE if waits else 1)
     assert not backend.memory.copying
     backend.close()
 
@@ -255,7 +255,7 @@ def test_streams_write_while_a_pass_is_paused():
     paused = 0
     for _ in range(20):
         loop.step()
-        paused += backend._sprint._strides.paused
+        paused += backend._side._pausable.paused
     assert paused >= 5
     outputs = loop.run()
     assert {end.end for end in loop.ends.values()} == {End.FINISHED}
@@ -264,12 +264,12 @@ def test_streams_write_while_a_pass_is_paused():
 
 
 def test_a_pass_that_breaks_is_over():
-    strides = sprinter(n_seq_max=1)._strides
+    pausable = side_context(n_seq_max=1)._pausable
 
     def breaks() -> int:
         raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):
-        strides.start(breaks, 1)
-    assert not strides.paused
-    assert strides.start(lambda: 7, 1) == 7
+        pausable.start(breaks, 1)
+    assert not pausable.paused
+    assert pausable.start(lambda: 7, 1) == 7
