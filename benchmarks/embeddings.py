@@ -30,7 +30,7 @@ from pathlib import Path
 
 from stretto.backends.llamacpp.embedding import EmbeddingContext, EmbeddingOptions, marks_of
 from stretto.backends.llamacpp.model import Model, load
-from stretto.backends.llamacpp.options import cores
+from stretto.backends.llamacpp.native.cpu_limits import cores
 from stretto.model_files import minilm
 from stretto.rpc.messages import EmbedParams
 from stretto.settings import ModelSettings

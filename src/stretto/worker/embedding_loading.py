@@ -141,7 +141,7 @@ def _at_work(model: Model, chosen: settings_.ModelSettings, unused: list[str]) -
 
 def shared_cores(chosen: settings_.ModelSettings, *, on_gpu: bool) -> tuple[int, int]:
     """Contexts, and threads of each. What was asked for is done; else each core gets a context."""
-    from stretto.backends.llamacpp.options import cores
+    from stretto.backends.llamacpp.native.cpu_limits import cores
 
     asked = "n_seq_max" in chosen.model_fields_set
     contexts = chosen.n_seq_max if asked or on_gpu else min(chosen.n_seq_max, cores())

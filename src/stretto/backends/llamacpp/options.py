@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from stretto.backends.llamacpp.kernels.interpose import attends
 from stretto.backends.llamacpp.model import LoadWarning, Model
+from stretto.backends.llamacpp.native.cpu_limits import cores
 from stretto.backends.llamacpp.native.library import half_precision
 from stretto.errors import ContextError, DeterminismError, StrettoError
 from stretto.model_files import fit
@@ -147,13 +148,6 @@ def resolve(model: Model, options: ContextOptions) -> Plan:
         rope=options.rope,
         warnings=tuple(warnings),
     )
-
-
-def cores() -> int:
-    """Processors that this process may use; more threads than that slow every pass down."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1
 
 
 def _check(model: Model, options: ContextOptions) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from stretto.backends.llamacpp import Context, LlamaCppBackend, Model, load
 from stretto.backends.llamacpp.native.library import half_precision
 from stretto.core.limits import CACHE_POLICIES, Limits
 from stretto.core.request import Request, SamplingParams
+from stretto.core.tick import Tick
 from stretto.model_files import bundled
 from stretto.model_files.fit import ROW_ATTENTION_UBATCH_MAX
 from stretto.testing.tiny_models import default_directory
@@ -105,6 +107,39 @@ def test_greedy_tokens_are_those_of_a_plain_loop(
     )
     for got in run_twice(model, requests, limits):
         check(reference, requests, expected, got)
+
+
+class ThreadsChange:
+    """A backend whose passes are computed by one thread and by two, alternately."""
+
+    def __init__(self, backend: LlamaCppBackend) -> None:
+        self._backend = backend
+
+    def launch(self, tick: Tick) -> None:
+        count = 1 + tick.id % 2
+        self._backend.context.set_threads(count, count)
+        self._backend.launch(tick)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+
+@pytest.mark.slow
+def test_greedy_tokens_do_not_depend_on_the_number_of_threads(model: Model, requests: list[Request]) -> None:
+    """`threads` changes it while requests run; one of them is long enough for attention to be divided."""
+    long = Request("long", array("i", [*requests[0].tokens] * 8), requests[0].params)
+    limits = Limits(
+        n_seq_max=4, n_batch=256, prefill_chunk=64, queue_depth=8, cache="none", target_itl_s=10.0
+    )
+    outputs = []
+    for wrapped in (False, True):
+        context = Context(model, options(n_seq_max=4, context_window=1024, n_threads=2))
+        backend = LlamaCppBackend(context, make_sampler=GreedySampler)
+        loop = Loop(ThreadsChange(backend) if wrapped else backend, limits)
+        loop.run(*requests, long)
+        outputs.append({r.id: loop.outputs[r.id] for r in (*requests, long)})
+        backend.close()
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.slow
