@@ -47,7 +47,7 @@ def quota_cores(*, membership: Path = MEMBERSHIP, root: Path = CGROUPS) -> float
 
 
 def _up(root: Path, path: str) -> Iterator[Path]:
-    """The group's folder and those above it. In a container the path may be the host's: the root counts then."""
+    """The group's folder and those above it. In a container the path may be the host's: the root is left."""
     part = PurePosixPath(path.lstrip("/"))
     if ".." not in part.parts:
         for one in (part, *part.parents):
