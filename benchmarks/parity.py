@@ -86,7 +86,9 @@ def settings(*, quick: bool) -> Iterator[Setting]:
     pool = {"kv_layout": "unified", "deterministic": True}
     yield Setting("deterministic, unified", pool, refused=True)
     small = {"cache": "prefix", "flash_attention": "off", "deterministic": True, "cache_ram_bytes": 0}
-    yield Setting("deterministic, time slices, no room for states", small | {"turn_tokens": 4}, promised=True)
+    yield Setting(
+        "deterministic, time slices, no room for states", small | {"slice_tokens": 4}, promised=True
+    )
     if quick:
         return
     for attention, policy in itertools.product(("auto", "off"), POLICIES):

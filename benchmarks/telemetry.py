@@ -49,7 +49,7 @@ def round_us(runtime: ModelRuntime, call: Call, streams: int) -> float:
 
 def measure(streams: int, rounds: int) -> dict[str, float]:
     with LLM(
-        backend="simulated", n_seq_max=streams, context_window=512, turn_tokens=0, max_queue=1024
+        backend="simulated", n_seq_max=streams, context_window=512, slice_tokens=0, max_queue=1024
     ) as llm:
         runtime = llm._runtime
         call = llm._call(llm._text_prompt("hello"), llm._parse({"max_tokens": TOKENS, "ignore_eos": True}))

@@ -210,7 +210,7 @@ class OfflineLoop:
             run.token_times[request].append(now)
             at += count
         for end in events.ends:
-            run.parks += end.parks
+            run.parks += end.preemptions
             run.cached += end.cached_tokens
             if end.end is not End.FINISHED:
                 raise SystemExit(f"{end.request_id} ended as {end.end.value}: {end.reason}")

@@ -23,9 +23,9 @@ DEFECTS = (
     Defect(
         "reuse of the whole prompt",
         "core/kv/matching.py",
-        "common = common_prefix(job.known, content.tokens, min(len(job.known) - 1, held))"
+        "common = common_prefix(job.known, prefix.tokens, min(len(job.known) - 1, held))"
         "\n    if common == 0:\n        return None\n    if sequence.slot is None:",
-        "common = common_prefix(job.known, content.tokens, min(len(job.known), held))"
+        "common = common_prefix(job.known, prefix.tokens, min(len(job.known), held))"
         "\n    if common == 0:\n        return None\n    if sequence.slot is None:",
     ),
     Defect(
@@ -71,9 +71,9 @@ DEFECTS = (
         "            state.note(event_names.DEFERRED, job, verdict.slot, verdict.length)\n            return False",
     ),
     Defect(
-        "starvation of background: no ageing turn",
+        "starvation of background: no ageing admission",
         "core/queue.py",
-        "return self.admissions % AGEING_TURN == AGEING_TURN - 1",
+        "return self.admissions % AGEING_PERIOD == AGEING_PERIOD - 1",
         "return self.admissions < 0",
     ),
     Defect(
@@ -85,7 +85,7 @@ DEFECTS = (
     Defect(
         "victim's rows in the batch that it is cleaned from",
         "core/batching.py",
-        "        decode = [s for s in decode if s.job is not None]  # a prompt's memory may have parked some\n",
+        "        decode = [s for s in decode if s.job is not None]  # a prompt's memory may have preempted some\n",
         "",
         ("--where", "layout=unified"),
     ),
@@ -123,20 +123,20 @@ DEFECTS = (
     Defect(
         "a cancelled deferred request stays on the list",
         "core/queue.py",
-        "        if job.where is Where.DEFERRED:\n            self.deferred.remove(job)\n        self.size -= 1",
+        "        if job.status is Status.DEFERRED:\n            self.deferred.remove(job)\n        self.size -= 1",
         "        self.size -= 1",
     ),
     Defect(
-        "a parked request loses its text",
+        "a preempted request loses its text",
         "core/state.py",
-        "        self.queue.park(job)\n",
-        "        self.queue.park(job)\n        del job.known[job.prompt_tokens :]\n",
+        "        self.queue.add_preempted(job)\n",
+        "        self.queue.add_preempted(job)\n        del job.known[job.prompt_tokens :]\n",
     ),
     Defect(
-        "the anchor is parked for memory",
+        "the oldest is preempted for memory",
         "core/victims.py",
-        "if _level(s) >= level and (s is not anchor or yields_to(s, level))]",
-        "if _level(s) >= level]",
+        "if _priority(s) >= priority and (s is not oldest or yields_to(s, priority))]",
+        "if _priority(s) >= priority]",
     ),
     Defect(
         "a request loses its slot to a more urgent one before it advanced",
@@ -147,37 +147,37 @@ DEFECTS = (
     Defect(
         "a request loses its slot to one of the same priority",
         "core/victims.py",
-        "job is not None and job.level > level and",
-        "job is not None and job.level >= level and",
+        "job is not None and job.priority > priority and",
+        "job is not None and job.priority >= priority and",
     ),
     Defect(
         "preempted work never resumes while urgent requests wait",
         "core/queue.py",
-        "aged = self.admissions - self._aged_at >= AGEING_TURN",
-        "aged = first.level == Priority.DEFAULT and self.admissions - self._aged_at >= AGEING_TURN",
+        "aged = self.admissions - self._aged_at >= AGEING_PERIOD",
+        "aged = first.priority == Priority.DEFAULT and self.admissions - self._aged_at >= AGEING_PERIOD",
     ),
     Defect(
         "a slot time-out takes the slot of a more urgent request",
         "core/preemption.py",
-        "if held_s < limits.cache_slot_timeout_s or _level(slot) < waiter.level:",
+        "if held_s < limits.cache_slot_timeout_s or _priority(slot) < waiter.priority:",
         "if held_s < limits.cache_slot_timeout_s:",
     ),
     Defect(
-        "the anchor gives up its slot for a turn",
+        "the oldest gives up its slot for a turn",
         "core/time_slicing.py",
-        "if slot is anchor or slot.computed - slot.started_at < short:",
+        "if slot is oldest or slot.computed - slot.started_at < short:",
         "if slot.computed - slot.started_at < short:",
     ),
     Defect(
         "a turn for a newcomer whom nobody reads along",
         "core/queue.py",
-        "if job.request.streamed and job.level != Priority.BACKGROUND:",
-        "if job.level != Priority.BACKGROUND:",
+        "if job.request.streamed and job.priority != Priority.BACKGROUND:",
+        "if job.priority != Priority.BACKGROUND:",
     ),
     Defect(
         "copies out of order (real)",
         "core/kv/sequences.py",
-        "sorted(planned, key=lambda s: s.copy_turn)",
+        "sorted(planned, key=lambda s: s.copy_order)",
         "sorted(planned, key=lambda s: s.index)",
         ("--where", "layout=streams", "--where", "share=copy"),
     ),
@@ -214,14 +214,14 @@ DEFECTS = (
     Defect(
         "places in flight are never given back",
         "core/queue.py",
-        "        self._entered[job.level] -= 1\n",
+        "        self._entered[job.priority] -= 1\n",
         "",
     ),
     Defect(
         "the queue's bounds hold for all priorities together",
         "core/queue.py",
-        "self._entered[level] < self._limits.in_flight_max or",
-        "sum(self._entered) < self._limits.in_flight_max or",
+        "self._entered[priority] < self._limits.in_flight_max\n",
+        "sum(self._entered) < self._limits.in_flight_max\n",
     ),
     Defect(
         "leaked cells of a unified pool",
@@ -232,8 +232,8 @@ DEFECTS = (
     Defect(
         "a sliding window is cut back further than it reaches (real)",
         "core/kv/sequence.py",
-        "content.peak - length <= self.can.rewind_tokens",
-        "content.length - length <= self.can.rewind_tokens",
+        "prefix.peak - length <= self.can.rewind_tokens",
+        "prefix.length - length <= self.can.rewind_tokens",
         ("--where", "layout=window"),
     ),
     Defect(
@@ -286,8 +286,8 @@ DEFECTS = (
     Defect(
         "a drain forgets what is queued",
         "core/scheduler.py",
-        "if job.where in (Where.WAITING, Where.DEFERRED):",
-        "if job.where is Where.DEFERRED:",
+        "if job.status in (Status.WAITING, Status.DEFERRED):",
+        "if job.status is Status.DEFERRED:",
     ),
     Defect(
         "cancellation waits for the request to end by itself",

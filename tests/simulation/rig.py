@@ -23,7 +23,7 @@ class Rig:
         self.ticks = 0
         self.first_token_tick: dict[str, int] = {}
         self.ends: dict[str, str] = {}
-        self.parks = 0
+        self.preemptions = 0
         self.tokens_by_tenant: Counter[str] = Counter()
         self._tenants: dict[str, str] = {}
         self.last_pass_s = 0.0
@@ -58,7 +58,7 @@ class Rig:
             self.tokens_by_tenant[self._tenants[request_id]] += count
         for terminal in events.ends:
             self.ends[terminal.request_id] = f"{terminal.end.value}: {terminal.reason}"
-            self.parks += terminal.parks
+            self.preemptions += terminal.preemptions
 
 
 def request(name: str, tokens: int, max_tokens: int, **options: object) -> Request:

@@ -9,7 +9,7 @@ import pytest
 from stretto.core.capabilities import Capabilities, Share
 from stretto.core.limits import Limits, Preemption
 from stretto.core.request import Priority, Request, SamplingParams
-from stretto.core.slot import Where
+from stretto.core.slot import Status
 from stretto.core.tick import End, Idle
 from stretto.errors import (
     DuplicateRequestError,
@@ -144,10 +144,10 @@ def test_an_urgent_request_parks_lower_work_at_the_next_plan_and_it_is_continued
     rig.submit(request("u", 8, 4, priority=Priority.URGENT))
     rig.step()
     rig.step()
-    assert rig.scheduler.state.jobs["u"].where is Where.RUNNING
+    assert rig.scheduler.state.jobs["u"].status is Status.RUNNING
     rig.run_until(lambda: len(rig.ends) == 3)
     assert set(rig.ends.values()) == {"finished: length"}
-    assert rig.parks == 1
+    assert rig.preemptions == 1
 
 
 def conversation_rig(preemption: Preemption) -> Rig:
@@ -167,10 +167,10 @@ def conversation_rig(preemption: Preemption) -> Rig:
 def test_a_deferred_request_blocks_nobody():
     rig = conversation_rig(Preemption.RESUME)
     rig.step()
-    assert rig.scheduler.state.jobs["again"].where is Where.DEFERRED
+    assert rig.scheduler.state.jobs["again"].status is Status.DEFERRED
     rig.submit(request("other", 20, 3))
     rig.run_until(lambda: "other" in rig.ends, ticks_max=20)
-    assert rig.scheduler.state.jobs["again"].where is Where.DEFERRED
+    assert rig.scheduler.state.jobs["again"].status is Status.DEFERRED
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_slot_timeout_takes_the_conversation_over(preemption, expected):
     rig.step()
     rig.now += 2.0  # the deferred request has waited, and the other had its time
     rig.step()
-    assert {order.slot for order in rig.scheduler.preemption_orders} == {0}
+    assert {order.slot for order in rig.scheduler.planned_preemptions} == {0}
     rig.run_until(lambda: len(rig.ends) == 2)
     assert rig.ends["talk"] == expected
     assert rig.ends["again"].startswith("finished")

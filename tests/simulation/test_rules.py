@@ -1,4 +1,4 @@
-"""The rules of the design as figures: golden trace, first token, gaps, parks, fairness."""
+"""The rules of the design as figures: golden trace, first token, gaps, preemptions, fairness."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stretto.backends.simulated import LatencyModel, SimulatedBackend, TickFault
 from stretto.core.capabilities import Capabilities, Share
 from stretto.core.limits import Limits
 from stretto.core.request import Priority
-from stretto.core.slot import Where
+from stretto.core.slot import Status
 from tests.simulation.rig import Rig, request
 
 STREAMS = {"sequences_max": 8, "window": 8192, "vocab": 512}
@@ -48,13 +48,13 @@ def test_golden_trace_of_seed_004():
 def test_a_short_request_gets_its_first_token_within_three_ticks_of_a_long_prefill(
     quantum, neighbours, latency
 ):
-    rig = Rig(Capabilities(**STREAMS, row_quantum=quantum), Limits(n_seq_max=8), latency)
+    rig = Rig(Capabilities(**STREAMS, chunk_multiple=quantum), Limits(n_seq_max=8), latency)
     for index in range(neighbours):
         rig.submit(request(f"n{index}", 30, 4000))
     for _ in range(12 if neighbours else 0):
         rig.step()
     rig.submit(request("long", 3000, 8))
-    rig.run_until(lambda: rig.scheduler.state.jobs["long"].where is Where.RUNNING)
+    rig.run_until(lambda: rig.scheduler.state.jobs["long"].status is Status.RUNNING)
     for _ in range(3):
         rig.step()
     assert "long" not in rig.first_token_tick
@@ -69,7 +69,7 @@ def test_a_short_request_gets_its_first_token_within_three_ticks_of_a_long_prefi
 def test_the_gap_guarantee_of_the_chunk_rule(latency, quantum, target_itl_s):
     """gap <= max(target_itl, 2 decode, decode + t(quantum)), and the long prompt always advances."""
     limits = Limits(n_seq_max=8, target_itl_s=target_itl_s)
-    rig = Rig(Capabilities(**STREAMS, row_quantum=quantum), limits, latency)
+    rig = Rig(Capabilities(**STREAMS, chunk_multiple=quantum), limits, latency)
     for index in range(7):
         rig.submit(request(f"stream{index}", 200, 6000))
     rig.run_until(lambda: len(rig.first_token_tick) == 7)
@@ -104,7 +104,9 @@ def test_a_spike_does_not_starve_prompts():
             return seconds * (100 if spike else 1)
 
     rig = Rig(
-        Capabilities(**STREAMS, row_quantum=64), Limits(n_seq_max=4, target_itl_s=0.5), Spiky(**_fields(CPU))
+        Capabilities(**STREAMS, chunk_multiple=64),
+        Limits(n_seq_max=4, target_itl_s=0.5),
+        Spiky(**_fields(CPU)),
     )
     rig.submit(request("stream", 50, 4000))
     rig.run_until(lambda: "stream" in rig.first_token_tick)
@@ -121,7 +123,13 @@ def overload(seed: int) -> Rig:
     """Eight slots, memory for 2,560 tokens, three priorities, five tenants of which one floods."""
     draw = random.Random(seed)
     can = Capabilities(
-        sequences_max=8, window=2400, vocab=512, share=Share.PAGES, pages=160, page_tokens=16, row_quantum=32
+        sequences_max=8,
+        window=2400,
+        vocab=512,
+        share=Share.PAGES,
+        pages=160,
+        page_tokens=16,
+        chunk_multiple=32,
     )
     limits = Limits(n_seq_max=8, n_batch=256, prefill_chunk=256, cache="prefix", max_queue=64)
     rig = Rig(can, limits, GPU)
@@ -145,7 +153,7 @@ def test_parks_per_finished_request_stay_below_a_fifth_under_overload(seed):
     rig = overload(seed)
     finished = sum(1 for end in rig.ends.values() if end.startswith("finished"))
     assert finished > 300
-    assert rig.parks / finished < 0.2, f"{rig.parks} parks for {finished} finished requests"
+    assert rig.preemptions / finished < 0.2, f"{rig.preemptions} preemptions for {finished} finished requests"
 
 
 def test_a_backend_that_finds_no_room_for_two_still_serves_everybody():

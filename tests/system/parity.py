@@ -90,7 +90,7 @@ def settings(*, full: bool) -> Iterator[tuple[str, dict[str, object]]]:
         )
     yield "speculation", {"n_seq_max": 8, "cache": "prefix", "speculation": "ngram"}
     yield "preemption forced", {"n_seq_max": 2, "cache": "incremental", "cache_slot_timeout": 0.05}
-    yield "turns of four tokens", {"n_seq_max": 4, "turn_tokens": 4, "queue_depth": 16}
+    yield "turns of four tokens", {"n_seq_max": 4, "slice_tokens": 4, "queue_depth": 16}
 
 
 def compare(tally: Tally, loop: PlainLoop, prompt: list[int], expected: list[int], got: list[int]) -> None:

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from stretto.cli.context import Context
 from stretto.cli.flags import ModelFlags, values
-from stretto.cli.output import print_json, print_table, say
+from stretto.cli.output import note, print_json, print_table, say
 
 
 def show(
@@ -29,6 +29,8 @@ def show(
         As JSON.
     """
     loaded = context.settings(values(flags))
+    for text in loaded.notes:
+        note(text)
     rows = loaded.rows()
     if json:
         print_json(

@@ -14,6 +14,7 @@ from cyclopts import Group, Parameter
 from pydantic import BaseModel
 
 from stretto.settings import ModelSettings, ServerSettings
+from stretto.settings.renamed import RENAMED, current
 
 SETTINGS = Group("Model settings", sort_key=50)
 SERVER = Group("Server settings", sort_key=40)
@@ -59,6 +60,9 @@ def _fields(settings: type[BaseModel], group: Group) -> dict[str, Any]:
         else:
             metavar = _metavar(field.annotation)
             found[name] = Annotated[str, Parameter(help=help_text, metavar=metavar, group=group)]
+    for old, name in RENAMED.items():
+        if name in found:
+            found[old] = Annotated[str, Parameter(show=False, group=group)]
     return found
 
 
@@ -84,7 +88,7 @@ def values(
     """What was given, with `a,b` read as a list where a list is wanted."""
     given: dict[str, Any] = dict(flags or {})
     for name, value in given.items():
-        wants_list = any(map(_is_list, _parts(settings.model_fields[name].annotation)))
+        wants_list = any(map(_is_list, _parts(settings.model_fields[current(name)].annotation)))
         if wants_list and isinstance(value, str) and not value.lstrip().startswith("["):
             given[name] = f"[{value}]"
     return given

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -42,7 +43,10 @@ def _chosen(
 
     The SDK reads variables and the usual file by itself; another file (`--config`) it is given in full.
     """
-    settings = context.settings(flags).settings
+    loaded = context.settings(flags)
+    for text in loaded.notes:
+        note(text)
+    settings = loaded.settings
     if model is None and len(settings.models) == 1:
         model = next(iter(settings.models))
     if context.config is None:
@@ -55,6 +59,7 @@ def _chosen(
 def _load(context: Context, model: str | None, flags: Mapping[str, Any]) -> LLM:
     from stretto.llm import LLM
 
+    warnings.simplefilter("ignore", FutureWarning)  # settings under old names: `_chosen` has named them
     if not sys.stderr.isatty():
         return LLM(model, cache_dir=context.cache_dir, **flags)
     with progress(f"loading {model or 'the default model'}") as shown:

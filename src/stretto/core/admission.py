@@ -13,7 +13,7 @@ from stretto.core.cache_policies import Admit, Defer, Situation, WaitFor
 from stretto.core.capabilities import Rewind
 from stretto.core.kv.ledger import Match, Source
 from stretto.core.queue import order
-from stretto.core.slot import Job, Slot, Where
+from stretto.core.slot import Job, Slot, Status
 from stretto.core.state import State
 
 
@@ -42,36 +42,38 @@ class Admission:
         slot = self._state.slots[wait.slot]
         if slot.job is None or slot.job.id != wait.request_id:
             return False
-        if wait.what is WaitFor.IDLE and slot.job.level >= job.level:
+        if wait.what is WaitFor.IDLE and slot.job.priority >= job.priority:
             return True  # its time-out takes the slot away instead (see preemption)
         return self._is_patient(job) and (wait.what is WaitFor.IDLE or slot.computed < wait.length)
 
     def _is_patient(self, job: Job) -> bool:
         """Parked requests do not wait for a cache; others do, for a time that counts from their entry."""
-        if job.where is Where.PARKED:
+        if job.status is Status.PREEMPTED:
             return False
         entered_s = job.entered_s if job.entered_s is not None else self._state.now
         return self._state.now - entered_s < self._state.limits.cache_slot_timeout_s
 
     def next_in_line(self) -> Job | None:
-        """Who was promised a slot; then who was parked; then the queue's order.
+        """Who was promised a slot; then who was preempted; then the queue's order.
 
-        Streams that took a turn before others had one come back behind those who are senior.
+        Streams that took a turn before others had one come back behind those who are oldest.
         """
         while self.promised:
             job = self.promised[0]
-            if job.where in (Where.WAITING, Where.PARKED):
+            if job.status in (Status.WAITING, Status.PREEMPTED):
                 first = self._state.queue.next_urgent()
-                if first is None or first.level >= job.level:
+                if first is None or first.priority >= job.priority:
                     return job
                 break
             self.promised.pop(0)
-        parked, first = self._state.queue.next_parked(), self._state.queue.next_first()
-        if parked is None or first is None or not parked.turned_out:
-            return parked or first
-        if (order(first) < order(parked) or self._state.queue.is_ageing_turn) and self.fits(first, None):
+        preempted, first = self._state.queue.next_preempted(), self._state.queue.next_first()
+        if preempted is None or first is None or not preempted.time_sliced:
+            return preempted or first
+        if (order(first) < order(preempted) or self._state.queue.is_ageing_admission) and self.fits(
+            first, None
+        ):
             return first
-        return parked
+        return preempted
 
     def _admit(self, job: Job) -> bool:
         """False when the job must be waited for. A deferral is an answer, too."""

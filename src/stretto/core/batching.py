@@ -4,8 +4,9 @@ Decode rows come first in the budget: one for each generating slot, 1 + k when i
 for prompts. Memory for all of them is reserved before any row is written down, because reserving may park
 somebody, and a victim must not have rows in the batch that it is cleaned from.
 
-Where a backend computes the two one after the other anyway (`Capabilities.mixes`), they have ticks in turns:
-what was decoded is handed out before prompts run, and who came meanwhile is among them.
+Where a backend computes the two one after the other anyway (`Capabilities.mixed_batches` is False), decode
+and prefill ticks alternate: decoded tokens are delivered before prompts run, and new requests join those
+prompts.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class RowPlanner:
     def __init__(self, state: State, recovery: Recovery) -> None:
         self._state = state
         self._recovery = recovery
-        self._sharer = ChunkSharer(state.cost, quantum=state.quantum, chunk_max=state.chunk_max)
+        self._sharer = ChunkSharer(state.cost, quantum=state.chunk_multiple, chunk_max=state.chunk_max)
         self._budget = min(state.limits.n_batch, state.can.rows_max)
         self._prompts_next = True  # where ticks do not mix: the last one was for decode
         self._exact = state.exact
@@ -42,7 +43,7 @@ class RowPlanner:
         if len(ready) == len(running):
             self._prompts_next = True
             return self._write_decode(tick, *self._plan_decode(ready))
-        if self._state.can.mixes:
+        if self._state.can.mixed_batches:
             return self._fill_mixed(tick, running, ready)
         return self._fill_apart(tick, running, ready)
 
@@ -50,7 +51,7 @@ class RowPlanner:
         decode, drafts = self._plan_decode(ready)
         extra = sum(map(len, drafts.values()))
         shares = self._plan_prompts(running, decode, extra=extra, rows=self._budget - len(decode) - extra)
-        decode = [s for s in decode if s.job is not None]  # a prompt's memory may have parked some
+        decode = [s for s in decode if s.job is not None]  # a prompt's memory may have preempted some
         return self._write_decode(tick, decode, drafts) + self._write_chunks(tick, shares)
 
     def _fill_apart(self, tick: Tick, running: Sequence[Slot], ready: list[Slot]) -> list[Slot]:
@@ -98,7 +99,7 @@ class RowPlanner:
         while slot.job is not None:
             if state.ledger.reserve(slot, length):
                 return True
-            victim = victims.for_memory(state.active, state.anchor(), slot)
+            victim = victims.for_memory(state.active, state.oldest_running(), slot)
             if victim is not None:
                 state.preempt(victim, PreemptReason.MEMORY, slot.job if victim is not slot else None)
             elif state.in_flight:
@@ -143,18 +144,18 @@ class RowPlanner:
         if not prompts:
             return []
         decode_s = state.cost.decode_s(len(decode) + extra, sum(slot.planned for slot in decode))
-        senior = min(prompts, key=_seniority)
-        allowance_s = state.cost.allowance_s(decode_s, state.limits.target_itl_s, len(senior.known))
+        oldest = min(prompts, key=_arrival)
+        allowance_s = state.cost.allowance_s(decode_s, state.limits.target_itl_s, len(oldest.known))
         least, enough = 0, None
         if len(prompts) > 1:
             if state.limits.target_itl_s is None:
-                least = enough = state.cost.together(decode_s, senior.planned)
-            if not state.can.mixes:
-                enough = state.cost.enough(decode_s, senior.planned)
+                least = enough = state.cost.together(decode_s, oldest.planned)
+            if not state.can.mixed_batches:
+                enough = state.cost.enough(decode_s, oldest.planned)
         given = self._sharer.share(prompts, allowance_s=allowance_s, rows=rows, least=least, enough=enough)
         fitted = self._fit(given)
         if not fitted and not decode:  # it was the others' turn, and memory has no room for them
-            alone = sorted((s for s in prompts if s.job is not None), key=_seniority)[:1]
+            alone = sorted((s for s in prompts if s.job is not None), key=_arrival)[:1]
             fitted = self._fit(self._sharer.share(alone, allowance_s=allowance_s, rows=rows))
         return fitted
 
@@ -164,7 +165,7 @@ class RowPlanner:
     def _fit_chunk(self, slot: Slot, count: int) -> int:
         """As many of these rows as memory holds.
 
-        For a prompt only the anchor takes memory from others, or a request that is more urgent than these.
+        For a prompt only the oldest takes memory from others, or a request that is more urgent than these.
         """
         state = self._state
         if slot.job is None:
@@ -174,14 +175,14 @@ class RowPlanner:
         if slot.job.request.params.prompt_logprobs >= 0:
             count = min(count, state.can.measured_max)
         while count > 0 and not state.ledger.reserve(slot, slot.planned + count):
-            if count == 1 and (slot is state.anchor() or self._outranks(slot)):
+            if count == 1 and (slot is state.oldest_running() or self._outranks(slot)):
                 return 1 if self._make_room(slot, slot.planned + 1) else 0
             count //= 2
         return count
 
     def _outranks(self, slot: Slot) -> bool:
         assert slot.job is not None
-        return any(victims.yields_to(other, slot.job.level) for other in self._state.active)
+        return any(victims.yields_to(other, slot.job.priority) for other in self._state.active)
 
     # --- columns ---------------------------------------------------------------------------------
 
@@ -221,9 +222,9 @@ class RowPlanner:
 
     def _write_chunk(self, tick: Tick, slot: Slot, count: int) -> None:
         start = slot.planned
-        if slot.marks and start >= slot.marks[0]:
-            self._state.ledger.mark(slot, start)
-            slot.marks = tuple(mark for mark in slot.marks if mark > start)
+        if slot.checkpoint_at and start >= slot.checkpoint_at[0]:
+            self._state.ledger.checkpoint(slot, start)
+            slot.checkpoint_at = tuple(mark for mark in slot.checkpoint_at if mark > start)
         last = start + count == len(slot.known)
         self._write_span(tick, slot, count, int(last), slot.known[start : start + count])
         slot.pending += last
@@ -241,8 +242,8 @@ class RowPlanner:
         slot.planned += count
 
 
-def _seniority(slot: Slot) -> int:
-    return slot.job.seniority if slot.job is not None else 1 << 60
+def _arrival(slot: Slot) -> int:
+    return slot.job.arrival if slot.job is not None else 1 << 60
 
 
 def _may_run_ahead(slot: Slot) -> bool:

@@ -72,8 +72,8 @@ class Policy:
         return self._resume(situation) or fork(situation) or self.route_new(situation)
 
     def _resume(self, situation: Situation) -> Verdict | None:
-        """A parked request finds its own KV again, also where nobody else may use it."""
-        if not situation.job.parks:
+        """A preempted request finds its own KV again, also where nobody else may use it."""
+        if not situation.job.preemptions:
             return None
         own = [s for s in situation.match.sources if self.keeps_resident or s.kind is not Kind.RUNNING]
         return Admit(max(own, key=lambda s: (s.length, -s.seconds))) if own else None

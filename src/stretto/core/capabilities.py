@@ -53,12 +53,12 @@ class Capabilities:
     chunk_max: int = 1 << 30  # rows of one prompt in a tick
     outputs_max: int = 2048
     measured_max: int = 64  # rows of one prompt in a tick whose logprobs are wanted
-    row_quantum: int = 1
+    chunk_multiple: int = 1
     parts: Parts = Parts.DEAR
     efficient_quanta: int = 1  # quanta of a tick from which on more of them save little
     contiguous: bool = False
     equal_spans: bool = False
-    mixes: bool = True  # rows of prompts and of streams go in one pass; else they have ticks in turns
+    mixed_batches: bool = True  # one pass holds decode and prefill rows; else their ticks alternate
     plan_ahead: int = 0
     batch_invariant: bool = True  # a token's KV has the same bits from a decode row and from a prompt's row
     vocab: int = 0  # 0: not known, outputs are not checked
@@ -68,8 +68,8 @@ class Capabilities:
             raise ValueError("plan_ahead is 0 or 1")
         if self.plan_ahead and self.share is not Share.PAGES:
             raise ValueError("planning ahead needs pages: sequence operations are not fenced by tick")
-        if self.plan_ahead and not self.mixes:
-            raise ValueError("planning ahead hides what ticks in turns would win")
+        if self.plan_ahead and not self.mixed_batches:
+            raise ValueError("planning ahead already hides what alternating ticks would win")
         if self.share in (Share.PAGES, Share.RANGE) and self.pages < 1:
             raise ValueError("a shared pool needs its size in pages")
         if self.share is Share.PAGES and self.rewind is not Rewind.ANY:

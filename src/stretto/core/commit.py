@@ -57,7 +57,7 @@ class Committer:
             decode_tokens=tick.decode_rows,
             prefill_tokens=tick.rows - tick.decode_rows,
             active_slots=len(state.active),
-            queue_depth=state.queue.size + len(state.queue.parked),
+            queue_depth=state.queue.size + len(state.queue.preempted),
             eval_s=outcome.pass_s,
         )
 
@@ -96,9 +96,9 @@ class Committer:
             known.append(token)
             ids.append(job.id)
             if job.prepaid > 0.0:
-                job.prepaid -= job.turn_charge
+                job.prepaid -= job.token_charge
             else:
-                job.account.served += job.turn_charge
+                job.account.served += job.token_charge
             if job.first_token_s is None:
                 job.first_token_s = now
             if token in job.stops or len(known) >= job.length_max:
@@ -177,7 +177,7 @@ class Committer:
         state.events.requests.append(job.id)
         state.events.counts.append(len(taken))
         state.events.tokens.extend(taken)
-        job.pay(job.turn_charge * len(taken))
+        job.pay(job.token_charge * len(taken))
         if job.first_token_s is None and taken:
             job.first_token_s = state.now
         return end
@@ -219,7 +219,7 @@ class Committer:
         slot.rebuilds += 1
         if job.first_token_s is None:
             job.cached = min(job.cached, slot.computed)  # what was found in a cache is computed after all
-        slot.marks = state.ledger.marks(job, state.policy.keep(job))
+        slot.checkpoint_at = state.ledger.checkpoint_at(job, state.policy.keep(job))
         state.note(event_names.SLOT_REBUILD, job, slot.index, slot.rebuilds)
         if slot.rebuilds > state.limits.rebuilds_max:
             state.finish(slot, End.FAILED, PassFailedError.code)
@@ -252,14 +252,14 @@ class Committer:
                 state.finish(slot, End.FAILED, PassFailedError.code)
 
     def _take_no_room(self, running: Sequence[Slot], tick: Tick) -> None:
-        """Idle entries first, then parking, then smaller chunks; only what is alone and smallest fails."""
+        """Idle entries first, then preemption, then smaller chunks; only what is alone and smallest fails."""
         state = self._state
         self._recovery.tight = True
         if not running or state.ledger.relieve():
             return
         rows = max(tick.counts)
         several = len(state.active) > 1  # in this tick or in another
-        victim = victims.for_memory(state.active, state.anchor(), running[0]) if several else None
+        victim = victims.for_memory(state.active, state.oldest_running(), running[0]) if several else None
         if victim is not None:
             state.preempt(victim, PreemptReason.MEMORY)
         elif rows > 1:

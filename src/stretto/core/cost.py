@@ -35,19 +35,19 @@ IDLE_S = 0.3  # … but no more than this, or one target: newcomers get in soon
 
 class CostModel:
     def __init__(
-        self, *, row_quantum: int, chunk_max: int, parts: Parts = Parts.DEAR, efficient_quanta: int = 1
+        self, *, chunk_multiple: int, chunk_max: int, parts: Parts = Parts.DEAR, efficient_quanta: int = 1
     ) -> None:
-        self._quantum = row_quantum
+        self._quantum = chunk_multiple
         self.parts = parts
-        self.efficient = efficient_quanta * row_quantum
-        self._least = row_quantum if parts is Parts.WHOLE else 0
+        self.efficient = efficient_quanta * chunk_multiple
+        self._least = chunk_multiple if parts is Parts.WHOLE else 0
         self._decode = LeastSquares(3)
         self._prefill = LeastSquares(2)
         self._factor: dict[int, float] = {}  # chunk in quanta -> measured / predicted
         self._outliers = 0
         self._margin = 1.2  # about the 80th percentile of measured / predicted
-        self._trusted = row_quantum  # slow start: the largest chunk that measurements cover
-        self._chunk_max = max(chunk_max, row_quantum)
+        self._trusted = chunk_multiple  # slow start: the largest chunk that measurements cover
+        self._chunk_max = max(chunk_max, chunk_multiple)
 
     def decode_s(self, rows: int, contexts: int) -> float:
         return self._decode.predict([1.0, rows, contexts]) if rows else 0.0
@@ -77,7 +77,7 @@ class CostModel:
         return self._prefill.predict([1.0, WORTH_CONTEXT]) if self._prefill.samples else 1e-3
 
     def allowance_s(self, decode_s: float, target_s: float | None, length: int) -> float:
-        """Time for prompts in a tick, the most senior of which is `length` tokens long.
+        """Time for prompts in a tick, the oldest of which is `length` tokens long.
 
         They always get at least half the machine; a fixed target would starve them. With no target (auto)
         chunks may also take as long as the last ones of this prompt must: shorter ones before would not make

@@ -40,9 +40,9 @@ SEED_NAMES = (
 
 # Ours
 SLOT_STARTED = "slot-started"
-SLOT_PARKED = "slot-parked"
-TURN_TAKEN = "turn-taken"
-PARKED_FOR_MEMORY = "parked-for-memory"
+SLOT_PREEMPTED = "slot-parked"
+TIME_SLICED = "turn-taken"
+PREEMPTED_FOR_MEMORY = "parked-for-memory"
 SLOT_RESUMED = "slot-resumed"
 SLOT_REBUILD = "slot-rebuild"
 SEQUENCE_MOVED = "sequence-moved"

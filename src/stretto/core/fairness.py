@@ -1,7 +1,7 @@
 """Fair share between tenants: one virtual counter each, lifted when a tenant comes back from idle.
 
 A tenant pays for new prompt tokens computed and twice for each generated token, divided by its weight.
-Redone work (after parking) is free. The tenant with the smallest counter goes first within a priority.
+Redone work (after preemption) is free. The tenant with the smallest counter goes first within a priority.
 
 A request that takes a slot pays in advance what answers cost on average, and gets back what it did not use.
 Else slots that become free at the same time would all go to the same tenant, and the others' turn would come

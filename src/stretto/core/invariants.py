@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from stretto.core.kv.pages import PageLedger
 from stretto.core.kv.sequences import SequenceLedger
 from stretto.core.ops import OpKind, check_order
-from stretto.core.queue import AGEING_TURN
+from stretto.core.queue import AGEING_PERIOD
 from stretto.core.request import Priority
 from stretto.core.scheduler import Scheduler
-from stretto.core.slot import Job, Where
+from stretto.core.slot import Job, Status
 from stretto.core.tick import Preempted, PreemptReason, Tick
 from stretto.errors import InvariantError
 
@@ -55,7 +55,7 @@ def check_tick(scheduler: Scheduler, tick: Tick) -> None:
 
 def _check_decode_first(scheduler: Scheduler, tick: Tick) -> None:
     """No decode row goes without budget because of a prefill row; where ticks are in turns, one may wait."""
-    if not scheduler.state.can.mixes:
+    if not scheduler.state.can.mixed_batches:
         _need(tick.decode_rows in (0, tick.rows), f"tick {tick.id} mixes prompts and streams")
         if tick.rows and not tick.decode_rows:
             return
@@ -69,7 +69,7 @@ def _check_decode_first(scheduler: Scheduler, tick: Tick) -> None:
 
 
 def _check_saves(scheduler: Scheduler, tick: Tick) -> None:
-    """What parked requests come back for is saved in any case; they are few."""
+    """What preempted requests come back for is saved in any case; they are few."""
     ledger = scheduler.state.ledger
     if isinstance(ledger, SequenceLedger):
         due = {snapshot.id for snapshot in ledger.store if snapshot.due}
@@ -84,27 +84,28 @@ def check_books(scheduler: Scheduler) -> None:
     state = scheduler.state
     queue = state.queue
     for job in state.jobs.values():
-        _need(job.where is not Where.ENDED, f"request {job.id} has ended and is still known")
-    for where, held in ((Where.DEFERRED, queue.deferred), (Where.PARKED, queue.parked)):
+        _need(job.status is not Status.ENDED, f"request {job.id} has ended and is still known")
+    for status, held in ((Status.DEFERRED, queue.deferred), (Status.PREEMPTED, queue.preempted)):
         listed = sorted(job.id for job in held)
-        known = sorted(job.id for job in state.jobs.values() if job.where is where)
-        _need(listed == known, f"the {where.value} list and the jobs disagree: {listed} != {known}")
-    waiting = [job for job in state.jobs.values() if job.where in (Where.WAITING, Where.DEFERRED)]
+        known = sorted(job.id for job in state.jobs.values() if job.status is status)
+        _need(listed == known, f"the {status.value} list and the jobs disagree: {listed} != {known}")
+    waiting = [job for job in state.jobs.values() if job.status in (Status.WAITING, Status.DEFERRED)]
     _need(queue.size == len(waiting), f"the queue counts {queue.size}, and {len(waiting)} wait")
     seen = sorted(job.id for job in queue.waiting())
-    _need(seen == sorted(j.id for j in waiting if j.where is Where.WAITING), "somebody waits in no line")
-    for level in Priority:
-        mine = [job for job in state.jobs.values() if job.level == level]
+    _need(seen == sorted(j.id for j in waiting if j.status is Status.WAITING), "somebody waits in no line")
+    for priority in Priority:
+        mine = [job for job in state.jobs.values() if job.priority == priority]
         entered = sum(1 for job in mine if job.entered_s is not None)
         _need(
-            queue.entered(level) == entered, f"{level.name}: {queue.entered(level)} in flight, not {entered}"
+            queue.entered(priority) == entered,
+            f"{priority.name}: {queue.entered(priority)} in flight, not {entered}",
         )
         pushed_out = sum(
-            job.parks > 0 for job in mine
+            job.preemptions > 0 for job in mine
         )  # they keep their places while others take their slots
-        _need(entered - pushed_out <= state.limits.in_flight_max, f"{level.name}: {entered} are in flight")
-        _need(queue.callers(level) == len(mine) - entered, f"{level.name}: callers are miscounted")
-        _need(queue.callers(level) <= state.limits.max_queue, f"{level.name}: too many callers wait")
+        _need(entered - pushed_out <= state.limits.in_flight_max, f"{priority.name}: {entered} are in flight")
+        _need(queue.callers(priority) == len(mine) - entered, f"{priority.name}: callers are miscounted")
+        _need(queue.callers(priority) <= state.limits.max_queue, f"{priority.name}: too many callers wait")
     _check_slots(scheduler)
     state.ledger.check()
 
@@ -119,7 +120,7 @@ def _check_slots(scheduler: Scheduler) -> None:
     for slot in state.active:
         job = slot.job
         _need(
-            job is not None and job.where is Where.RUNNING,
+            job is not None and job.status is Status.RUNNING,
             f"slot {slot.index} runs a job that is not running",
         )
         _need(slot.computed <= slot.planned, f"slot {slot.index}: computed more than was planned")
@@ -130,12 +131,12 @@ def _check_slots(scheduler: Scheduler) -> None:
 def check_admission(job: Job) -> None:
     """The ageing bound: with r seniors waiting at arrival, admitted within 4 (r + 1) first admissions."""
     waited = job.admissions_waited
-    bound = AGEING_TURN * (job.seniors_before + 1 + job.deferrals)
+    bound = AGEING_PERIOD * (job.seniors_before + 1 + job.deferrals)
     _need(waited <= bound, f"{job.id} was overtaken: {waited} admissions, the bound is {bound}")
 
 
 def check_nobody_blocked(scheduler: Scheduler) -> None:
-    """After a plan in which nobody was parked: nobody who fits waits beside a free slot."""
+    """After a plan in which nobody was preempted: nobody who fits waits beside a free slot."""
     state = scheduler.state
     if scheduler.recovering or state.free_slot() is None:
         return
@@ -156,19 +157,19 @@ def check_idle(scheduler: Scheduler) -> None:
         _need(all(not s.pins for s in ledger.store), "idle, and a snapshot is pinned")
 
 
-def check_anchor(scheduler: Scheduler, anchor: Job | None, preemptions: Sequence[Preempted]) -> None:
+def check_oldest_running(scheduler: Scheduler, oldest: Job | None, preemptions: Sequence[Preempted]) -> None:
     """The oldest running request yields after a time-out, or, having advanced, to strictly more urgent ones.
 
-    `anchor` was the oldest before this step; an older one may have come in meanwhile. Out of memory it
+    `oldest` was the oldest before this step; an older one may have come in meanwhile. Out of memory it
     may preempt itself for the more urgent ones beside it.
     """
     running = [slot.job for slot in scheduler.state.active if slot.job is not None]
     for record in preemptions:
-        if anchor is None or record.request_id != anchor.id or record.reason is PreemptReason.TIMEOUT:
+        if oldest is None or record.request_id != oldest.id or record.reason is PreemptReason.TIMEOUT:
             continue
-        if any(job.seniority < anchor.seniority for job in running):
+        if any(job.arrival < oldest.arrival for job in running):
             continue
-        itself = not record.waiter_id and any(job.level < anchor.level for job in running)
-        urgent = record.waiter_id != "" and record.waiter_level < anchor.level
-        _need(urgent or itself, f"the anchor {anchor.id} was preempted: {record}")
-        _need(record.tokens > 0, f"the anchor {anchor.id} was preempted before it advanced")
+        itself = not record.waiter_id and any(job.priority < oldest.priority for job in running)
+        urgent = record.waiter_id != "" and record.waiter_priority < oldest.priority
+        _need(urgent or itself, f"the oldest running request {oldest.id} was preempted: {record}")
+        _need(record.tokens > 0, f"the oldest running request {oldest.id} was preempted before it advanced")

@@ -40,10 +40,10 @@ class Limits:
     cache_ram_bytes: int = 1 << 30
     deterministic: bool = False  # what decode rows wrote is reused only by the request that wrote it
     preemption: Preemption = Preemption.RESUME
-    turn_tokens: int = 64  # 0: a request keeps its slot until it ends
+    slice_tokens: int = 64  # 0: a request keeps its slot until it ends
     headroom_tokens: int = 64
-    priority_park_min_tokens: int = 16
-    priority_parks_max: int = 4
+    priority_preempt_min_tokens: int = 16
+    priority_preemptions_max: int = 4
     rebuilds_max: int = 4
     tenant_weights: Mapping[str, float] = field(default_factory=lambda: _NO_WEIGHTS)
 
@@ -52,8 +52,8 @@ class Limits:
             raise ValueError("n_batch must hold one decode row for each of n_seq_max slots")
         if self.prefill_chunk < 1 or self.queue_depth < 1 or self.max_queue < 0:
             raise ValueError("prefill_chunk and queue_depth start at 1, max_queue at 0")
-        if self.turn_tokens < 0:
-            raise ValueError("turn_tokens starts at 0")
+        if self.slice_tokens < 0:
+            raise ValueError("slice_tokens starts at 0")
         if self.cache not in CACHE_POLICIES:
             raise ValueError(f"cache must be one of {', '.join(CACHE_POLICIES)}, not {self.cache!r}")
         if any(weight <= 0 for weight in self.tenant_weights.values()):

@@ -22,7 +22,7 @@ from stretto.core.cache_policies import Defer, WaitFor
 from stretto.core.limits import Preemption
 from stretto.core.queue import order
 from stretto.core.request import Priority
-from stretto.core.slot import Job, Slot, Where
+from stretto.core.slot import Job, Slot, Status
 from stretto.core.state import State
 from stretto.core.tick import End, PreemptReason
 from stretto.errors import ServerBusyError
@@ -33,8 +33,8 @@ RECOMPUTE_SHARE = 0.1  # of the time may go into computing again what was preemp
 TRIED_MAX = 8  # waiters that are tried in one look
 
 
-class Order(NamedTuple):
-    """Carried out at the next plan."""
+class PlannedPreemption(NamedTuple):
+    """Chosen after a time-out in one plan, carried out at the top of the next."""
 
     slot: int
     epoch: int
@@ -45,24 +45,24 @@ class Preemptor:
     def __init__(self, state: State, admission: Admission) -> None:
         self._state = state
         self._admission = admission
-        self.orders: list[Order] = []
+        self.planned: list[PlannedPreemption] = []
         self._building_since: float | None = None
         self._next_look_s = 0.0
 
     # --- phase two of a time-out: at the top of a plan -------------------------------------------
 
     def carry_out(self) -> None:
-        orders, self.orders = self.orders, []
-        for due in orders:
+        planned, self.planned = self.planned, []
+        for due in planned:
             slot = self._state.slots[due.slot]
             if slot.epoch == due.epoch and slot.job is not None and self._still_wanted(due.waiter):
                 self._take_away(slot, due.waiter)
 
     def _still_wanted(self, waiter: Job) -> bool:
         """The one it was for may have left or found another slot."""
-        if waiter.where is Where.DEFERRED:
+        if waiter.status is Status.DEFERRED:
             return True
-        return waiter.where is Where.WAITING and not self._has_room(waiter)
+        return waiter.status is Status.WAITING and not self._has_room(waiter)
 
     def _has_room(self, waiter: Job) -> bool:
         return self._state.free_slot() is not None and self._admission.fits(waiter, None)
@@ -70,7 +70,7 @@ class Preemptor:
     def _take_away(self, slot: Slot, waiter: Job) -> None:
         state = self._state
         self._admission.promised.append(waiter)
-        if waiter.where is Where.DEFERRED:
+        if waiter.status is Status.DEFERRED:
             state.queue.resume(waiter)
         resumes = state.limits.preemption is Preemption.RESUME
         state.preempt(slot, PreemptReason.TIMEOUT, waiter, resumes=resumes)
@@ -80,14 +80,14 @@ class Preemptor:
     def make_way(self) -> None:
         """Slots, and memory, of less urgent requests for those that wait, the most urgent first."""
         state = self._state
-        level = state.queue.most_urgent()
-        if level is None or all(_level(slot) <= level for slot in state.active):
+        priority = state.queue.most_urgent()
+        if priority is None or all(_priority(slot) <= priority for slot in state.active):
             return
         for waiter in state.queue.contenders(len(state.slots)):
-            able = victims.for_priority(state.active, state.anchor(), waiter.level, state.limits)
+            able = victims.for_priority(state.active, state.oldest_running(), waiter.priority, state.limits)
             if not able:
                 return
-            if waiter.where is Where.RUNNING or self._admission.must_wait(waiter):
+            if waiter.status is Status.RUNNING or self._admission.must_wait(waiter):
                 continue
             chosen = self._enough(waiter, able)
             if not chosen:
@@ -103,7 +103,7 @@ class Preemptor:
         """As few as give it a slot and memory; none where all of them would not, or none is needed."""
         fits = self._admission.fits
         if not fits(waiter, None):
-            able = [slot for slot in able if waiter.level == Priority.URGENT or self._paid_off(slot)]
+            able = [slot for slot in able if waiter.priority == Priority.URGENT or self._paid_off(slot)]
         elif self._state.free_slot() is not None:
             return ()
         if not able or not fits(waiter, None, without=able):
@@ -132,7 +132,7 @@ class Preemptor:
             return
         self._next_look_s = state.now + state.limits.cache_slot_timeout_s / LOOKS
         resumes = state.limits.preemption is Preemption.RESUME
-        if resumes and len(state.queue.parked) >= len(state.slots):
+        if resumes and len(state.queue.preempted) >= len(state.slots):
             return
         late_s = state.now - state.limits.cache_slot_timeout_s
         waiters = [*state.queue.deferred, *state.queue.waiting()]
@@ -140,7 +140,7 @@ class Preemptor:
         for waiter in sorted(late, key=order)[:TRIED_MAX]:
             victim = self._target(waiter)
             if victim is not None:
-                self.orders.append(Order(victim.index, victim.epoch, waiter))
+                self.planned.append(PlannedPreemption(victim.index, victim.epoch, waiter))
                 self._next_look_s = state.now  # there may be more
                 state.note(
                     event_names.PREEMPTING_SLOT, victim.job, victim.index, state.now - waiter.waits_since_s
@@ -150,7 +150,7 @@ class Preemptor:
     def _target(self, waiter: Job) -> Slot | None:
         state = self._state
         wait = waiter.wait_for
-        if waiter.where is Where.DEFERRED and isinstance(wait, Defer):
+        if waiter.status is Status.DEFERRED and isinstance(wait, Defer):
             slot = state.slots[wait.slot]
             return slot if wait.what is WaitFor.IDLE and self._had_its_time(slot, waiter) else None
         if self._has_room(waiter):
@@ -164,7 +164,7 @@ class Preemptor:
     def _had_its_time(self, slot: Slot, waiter: Job) -> bool:
         state, limits = self._state, self._state.limits
         held_s = victims.held_s(slot, state.now)
-        if held_s < limits.cache_slot_timeout_s or _level(slot) < waiter.level:
+        if held_s < limits.cache_slot_timeout_s or _priority(slot) < waiter.priority:
             return False
         if slot.computed - slot.started_at < slot.tokens_min:
             return False
@@ -209,5 +209,5 @@ class Preemptor:
                 state.end(job, End.REJECTED, ServerBusyError.code)
 
 
-def _level(slot: Slot) -> int:
-    return slot.job.level if slot.job is not None else 0
+def _priority(slot: Slot) -> int:
+    return slot.job.priority if slot.job is not None else 0

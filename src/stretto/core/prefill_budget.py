@@ -1,12 +1,12 @@
 """How a tick's room for prompts is shared out: the shortest first.
 
-Short prompts pass, which is what keeps most first tokens early. The most senior one is not held up for good:
+Short prompts pass, which is what keeps most first tokens early. The oldest one is not held up for good:
 every fourth tick half of the room is for it (a single quantum is not halved), so that it stands still for
 three ticks at most. Nobody waits another tick for a few rows: the shortest prompt is done where `NEARLY` all
 of it has room.
 
-More urgent prompts come first, whoever is senior; but as at admission every fourth time is for the most
-senior of any class, so that a stream of urgent prompts holds nobody up for good either.
+More urgent prompts come first, whoever is oldest; but as at admission every fourth time is for the most
+oldest of any class, so that a stream of urgent prompts holds nobody up for good either.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stretto.core.capabilities import Parts
 from stretto.core.cost import CostModel
 from stretto.core.slot import Slot
 
-SENIOR_TURN = 4  # in so many ticks the most senior prompt leads once: of a class, and of all
+OLDEST_PERIOD = 4  # in so many ticks the oldest prompt leads once: of a class, and of all
 NEARLY = 1.1  # times the room: rows that may be given to end a prompt
 
 
@@ -26,7 +26,7 @@ class ChunkSharer:
         self._cost = cost
         self._quantum = quantum
         self._chunk_max = chunk_max
-        self._stood = 0  # ticks since the most senior of its class led
+        self._stood = 0  # ticks since the oldest of its class led
         self._passed_over = 0
 
     def share(
@@ -45,34 +45,34 @@ class ChunkSharer:
         """
         if not prompts or rows <= 0:
             return []
-        senior = self._leader(prompts)
+        oldest = self._leader(prompts)
         order = sorted(prompts, key=_shortest)
-        top = _level(order[0])
-        rivals = _level(senior) == top and sum(_level(slot) == top for slot in prompts) > 1
-        leads = not rivals or self._stood + 1 == SENIOR_TURN
-        context = (senior if leads else order[0]).planned
+        top = _priority(order[0])
+        rivals = _priority(oldest) == top and sum(_priority(slot) == top for slot in prompts) > 1
+        leads = not rivals or self._stood + 1 == OLDEST_PERIOD
+        context = (oldest if leads else order[0]).planned
         left = min(self._cost.largest_chunk(context, allowance_s, least=least), rows)
         enough = left if enough is None else enough
         shares: dict[int, int] = {}
         if leads:
             half = min(left, max(left // 2, self._quantum)) if len(order) > 1 else left
-            left -= self._give(shares, senior, half, least=1)
+            left -= self._give(shares, oldest, half, least=1)
         self._give_shortest(shares, order, left, enough, rows=rows, context=context)
         if not shares:
-            self._give(shares, senior, left, least=1)
-        if _level(senior) == top:
+            self._give(shares, oldest, left, least=1)
+        if _priority(oldest) == top:
             self._stood = 0 if leads else self._stood + 1  # who comes new has the first turn
         return [(slot, shares[slot.index]) for slot in order if shares.get(slot.index)]
 
     def _leader(self, prompts: Sequence[Slot]) -> Slot:
-        """The most senior of the most urgent ones, and regularly the most senior of all."""
-        senior = min(prompts, key=_seniority)
+        """The oldest of the most urgent ones, and regularly the oldest of all."""
+        oldest = min(prompts, key=_arrival)
         first = min(prompts, key=_rank)
-        if _level(first) == _level(senior):
+        if _priority(first) == _priority(oldest):
             self._passed_over = 0
-            return senior
-        self._passed_over = (self._passed_over + 1) % SENIOR_TURN
-        return first if self._passed_over else senior
+            return oldest
+        self._passed_over = (self._passed_over + 1) % OLDEST_PERIOD
+        return first if self._passed_over else oldest
 
     def _give_shortest(
         self,
@@ -105,7 +105,7 @@ class ChunkSharer:
         """A little more than there is room for ends the prompt, and parts of quanta cost their share."""
         due, room = slot.prefill_due, sum(shares.values()) + left
         missing = due - shares.get(slot.index, 0) - left
-        if self._cost.parts is not Parts.EVEN or any(mark > slot.planned for mark in slot.marks):
+        if self._cost.parts is not Parts.EVEN or any(mark > slot.planned for mark in slot.checkpoint_at):
             return False
         known = due <= self._chunk_max and self._cost.trusts(due)
         return known and 0 < missing <= min(NEARLY * room, rows) - room
@@ -116,7 +116,9 @@ class ChunkSharer:
         Where quanta are whole, what is left over has a tick of its own. Answers how many rows it counts for.
         """
         have = shares.get(slot.index, 0)
-        due = next((mark - slot.planned for mark in slot.marks if mark > slot.planned), slot.prefill_due)
+        due = next(
+            (mark - slot.planned for mark in slot.checkpoint_at if mark > slot.planned), slot.prefill_due
+        )
         total = min(have + count, due, self._chunk_max)
         if total < due or (total > self._quantum and self._cost.parts is Parts.WHOLE):
             total = max(total - total % self._quantum, min(least, total))
@@ -136,19 +138,19 @@ class ChunkSharer:
         return self._cost.chunk_s(count, context) > self._cost.chunk_s(self._quantum, context)
 
 
-def _seniority(slot: Slot) -> int:
-    return slot.job.seniority if slot.job is not None else 0
+def _arrival(slot: Slot) -> int:
+    return slot.job.arrival if slot.job is not None else 0
 
 
-def _level(slot: Slot) -> int:
-    return slot.job.level if slot.job is not None else 0
+def _priority(slot: Slot) -> int:
+    return slot.job.priority if slot.job is not None else 0
 
 
 def _rank(slot: Slot) -> tuple[int, int]:
-    return (_level(slot), _seniority(slot))
+    return (_priority(slot), _arrival(slot))
 
 
 def _shortest(slot: Slot) -> tuple[int, int, int]:
     job = slot.job
     assert job is not None
-    return (job.level, slot.prefill_due, job.seniority)
+    return (job.priority, slot.prefill_due, job.arrival)

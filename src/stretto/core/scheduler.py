@@ -21,13 +21,13 @@ from stretto.core.batching import RowPlanner
 from stretto.core.capabilities import Capabilities
 from stretto.core.commit import Committer, InFlight
 from stretto.core.limits import Limits
-from stretto.core.preemption import Order, Preemptor
+from stretto.core.preemption import PlannedPreemption, Preemptor
 from stretto.core.recovery import Recovery
 from stretto.core.request import Request
-from stretto.core.slot import Job, Slot, Where
+from stretto.core.slot import Job, Slot, Status
 from stretto.core.state import State
 from stretto.core.tick import End, Events, Idle, Outcome, Preempted, Tick
-from stretto.core.time_slicing import Turns
+from stretto.core.time_slicing import TimeSlicer
 from stretto.errors import (
     DuplicateRequestError,
     EmptyPromptError,
@@ -54,13 +54,13 @@ class Scheduler:
         self._recovery = Recovery()
         self._admission = Admission(self.state)
         self._preemptor = Preemptor(self.state, self._admission)
-        self._turns = Turns(self.state, self._admission)
+        self._time_slicer = TimeSlicer(self.state, self._admission)
         self._rows = RowPlanner(self.state, self._recovery)
         self._committer = Committer(self.state, self._recovery)
         self._in_flight: deque[InFlight] = deque()
         self._asked: list[Job] = []  # cancelled or stopped since the last plan
         self._deadlines: list[tuple[float, int, Job]] = []
-        self._seniority = 0
+        self._arrivals = 0
         self._next_tick = 0
         self.draining = False
 
@@ -73,16 +73,16 @@ class Scheduler:
         state = self.state
         job = Job(
             request,
-            seniority=self._seniority,
+            arrival=self._arrivals,
             account=state.accounts.join(request.tenant),
             now=now,
             length_max=min(len(request.tokens) + request.params.max_tokens, state.can.pool_tokens),
         )
-        self._seniority += 1
+        self._arrivals += 1
         state.jobs[request.id] = job
         state.queue.push(job, now)
         if request.deadline_s is not None:
-            heapq.heappush(self._deadlines, (request.deadline_s, job.seniority, job))
+            heapq.heappush(self._deadlines, (request.deadline_s, job.arrival, job))
         return Submitted(True)
 
     def _refusal(self, request: Request) -> StrettoError | None:
@@ -120,11 +120,11 @@ class Scheduler:
             self._asked.append(job)
 
     def drain(self, now: float) -> None:
-        """Refuse new work and end what is queued at once. What runs, or was parked while running, goes on."""
+        """Refuse new requests and end queued ones at once. Running and preempted requests go on."""
         self.state.now = now
         self.draining = True
         for job in list(self.state.jobs.values()):
-            if job.where in (Where.WAITING, Where.DEFERRED):
+            if job.status in (Status.WAITING, Status.DEFERRED):
                 self.state.end(job, End.REJECTED, ShuttingDownError.code)
 
     def shutdown(self, now: float) -> None:
@@ -149,7 +149,7 @@ class Scheduler:
         if not self._recovery.active and not (self._recovery.tight and state.active):
             self._admission.run()
             self._preemptor.make_way()
-            if self._turns.take():
+            if self._time_slicer.run():
                 self._admission.run()
             state.ledger.compact(state.active)
         tick = Tick(self._next_tick)
@@ -200,9 +200,9 @@ class Scheduler:
         return self._recovery.active or self._recovery.tight
 
     @property
-    def preemption_orders(self) -> tuple[Order, ...]:
+    def planned_preemptions(self) -> tuple[PlannedPreemption, ...]:
         """Who will give way at the next plan after a time-out, and for whom."""
-        return tuple(self._preemptor.orders)
+        return tuple(self._preemptor.planned)
 
     @property
     def preemptions(self) -> tuple[Preempted, ...]:
@@ -221,17 +221,17 @@ class Scheduler:
         state = self.state
         asked, self._asked = self._asked, []
         for job in asked:
-            if job.where is Where.ENDED:
+            if job.status is Status.ENDED:
                 continue
             if job.stopped_at >= 0:
                 self._end(job, End.FINISHED, "stop", job.stopped_at)
             else:
                 self._end(job, End.CANCELLED, job.cancelled)
         while self._deadlines and (
-            self._deadlines[0][0] <= state.now or self._deadlines[0][2].where is Where.ENDED
+            self._deadlines[0][0] <= state.now or self._deadlines[0][2].status is Status.ENDED
         ):
             _, _, job = heapq.heappop(self._deadlines)
-            if job.where is not Where.ENDED:
+            if job.status is not Status.ENDED:
                 self._end(job, End.CANCELLED, "deadline")
         for job in state.queue.late_callers(state.now):
             self._end(job, End.REJECTED, QueueFullError.code)

@@ -4,7 +4,7 @@ A slot has no phases. It has `known` tokens and `planned >= computed`; it prefil
 known token is not planned, then it generates. Chunking, resume, speculation, forks and planning ahead need
 no other state. `Slot.state` gives the seeds' names (idle, prefilling, generating) for telemetry.
 
-A job outlives its slot: parked, it keeps its tokens and is opened again later, perhaps elsewhere.
+A job outlives its slot: preempted, it keeps its tokens and is opened again later, perhaps elsewhere.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _EMPTY: array[int] = array("i")
 NEVER = 1 << 62
 
 
-class Where(Enum):
+class Status(Enum):
     """Where a job is. Only for bookkeeping: what it has computed says the rest."""
 
     WAITING = "waiting"
     DEFERRED = "deferred"
-    PARKED = "parked"
+    PREEMPTED = "preempted"
     RUNNING = "running"
     ENDED = "ended"
 
@@ -37,6 +37,7 @@ class Job:
         "admissions_before",
         "admissions_waited",
         "admitted_s",
+        "arrival",
         "arrival_s",
         "cached",
         "caller_since_s",
@@ -50,26 +51,25 @@ class Job:
         "id",
         "known",
         "length_max",
-        "level",
-        "parked_s",
-        "parks",
+        "preempted_at_s",
+        "preemptions",
         "prepaid",
+        "priority",
         "prompt_tokens",
         "request",
         "scope",
-        "seniority",
         "seniors_before",
+        "slice_preemptions",
+        "status",
         "stopped_at",
         "stops",
-        "turn_charge",
-        "turned_out",
-        "turns",
+        "time_sliced",
+        "token_charge",
         "wait_for",
-        "where",
     )
 
     def __init__(
-        self, request: Request, *, seniority: int, account: Account, now: float, length_max: int
+        self, request: Request, *, arrival: int, account: Account, now: float, length_max: int
     ) -> None:
         params = request.params
         self.request = request
@@ -79,22 +79,22 @@ class Job:
         self.prompt_tokens = len(request.tokens)
         self.length_max = length_max  # prompt and output together
         self.stops = frozenset() if params.ignore_eos else params.stop_token_ids
-        self.level = int(request.priority)
-        self.seniority = seniority  # arrival number, kept for life
+        self.priority = int(request.priority)
+        self.arrival = arrival  # arrival number, kept for life
         self.account = account
-        self.turn_charge = TOKEN_COST / account.weight  # what one generated token costs the tenant
+        self.token_charge = TOKEN_COST / account.weight  # what one generated token costs the tenant
         self.prepaid = 0.0  # of what was charged in advance, not used yet
         self.arrival_s = now
         self.caller_since_s = now  # since when it waits to enter
         self.entered_s: float | None = None  # when it took one of the in-flight places
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
-        self.where = Where.WAITING
-        self.parks = 0
-        self.turns = 0  # of these, so that somebody else had a turn
-        self.turned_out = False  # the last one was
-        self.parked_s = now
-        self.held_s = 0.0  # how long it had slots before, where turns were all that came between
+        self.status = Status.WAITING
+        self.preemptions = 0
+        self.slice_preemptions = 0  # of these, for a time slice of another stream
+        self.time_sliced = False  # the last preemption was for a time slice
+        self.preempted_at_s = now
+        self.held_s = 0.0  # time in slots before, where only time slices came between
         self.high_water = 0  # tokens ever computed: redone work is free
         self.cached = 0
         self.cancelled = ""  # reason, once asked for
@@ -116,8 +116,8 @@ class Job:
     @property
     def waits_since_s(self) -> float:
         """Since when it has waited for a slot: preempted, in the queue, or to enter it."""
-        if self.where is Where.PARKED:
-            return self.parked_s
+        if self.status is Status.PREEMPTED:
+            return self.preempted_at_s
         return self.arrival_s if self.entered_s is None else self.entered_s
 
     @property
@@ -133,13 +133,13 @@ class Slot:
     """Mutable, core only. `index` is the row of a GPU's state tables; `sequence` is where its KV lives."""
 
     __slots__ = (
+        "checkpoint_at",
         "computed",
         "drafts",
         "epoch",
         "index",
         "job",
         "known",
-        "marks",
         "pending",
         "planned",
         "rebuilds",
@@ -165,7 +165,7 @@ class Slot:
         self.pending = 0  # outputs in flight: known will grow by as many at least
         self.room = 0  # tokens for which the ledger has reserved memory
         self.drafts = _EMPTY  # proposals to verify next
-        self.marks: tuple[int, ...] = ()  # lengths still ahead at which a prefix is saved
+        self.checkpoint_at: tuple[int, ...] = ()  # lengths still ahead at which a prefix is saved
         self.started_s = 0.0
         self.started_at = 0  # tokens ever computed when this residency began: progress counts from here
         self.tokens_min = 1  # progress in this residency before it yields to a more urgent request

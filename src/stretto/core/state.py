@@ -15,15 +15,15 @@ from stretto.core.kv.pages import PageLedger
 from stretto.core.kv.sequences import SequenceLedger
 from stretto.core.limits import Limits, is_exact
 from stretto.core.queue import Queue
-from stretto.core.slot import NEVER, Job, Slot, Where
+from stretto.core.slot import NEVER, Job, Slot, Status
 from stretto.core.tick import Binding, End, Events, Note, Preempted, PreemptReason, Started, Terminal
 from stretto.errors import BadOutputError, InvariantError, PreemptedError
 
 _NOTES = {
     PreemptReason.PRIORITY: event_names.PREEMPTING_SLOT,
     PreemptReason.TIMEOUT: event_names.PREEMPTED,
-    PreemptReason.MEMORY: event_names.PARKED_FOR_MEMORY,
-    PreemptReason.TIME_SLICE: event_names.TURN_TAKEN,
+    PreemptReason.MEMORY: event_names.PREEMPTED_FOR_MEMORY,
+    PreemptReason.TIME_SLICE: event_names.TIME_SLICED,
 }
 
 
@@ -39,7 +39,7 @@ class State:
         self.queue = Queue(limits)
         self.accounts = Accounts(limits.tenant_weights)
         self.cost = CostModel(
-            row_quantum=self.quantum,
+            chunk_multiple=self.chunk_multiple,
             chunk_max=limits.n_batch,
             parts=capabilities.parts,
             efficient_quanta=capabilities.efficient_quanta,
@@ -54,9 +54,9 @@ class State:
         self.now = 0.0
 
     @property
-    def quantum(self) -> int:
+    def chunk_multiple(self) -> int:
         """The smallest efficient chunk, unless the operator caps chunks below it."""
-        return min(self.can.row_quantum, self.chunk_max, self.limits.n_batch)
+        return min(self.can.chunk_multiple, self.chunk_max, self.limits.n_batch)
 
     @property
     def chunk_max(self) -> int:
@@ -70,9 +70,9 @@ class State:
             return None
         return next(slot for slot in self.slots if slot.job is None)
 
-    def anchor(self) -> Slot | None:
+    def oldest_running(self) -> Slot | None:
         """The oldest running request: a victim of time-outs and strictly more urgent requests alone."""
-        return min(self.active, key=_seniority, default=None)
+        return min(self.active, key=_arrival, default=None)
 
     def slot_requests(self) -> tuple[str, ...]:
         return tuple(slot.job.id if slot.job is not None else "" for slot in self.slots)
@@ -83,7 +83,7 @@ class State:
         """The job takes the slot. False: the ledger has no room."""
         if not self.ledger.open(slot, job, source):
             return False
-        resumed = job.where is Where.PARKED
+        resumed = job.status is Status.PREEMPTED
         self.queue.admit(job, self.now, counted=counted)
         slot.job, slot.known = job, job.known
         job.prepaid = self.accounts.pay_ahead(job.account, job.generated)
@@ -91,7 +91,9 @@ class State:
         slot.started_s, slot.started_at = self.now, job.high_water
         slot.tokens_min = self._tokens_min(job)
         slot.replay_from = job.prompt_tokens if self.exact else NEVER
-        slot.marks = tuple(m for m in self.ledger.marks(job, self.policy.keep(job)) if m > slot.computed)
+        slot.checkpoint_at = tuple(
+            m for m in self.ledger.checkpoint_at(job, self.policy.keep(job)) if m > slot.computed
+        )
         if job.admitted_s is None:
             job.admitted_s = self.now
             job.cached = min(slot.computed, job.prompt_tokens)
@@ -109,11 +111,11 @@ class State:
         return True
 
     def _tokens_min(self, job: Job) -> int:
-        """Preempted often, or admitted before a more urgent one (an ageing turn): a longer residency."""
+        """Longer after many preemptions, or when admitted before a more urgent request (ageing)."""
         urgent = self.queue.most_urgent()
-        aged = urgent is not None and urgent < job.level
-        often = job.parks - job.turns >= self.limits.priority_parks_max
-        return 4 * self.limits.priority_park_min_tokens if aged or often else 1
+        aged = urgent is not None and urgent < job.priority
+        often = job.preemptions - job.slice_preemptions >= self.limits.priority_preemptions_max
+        return 4 * self.limits.priority_preempt_min_tokens if aged or often else 1
 
     def swap_s(self, slot: Slot, *, kept: bool) -> float:
         """What it takes to set a request aside and to resume it. `kept`: memory holds it meanwhile."""
@@ -144,7 +146,7 @@ class State:
         """Take the slot away. The only way: every reason leaves the same record and the same notes."""
         job = slot.job
         assert job is not None
-        waits = waiter is not None and waiter.where is not Where.RUNNING  # else it only needs memory
+        waits = waiter is not None and waiter.status is not Status.RUNNING  # else it only needs memory
         record = Preempted(
             request_id=job.id,
             slot=slot.index,
@@ -153,7 +155,7 @@ class State:
             held_s=self.now - slot.started_s + job.held_s,
             tokens=slot.computed - slot.started_at,
             waiter_id=waiter.id if waiter is not None else "",
-            waiter_level=waiter.level if waiter is not None else 0,
+            waiter_priority=waiter.priority if waiter is not None else 0,
             waited_s=self.now - waiter.waits_since_s if waiter is not None and waits else 0.0,
             same_tenant=waiter is not None and waiter.account is job.account,
         )
@@ -161,20 +163,20 @@ class State:
         value = record.tokens if reason is PreemptReason.TIME_SLICE else record.waited_s
         self.note(_NOTES[reason], job, slot.index, value)
         if resumes:
-            self._park(slot, job, turn=reason is PreemptReason.TIME_SLICE)
+            self._requeue(slot, job, sliced=reason is PreemptReason.TIME_SLICE)
         else:
             self.finish(slot, End.FAILED, PreemptedError.code, preempted=record)
         return record
 
-    def _park(self, slot: Slot, job: Job, *, turn: bool) -> None:
-        """The job leaves its slot and will be continued, its text intact. `turn`: it had its turn."""
-        job.parks += 1
-        job.turns += turn
-        job.turned_out, job.parked_s = turn, self.now
-        job.held_s = job.held_s + self.now - slot.started_s if turn else 0.0
+    def _requeue(self, slot: Slot, job: Job, *, sliced: bool) -> None:
+        """The job leaves its slot and resumes later, its text intact. `sliced`: its time slice was over."""
+        job.preemptions += 1
+        job.slice_preemptions += sliced
+        job.time_sliced, job.preempted_at_s = sliced, self.now
+        job.held_s = job.held_s + self.now - slot.started_s if sliced else 0.0
         job.high_water = max(job.high_water, slot.computed)
-        self.queue.park(job)
-        self.note(event_names.SLOT_PARKED, job, slot.index, slot.computed)
+        self.queue.add_preempted(job)
+        self.note(event_names.SLOT_PREEMPTED, job, slot.index, slot.computed)
         self.release(slot, slot.computed, private=not self.policy.keeps_resident)
 
     def finish(
@@ -199,14 +201,14 @@ class State:
         self, job: Job, end: End, reason: str, kept: int | None = None, *, preempted: Preempted | None = None
     ) -> None:
         """The last word on a request. Exactly once."""
-        if job.where is Where.ENDED:
+        if job.status is Status.ENDED:
             raise InvariantError(f"request {job.id} ended twice: {end.value} {reason}")
         self.queue.remove(job)
-        job.where = Where.ENDED
+        job.status = Status.ENDED
         del self.jobs[job.id]
         self.queue.leave_flight(job, self.now)
         self.accounts.leave(job.account)
-        if job.parks or job.request.fork_of:
+        if job.preemptions or job.request.fork_of:
             self.ledger.forget(job.id)
         admitted_s = job.admitted_s if job.admitted_s is not None else self.now
         self.events.ends.append(
@@ -218,7 +220,7 @@ class State:
                 prompt_tokens=job.prompt_tokens,
                 cached_tokens=job.cached,
                 generated_tokens=job.generated,
-                parks=job.parks,
+                preemptions=job.preemptions,
                 duration_s=self.now - job.arrival_s,
                 queue_wait_s=admitted_s - job.arrival_s,
                 ttft_s=None if job.first_token_s is None else job.first_token_s - job.arrival_s,
@@ -235,8 +237,8 @@ def _computed(job: Job) -> int:
     return max(0, reached - job.cached)
 
 
-def _seniority(slot: Slot) -> int:
-    return slot.job.seniority if slot.job is not None else 0
+def _arrival(slot: Slot) -> int:
+    return slot.job.arrival if slot.job is not None else 0
 
 
 def make_ledger(limits: Limits, capabilities: Capabilities) -> KvLedger:

@@ -149,7 +149,7 @@ class Preempted(NamedTuple):
     held_s: float  # how long it had held a slot, time slices included
     tokens: int  # computed in this residency, beyond what it had ever computed before
     waiter_id: str = ""  # the request that gets the slot or the memory; empty: none in particular
-    waiter_level: int = 0
+    waiter_priority: int = 0
     waited_s: float = 0.0
     same_tenant: bool = False
 
@@ -177,7 +177,7 @@ class Terminal(NamedTuple):
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
-    parks: int
+    preemptions: int
     duration_s: float
     queue_wait_s: float
     ttft_s: float | None

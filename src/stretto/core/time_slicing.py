@@ -1,15 +1,13 @@
-"""Slots in turns: where more people read along than there are slots, nobody waits long for a first word.
+"""Time slicing: with more streams than slots, streams share the slots instead of waiting for a first token.
 
-A stream is written faster than it is read. So a newcomer whose text is streamed takes the slot of somebody
-who had at least a short turn (`SHORT_TURN` tokens), and who was turned out so takes one back from somebody
-who had a whole one (`turn_tokens`), or, after `OUT_MAX_S`, a short one: everybody writes at a share of the
-speed, where otherwise some would write and some see nothing. Newcomers that nobody reads along take no turns:
-for them a change of places is only lost time.
+A stream is generated faster than it is read. So a new streamed request takes the slot of a stream that has
+generated at least `SHORT_SLICE` tokens in it, and a stream preempted that way reclaims a slot from one that
+has generated `slice_tokens`, or `SHORT_SLICE` once it has been paused for `PAUSE_MAX_S`. All streams progress
+at a share of the speed. Requests that are not streamed get no time slices: swapping would only delay them.
 
-What it may cost is bounded: one change in a plan; never the anchor's slot, nor that of somebody who is about
-to end; turns so long that saving one state and bringing in another takes a tenth of the time at most; as many
-parked requests as there are slots, newcomers behind them wait; and nothing where memory does not hold all of
-them.
+The cost is bounded: one swap per plan; never the slot of the oldest running request, nor of one about to end;
+slices long enough that swaps take at most `SWAP_SHARE` of the time; at most as many preempted requests as
+slots (newcomers beyond that wait); and no slicing where memory cannot hold all of them.
 """
 
 from __future__ import annotations
@@ -23,60 +21,62 @@ from stretto.core.slot import Job, Slot
 from stretto.core.state import State
 from stretto.core.tick import PreemptReason
 
-SHORT_TURN = 16  # tokens that anybody has before somebody else
-OUT_MAX_S = 2.0  # a stream stood still: longer than a reader should notice
-LAST_WORDS = 4  # tokens left: such a slot is free before a change of places pays
-CHANGES_SHARE = 0.1  # of the time may go into changing places
-TRIED_MAX = 4  # waiters that are looked at in a plan: some must wait for a cache, or do not fit
+SHORT_SLICE = 16  # tokens a request generates in a slot before a time slice may take it
+PAUSE_MAX_S = 2.0  # a paused stream: longer than a reader should notice
+ENDING_TOKENS = 4  # tokens left: the slot is free before a swap pays off
+SWAP_SHARE = 0.1  # of the time may go into swaps
+TRIED_MAX = 4  # waiters tried in a plan: some wait for a prefix, or do not fit
 
 
-class Turns:
+class TimeSlicer:
     def __init__(self, state: State, admission: Admission) -> None:
         self._state = state
         self._admission = admission
         self._newcomers_first = False
 
-    def take(self) -> bool:
-        """Whether somebody gave up a slot in this plan. Newcomers and those who come back alternate."""
+    def run(self) -> bool:
+        """Whether a slot was taken in this plan. New and preempted streams alternate."""
         state = self._state
-        if not state.limits.turn_tokens or state.free_slot() is not None:
+        if not state.limits.slice_tokens or state.free_slot() is not None:
             return False
-        if not state.queue.parked and not state.queue.readers(1):
+        if not state.queue.preempted and not state.queue.streaming(1):
             return False
         able = [slot for slot in self._settled() if self._lasted(slot)]
         if not able:
             return False
         if self._newcomers_first:
-            done = self._for_newcomers(able) or self._for_the_turned_out(able)
+            done = self._for_newcomers(able) or self._for_preempted(able)
         else:
-            done = self._for_the_turned_out(able) or self._for_newcomers(able)
+            done = self._for_preempted(able) or self._for_newcomers(able)
         return done
 
     def _for_newcomers(self, able: list[Slot]) -> bool:
         state = self._state
-        if len(state.queue.parked) >= len(state.slots):
+        if len(state.queue.preempted) >= len(state.slots):
             return False
-        return self._give(able, ((job, self._short) for job in state.queue.readers(TRIED_MAX)))
+        return self._give(able, ((job, self._short) for job in state.queue.streaming(TRIED_MAX)))
 
-    def _for_the_turned_out(self, able: list[Slot]) -> bool:
-        """Who is out longest comes first."""
+    def _for_preempted(self, able: list[Slot]) -> bool:
+        """The one paused longest comes first."""
         state = self._state
-        out = sorted((j for j in state.queue.parked if j.turned_out), key=lambda j: (j.parked_s, j.seniority))
-        late = state.now - OUT_MAX_S
+        out = sorted(
+            (j for j in state.queue.preempted if j.time_sliced), key=lambda j: (j.preempted_at_s, j.arrival)
+        )
+        late = state.now - PAUSE_MAX_S
         return self._give(
-            able, ((j, self._short if j.parked_s <= late else state.limits.turn_tokens) for j in out)
+            able, ((j, self._short if j.preempted_at_s <= late else state.limits.slice_tokens) for j in out)
         )
 
     @property
     def _short(self) -> int:
-        return min(SHORT_TURN, self._state.limits.turn_tokens)
+        return min(SHORT_SLICE, self._state.limits.slice_tokens)
 
     def _give(self, able: list[Slot], waiters: Iterable[tuple[Job, int]]) -> bool:
-        """The slot of whoever had most becomes the first waiter's for whom that is enough."""
+        """Give the slot with the longest slice to the first waiter for which that slice is long enough."""
         most: dict[tuple[int, Account], int] = {}  # of each class and tenant
         for slot in able:
-            key = (_job(slot).level, _job(slot).account)
-            most[key] = max(most.get(key, 0), had(slot))
+            key = (_job(slot).priority, _job(slot).account)
+            most[key] = max(most.get(key, 0), slice_used(slot))
         tried = 0
         for waiter, least in waiters:
             enough = any(tokens >= least and _may_take(waiter, *whose) for whose, tokens in most.items())
@@ -87,68 +87,70 @@ class Turns:
                 break
             if self._holds_all(waiter) and not self._admission.must_wait(waiter):
                 fit = [
-                    s for s in able if had(s) >= least and _may_take(waiter, _job(s).level, _job(s).account)
+                    s
+                    for s in able
+                    if slice_used(s) >= least and _may_take(waiter, _job(s).priority, _job(s).account)
                 ]
-                self._change(max(fit, key=_most), waiter)
+                self._change(max(fit, key=_longest), waiter)
                 return True
         return False
 
     def _change(self, slot: Slot, waiter: Job) -> None:
-        self._newcomers_first = waiter.parks > 0
+        self._newcomers_first = waiter.preemptions > 0
         self._state.preempt(slot, PreemptReason.TIME_SLICE, waiter)
         self._admission.promised.append(waiter)
 
     # --- whose slot ------------------------------------------------------------------------------
 
     def _settled(self) -> Iterator[Slot]:
-        """Who has written enough, and still has something to say."""
+        """Slots whose request has used a short slice and is not about to end."""
         state = self._state
-        anchor, short = state.anchor(), self._short
+        oldest, short = state.oldest_running(), self._short
         for slot in state.active:
-            if slot is anchor or slot.computed - slot.started_at < short:
+            if slot is oldest or slot.computed - slot.started_at < short:
                 continue
             job = slot.job
             assert job is not None
             left = job.length_max - len(slot.known) - slot.pending
-            if slot.state == "generating" and had(slot) >= short and left >= LAST_WORDS:
+            if slot.state == "generating" and slice_used(slot) >= short and left >= ENDING_TOKENS:
                 yield slot
 
     def _lasted(self, slot: Slot) -> bool:
-        """A turn is long against what it takes to put a request aside and to go on with it later."""
+        """Whether the slice is long compared with the cost of saving and restoring the request."""
         state, can = self._state, self._state.can
         if can.share is Share.PAGES:
             return True  # its pages stay where they are
         change_s = 2 * can.snapshot_bytes(slot.computed) / can.snapshot_bytes_per_s
-        return state.now - slot.started_s >= change_s * len(state.active) / CHANGES_SHARE
+        return state.now - slot.started_s >= change_s * len(state.active) / SWAP_SHARE
 
     def _holds_all(self, waiter: Job) -> bool:
-        """Memory for everybody who runs, who is parked, and for the waiter."""
+        """Whether memory holds all running and preempted requests, and the waiter."""
         state, can = self._state, self._state.can
-        parked = state.queue.parked
-        kept = sum(state.ledger.room_for(job.high_water) for job in parked if job is not waiter)
+        preempted = state.queue.preempted
+        kept = sum(state.ledger.room_for(job.high_water) for job in preempted if job is not waiter)
         if not self._admission.fits(waiter, None, kept=kept):
             return False
         if can.share is Share.PAGES:
             return True
-        states = sum(can.snapshot_bytes(job.high_water) for job in (*parked, waiter))
+        states = sum(can.snapshot_bytes(job.high_water) for job in (*preempted, waiter))
         most = max(can.snapshot_bytes(slot.computed) for slot in state.active)
         return can.snapshots and states + most <= state.limits.cache_ram_bytes
 
 
-def had(slot: Slot) -> int:
-    """Tokens that a request was given since it got its slot; those of its prompt do not count."""
+def slice_used(slot: Slot) -> int:
+    """Tokens generated in this slot since the request got it."""
     assert slot.job is not None
     return min(slot.computed - slot.started_at, slot.job.generated)
 
 
-def _may_take(waiter: Job, level: int, account: Account) -> bool:
-    """Not from somebody more urgent, and only within a tenant: who gets how much is settled elsewhere."""
-    return level >= waiter.level and account is waiter.account
+def _may_take(waiter: Job, priority: int, account: Account) -> bool:
+    """Not from a more urgent request, and only within a tenant: shares of tenants are set by admission."""
+    return priority >= waiter.priority and account is waiter.account
 
 
-def _most(slot: Slot) -> tuple[int, int, int]:
-    """The lowest class, and who had most."""
-    return (_job(slot).level, had(slot), slot.index)
+def _longest(slot: Slot) -> tuple[int, int, int]:
+    """The lowest class first, then the longest slice."""
+    return (_job(slot).priority, slice_used(slot), slot.index)
 
 
 def _job(slot: Slot) -> Job:

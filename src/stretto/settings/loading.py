@@ -21,6 +21,7 @@ from stretto.settings.engine import EngineSettings
 from stretto.settings.errors import from_validation
 from stretto.settings.model import CACHE_SWITCHES, ModelSettings, select_cache
 from stretto.settings.names import FOREIGN_SWITCHES, hint_for
+from stretto.settings.renamed import Renames, current
 from stretto.settings.runtime import RuntimeSettings
 from stretto.settings.server import ServerSettings
 from stretto.settings.settings import GenerateBatcherSettings, Settings
@@ -63,7 +64,7 @@ PLAIN_SECTIONS = {
 class Loaded:
     """Settings, and the origin of every value by its dotted name ("default" where nobody set it).
 
-    `notes` name variables of other programs that were set for a purpose that ours have too.
+    `notes` tell of settings under their old names, and of variables of other programs that have no effect.
     """
 
     settings: Settings
@@ -103,12 +104,13 @@ def load(
     path = _find(yaml_path, variables)
     file_values = read_yaml(path) if path is not None else {}
     label = path.name if path is not None else FILE_NAME
+    renames = Renames()
     layers = [
-        _Layer(_checked(file_values, label), {}, label),
-        _env_layer(variables, models=file_values.get("models") or {}),
-        _flag_layer(flags or {}),
+        _Layer(_checked(file_values, label, renames), {}, label),
+        _env_layer(variables, file_values.get("models") or {}, renames),
+        _flag_layer(flags or {}, renames),
     ]
-    return replace(_resolved(layers, path), notes=_foreign_switches(variables))
+    return replace(_resolved(layers, path), notes=(*renames.notes, *_foreign_switches(variables)))
 
 
 def _foreign_switches(env: Mapping[str, str]) -> tuple[str, ...]:
@@ -137,8 +139,8 @@ def _find(yaml_path: str | Path | None, env: Mapping[str, str]) -> Path | None:
 # ── layers ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _checked(values: dict[str, Any], label: str) -> dict[str, Any]:
-    """Refuses unknown keys and wrong shapes, with the way out as the hint."""
+def _checked(values: dict[str, Any], label: str, renames: Renames) -> dict[str, Any]:
+    """Refuses unknown keys and wrong shapes, with the way out as the hint. Old names become today's."""
     _check_keys(values, Settings.model_fields, label)
     for section in SECTIONS:
         if values.get(section) is None:
@@ -147,11 +149,18 @@ def _checked(values: dict[str, Any], label: str) -> dict[str, Any]:
             raise SettingsError(f"{label}: {section} is not a mapping", hint="indent its keys below it")
     for section, keys in PLAIN_SECTIONS.items():
         _check_keys(values.get(section, {}), keys, f"{label}: {section}")
-    _check_keys(values.get("defaults", {}), MODEL_KEYS, f"{label}: defaults")
+    if "defaults" in values:
+        values["defaults"] = _model_keys(values["defaults"], f"{label}: defaults", renames)
     for name, own in values.get("models", {}).items():
         if own is not None and not isinstance(own, dict):
             raise SettingsError(f"{label}: models.{name} is not a mapping", hint="indent its keys below it")
-        _check_keys(own or {}, MODEL_KEYS, f"{label}: models.{name}")
+        values["models"][name] = _model_keys(own or {}, f"{label}: models.{name}", renames)
+    return values
+
+
+def _model_keys(values: Mapping[Any, Any], where: str, renames: Renames) -> dict[Any, Any]:
+    values = renames.keys(values, where)
+    _check_keys(values, MODEL_KEYS, where)
     return values
 
 
@@ -165,7 +174,7 @@ def _check_keys(values: Mapping[str, Any], known: Iterable[str], where: str) -> 
         raise SettingsError(f"{where}: unknown key {str(key)[:80]}", hint=hint)
 
 
-def _env_layer(env: Mapping[str, str], models: Mapping[str, Any]) -> _Layer:
+def _env_layer(env: Mapping[str, str], models: Mapping[str, Any], renames: Renames) -> _Layer:
     values: dict[str, Any] = {}
     names: dict[str, str] = {}
     for variable in sorted(env):
@@ -173,6 +182,8 @@ def _env_layer(env: Mapping[str, str], models: Mapping[str, Any]) -> _Layer:
             continue
         parts = variable.removeprefix(PREFIX).split("__")
         key = _variable_key(parts, models)
+        if key is not None and key[-1] != parts[-1].lower():
+            renames.key(parts[-1].lower())
         if key is None:
             section = PLAIN_SECTIONS.get(parts[0].lower(), (*MODEL_KEYS, *SERVER_KEYS))
             raise SettingsError(f"unknown variable {variable[:80]}", hint=hint_for(parts[-1], section))
@@ -192,6 +203,7 @@ def _switch_off_batching(value: str, values: dict[str, Any], names: dict[str, st
 def _variable_key(parts: list[str], models: Mapping[str, Any]) -> list[str] | None:
     """STRETTO_X → defaults.x, else server.x; STRETTO_MODELS__NAME__X → models.<name>.x; a section's own."""
     lowered = [part.lower() for part in parts]
+    lowered[-1] = current(lowered[-1])
     if len(parts) == 1 and lowered[0] in MODEL_KEYS:
         return ["defaults", lowered[0]]
     if len(parts) == 1 and lowered[0] in SERVER_KEYS:
@@ -211,17 +223,18 @@ def _variable_name(name: str) -> str:
     return "".join(character if character.isalnum() else "_" for character in name).upper()
 
 
-def _flag_layer(flags: Mapping[str, Any]) -> _Layer:
+def _flag_layer(flags: Mapping[str, Any], renames: Renames) -> _Layer:
     values: dict[str, Any] = {}
     names: dict[str, str] = {}
     for name, value in flags.items():
         if value is None:
             continue
         key = name.split(".") if "." in name or name in Settings.model_fields else ["defaults", name]
+        key[-1] = renames.key(key[-1])
         given = _value(key, value) if isinstance(value, str) else value
         _put(values, key, given)
         names[".".join(key)] = f"flag --{name.removeprefix('server.').replace('_', '-')}"
-    return _Layer(_checked(values, "flags"), names, "flags")
+    return _Layer(_checked(values, "flags", renames), names, "flags")
 
 
 def _value(key: list[str], text: str) -> Any:

@@ -118,9 +118,9 @@ class ModelSettings(BaseModel):
     """Callers that may wait beyond that, for each priority."""
     max_queue_wait_s: Annotated[Seconds, Field(gt=0)] | None = None
     """Longest wait in the queue; the server sets 60 where nothing is said."""
-    turn_tokens: Annotated[Count, Field(le=1 << 20)] = 64
-    """Where more streams are read than there are slots: tokens that each writes before another has a turn;
-    0: a request keeps its slot until it ends."""
+    slice_tokens: Annotated[Count, Field(le=1 << 20)] = 64
+    """Time slicing when there are more streams than slots: tokens that a stream generates before a preempted
+    one may take its slot; 0: a request keeps its slot until it ends. Formerly `turn_tokens`."""
     preemption: Literal["resume", "fail"] = "resume"
     """What happens to the victim of cache_slot_timeout: resume continues it later, fail ends it."""
     tenant_weights: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = {}
@@ -240,7 +240,7 @@ class ModelSettings(BaseModel):
                 cache_slot_timeout_s=self.cache_slot_timeout,
                 cache_ram_bytes=self.cache_ram_bytes,
                 deterministic=self.deterministic == "on",
-                turn_tokens=self.turn_tokens,
+                slice_tokens=self.slice_tokens,
                 preemption=Preemption(self.preemption),
                 tenant_weights=dict(self.tenant_weights),
             )

@@ -32,7 +32,7 @@ USERS: dict[str, tuple[str, ...]] = {
             "cache_slot_timeout",
             "queue_depth",
             "max_queue_wait_s",
-            "turn_tokens",
+            "slice_tokens",
             "preemption",
             "tenant_weights",
             "seed",

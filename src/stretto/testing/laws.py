@@ -12,10 +12,10 @@ from collections.abc import Iterable
 
 from stretto.core import event_names, invariants, victims
 from stretto.core.ops import OpKind
-from stretto.core.preemption import Order
-from stretto.core.queue import AGEING_TURN
+from stretto.core.preemption import PlannedPreemption
+from stretto.core.queue import AGEING_PERIOD
 from stretto.core.scheduler import Scheduler
-from stretto.core.slot import Job, Where
+from stretto.core.slot import Job, Status
 from stretto.core.tick import (
     End,
     Events,
@@ -28,7 +28,7 @@ from stretto.core.tick import (
     Terminal,
     Tick,
 )
-from stretto.core.time_slicing import OUT_MAX_S, SHORT_TURN
+from stretto.core.time_slicing import PAUSE_MAX_S, SHORT_SLICE
 from stretto.errors import InvariantError
 from stretto.testing.sometimes import SOMETIMES
 
@@ -37,7 +37,7 @@ class Laws:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._seen_admitted: set[str] = set()
-        self._anchor: Job | None = None
+        self._oldest_running: Job | None = None
         self._running_before: dict[str, Job] = {}
         self._building_since: float | None = None
         self._recovering_before = False
@@ -63,28 +63,28 @@ class Laws:
     def before_step(self) -> None:
         state = self._scheduler.state
         self._recovering_before = self._scheduler.recovering
-        anchor = state.anchor()
-        self._anchor = anchor.job if anchor is not None else None
+        oldest = state.oldest_running()
+        self._oldest_running = oldest.job if oldest is not None else None
         self._running_before = {slot.job.id: slot.job for slot in state.active if slot.job is not None}
         self._waiting_before = list(state.queue.waiting())
         self._bound_before = {slot.index: slot.job.id for slot in state.active if slot.job is not None}
 
     def after_plan(self, planned: Tick | Idle, now: float, in_flight: int) -> None:
         scheduler = self._scheduler
-        invariants.check_anchor(scheduler, self._anchor, scheduler.preemptions)
-        self._check_orders(scheduler.preemption_orders, now)
+        invariants.check_oldest_running(scheduler, self._oldest_running, scheduler.preemptions)
+        self._check_orders(scheduler.planned_preemptions, now)
         self._check_preemptions(scheduler.preemptions, now)
         self._check_deadlines(now)
         if isinstance(planned, Tick):
             invariants.check_tick(scheduler, planned)
-            self._check_turns_of_decode(planned)
+            self._check_alternation(planned)
             self._observe_tick(planned)
         elif not in_flight:
             invariants.check_idle(scheduler)
             self.saw("everything free again")
         invariants.check_books(scheduler)
-        parked = any(record.resumes for record in scheduler.preemptions)
-        if not self._recovering_before and not parked and (isinstance(planned, Tick) or not in_flight):
+        preempted = any(record.resumes for record in scheduler.preemptions)
+        if not self._recovering_before and not preempted and (isinstance(planned, Tick) or not in_flight):
             invariants.check_nobody_blocked(scheduler)
         self._check_admissions()
         self._check_resumed()
@@ -97,39 +97,39 @@ class Laws:
             if job is None or job.id in self._seen_admitted:
                 continue
             self._seen_admitted.add(job.id)
-            if job.parks == 0:
+            if job.preemptions == 0:
                 _need(not self._scheduler.draining, f"{job.id} was queued, and began to run after a drain")
                 invariants.check_admission(job)
-                waiting = [j.level for j in state.queue.waiting()]
-                if waiting and min(waiting) < job.level:
-                    self.saw("ageing turn went to a lower class")
+                waiting = [j.priority for j in state.queue.waiting()]
+                if waiting and min(waiting) < job.priority:
+                    self.saw("ageing admission went to a lower class")
             self._check_reuse(job, slot.index)
 
     def _check_resumed(self) -> None:
         """The oldest admitted request is not passed over for good: four admissions, then it resumes.
 
-        A residency that began before a more urgent request that waited is an ageing turn.
+        A residency that began before a more urgent request that waited is an ageing admission.
         """
         state = self._scheduler.state
-        waiting = [job.level for job in self._waiting_before if job.where is Where.WAITING]
+        waiting = [job.priority for job in self._waiting_before if job.status is Status.WAITING]
         for slot in state.active:
             job = slot.job
             if job is None or job.id in self._running_before:
                 continue
             self._aged.discard(job.id)
-            if waiting and min(waiting) < job.level:
+            if waiting and min(waiting) < job.priority:
                 self._aged.add(job.id)
-                if job.parks:
+                if job.preemptions:
                     self.saw("a preempted request resumed before a more urgent one")
-        admitted = [slot.job for slot in state.active if slot.job is not None] + state.queue.parked
-        oldest = min(admitted, key=lambda job: job.seniority, default=None)
-        if oldest is None or oldest.where is not Where.PARKED or oldest.turned_out:
+        admitted = [slot.job for slot in state.active if slot.job is not None] + state.queue.preempted
+        oldest = min(admitted, key=lambda job: job.arrival, default=None)
+        if oldest is None or oldest.status is not Status.PREEMPTED or oldest.time_sliced:
             self._passed_over = None
             return
         if self._passed_over is None or self._passed_over[0] is not oldest:
             self._passed_over = (oldest, state.queue.admissions)
         passed = state.queue.admissions - self._passed_over[1]
-        _need(passed <= AGEING_TURN, f"{oldest.id} was preempted, and {passed} passed it")
+        _need(passed <= AGEING_PERIOD, f"{oldest.id} was preempted, and {passed} passed it")
 
     def _check_reuse(self, job: Job, slot: int) -> None:
         request, policy = job.request, self._scheduler.state.limits.cache
@@ -150,7 +150,7 @@ class Laws:
         if job.cached and request.fork_of in self._running_before:
             self.saw("fork shared its parent's prompt")
 
-    def _check_orders(self, orders: Iterable[Order], now: float) -> None:
+    def _check_orders(self, orders: Iterable[PlannedPreemption], now: float) -> None:
         """The slot time-out counts from entry into the queue, and only against one who had his time."""
         limits = self._scheduler.state.limits
         for order in orders:
@@ -160,7 +160,7 @@ class Laws:
             _need(waited, f"{order.waiter.id} takes a slot before its time-out")
             served_s = victims.held_s(victim, now)
             _need(served_s >= limits.cache_slot_timeout_s, f"slot {order.slot} is taken before its time")
-            urgent = victim.job is not None and victim.job.level < order.waiter.level
+            urgent = victim.job is not None and victim.job.priority < order.waiter.priority
             _need(not urgent, f"{order.waiter.id} takes the slot of a more urgent request")
             _need(victim.computed > victim.started_at, f"slot {order.slot} is taken before it advanced")
             if limits.cache != "incremental":
@@ -175,31 +175,31 @@ class Laws:
             if record.reason is PreemptReason.PRIORITY:
                 self._check_priority(record, victim, waiter)
             elif record.reason is PreemptReason.TIME_SLICE:
-                self._check_turn(record, victim, waiter, now)
+                self._check_time_slice(record, victim, waiter, now)
 
     def _check_priority(self, record: Preempted, victim: Job, waiter: Job) -> None:
         """Only for a strictly more urgent one, and each residency advances: so background work ends, too."""
         limits = self._scheduler.state.limits
-        _need(victim.level > waiter.level, "preempted for a request that is not more urgent")
-        often = victim.parks - victim.turns > limits.priority_parks_max
-        least = limits.priority_park_min_tokens if often or victim.id in self._aged else 1
+        _need(victim.priority > waiter.priority, "preempted for a request that is not more urgent")
+        often = victim.preemptions - victim.slice_preemptions > limits.priority_preemptions_max
+        least = limits.priority_preempt_min_tokens if often or victim.id in self._aged else 1
         _need(record.tokens >= least, f"{victim.id} was preempted for priority before it advanced")
-        self.saw("parked for priority")
-        if self._anchor is not None and self._anchor is victim:
+        self.saw("preempted for priority")
+        if self._oldest_running is not None and self._oldest_running is victim:
             self.saw("the oldest running request yielded to a more urgent one")
 
-    def _check_turn(self, record: Preempted, victim: Job, waiter: Job, now: float) -> None:
+    def _check_time_slice(self, record: Preempted, victim: Job, waiter: Job, now: float) -> None:
         """Only for newcomers who read along, only from one who wrote enough, and not for many at once."""
         state = self._scheduler.state
-        whole, back = state.limits.turn_tokens, waiter.parks > 0
-        least = whole if back and now - waiter.parked_s < OUT_MAX_S else min(SHORT_TURN, whole)
-        reads = waiter.request.streamed or waiter.turned_out
-        _need(reads, f"{waiter.id} took a turn, and nobody reads along")
-        _need(victim.level >= waiter.level, "a turn was taken from somebody more urgent")
-        _need(victim.account is waiter.account, "a turn was taken from another tenant")
-        _need(min(record.tokens, victim.generated) >= least, "a turn was cut short")
-        _need(back or len(state.queue.parked) <= len(state.slots), "too many streams are parked")
-        self.saw("a stream took a turn back" if back else "a newcomer took a turn")
+        whole, back = state.limits.slice_tokens, waiter.preemptions > 0
+        least = whole if back and now - waiter.preempted_at_s < PAUSE_MAX_S else min(SHORT_SLICE, whole)
+        reads = waiter.request.streamed or waiter.time_sliced
+        _need(reads, f"{waiter.id} got a time slice, and is not streamed")
+        _need(victim.priority >= waiter.priority, "a time slice was taken from a more urgent request")
+        _need(victim.account is waiter.account, "a time slice was taken from another tenant")
+        _need(min(record.tokens, victim.generated) >= least, "a time slice was too short")
+        _need(back or len(state.queue.preempted) <= len(state.slots), "too many streams are preempted")
+        self.saw("a time slice for a preempted stream" if back else "a time slice for a newcomer")
 
     def _check_deadlines(self, now: float) -> None:
         for job in self._scheduler.state.jobs.values():
@@ -215,10 +215,10 @@ class Laws:
         else:
             self._building_since = None
 
-    def _check_turns_of_decode(self, tick: Tick) -> None:
+    def _check_alternation(self, tick: Tick) -> None:
         """Where prompts have ticks of their own, nobody who could decode waits for two of them in a row."""
         state = self._scheduler.state
-        if not tick.rows or state.can.mixes:
+        if not tick.rows or state.can.mixed_batches:
             return
         waiting = {}
         if not tick.decode_rows and not self._scheduler.recovering:
@@ -256,7 +256,7 @@ class Laws:
 
     def after_commit(self, tick: Tick, outcome: Outcome, events: Events, now: float) -> None:
         scheduler = self._scheduler
-        invariants.check_anchor(scheduler, self._anchor, events.preemptions)
+        invariants.check_oldest_running(scheduler, self._oldest_running, events.preemptions)
         invariants.check_books(scheduler)
         if outcome.failure is PassFailure.VOID:
             self.saw("tick void after a failed one")
@@ -319,7 +319,7 @@ class Laws:
                 built, f"{note.request_id} was told server busy, and not all slots were building for so long"
             )
         elif name == event_names.SLOT_RESUMED:
-            self.saw("parked and resumed")
+            self.saw("preempted and resumed")
         elif name == event_names.CACHE_EVICTED:
             self._evicted = True
         elif name == event_names.SEQUENCE_MOVED:
@@ -330,16 +330,16 @@ class Laws:
             self.saw("operation failed and the slot was rebuilt")
             if note.value > self._scheduler.state.limits.rebuilds_max:
                 self._rebuilt.add(note.request_id)
-        elif name == event_names.PARKED_FOR_MEMORY:
-            self.saw("parked for memory")
+        elif name == event_names.PREEMPTED_FOR_MEMORY:
+            self.saw("preempted for memory")
             self.saw("out of memory and recovered")
         elif name == event_names.COPIED_RUNNING:
             self.saw("hit by copying a running sequence")
 
     def cancelled(self, job: Job) -> None:
         """A client changes its mind: in which state did that meet the request?"""
-        state = job.where.value
-        if job.where is Where.RUNNING:
+        state = job.status.value
+        if job.status is Status.RUNNING:
             slot = next(slot for slot in self._scheduler.state.active if slot.job is job)
             state = slot.state
         self.saw(f"cancelled while {state}")

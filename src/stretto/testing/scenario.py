@@ -80,14 +80,18 @@ def draw(seed: int) -> Scenario:
     )
     slots = r.choice((1, 2, 3, 4, 6, 8))
     window = r.choice((96, 160, 256, 400))
-    turns = random.Random(f"{seed}:turns").choice((0, 1, 3, 8, 64))
-    limits = replace(_limits(r, slots), turn_tokens=turns)
-    mixes = layout == "ahead" or random.Random(f"{seed}:mixes").random() < 0.5
+    slice_tokens = random.Random(f"{seed}:turns").choice((0, 1, 3, 8, 64))
+    limits = replace(_limits(r, slots), slice_tokens=slice_tokens)
+    mixed_batches = layout == "ahead" or random.Random(f"{seed}:mixes").random() < 0.5
     exact = (
         random.Random(f"{seed}:exact").random() < 0.3
     )  # decode rows round by themselves, and it must not show
     limits = replace(limits, deterministic=exact)
-    can = replace(_capabilities(r, layout, slots, window, limits), mixes=mixes, batch_invariant=not exact)
+    can = replace(
+        _capabilities(r, layout, slots, window, limits),
+        mixed_batches=mixed_batches,
+        batch_invariant=not exact,
+    )
     return Scenario(
         seed=seed,
         layout=layout,
@@ -125,7 +129,7 @@ def _capabilities(r: random.Random, layout: str, slots: int, window: int, limits
         "sequences_max": slots + r.choice((0, 0, 1, 3)),
         "window": window,
         "bytes_per_token": 10,
-        "row_quantum": r.choice((1, 8, 16)),
+        "chunk_multiple": r.choice((1, 8, 16)),
         "parts": tuple(Parts)[slots % 3],
         "efficient_quanta": 1 + slots % 3 // 2,
         "rows_max": max(limits.n_batch, 1),
@@ -162,7 +166,7 @@ def _latency(r: random.Random, can: Capabilities) -> LatencyModel:
         c_s=2e-6 * scale,
         beta_s=4e-4 * scale,
         gamma_s=1e-6 * scale,
-        cliff_rows=can.row_quantum,
+        cliff_rows=can.chunk_multiple,
     )
 
 

@@ -17,7 +17,7 @@ from stretto.backends.simulated.memory import PagedMemory
 from stretto.core.kv.sequences import SequenceLedger
 from stretto.core.request import Request
 from stretto.core.scheduler import Scheduler
-from stretto.core.slot import Where
+from stretto.core.slot import Status
 from stretto.core.tick import Events, Idle, Outcome, Tick
 from stretto.errors import InvariantError, QueueFullError, ShuttingDownError
 from stretto.testing.clients import Clients, Conversation, Witness
@@ -217,7 +217,7 @@ class Simulation:
     def _has_place(self, request: Request) -> bool:
         """Counted afresh from the jobs: in flight or among the callers of its own priority."""
         limits = self.scheduler.state.limits
-        mine = [job for job in self.scheduler.state.jobs.values() if job.level == request.priority]
+        mine = [job for job in self.scheduler.state.jobs.values() if job.priority == request.priority]
         callers = sum(1 for job in mine if job.entered_s is None)
         return len(mine) - callers < limits.in_flight_max or callers < limits.max_queue
 
@@ -236,7 +236,7 @@ class Simulation:
         witness.stop_kept = self._random.randrange(len(witness.output) + 1)
         self.scheduler.stop(witness.request.id, witness.stop_kept)
         witness.plans_left = self._plans + 1 + self.scenario.capabilities.plan_ahead
-        if job.where is Where.RUNNING:
+        if job.status is Status.RUNNING:
             self.laws.saw("stop string while generating")
 
     def _drain(self, *, cut: bool) -> None:

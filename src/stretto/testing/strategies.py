@@ -95,8 +95,8 @@ def limits(
         cache_ram_bytes=st.sampled_from((0, 800, 1 << 20)),
         preemption=st.sampled_from(Preemption),
         headroom_tokens=st.sampled_from((0, 8)),
-        priority_park_min_tokens=st.sampled_from((1, 1, 16)),
-        turn_tokens=st.sampled_from((0, 1, 4, 64)),
+        priority_preempt_min_tokens=st.sampled_from((1, 1, 16)),
+        slice_tokens=st.sampled_from((0, 1, 4, 64)),
     )
 
 
@@ -113,8 +113,8 @@ def _limits(
     cache_ram_bytes: int,
     preemption: Preemption,
     headroom_tokens: int,
-    priority_park_min_tokens: int,
-    turn_tokens: int,
+    priority_preempt_min_tokens: int,
+    slice_tokens: int,
 ) -> Limits:
     return Limits(
         n_seq_max=slots,
@@ -129,8 +129,8 @@ def _limits(
         cache_ram_bytes=cache_ram_bytes,
         preemption=preemption,
         headroom_tokens=headroom_tokens,
-        priority_park_min_tokens=priority_park_min_tokens,
-        turn_tokens=turn_tokens,
+        priority_preempt_min_tokens=priority_preempt_min_tokens,
+        slice_tokens=slice_tokens,
     )
 
 
@@ -172,7 +172,7 @@ def capabilities(
         state_bytes=0 if rewind is Rewind.ANY else 50,
         contiguous=not unified and draw(st.booleans()),
         equal_spans=draw(st.booleans()),
-        row_quantum=draw(st.sampled_from((1, 4))),
+        chunk_multiple=draw(st.sampled_from((1, 4))),
         vocab=vocab,
     )
 

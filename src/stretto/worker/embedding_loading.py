@@ -7,6 +7,7 @@ batch is as large as `n_ubatch`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,10 @@ def load_any(
     config: str | Path | None = None,
 ) -> Loaded | EmbeddingRuntime:
     """A model of whichever kind the file is, for callers that do not know."""
-    given = settings_.load(config, flags=settings).settings
+    loaded = settings_.load(config, flags=settings)
+    for note in loaded.notes:
+        warnings.warn(note, FutureWarning, stacklevel=3)  # at the line that made the `LLM`
+    given = loaded.settings
     name = str(model) if model is not None else ""
     chosen = given.model(name) if name in given.models else given.defaults
     home = Path(cache_dir) if cache_dir is not None else cache_home()

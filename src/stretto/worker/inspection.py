@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stretto.core.request import Priority
-from stretto.core.slot import Slot, Where
+from stretto.core.slot import Slot, Status
 from stretto.core.state import State
 from stretto.core.tick import Note, Tick
 
@@ -54,7 +54,7 @@ class TickLook:
 
 def look(state: State) -> Look:
     slots = tuple(_slot(slot) for slot in state.slots)
-    return Look(slots, queued(state), len(state.queue.parked), kv_used(state))
+    return Look(slots, queued(state), len(state.queue.preempted), kv_used(state))
 
 
 def queued(state: State) -> dict[str, int]:
@@ -62,7 +62,7 @@ def queued(state: State) -> dict[str, int]:
     counts = {priority.name.lower(): 0 for priority in Priority}
     if state.queue.size:
         for job in state.jobs.values():
-            if job.where in (Where.WAITING, Where.DEFERRED):
+            if job.status in (Status.WAITING, Status.DEFERRED):
                 counts[job.request.priority.name.lower()] += 1
     return counts
 

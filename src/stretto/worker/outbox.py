@@ -224,7 +224,7 @@ def stream_end(stream_id: str, delta: Delta, terminal: Terminal, waited_s: float
             queue_wait_s=terminal.queue_wait_s + waited_s,
             ttft_s=ttft_s,
             duration_s=terminal.duration_s + waited_s,
-            parks=terminal.parks,
+            parks=terminal.preemptions,
             admitted=terminal.admitted,
         ),
     )

@@ -27,7 +27,7 @@ def stream_of(request_id: str) -> str:
 def preempted_text(record: Preempted) -> str:
     """Which request took the slot, and after how long. Another tenant's request is not named."""
     by = f"queued request {stream_of(record.waiter_id)}" if record.same_tenant else "a queued request"
-    priority = Priority(record.waiter_level).name.lower()
+    priority = Priority(record.waiter_priority).name.lower()
     return (
         f"preempted by {by} (priority {priority}), which had waited {record.waited_s:.1f} s for a slot; "
         f"this request had held it for {record.held_s:.1f} s"

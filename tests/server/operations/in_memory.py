@@ -10,7 +10,7 @@ from stretto.rpc.connection import MemoryConnection, memory_pair
 from stretto.worker.catalogue import Catalogue, Launch
 from stretto.worker.server import RuntimeServer
 
-FLAGS = {"backend": "simulated", "n_seq_max": 1, "context_window": 2048, "turn_tokens": 0, "seed": 7}
+FLAGS = {"backend": "simulated", "n_seq_max": 1, "context_window": 2048, "slice_tokens": 0, "seed": 7}
 
 
 class InMemoryEngine(Engine):

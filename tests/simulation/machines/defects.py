@@ -28,7 +28,7 @@ PLANTED = (
         "sequences_streams",
         "a resident prefix of another scope is found",
         "core/kv/matching.py",
-        "        or not sequence.readable\n        or not content.visible_to(job.scope, job.id)\n",
+        "        or not sequence.readable\n        or not prefix.visible_to(job.scope, job.id)\n",
         "        or not sequence.readable\n",
     ),
     _planted(
@@ -61,24 +61,24 @@ PLANTED = (
     ),
     _planted(
         "queue",
-        "the ageing turn is dropped",
+        "the ageing admission is dropped",
         "core/queue.py",
-        "return self.admissions % AGEING_TURN == AGEING_TURN - 1",
+        "return self.admissions % AGEING_PERIOD == AGEING_PERIOD - 1",
         "return self.admissions < 0",
     ),
     _planted(
         "queue",
         "returns from a turn do not count (real)",
         "core/queue.py",
-        "self.admissions += counted and job.turned_out and not self.is_ageing_turn",
+        "self.admissions += counted and job.time_sliced and not self.is_ageing_admission",
         "pass",
     ),
     _planted(
         "queue",
         "the bound is one for all priorities",
         "core/queue.py",
-        "self._entered[level] < self._limits.in_flight_max or",
-        "sum(self._entered) < self._limits.in_flight_max or",
+        "self._entered[priority] < self._limits.in_flight_max\n",
+        "sum(self._entered) < self._limits.in_flight_max\n",
     ),
     _planted(
         "policy_none",
@@ -89,7 +89,7 @@ PLANTED = (
     ),
     _planted(
         "policy_none",
-        "what a parked request leaves is for everybody",
+        "what a preempted request leaves is for everybody",
         "core/state.py",
         "private=not self.policy.keeps_resident",
         "private=False",
@@ -126,9 +126,9 @@ PLANTED = (
         "policy_prefix",
         "the whole prompt is reused",
         "core/kv/matching.py",
-        "common = common_prefix(job.known, content.tokens, min(len(job.known) - 1, held))"
+        "common = common_prefix(job.known, prefix.tokens, min(len(job.known) - 1, held))"
         "\n    if common == 0:\n        return None\n    if sequence.slot is None:",
-        "common = common_prefix(job.known, content.tokens, min(len(job.known), held))"
+        "common = common_prefix(job.known, prefix.tokens, min(len(job.known), held))"
         "\n    if common == 0:\n        return None\n    if sequence.slot is None:",
     ),
     _planted(

@@ -229,7 +229,7 @@ class PolicyMachine(RuleBasedStateMachine):
             self.promise_fork(job, reused)
 
     def donors(self, job: Job, reused: int) -> list[Job]:
-        """Who has computed these tokens in the same scope: itself before it was parked, or another one."""
+        """Who has computed these tokens in the same scope: itself before it was preempted, or another one."""
         return [
             past.job
             for past in self.past.values()
@@ -237,7 +237,7 @@ class PolicyMachine(RuleBasedStateMachine):
         ]
 
     def own(self, job: Job) -> int:
-        """What the request itself had computed before it was parked."""
+        """What the request itself had computed before it was preempted."""
         return self.past[job.id].computed if job.id in self.past else 0
 
     def promise(self, slot: Slot, reused: int, *, resumed: bool) -> None:
@@ -247,9 +247,9 @@ class PolicyMachine(RuleBasedStateMachine):
         """A branch may share its parent's prompt under every policy."""
 
     def _check_nobody_blocked(self, planned: Tick | Idle) -> None:
-        """Unless memory or a slot came free after admission: somebody was parked, or failed, in this plan."""
+        """Unless memory or a slot came free after admission: a request was preempted or failed in it."""
         events = self.state.events
-        left = any(note.name == event_names.SLOT_PARKED for note in events.notes)
+        left = any(note.name == event_names.SLOT_PREEMPTED for note in events.notes)
         left = left or any(end.end is End.FAILED for end in events.ends)
         if not left and not self.recovering_before and (isinstance(planned, Tick) or not self.rig.flying):
             invariants.check_nobody_blocked(self.rig.scheduler)

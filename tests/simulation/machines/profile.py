@@ -45,4 +45,4 @@ def draw_job(dice: random.Random, number: int) -> Job:
     request = Request(
         f"r{number}", tokens, SamplingParams(max_tokens=200), boundaries=boundaries, tenant=tenant
     )
-    return Job(request, seniority=number, account=Account(tenant, 1.0), now=0.0, length_max=1 << 20)
+    return Job(request, arrival=number, account=Account(tenant, 1.0), now=0.0, length_max=1 << 20)

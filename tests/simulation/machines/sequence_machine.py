@@ -21,7 +21,7 @@ from stretto.core.capabilities import Rewind
 from stretto.core.kv.sequences import SequenceLedger
 from stretto.core.limits import CACHE_POLICIES, Limits
 from stretto.core.ops import WRITES, KvOp, OpKind, OpResult, check_order
-from stretto.core.slot import Job, Slot, Where
+from stretto.core.slot import Job, Slot, Status
 from stretto.testing.strategies import capabilities, text
 from tests.simulation.machines.profile import DICE, draw_job
 
@@ -55,7 +55,7 @@ class SequenceMachine(RuleBasedStateMachine):
         self.memory = make_memory(self.can)
         self.model = SimulatedModel()
         self.slots = [Slot(index) for index in range(slots)]
-        self.parked: list[Job] = []
+        self.preempted: list[Job] = []
         self.future: dict[str, array[int]] = {}
         self.tick_id = 0
         self.opened = self.hits = 0
@@ -80,12 +80,12 @@ class SequenceMachine(RuleBasedStateMachine):
         self.future[job.id] = text(WINDOW, 5 + dice.randrange(2))
         self._open(dice, job)
 
-    @precondition(lambda self: self.free and self.parked)
+    @precondition(lambda self: self.free and self.preempted)
     @rule(dice=DICE)
     def resume(self, dice):
-        job = self.parked.pop(dice.randrange(len(self.parked)))
+        job = self.preempted.pop(dice.randrange(len(self.preempted)))
         if not self._open(dice, job):
-            self.parked.append(job)
+            self.preempted.append(job)
 
     def _open(self, dice, job: Job) -> bool:
         slot = self.free[0]
@@ -101,15 +101,15 @@ class SequenceMachine(RuleBasedStateMachine):
         assert slot.computed == slot.planned
         assert slot.computed in (0, source.length if source is not None else 0)
         self.hits += slot.computed > 0
-        job.where = Where.RUNNING
+        job.status = Status.RUNNING
         slot.job, slot.known = job, job.known
         self._mark(slot)
         return True
 
     def _mark(self, slot: Slot) -> None:
         assert slot.job is not None
-        lengths = self.ledger.marks(slot.job, POLICIES[self.limits.cache].keep(slot.job))
-        slot.marks = tuple(mark for mark in lengths if mark > slot.computed)
+        lengths = self.ledger.checkpoint_at(slot.job, POLICIES[self.limits.cache].keep(slot.job))
+        slot.checkpoint_at = tuple(mark for mark in lengths if mark > slot.computed)
 
     @precondition(lambda self: self.active)
     @rule(dice=DICE)
@@ -120,7 +120,7 @@ class SequenceMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.active)
     @rule(dice=DICE, private=st.booleans())
-    def park(self, dice, private):
+    def add_preempted(self, dice, private):
         slot = dice.choice(self.active)
         self._close(slot, slot.computed, park=True, private=private)
 
@@ -128,22 +128,22 @@ class SequenceMachine(RuleBasedStateMachine):
         job = slot.job
         assert job is not None
         if park:
-            job.where = Where.PARKED
-            job.parks += 1
-            self.parked.append(job)
+            job.status = Status.PREEMPTED
+            job.preemptions += 1
+            self.preempted.append(job)
         self.ledger.close(slot, keep, private=park and private)
         slot.epoch += 1
         slot.clear()
         if not park:
-            job.where = Where.ENDED
-            if job.parks:
+            job.status = Status.ENDED
+            if job.preemptions:
                 self.ledger.forget(job.id)
 
-    @precondition(lambda self: self.parked)
+    @precondition(lambda self: self.preempted)
     @rule()
     def forget(self):
-        job = self.parked.pop(0)
-        job.where = Where.ENDED
+        job = self.preempted.pop(0)
+        job.status = Status.ENDED
         self.ledger.forget(job.id)
 
     @rule()
@@ -176,7 +176,7 @@ class SequenceMachine(RuleBasedStateMachine):
                 self.close(dice)
             elif self.active and dice.random() < 0.1:
                 self.park(dice, dice.random() < 0.5)
-            elif self.parked and self.free and dice.random() < 0.3:
+            elif self.preempted and self.free and dice.random() < 0.3:
                 self.resume(dice)
             elif self.free:
                 self.open(dice)
@@ -191,15 +191,15 @@ class SequenceMachine(RuleBasedStateMachine):
         results, broken = self._execute(ops, broken_at)
         self._run(dice, planned, results, broken, fails)
         self.tick_id += 1
-        self.contents()
+        self.prefixes()
 
     def _plan(self, dice, slot: Slot) -> Rows | None:
         """A chunk, or a decode row with drafts behind it; memory first, as the scheduler does it."""
         job = slot.job
         assert job is not None
-        due = next((m - slot.planned for m in slot.marks if m > slot.planned), slot.rows_due)
+        due = next((m - slot.planned for m in slot.checkpoint_at if m > slot.planned), slot.rows_due)
         count = min(due, dice.choice((0, 1, 5, 40, 40)))
-        drafts = dice.choice((0, 0, 2, 3)) if due == 1 == count and not slot.marks else 0
+        drafts = dice.choice((0, 0, 2, 3)) if due == 1 == count and not slot.checkpoint_at else 0
         if self.can.rewind is Rewind.CHECKPOINT or len(slot.known) + drafts + 1 >= WINDOW:
             drafts = 0
         if count == 0 or len(slot.known) >= WINDOW or not self.ledger.reserve(slot, slot.planned + count):
@@ -208,9 +208,9 @@ class SequenceMachine(RuleBasedStateMachine):
             drafts = 0
         assert slot.room >= slot.planned + count + drafts, "reserve said yes and gave no room"
         start = slot.planned
-        if slot.marks and start >= slot.marks[0]:
-            self.ledger.mark(slot, start)
-            slot.marks = tuple(mark for mark in slot.marks if mark > start)
+        if slot.checkpoint_at and start >= slot.checkpoint_at[0]:
+            self.ledger.checkpoint(slot, start)
+            slot.checkpoint_at = tuple(mark for mark in slot.checkpoint_at if mark > start)
         tokens = slot.known[start : start + count]
         accepted = dice.randint(0, drafts)
         tokens.extend(self.future[job.id][job.generated : job.generated + accepted])
@@ -323,34 +323,34 @@ class SequenceMachine(RuleBasedStateMachine):
             for slot in self.active:
                 assert slot.computed <= slot.planned <= max(slot.room, slot.computed)
 
-    def contents(self):
+    def prefixes(self):
         """Between two ticks: what the books claim is what the memory holds."""
         assert sorted(self.memory.blobs) == self.ledger.blobs(), "a blob is leaked or missing"
         for sequence in self.ledger.table.all:
-            content, held = sequence.content, sequence.held
-            if content is None or sequence.index in self.pending:
+            prefix, held = sequence.prefix, sequence.held
+            if prefix is None or sequence.index in self.pending:
                 continue
             assert self.memory.length(sequence.index) >= held
-            right = self.model.cells(content.scope, content.tokens[:held])
+            right = self.model.cells(prefix.scope, prefix.tokens[:held])
             assert self.memory.content(sequence.index, held) == right.tobytes(), "not what was claimed"
-            for checkpoint in content.checkpoints:
+            for checkpoint in prefix.checkpoints:
                 assert self.memory.blobs[checkpoint.blob].state == right[: checkpoint.length]
         for slot in self.active:
-            content = self.ledger.table.of(slot).content
-            assert content.tokens is slot.known
-            assert content.scope == slot.job.scope
+            prefix = self.ledger.table.of(slot).prefix
+            assert prefix.tokens is slot.known
+            assert prefix.scope == slot.job.scope
         self._snapshots()
 
     def _snapshots(self):
         for snapshot in self.ledger.store:
-            content = snapshot.content
+            prefix = snapshot.prefix
             if snapshot.ready:
-                right = self.model.cells(content.scope, content.tokens[: content.length])
+                right = self.model.cells(prefix.scope, prefix.tokens[: prefix.length])
                 blob = self.memory.blobs[snapshot.id]
-                assert blob.cells[: content.length] == right, "a snapshot of something else"
+                assert blob.cells[: prefix.length] == right, "a snapshot of something else"
                 if self.can.rewind is Rewind.CHECKPOINT:
                     assert blob.state == right
-                for checkpoint in content.checkpoints:
+                for checkpoint in prefix.checkpoints:
                     assert self.memory.blobs[checkpoint.blob].state == right[: checkpoint.length]
 
     def teardown(self):
@@ -359,7 +359,7 @@ class SequenceMachine(RuleBasedStateMachine):
             return
         for slot in self.active:
             self._close(slot, 0, park=False)
-        while self.parked:
+        while self.preempted:
             self.forget()
         while self.ledger.relieve():
             pass
@@ -369,9 +369,9 @@ class SequenceMachine(RuleBasedStateMachine):
             self.memory.begin_pass()
             self.pending.clear()
             self.tick_id += 1
-        self.contents()
+        self.prefixes()
         self.ledger.check()
-        assert all(sequence.content is None for sequence in self.ledger.table.all)
+        assert all(sequence.prefix is None for sequence in self.ledger.table.all)
         assert all(self.memory.length(sequence.index) == 0 for sequence in self.ledger.table.all)
         assert not any(snapshot.pins for snapshot in self.ledger.store), "a snapshot is pinned for nobody"
         if self.can.pages:

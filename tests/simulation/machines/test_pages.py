@@ -20,7 +20,7 @@ from stretto.backends.simulated.memory import PagedMemory
 from stretto.core.kv.pages import PageLedger
 from stretto.core.limits import CACHE_POLICIES, Limits
 from stretto.core.ops import KvOp, OpResult
-from stretto.core.slot import Job, Slot, Where
+from stretto.core.slot import Job, Slot, Status
 from stretto.testing.strategies import capabilities, text
 from tests.simulation.machines.profile import DICE, PROFILE, draw_job
 
@@ -51,7 +51,7 @@ class PageMachine(RuleBasedStateMachine):
         self.memory = PagedMemory(self.can)
         self.model = SimulatedModel()
         self.slots = [Slot(index) for index in range(slots)]
-        self.parked: list[Job] = []
+        self.preempted: list[Job] = []
         self.future: dict[str, array[int]] = {}
         self.flights: deque[Flight] = deque()
         self.tick_id = 0
@@ -76,23 +76,23 @@ class PageMachine(RuleBasedStateMachine):
         self.future[job.id] = text(WINDOW, 5 + dice.randrange(2))
         self._open(dice, job)
 
-    @precondition(lambda self: self.free and self.parked)
+    @precondition(lambda self: self.free and self.preempted)
     @rule(dice=DICE)
     def resume(self, dice):
-        self._open(dice, self.parked.pop(dice.randrange(len(self.parked))))
+        self._open(dice, self.preempted.pop(dice.randrange(len(self.preempted))))
 
     def _open(self, dice, job: Job) -> None:
         slot = self.free[0]
         sources = self.ledger.match(job).sources
         for source in sources:
             assert 0 < source.length < len(job.known), "a whole prompt leaves no row to run"
-        if self.cache == "none" and not job.parks:
+        if self.cache == "none" and not job.preemptions:
             assert not sources, "policy none shares no page"
         source = dice.choice(sources) if sources and dice.random() < 0.9 else None
         assert self.ledger.open(slot, job, source), "opening takes no memory beyond what it shares"
         assert slot.computed == slot.planned <= slot.room
         assert slot.computed <= (source.length if source is not None else 0)
-        job.where = Where.RUNNING
+        job.status = Status.RUNNING
         slot.job, slot.known = job, job.known
 
     @precondition(lambda self: self.active)
@@ -103,7 +103,7 @@ class PageMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.active)
     @rule(dice=DICE, private=st.booleans())
-    def park(self, dice, private):
+    def add_preempted(self, dice, private):
         slot = dice.choice(self.active)
         self._close(slot, slot.computed, park=True, private=private)
 
@@ -111,14 +111,14 @@ class PageMachine(RuleBasedStateMachine):
         job = slot.job
         assert job is not None
         if park:
-            job.where = Where.PARKED
-            job.parks += 1
-            self.parked.append(job)
+            job.status = Status.PREEMPTED
+            job.preemptions += 1
+            self.preempted.append(job)
         self.ledger.close(slot, keep, private=park and private)
         slot.epoch += 1
         slot.clear()
         if not park:
-            job.where = Where.ENDED
+            job.status = Status.ENDED
             self.ledger.forget(job.id)
 
     def _traffic(self, dice) -> None:
@@ -127,7 +127,7 @@ class PageMachine(RuleBasedStateMachine):
                 self.close(dice)
             elif self.active and dice.random() < 0.1:
                 self.park(dice, dice.random() < 0.5)
-            elif self.parked and self.free and dice.random() < 0.3:
+            elif self.preempted and self.free and dice.random() < 0.3:
                 self.resume(dice)
             elif self.free:
                 self.open(dice)
@@ -281,9 +281,9 @@ class PageMachine(RuleBasedStateMachine):
         assert 0 <= self.ledger.room_free() <= self.can.pages
         for slot in self.active:
             assert slot.computed <= slot.planned <= slot.room
-        self.contents()
+        self.prefixes()
 
-    def contents(self):
+    def prefixes(self):
         """What a slot has computed is what its pages hold, unless a copy or a table is still on its way."""
         coming = {update.slot for update in self.ledger._updates.values()}
         coming |= {slot for slot, table in self.ledger._tables.items() if table.unsettled}

@@ -28,14 +28,14 @@ class NoCacheMachine(PolicyMachine):
 
     @invariant()
     def nothing_is_kept(self):
-        """What idle sequences and snapshots hold belongs to requests that have been parked."""
+        """What idle sequences and snapshots hold belongs to requests that have been preempted."""
         ledger = self.state.ledger if hasattr(self, "rig") else None
         if isinstance(ledger, SequenceLedger):
-            parked = {j.id for j in self.state.jobs.values() if j.parks or j.request.fork_of}
-            kept = [s.content for s in ledger.table.idle() if s.content is not None]
-            kept += [s.content for s in ledger.store]
-            for content in kept:
-                assert content.owner in parked, "somebody's text was kept for others"
+            preempted = {j.id for j in self.state.jobs.values() if j.preemptions or j.request.fork_of}
+            kept = [s.prefix for s in ledger.table.idle() if s.prefix is not None]
+            kept += [s.prefix for s in ledger.store]
+            for prefix in kept:
+                assert prefix.owner in preempted, "somebody's text was kept for others"
 
 
 TestNoCache = NoCacheMachine.TestCase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stretto.core.capabilities import Rewind, Share
 from stretto.core.kv.sequences import SequenceLedger
-from stretto.core.slot import Where
+from stretto.core.slot import Status
 from tests.simulation.machines.policy_machine import PolicyMachine, shared
 from tests.simulation.machines.profile import PROFILE
 
@@ -37,7 +37,7 @@ class PrefixMachine(PolicyMachine):
             donor = other.job
             if other is slot or donor.id not in self.running_before or donor.scope != job.scope:
                 continue
-            if len(other.known) - other.computed <= 1 or donor.where is not Where.RUNNING:
+            if len(other.known) - other.computed <= 1 or donor.status is not Status.RUNNING:
                 continue
             coming = min(shared(job.known, other.known), len(job.known) - 1)
             lead = coming - reused

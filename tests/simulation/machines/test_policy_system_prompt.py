@@ -13,7 +13,7 @@ class SystemPromptMachine(PolicyMachine):
     def promise(self, slot, reused, *, resumed):
         job = slot.job
         if not reused or resumed:
-            return  # a parked request goes on from what is there: it has sent all of it
+            return  # a preempted request goes on from what is there: it has sent all of it
         sent = job.request.boundaries[0]
         assert reused <= sent, f"{job.id} was given more than the system prompt that it sent"
         if self.can.share is not Share.PAGES:  # pages are shared whole, so a system prompt loses its tail

@@ -11,13 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from stretto.core.fairness import Account
 from stretto.core.invariants import check_admission
 from stretto.core.limits import Limits
-from stretto.core.queue import AGEING_TURN, Queue
+from stretto.core.queue import AGEING_PERIOD, Queue
 from stretto.core.request import Priority, Request, SamplingParams
-from stretto.core.slot import Job, Where
+from stretto.core.slot import Job, Status
 from stretto.testing.strategies import text
 from tests.simulation.machines.profile import DICE, PROFILE
 
-WAITS = (Where.WAITING, Where.DEFERRED)
+WAITS = (Status.WAITING, Status.DEFERRED)
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -31,7 +31,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.limits = Limits(n_seq_max=slots, queue_depth=depth, max_queue=max_queue, max_queue_wait_s=wait_s)
         self.queue = Queue(self.limits)
         self.accounts = {name: Account(name, 1.0) for name in ("a", "b", "c")}
-        self.jobs: list[Job] = []  # everybody who has not ended, by seniority
+        self.jobs: list[Job] = []  # everybody who has not ended, by arrival
         self.since: dict[str, float] = {}  # callers that stepped back
         self.entered: dict[str, float] = {}  # the model's own word on who is in flight, since when
         self.admissions = 0
@@ -39,14 +39,14 @@ class QueueMachine(RuleBasedStateMachine):
         self.pushed = 0
         self.now = 0.0
 
-    def of(self, *places: Where, level: int | None = None) -> list[Job]:
-        return [j for j in self.jobs if j.where in places and level in (None, j.level)]
+    def of(self, *places: Status, priority: int | None = None) -> list[Job]:
+        return [j for j in self.jobs if j.status in places and priority in (None, j.priority)]
 
-    def in_flight(self, level: int) -> int:
-        return sum(1 for job in self.jobs if job.level == level and job.id in self.entered)
+    def in_flight(self, priority: int) -> int:
+        return sum(1 for job in self.jobs if job.priority == priority and job.id in self.entered)
 
-    def callers(self, level: int) -> list[Job]:
-        return [j for j in self.jobs if j.level == level and j.id not in self.entered]
+    def callers(self, priority: int) -> list[Job]:
+        return [j for j in self.jobs if j.priority == priority and j.id not in self.entered]
 
     # --- moves -----------------------------------------------------------------------------------
 
@@ -60,10 +60,10 @@ class QueueMachine(RuleBasedStateMachine):
             self._push(dice)
 
     def _push(self, dice) -> None:
-        level = dice.choice((0, 1, 1, 1, 2))
-        place = self.in_flight(level) < self.limits.in_flight_max
-        place = place or len(self.callers(level)) < self.limits.max_queue
-        assert self.queue.has_place(level) == place, "a place is refused, or given twice"
+        priority = dice.choice((0, 1, 1, 1, 2))
+        place = self.in_flight(priority) < self.limits.in_flight_max
+        place = place or len(self.callers(priority)) < self.limits.max_queue
+        assert self.queue.has_place(priority) == place, "a place is refused, or given twice"
         if not place:
             return
         account = self.accounts[dice.choice("abc")]
@@ -71,13 +71,13 @@ class QueueMachine(RuleBasedStateMachine):
             f"r{self.pushed}",
             text(3, 1),
             SamplingParams(),
-            priority=Priority(level),
+            priority=Priority(priority),
             tenant=account.tenant,
             streamed=dice.random() < 0.5,
         )
-        job = Job(request, seniority=self.pushed, account=account, now=self.now, length_max=9)
+        job = Job(request, arrival=self.pushed, account=account, now=self.now, length_max=9)
         self.pushed += 1
-        if self.in_flight(level) < self.limits.in_flight_max:
+        if self.in_flight(priority) < self.limits.in_flight_max:
             self.entered[job.id] = self.now
         self.queue.push(job, self.now)
         self.jobs.append(job)
@@ -85,37 +85,37 @@ class QueueMachine(RuleBasedStateMachine):
     def next_job(self) -> Job | None:
         """Parked first unless somebody strictly more urgent waits; then the order; each fourth the oldest.
 
-        And after every fourth one that was parked passes who is more urgent.
+        And after every fourth one that was preempted passes who is more urgent.
         """
-        waiting, parked = self.of(Where.WAITING), self.of(Where.PARKED)
-        urgent = min((j.level for j in waiting), default=9)
-        aged = bool(waiting) and self.admissions - self.aged_at >= AGEING_TURN
-        able = [j for j in parked if aged or j.level <= urgent]
-        firm = [j for j in able if not j.turned_out]
-        turned = sorted(able, key=lambda j: (j.level, j.account.served, j.seniority))
+        waiting, preempted = self.of(Status.WAITING), self.of(Status.PREEMPTED)
+        urgent = min((j.priority for j in waiting), default=9)
+        aged = bool(waiting) and self.admissions - self.aged_at >= AGEING_PERIOD
+        able = [j for j in preempted if aged or j.priority <= urgent]
+        firm = [j for j in able if not j.time_sliced]
+        turned = sorted(able, key=lambda j: (j.priority, j.account.served, j.arrival))
         back = (firm or turned or [None])[0]
         if back is not None:
             return back
-        if self.admissions % AGEING_TURN == AGEING_TURN - 1:
+        if self.admissions % AGEING_PERIOD == AGEING_PERIOD - 1:
             return waiting[0] if waiting else None
-        return min(waiting, key=lambda j: (j.level, j.account.served, j.seniority), default=None)
+        return min(waiting, key=lambda j: (j.priority, j.account.served, j.arrival), default=None)
 
-    @precondition(lambda self: len(self.of(Where.RUNNING)) < self.limits.n_seq_max)
+    @precondition(lambda self: len(self.of(Status.RUNNING)) < self.limits.n_seq_max)
     @rule(dice=DICE)
     def admit(self, dice):
-        job = self.queue.next_parked() or self.queue.next_first()
+        job = self.queue.next_preempted() or self.queue.next_first()
         if job is not None:
             self._admit(job)
             job.account.charge(dice.randint(1, 30))
 
     def _admit(self, job: Job, *, counted: bool = True) -> None:
-        first = job.where is not Where.PARKED
+        first = job.status is not Status.PREEMPTED
         self.queue.admit(job, self.now, counted=counted)
-        assert job.where is Where.RUNNING
+        assert job.status is Status.RUNNING
         if not first:
-            ageing = self.admissions % AGEING_TURN == AGEING_TURN - 1
-            self.admissions += counted and job.turned_out and not ageing
-            if any(j.level < job.level for j in self.of(Where.WAITING)):
+            ageing = self.admissions % AGEING_PERIOD == AGEING_PERIOD - 1
+            self.admissions += counted and job.time_sliced and not ageing
+            if any(j.priority < job.priority for j in self.of(Status.WAITING)):
                 self.aged_at = self.admissions
         else:
             self.admissions += counted
@@ -127,72 +127,72 @@ class QueueMachine(RuleBasedStateMachine):
         if job.id in self.entered:
             return
         self.entered[job.id] = self.now
-        waits = [j for j in self.of(*WAITS) if j.level == job.level and j.id in self.entered]
-        if self.in_flight(job.level) > self.limits.in_flight_max and waits:
+        waits = [j for j in self.of(*WAITS) if j.priority == job.priority and j.id in self.entered]
+        if self.in_flight(job.priority) > self.limits.in_flight_max and waits:
             del self.entered[waits[-1].id]
             self.since[waits[-1].id] = self.now
 
-    @precondition(lambda self: self.of(Where.WAITING))
+    @precondition(lambda self: self.of(Status.WAITING))
     @rule(dice=DICE)
     def admit_by_time_out(self, dice):
-        if len(self.of(Where.RUNNING)) < self.limits.n_seq_max:
-            self._admit(dice.choice(self.of(Where.WAITING)), counted=False)
+        if len(self.of(Status.RUNNING)) < self.limits.n_seq_max:
+            self._admit(dice.choice(self.of(Status.WAITING)), counted=False)
 
-    @precondition(lambda self: self.of(Where.WAITING))
+    @precondition(lambda self: self.of(Status.WAITING))
     @rule()
     def defer(self):
         job = self.queue.next_first()
         assert job is not None
         self.queue.defer(job)
-        assert job.where is Where.DEFERRED
+        assert job.status is Status.DEFERRED
 
-    @precondition(lambda self: self.of(Where.DEFERRED))
+    @precondition(lambda self: self.of(Status.DEFERRED))
     @rule(dice=DICE)
     def resume(self, dice):
-        job = dice.choice(self.of(Where.DEFERRED))
+        job = dice.choice(self.of(Status.DEFERRED))
         self.queue.resume(job)
-        assert job.where is Where.WAITING
+        assert job.status is Status.WAITING
 
-    @precondition(lambda self: self.of(Where.RUNNING))
+    @precondition(lambda self: self.of(Status.RUNNING))
     @rule(dice=DICE)
-    def park(self, dice):
-        job = dice.choice(self.of(Where.RUNNING))
-        job.parks += 1
-        job.turned_out = dice.random() < 0.5
-        if not self.of(Where.PARKED):
+    def add_preempted(self, dice):
+        job = dice.choice(self.of(Status.RUNNING))
+        job.preemptions += 1
+        job.time_sliced = dice.random() < 0.5
+        if not self.of(Status.PREEMPTED):
             self.aged_at = self.admissions
-        self.queue.park(job)
+        self.queue.add_preempted(job)
 
     @precondition(lambda self: self.jobs)
     @rule(dice=DICE)
     def end(self, dice):
         self._end(dice.choice(self.jobs))
 
-    @precondition(lambda self: self.of(Where.RUNNING))
+    @precondition(lambda self: self.of(Status.RUNNING))
     @rule(dice=DICE)
     def finish(self, dice):
-        self._end(dice.choice(self.of(Where.RUNNING)))
+        self._end(dice.choice(self.of(Status.RUNNING)))
 
     def _end(self, job: Job) -> None:
         self.queue.remove(job)
-        job.where = Where.ENDED
+        job.status = Status.ENDED
         self.jobs.remove(job)
         self.queue.leave_flight(job, self.now)
         if self.entered.pop(job.id, None) is not None:
-            while self.in_flight(job.level) < self.limits.in_flight_max and self.callers(job.level):
-                self.entered[self.callers(job.level)[0].id] = self.now
+            while self.in_flight(job.priority) < self.limits.in_flight_max and self.callers(job.priority):
+                self.entered[self.callers(job.priority)[0].id] = self.now
 
     @rule(dice=DICE)
     def turns(self, dice):
         """Several moves in a row, whatever rules hypothesis leaves out of an example."""
         for _ in range(6):
-            running, waiting = self.of(Where.RUNNING), self.of(Where.WAITING)
+            running, waiting = self.of(Status.RUNNING), self.of(Status.WAITING)
             moves = [self._push]
             if len(running) < self.limits.n_seq_max:
                 moves += [self.admit, self.admit]
             moves += [self.finish, self.park] if running else []
             moves += [lambda _: self.defer()] if waiting else []
-            moves += [self.resume] if self.of(Where.DEFERRED) else []
+            moves += [self.resume] if self.of(Status.DEFERRED) else []
             dice.choice(moves)(dice)
             self.same_as_the_model()
 
@@ -204,7 +204,7 @@ class QueueMachine(RuleBasedStateMachine):
         if wait_s is None:
             assert late == []
             return
-        callers = [j for level in Priority for j in self.callers(level)]
+        callers = [j for priority in Priority for j in self.callers(priority)]
         right = [j for j in callers if self.now - self.since.get(j.id, j.arrival_s) >= wait_s]
         assert sorted(j.id for j in late) == sorted(j.id for j in right), "who has waited too long to enter"
         for job in late:
@@ -218,24 +218,28 @@ class QueueMachine(RuleBasedStateMachine):
             return
         queue = self.queue
         assert queue.size == len(self.of(*WAITS))
-        assert list(queue.waiting()) == self.of(Where.WAITING)
-        assert sorted(j.seniority for j in queue.deferred) == [j.seniority for j in self.of(Where.DEFERRED)]
-        assert queue.parked == self.of(Where.PARKED)
-        assert (queue.next_parked() or queue.next_first()) is self.next_job(), "who is next"
-        urgent = min(self.of(Where.WAITING), key=lambda j: (j.level, j.seniority), default=None)
+        assert list(queue.waiting()) == self.of(Status.WAITING)
+        assert sorted(j.arrival for j in queue.deferred) == [j.arrival for j in self.of(Status.DEFERRED)]
+        assert queue.preempted == self.of(Status.PREEMPTED)
+        assert (queue.next_preempted() or queue.next_first()) is self.next_job(), "who is next"
+        urgent = min(self.of(Status.WAITING), key=lambda j: (j.priority, j.arrival), default=None)
         assert queue.next_urgent() is urgent
-        readers = [j for j in self.of(Where.WAITING) if j.request.streamed and j.level < Priority.BACKGROUND]
-        assert queue.readers(2) == sorted(readers, key=lambda j: (j.level, j.account.served, j.seniority))[:2]
-        for level in Priority:
-            assert queue.entered(level) == self.in_flight(level)
-            assert queue.callers(level) == len(self.callers(level)) <= self.limits.max_queue
+        readers = [
+            j for j in self.of(Status.WAITING) if j.request.streamed and j.priority < Priority.BACKGROUND
+        ]
+        assert (
+            queue.streaming(2) == sorted(readers, key=lambda j: (j.priority, j.account.served, j.arrival))[:2]
+        )
+        for priority in Priority:
+            assert queue.entered(priority) == self.in_flight(priority)
+            assert queue.callers(priority) == len(self.callers(priority)) <= self.limits.max_queue
         for job in self.jobs:
             assert job.entered_s == self.entered.get(job.id), f"{job.id} entered at another time"
 
     @invariant()
     def next_time_out(self):
         if hasattr(self, "queue") and self.limits.max_queue_wait_s is not None:
-            callers = [j for level in Priority for j in self.callers(level)]
+            callers = [j for priority in Priority for j in self.callers(priority)]
             due = min((self.since.get(j.id, j.arrival_s) for j in callers), default=None)
             right = None if due is None else due + self.limits.max_queue_wait_s
             assert self.queue.next_timeout_s() == right

@@ -1,4 +1,4 @@
-"""Who gets a slot: the ageing bound, room for the whole prompt, deferrals that block nobody, few parks."""
+"""Admission: the ageing bound, memory for the whole prompt, deferrals that block no other request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stretto.backends.simulated import LatencyModel
 from stretto.core import event_names
 from stretto.core.limits import Limits
 from stretto.core.request import Priority
-from stretto.core.slot import Where
+from stretto.core.slot import Status
 from stretto.core.tick import End, PreemptReason
 from tests.unit.core.rig import Rig, ask, paged, prompt, streams
 
@@ -22,7 +22,7 @@ def test_a_request_that_does_not_fit_is_not_overtaken():
     rig.accept(ask("runs", 80, max_tokens=40), ask("large", 100), ask("small", 10))
     rig.step()
     assert rig.slot_of("runs") is not None
-    assert [rig.job(name).where for name in ("large", "small")] == [Where.WAITING] * 2
+    assert [rig.job(name).status for name in ("large", "small")] == [Status.WAITING] * 2
     rig.run()
     assert all(terminal.end is End.FINISHED for terminal in rig.ends.values())
     started = [note.request_id for note in rig.notes if note.name == event_names.SLOT_STARTED]
@@ -70,7 +70,7 @@ def test_a_deferral_ends_with_its_patience():
     rig.step()
     rig.accept(ask("b", prompt(900)))
     rig.step()
-    assert rig.job("b").where is Where.DEFERRED
+    assert rig.job("b").status is Status.DEFERRED
     rig.clock.advance(limits.cache_slot_timeout_s)
     rig.step()
     assert rig.slot_of("b") is not None
@@ -94,7 +94,7 @@ def overload(seed: int, ticks: int = 4000) -> tuple[Rig, float]:
     draw = random.Random(seed)
     limits = Limits(n_seq_max=8, n_batch=256, prefill_chunk=256, cache="prefix", max_queue=64)
     flat = LatencyModel(a_s=3e-3, b_s=1e-5, c_s=2e-9, beta_s=6e-6, gamma_s=2e-10)
-    can = paged(8, pages=160, page_tokens=16, window=2400, row_quantum=32)
+    can = paged(8, pages=160, page_tokens=16, window=2400, chunk_multiple=32)
     rig = Rig(limits, can, latency=flat, check=False)
     worst, seen = 0.0, set()
 
@@ -134,5 +134,5 @@ def test_overload_parks_few_and_keeps_the_ageing_bound(seed):
     finished = [terminal for terminal in rig.ends.values() if terminal.end is End.FINISHED]
     assert len(finished) > 300
     assert len(finished) == len(rig.ends), "only what finishes ends"
-    assert sum(terminal.parks for terminal in rig.ends.values()) / len(finished) < 0.2
+    assert sum(terminal.preemptions for terminal in rig.ends.values()) / len(finished) < 0.2
     assert worst <= 4.0

@@ -131,7 +131,10 @@ def test_columns_are_arrays():
 
 
 def apart(slots: int, **limits) -> Rig:
-    return Rig(Limits(n_seq_max=slots, cache="none", **limits), streams(slots, mixes=False, row_quantum=16))
+    return Rig(
+        Limits(n_seq_max=slots, cache="none", **limits),
+        streams(slots, mixed_batches=False, chunk_multiple=16),
+    )
 
 
 def kinds(ticks: list[Tick]) -> str:

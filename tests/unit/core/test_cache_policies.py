@@ -12,10 +12,10 @@ from stretto.core.slot import Job
 from tests.unit.core.rig import ask
 
 
-def job(*, parks: int = 0, fork_of: str = "", boundaries=(40, 90)) -> Job:
+def job(*, preemptions: int = 0, fork_of: str = "", boundaries=(40, 90)) -> Job:
     request = ask("r", 100, boundaries=boundaries, fork_of=fork_of)
-    made = Job(request, seniority=0, account=Account("", 1.0), now=0.0, length_max=200)
-    made.parks = parks
+    made = Job(request, arrival=0, account=Account("", 1.0), now=0.0, length_max=200)
+    made.preemptions = preemptions
     return made
 
 
@@ -44,11 +44,11 @@ def test_every_policy_of_the_limits_exists():
 
 
 @pytest.mark.parametrize(
-    ("policy", "marks", "at_close"),
+    ("policy", "checkpoint_at", "at_close"),
     [("none", (), 0), ("system_prompt", (40,), 40), ("incremental", (90,), 95), ("prefix", (40, 90), 95)],
 )
-def test_what_is_kept(policy, marks, at_close):
-    assert POLICIES[policy].keep(job()) == marks
+def test_what_is_kept(policy, checkpoint_at, at_close):
+    assert POLICIES[policy].keep(job()) == checkpoint_at
     assert POLICIES[policy].keep_at_close(job(), 95) == at_close
 
 
@@ -134,4 +134,4 @@ def test_a_branch_shares_its_parents_kv_under_every_policy(policy):
 @pytest.mark.parametrize("policy", CACHE_POLICIES)
 def test_a_parked_request_finds_its_own_kv(policy):
     own = source(Kind.RESIDENT, 70)
-    assert route(policy, own, who=job(parks=1)) == Admit(own)
+    assert route(policy, own, who=job(preemptions=1)) == Admit(own)

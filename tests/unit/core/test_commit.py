@@ -175,7 +175,7 @@ def test_no_room_gives_up_idle_entries_and_then_goes_on():
 
 def test_no_room_for_a_row_alone_in_its_tick_parks_somebody_who_waits_for_the_next():
     """Where ticks are in turns, a tick of one row does not mean that nobody else holds memory."""
-    can = streams(2, mixes=False, row_quantum=8)
+    can = streams(2, mixed_batches=False, chunk_multiple=8)
     faults = ScriptedFaults({5: TickFaults(no_room=True)})
     rig = Rig(Limits(n_seq_max=2, cache="none", prefill_chunk=8), can, faults=faults)
     rig.accept(ask("a", 8, max_tokens=20))
@@ -184,7 +184,7 @@ def test_no_room_for_a_row_alone_in_its_tick_parks_somebody_who_waits_for_the_ne
     rig.run()
     assert rig.outcomes[5].failure is PassFailure.NO_ROOM
     assert list(rig.ticks[5].counts) == [1]
-    assert rig.ends["b"].parks == 1
+    assert rig.ends["b"].preemptions == 1
     assert {end.end for end in rig.ends.values()} == {End.FINISHED}
 
 

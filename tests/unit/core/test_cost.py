@@ -42,14 +42,14 @@ def errors(model: CostModel, latency: LatencyModel, draw: random.Random) -> list
 @pytest.mark.parametrize(("spike", "allowed"), [(0.0, 0.05), (0.02, 0.15)], ids=["quiet", "spikes of 100x"])
 def test_it_predicts_ticks_that_it_has_not_seen(spike, allowed):
     draw = random.Random(1)
-    model = CostModel(row_quantum=64, chunk_max=512)
+    model = CostModel(chunk_multiple=64, chunk_max=512)
     train(model, CPU, ticks=400, draw=draw, spike=spike)
     assert statistics.median(errors(model, CPU, draw)) < allowed
 
 
 def test_it_sees_a_cliff_that_no_line_can():
     """A chunk of one row less than two tiles costs as much as three: the factor of that step says so."""
-    model = CostModel(row_quantum=1, chunk_max=16)
+    model = CostModel(chunk_multiple=1, chunk_max=16)
     for turn in range(300):
         chunk = (2, 3, 4, 8)[turn % 4]
         cliff = 2.0 if chunk == 3 else 1.0
@@ -58,7 +58,7 @@ def test_it_sees_a_cliff_that_no_line_can():
 
 
 def test_a_spike_is_not_believed_until_it_comes_three_times():
-    model = CostModel(row_quantum=1, chunk_max=64)
+    model = CostModel(chunk_multiple=1, chunk_max=64)
     for _ in range(20):
         model.observe(rows=0, contexts=0, chunks=[(8, 100)], pass_s=0.01)
     before = model.chunk_s(8, 100)
@@ -71,7 +71,7 @@ def test_a_spike_is_not_believed_until_it_comes_three_times():
 
 
 def test_chunks_start_small_and_double_as_measurements_arrive():
-    model = CostModel(row_quantum=8, chunk_max=512)
+    model = CostModel(chunk_multiple=8, chunk_max=512)
     sizes = []
     for _ in range(8):
         chunk = model.largest_chunk(0, 1e9)
@@ -81,13 +81,13 @@ def test_chunks_start_small_and_double_as_measurements_arrive():
 
 
 def test_at_least_one_quantum_whatever_it_costs():
-    model = CostModel(row_quantum=64, chunk_max=512)
+    model = CostModel(chunk_multiple=64, chunk_max=512)
     model.observe(rows=0, contexts=0, chunks=[(64, 0)], pass_s=30.0)
     assert model.largest_chunk(0, 0.01) == 64
 
 
 def test_chunks_are_multiples_of_the_quantum_within_the_allowance():
-    model = CostModel(row_quantum=64, chunk_max=1024)
+    model = CostModel(chunk_multiple=64, chunk_max=1024)
     train(model, CPU, ticks=300, draw=random.Random(3))
     for allowance_s in (0.5, 1.0, 2.0):
         chunk = model.largest_chunk(500, allowance_s)
@@ -96,7 +96,7 @@ def test_chunks_are_multiples_of_the_quantum_within_the_allowance():
 
 
 def test_prompts_get_half_the_machine_where_the_target_is_out_of_reach():
-    model = CostModel(row_quantum=1, chunk_max=64)
+    model = CostModel(chunk_multiple=1, chunk_max=64)
     assert model.allowance_s(0.24, 0.05, 100) == 0.24
     assert model.allowance_s(0.01, 0.05, 100) == pytest.approx(0.04)
     assert model.allowance_s(0.0, 0.05, 100) == pytest.approx(0.2), "nobody waits for a token"
@@ -105,7 +105,7 @@ def test_prompts_get_half_the_machine_where_the_target_is_out_of_reach():
 
 
 def test_auto_gives_prompts_three_quarters_and_never_less_than_their_last_chunks_take():
-    model = CostModel(row_quantum=64, chunk_max=512, efficient_quanta=2)
+    model = CostModel(chunk_multiple=64, chunk_max=512, efficient_quanta=2)
     train(model, CPU, ticks=300, draw=random.Random(4))
     short_s, long_s = (model.allowance_s(0.01, None, length) for length in (0, 3000))
     assert short_s == pytest.approx(model.chunk_s(128, 0))
@@ -118,7 +118,7 @@ def test_auto_gives_prompts_three_quarters_and_never_less_than_their_last_chunks
 
 @pytest.mark.parametrize(("row_s", "rows"), [(0.0018, 112), (0.007, 42), (0.1, 14)])
 def test_several_prompts_get_more_rows_as_long_as_these_are_cheap(row_s, rows):
-    model = CostModel(row_quantum=14, chunk_max=512, efficient_quanta=4)
+    model = CostModel(chunk_multiple=14, chunk_max=512, efficient_quanta=4)
     for _ in range(200):
         chunk = model.largest_chunk(0, 1e9)
         model.observe(rows=0, contexts=0, chunks=[(chunk, 0)], pass_s=chunk * row_s)
@@ -129,7 +129,7 @@ def test_several_prompts_get_more_rows_as_long_as_these_are_cheap(row_s, rows):
 
 
 def test_several_prompts_get_every_row_that_time_allows_where_parts_of_quanta_cost_their_share():
-    model = CostModel(row_quantum=14, chunk_max=512, efficient_quanta=4, parts=Parts.EVEN)
+    model = CostModel(chunk_multiple=14, chunk_max=512, efficient_quanta=4, parts=Parts.EVEN)
     for _ in range(200):
         chunk = model.largest_chunk(0, 1e9)
         model.observe(rows=0, contexts=0, chunks=[(chunk, 0)], pass_s=chunk * 0.0085)
@@ -139,7 +139,7 @@ def test_several_prompts_get_every_row_that_time_allows_where_parts_of_quanta_co
 
 
 def test_rows_are_dearer_behind_more_tokens():
-    model = CostModel(row_quantum=16, chunk_max=64)
+    model = CostModel(chunk_multiple=16, chunk_max=64)
     assert model.dearer(1000, 0) == 1.0, "nothing is known yet"
     for at in range(200):
         context = 40 * (at * 7 % 50)
@@ -151,7 +151,7 @@ def test_rows_are_dearer_behind_more_tokens():
 
 def test_a_part_of_a_quantum_counts_as_a_whole_one_where_the_backend_fills_it_up():
     whole, exact = (
-        CostModel(row_quantum=64, chunk_max=512, parts=parts) for parts in (Parts.WHOLE, Parts.EVEN)
+        CostModel(chunk_multiple=64, chunk_max=512, parts=parts) for parts in (Parts.WHOLE, Parts.EVEN)
     )
     assert [whole.billed(rows) for rows in (0, 1, 64, 100)] == [0, 64, 64, 100]
     assert [exact.billed(rows) for rows in (0, 1, 64, 100)] == [0, 1, 64, 100]
@@ -161,14 +161,14 @@ def test_a_part_of_a_quantum_counts_as_a_whole_one_where_the_backend_fills_it_up
 
 
 def test_a_tick_without_time_teaches_nothing():
-    model = CostModel(row_quantum=1, chunk_max=64)
+    model = CostModel(chunk_multiple=1, chunk_max=64)
     model.observe(rows=3, contexts=9, chunks=[], pass_s=0.0)
     assert model.decode_s(3, 9) == 0.0
 
 
 def test_a_size_that_was_slow_once_is_tried_again():
     """A neighbour on the host made every size slow, from the largest down: none is given up for good."""
-    model = CostModel(row_quantum=32, chunk_max=128)
+    model = CostModel(chunk_multiple=32, chunk_max=128)
     for count in (32, 64, 96, 128) * 20:
         model.observe(rows=0, contexts=0, chunks=[(count, 100)], pass_s=0.002 * count)
     for count in (128, 96, 64, 32):
@@ -182,7 +182,9 @@ def test_a_size_that_was_slow_once_is_tried_again():
 
 
 def test_a_part_is_taken_for_the_cliff_it_may_be_until_it_was_seen():
-    dear, even = (CostModel(row_quantum=64, chunk_max=128, parts=parts) for parts in (Parts.DEAR, Parts.EVEN))
+    dear, even = (
+        CostModel(chunk_multiple=64, chunk_max=128, parts=parts) for parts in (Parts.DEAR, Parts.EVEN)
+    )
     for model in (dear, even):
         model.observe(rows=0, contexts=0, chunks=[(64, 0)], pass_s=0.1)
     assert dear.chunk_s(56, 0) > dear.chunk_s(64, 0)

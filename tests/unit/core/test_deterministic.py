@@ -1,7 +1,7 @@
 """Where decode rows write other KV than a prompt's rows would, greedy output must not depend on the cache.
 
-The simulated model marks the cells of decode rows, so a text that stands on the wrong ones is another text,
-and the rig compares every token.
+The simulated model marks the cells of decode rows, so a text that reuses the wrong ones differs, and
+the rig compares every token.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_a_preempted_request_continues_its_text(layout, policy, ram):
         rig.step()
     rig.accept(*(ask(f"high{n}", 50, max_tokens=20, priority=Priority.URGENT) for n in range(3)))
     rig.run(until=lambda: len(rig.ends) == 5)
-    assert sum(end.parks for end in rig.ends.values()) > 0
+    assert sum(end.preemptions for end in rig.ends.values()) > 0
     assert len(rig.output("low1")) == 90
 
 
@@ -109,10 +109,10 @@ def test_drafts_are_not_verified_where_several_rows_round_differently():
 def test_a_preempted_request_does_not_take_anothers_prompt_for_its_own_answer():
     """Another request's prompt holds the answer so far: the same tokens, written by a prompt's rows."""
     rig = rig_of(slots=2, cache="prefix", cache_ram_bytes=0)
-    rig.accept(ask("anchor", 30, max_tokens=400), ask("low", 30, max_tokens=90, priority=Priority.BACKGROUND))
+    rig.accept(ask("oldest", 30, max_tokens=400), ask("low", 30, max_tokens=90, priority=Priority.BACKGROUND))
     rig.run(until=lambda: len(rig.output("low")) >= 30)
     text = ask("low", 30).tokens + rig.output("low")
     rig.accept(ask("high", text, max_tokens=5, priority=Priority.URGENT))
     rig.run(until=lambda: "low" in rig.ends)
-    assert rig.ends["low"].parks == 1
+    assert rig.ends["low"].preemptions == 1
     assert len(rig.output("low")) == 90

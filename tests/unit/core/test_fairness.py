@@ -51,7 +51,7 @@ def test_what_is_done_again_after_parking_is_free():
     rig.state.preempt(slot, PreemptReason.MEMORY)
     rig.run()
     account = rig.state.accounts.join("t")
-    assert rig.ends["a"].parks == 1
+    assert rig.ends["a"].preemptions == 1
     assert account.served == 39 + 2 * 3
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from stretto.core import invariants
 from stretto.core.limits import Limits
-from stretto.core.slot import Where
+from stretto.core.slot import Status
 from stretto.errors import InvariantError
 from tests.unit.core.rig import Rig, ask, streams
 
@@ -85,7 +85,7 @@ def test_books_that_do_not_balance():
 def test_an_ended_request_that_is_still_known():
     made = rig()
     made.step()
-    made.job("c").where = Where.ENDED
+    made.job("c").status = Status.ENDED
     with pytest.raises(InvariantError, match="has ended and is still known"):
         invariants.check_books(made.scheduler)
 

@@ -10,7 +10,7 @@ from stretto.backends.simulated import LatencyModel
 from stretto.core import event_names
 from stretto.core.limits import CACHE_POLICIES, Limits, Preemption
 from stretto.core.request import Priority
-from stretto.core.slot import Where
+from stretto.core.slot import Status
 from stretto.core.tick import End, PreemptReason
 from tests.unit.core.rig import Rig, ask, paged, streams
 
@@ -41,7 +41,7 @@ def test_an_urgent_request_takes_a_slot_at_the_next_plan():
     rig.step()
     assert taken(rig) == [("low1", "urgent", PreemptReason.PRIORITY)]
     assert rig.slot_of("urgent") is not None
-    assert rig.job("low1").where is Where.PARKED
+    assert rig.job("low1").status is Status.PREEMPTED
     assert rig.slot_of("low0") is not None, "the oldest one stays where another will do"
 
 
@@ -51,8 +51,8 @@ def test_a_victim_goes_on_with_its_text_intact():
     rig.accept(ask("urgent", 9, priority=Priority.URGENT))
     rig.run(until=lambda: "urgent" in rig.ends and rig.slot_of("low1") is not None)
     rig.run(until=lambda: len(rig.output("low1")) > before + 5)
-    assert rig.job("low1").parks == 1
-    assert {event_names.SLOT_PARKED, event_names.SLOT_RESUMED} <= set(rig.names())
+    assert rig.job("low1").preemptions == 1
+    assert {event_names.SLOT_PREEMPTED, event_names.SLOT_RESUMED} <= set(rig.names())
 
 
 def test_nobody_gives_way_to_an_equal():
@@ -74,7 +74,7 @@ def test_an_urgent_request_does_not_wait_for_a_background_answer(n_seq_max):
         rig.accept(*(ask(name, 9, priority=Priority.URGENT) for name in names))
         rig.run(until=lambda names=names: all(name in rig.ends for name in names))
         waits = [rig.first_token_tick[name] - arrived for name in names]
-        assert max(waits) <= 4 * rig.limits.priority_park_min_tokens
+        assert max(waits) <= 4 * rig.limits.priority_preempt_min_tokens
         assert turn or max(waits) <= 3
         for _ in range(100):
             rig.step()
@@ -112,7 +112,9 @@ def test_background_advances_under_a_steady_stream_of_urgent_requests():
 
     rig.run(until=busy)
     assert rig.ends["low"].end is End.FINISHED
-    assert count <= 4 * (300 / (4 * rig.limits.priority_park_min_tokens) + 8), "it advances with every turn"
+    assert count <= 4 * (300 / (4 * rig.limits.priority_preempt_min_tokens) + 8), (
+        "it advances with every turn"
+    )
 
 
 def test_an_urgent_prompt_takes_memory_from_less_urgent_requests_as_few_as_do():
@@ -133,11 +135,11 @@ def test_an_order_is_dropped_when_its_waiter_leaves():
     rig = waiting_for_a_slot(Preemption.RESUME)
     rig.clock.advance(TIMEOUT_S)
     rig.step()
-    assert rig.scheduler.preemption_orders
+    assert rig.scheduler.planned_preemptions
     rig.scheduler.cancel("new")
     rig.step()
     rig.step()
-    assert rig.slot_of("old") is not None or rig.job("old").where is Where.PARKED
+    assert rig.slot_of("old") is not None or rig.job("old").status is Status.PREEMPTED
     rig.run(until=lambda: rig.slot_of("old") is not None)
     assert rig.ends["new"].end is End.CANCELLED
 
@@ -159,7 +161,7 @@ def test_a_time_out_takes_the_longest_running_slot(preemption):
     rig = waiting_for_a_slot(preemption)
     rig.clock.advance(TIMEOUT_S - 1.0)
     rig.step()
-    assert not rig.scheduler.preemption_orders
+    assert not rig.scheduler.planned_preemptions
     rig.clock.advance(1.0)
     rig.step()
     rig.step()
@@ -217,7 +219,7 @@ def test_time_outs_keep_no_more_requests_aside_than_there_are_slots():
     for _ in range(200):
         rig.clock.advance(0.5)
         rig.step()
-        assert len(rig.state.queue.parked) <= 2
+        assert len(rig.state.queue.preempted) <= 2
     assert rig.preemptions
 
 

@@ -1,4 +1,4 @@
-"""How prompts share a tick: shortest first, every fourth tick half to the most senior; the gap guarantee."""
+"""How prompts share a tick: shortest first, every fourth tick half to the oldest; the gap guarantee."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stretto.core.capabilities import Parts
 from stretto.core.cost import CostModel
 from stretto.core.fairness import Account
 from stretto.core.limits import Limits
-from stretto.core.prefill_budget import SENIOR_TURN, ChunkSharer
+from stretto.core.prefill_budget import OLDEST_PERIOD, ChunkSharer
 from stretto.core.request import Priority
 from stretto.core.slot import Job, Slot
 from tests.unit.core.rig import Rig, ask, streams
@@ -23,12 +23,10 @@ TABLES = json.loads((Path(__file__).parent / "data" / "cost_tables.json").read_t
 
 
 def prompts(*lengths: int) -> list[Slot]:
-    """The first is the most senior."""
+    """The first is the oldest."""
     slots = []
     for index, length in enumerate(lengths):
-        job = Job(
-            ask(f"r{index}", length), seniority=index, account=Account("", 1.0), now=0.0, length_max=9999
-        )
+        job = Job(ask(f"r{index}", length), arrival=index, account=Account("", 1.0), now=0.0, length_max=9999)
         slot = Slot(index)
         slot.job, slot.known = job, job.known
         slots.append(slot)
@@ -38,7 +36,7 @@ def prompts(*lengths: int) -> list[Slot]:
 def sharer(
     *, trusted: int = 256, quantum: int = 1, chunk_max: int = 512, parts: Parts = Parts.DEAR
 ) -> ChunkSharer:
-    cost = CostModel(row_quantum=quantum, chunk_max=trusted, parts=parts)
+    cost = CostModel(chunk_multiple=quantum, chunk_max=trusted, parts=parts)
     for _ in range(20):
         cost.observe(rows=0, contexts=0, chunks=[(cost.largest_chunk(0, 1e9), 0)], pass_s=1e-3)
     return ChunkSharer(cost, quantum=quantum, chunk_max=chunk_max)
@@ -91,7 +89,7 @@ def leveled(*given: tuple[int, Priority]) -> list[Slot]:
     slots = prompts(*(length for length, _ in given))
     for slot, (length, priority) in zip(slots, given, strict=True):
         request = replace(ask(f"p{slot.index}", length), priority=priority)
-        slot.job = Job(request, seniority=slot.index, account=Account("", 1.0), now=0.0, length_max=9999)
+        slot.job = Job(request, arrival=slot.index, account=Account("", 1.0), now=0.0, length_max=9999)
         slot.known = slot.job.known
     return slots
 
@@ -110,7 +108,7 @@ def test_urgent_prompts_take_turns_among_themselves_and_leave_what_they_do_not_n
     assert turns == [{2: 64}, {2: 64}, {2: 64}, {0: 64}, {1: 64}, {2: 64}, {2: 64}, {0: 64}]
     slots = leveled((640, Priority.BACKGROUND), (640, Priority.BACKGROUND), (640, Priority.URGENT))
     turns = [shares(sharing.share(slots, allowance_s=1e9, rows=64)) for _ in range(8)]
-    assert turns == [{2: 64}, {2: 64}, {2: 64}, {0: 64}] * 2, "whoever else is in the class of the senior one"
+    assert turns == [{2: 64}, {2: 64}, {2: 64}, {0: 64}] * 2, "whoever else is in the class of the oldest one"
     wide = sharer(trusted=256)
     slots = leveled((640, Priority.BACKGROUND), (100, Priority.URGENT))
     assert shares(wide.share(slots, allowance_s=1e9, rows=256)) == {1: 100, 0: 156}
@@ -118,7 +116,7 @@ def test_urgent_prompts_take_turns_among_themselves_and_leave_what_they_do_not_n
 
 def test_a_chunk_ends_at_a_mark():
     slots = prompts(300)
-    slots[0].marks = (37,)
+    slots[0].checkpoint_at = (37,)
     assert shares(sharer().share(slots, allowance_s=1e9, rows=256)) == {0: 37}
 
 
@@ -143,7 +141,7 @@ def test_no_prompts_or_no_rows():
 
 def test_whole_quanta_are_shared_out():
     """Two short rests cost two quanta: only as many as the tick has room for get theirs."""
-    cost = CostModel(row_quantum=64, chunk_max=128, parts=Parts.WHOLE)
+    cost = CostModel(chunk_multiple=64, chunk_max=128, parts=Parts.WHOLE)
     for _ in range(20):
         cost.observe(rows=0, contexts=0, chunks=[(cost.largest_chunk(0, 1e9), 0)], pass_s=1e-3)
     sharing = ChunkSharer(cost, quantum=64, chunk_max=512)
@@ -182,7 +180,7 @@ def test_nobody_waits_another_tick_for_a_few_rows():
         assert shares(sharing.share(prompts(length), allowance_s=allowance_s, rows=256)) == {0: given}
     assert shares(sharing.share(prompts(61), allowance_s=allowance_s, rows=60)) == {0: 56}, "over the rows"
     marked = prompts(61)
-    marked[0].marks = (59,)
+    marked[0].checkpoint_at = (59,)
     assert shares(sharing.share(marked, allowance_s=allowance_s, rows=256)) == {0: 56}
     tiled = sharer(trusted=224, quantum=14)
     assert shares(tiled.share(prompts(61), allowance_s=allowance_s, rows=256)) == {0: 56}
@@ -190,7 +188,7 @@ def test_nobody_waits_another_tick_for_a_few_rows():
 
 def test_rows_behind_a_long_context_count_for_more():
     """What the shortest leaves is no room for as many rows of a prompt that is far on."""
-    cost = CostModel(row_quantum=14, chunk_max=448, parts=Parts.EVEN)
+    cost = CostModel(chunk_multiple=14, chunk_max=448, parts=Parts.EVEN)
     for at in range(60):
         count, context = cost.largest_chunk(0, 1e9), 100 * (at % 30)
         cost.observe(
@@ -236,11 +234,11 @@ def test_the_gap_guarantee(table, target_itl_s, neighbours):
     Ticks that the table itself makes slow are left out of the gaps; they may not starve anybody afterwards.
     """
     given = TABLES[table]
-    latency, quantum = LatencyModel(**given["latency"]), given["row_quantum"]
+    latency, quantum = LatencyModel(**given["latency"]), given["chunk_multiple"]
     spikes = Spikes(given.get("spike_every", 0), given.get("spike_factor", 1.0))
     limits = Limits(n_seq_max=8, target_itl_s=target_itl_s, cache="none", cache_slot_timeout_s=1e9)
     rig = Rig(
-        limits, streams(8, window=8192, row_quantum=quantum), latency=latency, faults=spikes, check=False
+        limits, streams(8, window=8192, chunk_multiple=quantum), latency=latency, faults=spikes, check=False
     )
     for index in range(neighbours):
         rig.accept(ask(f"n{index}", 200, max_tokens=6000))
@@ -261,7 +259,7 @@ def test_the_gap_guarantee(table, target_itl_s, neighbours):
         slot = rig.slot_of("long")
         advanced = slot is None or slot.index in tick.slots
         still = 0 if advanced else still + 1
-        assert still < SENIOR_TURN, "the long prompt stands still"
+        assert still < OLDEST_PERIOD, "the long prompt stands still"
     assert worst <= 1.1, f"worst gap is {worst:.2f} of the bound"
     rig.run(until=lambda: "second" in rig.first_token_tick)
 
@@ -270,7 +268,7 @@ def test_the_gap_guarantee(table, target_itl_s, neighbours):
 @pytest.mark.parametrize("neighbours", [0, 3])
 def test_a_short_request_does_not_wait_for_a_long_prefill(quantum, neighbours):
     """20 tokens that arrive during a prefill of 3,000 have their first token within 3 ticks."""
-    rig = Rig(Limits(n_seq_max=8, cache="none"), streams(8, row_quantum=quantum))
+    rig = Rig(Limits(n_seq_max=8, cache="none"), streams(8, chunk_multiple=quantum))
     for index in range(neighbours):
         rig.accept(ask(f"n{index}", 30, max_tokens=3000))
     for _ in range(10 if neighbours else 0):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from stretto.core.fairness import Account
 from stretto.core.limits import Limits
-from stretto.core.queue import AGEING_TURN, Queue
+from stretto.core.queue import AGEING_PERIOD, Queue
 from stretto.core.request import Priority
-from stretto.core.slot import Job, Where
+from stretto.core.slot import Job, Status
 from tests.unit.core.rig import ask
 
 ACCOUNTS = {name: Account(name, 1.0) for name in ("", "a", "b")}
@@ -20,13 +20,13 @@ class Line:
     def push(self, *, priority=Priority.DEFAULT, account=None, now=0.0) -> Job:
         request = ask(f"r{self.arrivals}", 3, priority=priority)
         account = account or Account("", 1.0)
-        job = Job(request, seniority=self.arrivals, account=account, now=now, length_max=9)
+        job = Job(request, arrival=self.arrivals, account=account, now=now, length_max=9)
         self.arrivals += 1
         self.queue.push(job, now)
         return job
 
     def admit(self) -> Job | None:
-        job = self.queue.next_parked() or self.queue.next_first()
+        job = self.queue.next_preempted() or self.queue.next_first()
         if job is not None:
             self.queue.admit(job, 0.0)
         return job
@@ -47,22 +47,22 @@ def test_every_fourth_turn_goes_to_the_oldest():
     old = line.push(priority=Priority.BACKGROUND)
     for _ in range(10):
         line.push(priority=Priority.URGENT)
-    admitted = [line.admit() for _ in range(AGEING_TURN)]
+    admitted = [line.admit() for _ in range(AGEING_PERIOD)]
     assert admitted[-1] is old
     assert old not in admitted[:-1]
 
 
 def test_a_parked_request_goes_first_unless_a_more_urgent_one_waits():
     line = Line(n_seq_max=8)
-    parked = line.push()
-    assert line.admit() is parked
-    line.queue.park(parked)
+    preempted = line.push()
+    assert line.admit() is preempted
+    line.queue.add_preempted(preempted)
     line.push()
-    assert line.queue.next_parked() is parked
+    assert line.queue.next_preempted() is preempted
     urgent = line.push(priority=Priority.URGENT)
-    assert line.queue.next_parked() is None
+    assert line.queue.next_preempted() is None
     assert line.admit() is urgent
-    assert line.admit() is parked
+    assert line.admit() is preempted
 
 
 def test_a_deferred_request_stands_aside_and_comes_back_to_its_place():
@@ -88,7 +88,7 @@ def test_the_oldest_caller_enters_when_somebody_leaves():
     line = Line(n_seq_max=1, queue_depth=1, max_queue=3)
     first, second, third = line.push(), line.push(), line.push()
     line.queue.remove(first)
-    first.where = Where.ENDED
+    first.status = Status.ENDED
     line.queue.leave_flight(first, 7.0)
     assert (second.entered_s, third.entered_s) == (7.0, None)
 
@@ -109,7 +109,7 @@ def test_the_lines_do_not_grow_with_those_who_left():
     for _ in range(3000):
         job = line.push()
         line.queue.remove(job)
-        job.where = Where.ENDED
+        job.status = Status.ENDED
         line.queue.leave_flight(job, 0.0)
     assert list(line.queue.waiting()) == [stays]
     assert len(line.queue._by_age) < 200
@@ -121,8 +121,8 @@ def test_the_ageing_turn_of_preempted_requests_goes_to_the_oldest_of_them():
     oldest, background = line.push(), line.push(priority=Priority.BACKGROUND)
     for job in (oldest, background):
         line.queue.admit(job, 0.0)
-        line.queue.park(job)
-    for _ in range(AGEING_TURN):
+        line.queue.add_preempted(job)
+    for _ in range(AGEING_PERIOD):
         line.queue.admit(line.push(priority=Priority.URGENT), 0.0)
     line.push()
-    assert line.queue.next_parked() is oldest
+    assert line.queue.next_preempted() is oldest

@@ -11,7 +11,7 @@ from tests.unit.core.rig import ask
 
 def running(prompt_tokens: int, *, computed: int) -> Slot:
     job = Job(
-        ask("a", prompt_tokens), seniority=0, account=Account("", 1.0), now=5.0, length_max=prompt_tokens + 4
+        ask("a", prompt_tokens), arrival=0, account=Account("", 1.0), now=5.0, length_max=prompt_tokens + 4
     )
     slot = Slot(2)
     slot.job, slot.known = job, job.known
@@ -58,7 +58,7 @@ def test_a_job_knows_its_output_and_leaves_the_request_alone():
 def test_ignore_eos_means_no_token_stops_it():
     def stops(**params):
         request = ask("a", 3, stop_token_ids=frozenset({1}), **params)
-        return Job(request, seniority=0, account=Account("", 1.0), now=0.0, length_max=9).stops
+        return Job(request, arrival=0, account=Account("", 1.0), now=0.0, length_max=9).stops
 
     assert stops(ignore_eos=True) == frozenset()
     assert stops(ignore_eos=False) == {1}

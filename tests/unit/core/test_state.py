@@ -8,7 +8,7 @@ from stretto.core import event_names
 from stretto.core.kv.pages import PageLedger
 from stretto.core.kv.sequences import SequenceLedger
 from stretto.core.limits import Limits
-from stretto.core.slot import Where
+from stretto.core.slot import Status
 from stretto.core.state import State
 from stretto.core.tick import End, PreemptReason
 from stretto.errors import InvariantError
@@ -23,8 +23,8 @@ def test_the_ledger_follows_from_the_capabilities(can, ledger):
 
 
 def test_the_quantum_is_no_larger_than_a_chunk_may_be():
-    assert State(Limits(prefill_chunk=16), streams(4, row_quantum=64)).quantum == 16
-    assert State(Limits(), streams(4, row_quantum=64)).quantum == 64
+    assert State(Limits(prefill_chunk=16), streams(4, chunk_multiple=64)).chunk_multiple == 16
+    assert State(Limits(), streams(4, chunk_multiple=64)).chunk_multiple == 64
 
 
 def test_ending_twice_is_our_bug():
@@ -42,9 +42,9 @@ def test_parking_keeps_the_text_and_frees_the_slot():
     rig.run(until=lambda: len(rig.output("a")) == 5)
     job = rig.job("a")
     rig.state.preempt(rig.slot_of("a"), PreemptReason.MEMORY)
-    assert (job.where, job.parks, job.generated) == (Where.PARKED, 1, 5)
+    assert (job.status, job.preemptions, job.generated) == (Status.PREEMPTED, 1, 5)
     assert rig.state.free_slot() is not None
-    assert rig.state.anchor() is None
+    assert rig.state.oldest_running() is None
     rig.run(until=lambda: len(rig.output("a")) == 9)
     assert rig.names().count(event_names.SLOT_RESUMED) == 1
 

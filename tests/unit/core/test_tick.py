@@ -34,7 +34,7 @@ def terminal(**more) -> Terminal:
         "prompt_tokens": 100,
         "cached_tokens": 40,
         "generated_tokens": 11,
-        "parks": 0,
+        "preemptions": 0,
         "duration_s": 4.0,
         "queue_wait_s": 1.0,
         "ttft_s": 2.0,

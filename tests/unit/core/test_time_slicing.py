@@ -8,8 +8,8 @@ from stretto.core import event_names
 from stretto.core.capabilities import Rewind
 from stretto.core.limits import Limits
 from stretto.core.request import Priority
-from stretto.core.slot import Where
-from stretto.core.time_slicing import LAST_WORDS, OUT_MAX_S, SHORT_TURN
+from stretto.core.slot import Status
+from stretto.core.time_slicing import ENDING_TOKENS, PAUSE_MAX_S, SHORT_SLICE
 from tests.unit.core.rig import Rig, ask, paged, streams
 
 SLOTS = 3
@@ -33,7 +33,7 @@ def newcomer(name: str = "new", **more):
 
 
 def pauses(rig: Rig) -> dict[str, float]:
-    """The longest time without a token, for each stream that runs or is parked."""
+    """The longest time without a token, for each stream that runs or is preempted."""
     last: dict[str, tuple[int, float]] = {}
     longest: dict[str, float] = {}
 
@@ -52,26 +52,26 @@ def pauses(rig: Rig) -> dict[str, float]:
 
 
 def test_a_newcomer_has_the_slot_of_a_stream_that_had_a_short_turn():
-    rig = busy(SHORT_TURN + 4)
+    rig = busy(SHORT_SLICE + 4)
     rig.accept(newcomer())
     rig.step()
     assert rig.slot_of("new") is not None
-    assert rig.slot_of("s0") is not None, "the anchor stays"
-    (parked,) = rig.state.queue.parked
-    assert parked.id in ("s1", "s2")
-    assert parked.turns == parked.parks == 1
-    assert event_names.TURN_TAKEN in rig.names()
+    assert rig.slot_of("s0") is not None, "the oldest stays"
+    (preempted,) = rig.state.queue.preempted
+    assert preempted.id in ("s1", "s2")
+    assert preempted.slice_preemptions == preempted.preemptions == 1
+    assert event_names.TIME_SLICED in rig.names()
     rig.run()
     assert all(end.end.value == "finished" for end in rig.ends.values())
 
 
 def test_nobody_gives_up_a_slot_before_a_short_turn():
-    rig = busy(SHORT_TURN - 6)
+    rig = busy(SHORT_SLICE - 6)
     rig.accept(newcomer())
     rig.step()
     assert rig.slot_of("new") is None
     rig.run(until=lambda: rig.slot_of("new") is not None)
-    assert SHORT_TURN <= len(rig.output(rig.state.queue.parked[0].id)) <= SHORT_TURN + 2
+    assert SHORT_SLICE <= len(rig.output(rig.state.queue.preempted[0].id)) <= SHORT_SLICE + 2
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_nobody_gives_up_a_slot_before_a_short_turn():
     [
         (newcomer(streamed=False), {}),
         (newcomer(priority=Priority.BACKGROUND), {}),
-        (newcomer(), {"turn_tokens": 0}),
+        (newcomer(), {"slice_tokens": 0}),
     ],
     ids=["nobody reads along", "background", "switched off"],
 )
@@ -89,7 +89,7 @@ def test_who_takes_no_turns_waits(request_, limits):
     for _ in range(50):
         rig.step()
     assert rig.slot_of("new") is None
-    assert not rig.state.queue.parked
+    assert not rig.state.queue.preempted
 
 
 def test_a_turn_is_never_taken_from_somebody_more_urgent():
@@ -101,23 +101,23 @@ def test_a_turn_is_never_taken_from_somebody_more_urgent():
 
 
 def test_streams_share_the_slots_and_none_stands_still_for_long():
-    rig = busy(SHORT_TURN, max_tokens=600)
+    rig = busy(SHORT_SLICE, max_tokens=600)
     longest = pauses(rig)
     rig.accept(*(newcomer(f"n{at}", start=40 + at, max_tokens=600) for at in range(SLOTS)))
     rig.run()
     ends = rig.ends.values()
     assert {end.reason for end in ends} == {"length"}
-    assert sum(end.parks for end in ends) > 10, "they took many turns"
-    assert max(longest.values()) < 2 * OUT_MAX_S
+    assert sum(end.preemptions for end in ends) > 10, "they took many turns"
+    assert max(longest.values()) < 2 * PAUSE_MAX_S
     waits = [rig.ends[f"n{at}"].ttft_s for at in range(SLOTS)]
     alone = rig.ends["s0"].duration_s
     assert max(waits) < alone / 10, "nobody waited for a whole answer"
 
 
 def test_no_more_streams_are_parked_than_there_are_slots():
-    rig = busy(SHORT_TURN, max_tokens=300, queue_depth=9)
+    rig = busy(SHORT_SLICE, max_tokens=300, queue_depth=9)
     most = []
-    rig.after_plan.append(lambda _: most.append(len(rig.state.queue.parked)))
+    rig.after_plan.append(lambda _: most.append(len(rig.state.queue.preempted)))
     rig.accept(*(newcomer(f"n{at}", start=40 + at, max_tokens=300) for at in range(4 * SLOTS)))
     rig.run()
     assert max(most) == SLOTS
@@ -126,17 +126,17 @@ def test_no_more_streams_are_parked_than_there_are_slots():
 def test_turns_are_longer_where_changing_takes_long():
     """Saving and restoring a state takes a tenth of the time at most."""
     slow = streams(SLOTS, bytes_per_token=1000, snapshot_bytes_per_s=1.6e7)
-    rig = busy(SHORT_TURN + 4, max_tokens=2000, can=slow, cache_ram_bytes=1 << 30)
+    rig = busy(SHORT_SLICE + 4, max_tokens=2000, can=slow, cache_ram_bytes=1 << 30)
     rig.accept(newcomer())
     rig.run(until=lambda: rig.slot_of("new") is not None)
-    (parked,) = rig.state.queue.parked
-    assert rig.clock.now - parked.arrival_s > 10 * SLOTS * 2 * parked.high_water * 1000 / 1.6e7
-    assert len(rig.output(parked.id)) > 2 * SHORT_TURN
+    (preempted,) = rig.state.queue.preempted
+    assert rig.clock.now - preempted.arrival_s > 10 * SLOTS * 2 * preempted.high_water * 1000 / 1.6e7
+    assert len(rig.output(preempted.id)) > 2 * SHORT_SLICE
 
 
 def test_without_snapshots_nobody_changes_places():
     """What was said would have to be computed again, and might round otherwise."""
-    rig = busy(SHORT_TURN + 4, can=streams(SLOTS, snapshots=False, share_from_running=False))
+    rig = busy(SHORT_SLICE + 4, can=streams(SLOTS, snapshots=False, share_from_running=False))
     rig.accept(newcomer())
     for _ in range(50):
         rig.step()
@@ -144,7 +144,7 @@ def test_without_snapshots_nobody_changes_places():
 
 
 def test_nothing_changes_places_where_memory_is_short():
-    rig = busy(SHORT_TURN + 4, can=paged(SLOTS, pages=12, page_tokens=16), headroom_tokens=64)
+    rig = busy(SHORT_SLICE + 4, can=paged(SLOTS, pages=12, page_tokens=16), headroom_tokens=64)
     rig.accept(newcomer())
     rig.step()
     assert rig.slot_of("new") is None
@@ -153,31 +153,31 @@ def test_nothing_changes_places_where_memory_is_short():
 
 def test_who_was_overtaken_has_the_next_free_slot():
     """A request that nobody reads along came before: the stream that had a turn comes back behind it."""
-    rig = busy(SHORT_TURN + 4, max_tokens=60)
+    rig = busy(SHORT_SLICE + 4, max_tokens=60)
     rig.accept(ask("silent", 20, max_tokens=5), newcomer(max_tokens=200))
     rig.step()
     assert rig.slot_of("new") is not None
-    rig.run(until=lambda: rig.job("new").where is Where.PARKED or "silent" in rig.ends)
+    rig.run(until=lambda: rig.job("new").status is Status.PREEMPTED or "silent" in rig.ends)
     assert "silent" in rig.ends
     rig.run()
 
 
 def test_having_had_a_turn_does_not_shield_from_somebody_urgent():
-    rig = busy(SHORT_TURN, max_tokens=2000, priority=Priority.BACKGROUND)
+    rig = busy(SHORT_SLICE, max_tokens=2000, priority=Priority.BACKGROUND)
     low = [rig.job(f"s{at}") for at in (1, 2)]
     for job in low:
-        job.parks = job.turns = rig.limits.priority_parks_max
+        job.preemptions = job.slice_preemptions = rig.limits.priority_preemptions_max
     rig.accept(ask("urgent", 9, priority=Priority.URGENT))
     rig.step()
     assert rig.slot_of("urgent") is not None
 
 
 def test_who_is_about_to_end_keeps_the_slot():
-    rig = busy(SHORT_TURN, max_tokens=SHORT_TURN + LAST_WORDS - 1)
+    rig = busy(SHORT_SLICE, max_tokens=SHORT_SLICE + ENDING_TOKENS - 1)
     rig.accept(newcomer())
     rig.step()
     assert rig.slot_of("new") is None
-    assert not rig.state.queue.parked
+    assert not rig.state.queue.preempted
 
 
 def test_a_pool_that_holds_the_running_alone_is_not_shared_by_more():
@@ -191,32 +191,32 @@ def test_a_pool_that_holds_the_running_alone_is_not_shared_by_more():
 
 def test_who_nobody_reads_along_takes_a_slot_back_too():
     rig = Rig(Limits(n_seq_max=2), streams(2))
-    rig.accept(ask("anchor", 20, max_tokens=3000, streamed=True), ask("silent", 20, max_tokens=100))
+    rig.accept(ask("oldest", 20, max_tokens=3000, streamed=True), ask("silent", 20, max_tokens=100))
     rig.run(until=lambda: len(rig.output("silent")) >= 60)
     rig.accept(newcomer(max_tokens=3000))
     rig.run(until=lambda: "silent" in rig.ends)
-    assert rig.ends["silent"].parks == 1
-    assert not {"anchor", "new"} & set(rig.ends)
+    assert rig.ends["silent"].preemptions == 1
+    assert not {"oldest", "new"} & set(rig.ends)
 
 
 def test_one_that_cannot_come_back_does_not_keep_the_others_out():
     rig = Rig(Limits(n_seq_max=3), streams(3))
     rig.accept(
-        ask("anchor", 20, max_tokens=2000, streamed=True),
+        ask("oldest", 20, max_tokens=2000, streamed=True),
         ask("d1", 20, max_tokens=2000, streamed=True),
         ask("low", 20, max_tokens=2000, streamed=True, priority=Priority.BACKGROUND),
     )
-    rig.run(until=lambda: len(rig.output("anchor")) >= 30)
+    rig.run(until=lambda: len(rig.output("oldest")) >= 30)
     longest = pauses(rig)
     rig.accept(*(newcomer(name, max_tokens=2000) for name in ("d2", "d3")))
-    rig.run(until=lambda: "anchor" in rig.ends)
-    assert rig.job("low").where is Where.PARKED
-    assert all(longest[name] < 1.5 * OUT_MAX_S for name in ("d1", "d2", "d3"))
+    rig.run(until=lambda: "oldest" in rig.ends)
+    assert rig.job("low").status is Status.PREEMPTED
+    assert all(longest[name] < 1.5 * PAUSE_MAX_S for name in ("d1", "d2", "d3"))
 
 
 def test_one_that_must_wait_for_a_cache_does_not_hold_up_the_newcomers_behind_it():
     can = streams(SLOTS, rewind=Rewind.CHECKPOINT, state_bytes=50)
-    rig = busy(SHORT_TURN + 4, can=can, cache="incremental", cache_min_tokens=4)
+    rig = busy(SHORT_SLICE + 4, can=can, cache="incremental", cache_min_tokens=4)
     conversation = [*rig.witnesses["s1"].request.tokens, 7, 8, 9]
     rig.accept(ask("again", conversation, streamed=True, boundaries=(20,)), newcomer())
     for _ in range(10):
@@ -247,16 +247,16 @@ def test_streams_without_end_starve_nobody(clients):
 
 def test_a_turn_of_somebody_else_does_not_begin_a_slot_time_out_anew():
     waits = {}
-    for turn_tokens in (0, 64):
+    for slice_tokens in (0, 64):
         rig = Rig(
-            Limits(n_seq_max=4, cache="incremental", cache_slot_timeout_s=5.0, turn_tokens=turn_tokens),
+            Limits(n_seq_max=4, cache="incremental", cache_slot_timeout_s=5.0, slice_tokens=slice_tokens),
             streams(4),
         )
         rig.accept(*(newcomer(f"s{at}", start=at, max_tokens=3000) for at in range(5)))
         rig.run(until=lambda rig=rig: len(rig.output("s0")) > 40)
         rig.accept(*(ask(f"q{at}", 20, max_tokens=5) for at in range(3)))
         rig.run(until=lambda rig=rig: {"q0", "q1", "q2"} <= set(rig.ends))
-        waits[turn_tokens] = max(rig.ends[f"q{at}"].queue_wait_s for at in range(3))
+        waits[slice_tokens] = max(rig.ends[f"q{at}"].queue_wait_s for at in range(3))
     assert waits[64] < 1.5 * waits[0]
 
 

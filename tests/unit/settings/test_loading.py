@@ -426,3 +426,44 @@ def test_a_pool_that_cannot_be_is_refused_by_name(flags, says):
     with pytest.raises(SettingsError) as caught:
         load(flags=flags)
     assert says in f"{caught.value.message} {caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("text", "env", "flags", "where"),
+    [
+        ("defaults:\n  turn_tokens: 7\n", {}, {}, "defaults"),
+        ("models:\n  m:\n    turn_tokens: 7\n", {}, {}, "models.m"),
+        ("", {"STRETTO_TURN_TOKENS": "7"}, {}, "defaults"),
+        ("models:\n  m: {}\n", {"STRETTO_MODELS__M__TURN_TOKENS": "7"}, {}, "models.m"),
+        ("", {}, {"turn_tokens": "7"}, "defaults"),
+        ("", {}, {"defaults.turn_tokens": 7}, "defaults"),
+        ("defaults:\n  turn_tokens: 5\n", {"STRETTO_TURN_TOKENS": "6"}, {"turn_tokens": 7}, "defaults"),
+    ],
+    ids=["YAML", "YAML of a model", "variable", "variable of a model", "flag", "dotted flag", "everywhere"],
+)
+def test_a_renamed_setting_works_under_its_old_name_and_warns_once(
+    read: Any, text: str, env: dict[str, str], flags: dict[str, Any], where: str
+) -> None:
+    found = read(text, env, flags)
+    named = {key: value for key, value, _ in found.rows()}
+    assert named[f"{where}.slice_tokens"] == 7
+    assert found.notes == ("the setting turn_tokens is now called slice_tokens; rename it",)
+    assert "turn_tokens" not in "".join(named)
+
+
+def test_the_new_name_warns_of_nothing(read: Any) -> None:
+    found = read("defaults:\n  slice_tokens: 5\n", {"STRETTO_SLICE_TOKENS": "6"}, {"slice_tokens": 7})
+    assert (found.settings.defaults.slice_tokens, found.notes) == (7, ())
+
+
+def test_a_setting_under_both_names_is_refused(read: Any) -> None:
+    with pytest.raises(SettingsError, match="turn_tokens and slice_tokens are the same setting") as caught:
+        read("defaults:\n  turn_tokens: 5\n  slice_tokens: 6\n")
+    assert caught.value.hint == "keep slice_tokens alone"
+
+
+@pytest.mark.parametrize("key", ["slice_token", "sliced_tokens", "slice-tokens", "turns_tokens"])
+def test_an_unknown_name_near_a_renamed_setting_names_the_new_one(read: Any, key: str) -> None:
+    with pytest.raises(SettingsError, match="unknown key") as caught:
+        read(f"defaults:\n  {key}: 5\n")
+    assert "slice_tokens" in caught.value.hint

@@ -72,3 +72,11 @@ def test_llama_cpp_gets_the_devices_or_says_which_there_are() -> None:
     assert "CPU" in caught.value.hint
     with LLM(devices=["CPU"], n_seq_max=1, context_window=256) as llm:
         assert llm.generate(["One, two,"], max_tokens=2, temperature=0)[0].text
+
+
+def test_the_sdk_warns_of_a_setting_under_its_old_name_where_it_was_given():
+    with (
+        pytest.warns(FutureWarning, match="turn_tokens is now called slice_tokens") as told,
+        LLM(backend="simulated", turn_tokens=8),
+    ):
+        assert [warning.filename for warning in told] == [__file__]

@@ -202,7 +202,7 @@ def test_every_victim_is_counted_by_its_reason(preemption):
     assert loop.stats.preemptions == {"timeout": 1}
     record = ends["r1"].preempted
     if preemption is Preemption.RESUME:
-        assert (ends["r1"].end, ends["r1"].parks, record) == (End.FINISHED, 1, None)
+        assert (ends["r1"].end, ends["r1"].preemptions, record) == (End.FINISHED, 1, None)
     else:
         assert (record.waiter_id, record.same_tenant, record.resumes) == ("r2", False, False)
         assert record.waited_s >= 0.1

@@ -25,7 +25,9 @@ from stretto.worker.loop import EngineLoop
 
 @pytest.fixture
 def llm() -> Iterator[LLM]:
-    with LLM(backend="simulated", n_seq_max=2, context_window=512, simulated_tick_ms=2, turn_tokens=0) as one:
+    with LLM(
+        backend="simulated", n_seq_max=2, context_window=512, simulated_tick_ms=2, slice_tokens=0
+    ) as one:
         yield one
 
 

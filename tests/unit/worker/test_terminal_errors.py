@@ -19,7 +19,7 @@ def preempted(*, same_tenant: bool) -> Terminal:
         held_s=41.25,
         tokens=600,
         waiter_id="9/waiter",
-        waiter_level=Priority.URGENT,
+        waiter_priority=Priority.URGENT,
         waited_s=30.04,
         same_tenant=same_tenant,
     )

@@ -77,7 +77,7 @@ class LlamaCppBackend:
         redoes = can.rewind is Rewind.ANY and not can.pages and not self.model.on_gpu
         tiled = can.parts is Parts.WHOLE
         tile_fill = (
-            TileFill(can.row_quantum, rows_min=batch_invariant_rows_min()) if redoes and tiled else None
+            TileFill(can.chunk_multiple, rows_min=batch_invariant_rows_min()) if redoes and tiled else None
         )
         exact = redoes and not tiled
         self._calls = Calls(context, self.memory, tile_fill, one_call=one_call, exact=exact)

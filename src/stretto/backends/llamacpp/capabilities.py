@@ -121,11 +121,11 @@ def capabilities_of(
         chunk_max=context.n_ubatch if one_pass else context.n_batch,
         outputs_max=context.outputs_max,
         measured_max=context.outputs_max,
-        row_quantum=quantum,
+        chunk_multiple=quantum,
         parts=_parts(tiled=tiled, redoes=redoes),
         efficient_quanta=efficient,
         contiguous=not pooled,
-        mixes=one_call and (tiled or model.on_gpu or not redoes),  # see `calls`
+        mixed_batches=one_call and (tiled or model.on_gpu or not redoes),  # see `calls`
         equal_spans=not context.plan.unified or model.is_hybrid or model.is_recurrent,
         batch_invariant=batch_invariant,
         vocab=context.vocab,

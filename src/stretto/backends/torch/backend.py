@@ -112,7 +112,7 @@ class TorchBackend:
             bytes_per_token=self.pool.bytes_per_token,
             rows_max=rows_max,
             outputs_max=min(rows_max, OUTPUTS_PER_SLOT * slots),
-            row_quantum=ROW_QUANTUM_CUDA if on_cuda else ROW_QUANTUM_CPU,
+            chunk_multiple=ROW_QUANTUM_CUDA if on_cuda else ROW_QUANTUM_CPU,
             parts=Parts.EVEN,
             plan_ahead=plan_ahead,
             vocab=shape.vocab,

@@ -49,7 +49,7 @@ class CellPool:
             self.free -= count
         return True
 
-    def cut(self, sequence: int, length: int) -> None:
+    def trim(self, sequence: int, length: int) -> None:
         """Keep the first `length` cells."""
         self._split(sequence, length)
         runs, surplus = self._runs[sequence], self.held(sequence) - length

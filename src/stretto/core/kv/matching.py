@@ -24,27 +24,27 @@ def match(table: SequenceTable, job: Job) -> Match:
 
 
 def _in_sequence(table: SequenceTable, sequence: Sequence, job: Job) -> Source | None:
-    content = sequence.content
+    prefix = sequence.prefix
     if (
-        content is None
+        prefix is None
         or sequence.held == 0
         or not sequence.readable
-        or not content.visible_to(job.scope, job.id)
+        or not prefix.visible_to(job.scope, job.id)
     ):
         return None
-    held = content.usable(job)
-    common = common_prefix(job.known, content.tokens, min(len(job.known) - 1, held))
+    held = prefix.usable(job)
+    common = common_prefix(job.known, prefix.tokens, min(len(job.known) - 1, held))
     if common == 0:
         return None
     if sequence.slot is None:
-        length, checkpoint = table.reach(content, common)
+        length, checkpoint = table.reach(prefix, common)
         if checkpoint is not None and table.is_copy_end(sequence.index):
             length = 0  # it could only be rewound, and a pending copy forbids that
         return Source(Kind.RESIDENT, length, common, held, sequence.index, 0.0)
     if table.can_copy(sequence, common):
         return Source(Kind.RUNNING, common, common, held, sequence.index, table.copy_s(), sequence.slot.index)
-    seconds = 2 * table.snapshot_s(content.length)
-    if table.can_relay(sequence, common):
+    seconds = 2 * table.snapshot_s(prefix.length)
+    if table.can_copy_by_snapshot(sequence, common):
         return Source(Kind.RUNNING, common, common, held, sequence.index, seconds, sequence.slot.index)
     length = _checkpoint(table, sequence, common)
     if length:
@@ -54,25 +54,25 @@ def _in_sequence(table: SequenceTable, sequence: Sequence, job: Job) -> Source |
 
 def _checkpoint(table: SequenceTable, sequence: Sequence, common: int) -> int:
     """Where a copy of a running conversation can be rewound to (hybrid models); 0: nowhere, or not now."""
-    content = sequence.content
-    if content is None or table.can.rewind is Rewind.ANY or not table.can_save(sequence):
+    prefix = sequence.prefix
+    if prefix is None or table.can.rewind is Rewind.ANY or not table.can_save(sequence):
         return 0
-    checkpoint = content.nearest(common)
+    checkpoint = prefix.nearest(common)
     return checkpoint.length if checkpoint is not None else 0
 
 
 def _in_snapshot(table: SequenceTable, snapshot: Snapshot, job: Job) -> Source | None:
-    content = snapshot.content
-    if not content.visible_to(job.scope, job.id):
+    prefix = snapshot.prefix
+    if not prefix.visible_to(job.scope, job.id):
         return None
-    if not snapshot.ready and content.awaited != job.id:  # what is saved for it comes before it is restored
+    if not snapshot.ready and prefix.reserved_for != job.id:  # its own SAVE runs before its RESTORE
         return None
-    held = content.usable(job)
-    common = common_prefix(job.known, content.tokens, min(len(job.known) - 1, held))
+    held = prefix.usable(job)
+    common = common_prefix(job.known, prefix.tokens, min(len(job.known) - 1, held))
     if common == 0:
         return None
-    length, _ = table.reach(content, common)
-    return Source(Kind.SNAPSHOT, length, common, held, snapshot.id, table.snapshot_s(content.length))
+    length, _ = table.reach(prefix, common)
+    return Source(Kind.SNAPSHOT, length, common, held, snapshot.id, table.snapshot_s(prefix.length))
 
 
 def _coming(table: SequenceTable, job: Job) -> Donor | None:
@@ -82,18 +82,20 @@ def _coming(table: SequenceTable, job: Job) -> Donor | None:
     """
     best: Donor | None = None
     for sequence in table.all:
-        slot, content = sequence.slot, sequence.content
-        if slot is None or slot.job is None or content is None:
+        slot, prefix = sequence.slot, sequence.prefix
+        if slot is None or slot.job is None or prefix is None:
             continue
         if len(slot.known) - slot.computed <= 1 and sequence.readable:
             continue
-        if not content.visible_to(job.scope, job.id):
+        if not prefix.visible_to(job.scope, job.id):
             continue
-        ahead = common_prefix(job.known, slot.known, min(len(job.known) - 1, content.prefilled))
+        ahead = common_prefix(job.known, slot.known, min(len(job.known) - 1, prefix.prefilled))
         if table.can.rewind is not Rewind.ANY:  # only a state saved at a mark, with the rows after it
             last = min(ahead, len(job.known) - 2)
-            ahead = max((mark + 1 for mark in slot.marks if mark <= last), default=0)
-        elif not (table.can_copy(sequence, slot.computed) or table.can_relay(sequence, slot.computed)):
+            ahead = max((mark + 1 for mark in slot.checkpoint_at if mark <= last), default=0)
+        elif not (
+            table.can_copy(sequence, slot.computed) or table.can_copy_by_snapshot(sequence, slot.computed)
+        ):
             continue
         certain = slot.computed if sequence.readable else 0
         if ahead > certain and (best is None or ahead > best.length):
@@ -105,11 +107,11 @@ def _busy(table: SequenceTable, job: Job) -> Donor | None:
     """The running conversation with most in common that can be neither copied nor relayed as it is."""
     best: Donor | None = None
     for sequence in table.all:
-        slot, content = sequence.slot, sequence.content
-        if slot is None or slot.job is None or content is None or not content.visible_to(job.scope, job.id):
+        slot, prefix = sequence.slot, sequence.prefix
+        if slot is None or slot.job is None or prefix is None or not prefix.visible_to(job.scope, job.id):
             continue
         common = common_prefix(job.known, slot.known, min(len(job.known) - 1, slot.job.prompt_tokens))
-        if table.can_copy(sequence, common) or table.can_relay(sequence, common):
+        if table.can_copy(sequence, common) or table.can_copy_by_snapshot(sequence, common):
             continue
         if table.can.rewind is Rewind.CHECKPOINT:
             continue  # once it is idle it can be rewound to a checkpoint, which can be had now

@@ -274,11 +274,11 @@ class PageLedger:
         if not table.unsettled:
             self._register(table, slot.computed)
 
-    def marks(self, job: Job, lengths: Seq[int]) -> tuple[int, ...]:
+    def checkpoint_at(self, job: Job, lengths: Seq[int]) -> tuple[int, ...]:
         return ()
 
-    def mark(self, slot: Slot, length: int) -> None:
-        raise AssertionError("pages need no marks")
+    def checkpoint(self, slot: Slot, length: int) -> None:
+        raise AssertionError("pages need no checkpoints")
 
     def close(self, slot: Slot, keep: int, *, private: bool = False) -> None:
         table = self._tables.pop(slot.index)

@@ -1,9 +1,8 @@
-"""The prefix store: what is worth reusing, and how much of a prompt it covers.
+"""The prefix store: which computed prefixes can be reused, and how much of a prompt each covers.
 
-A `Content` is a run of tokens whose KV exists somewhere: in a sequence, or as a snapshot in host memory.
-Snapshots share one byte budget and leave in least-recently-used order, those of parked requests last. Reuse
-compares token ids, nothing else, and only within one scope. The store knows no operation; the ledger decides
-when a snapshot is real.
+A `CachedPrefix` is a run of tokens whose KV exists: in a sequence, or as a snapshot in host memory. Snapshots
+share one byte budget and are evicted least recently used first, those of preempted requests last. Matching
+compares token ids only, within one scope. The store issues no operations; the ledger confirms snapshots.
 """
 
 from __future__ import annotations
@@ -46,23 +45,24 @@ class Checkpoint(NamedTuple):
     blob: int
 
 
-class Content:
-    """Tokens whose KV exists. `owner` is a request id when only that request may use it, else empty.
+class CachedPrefix:
+    """Tokens whose KV exists. `owner`: the id of the only request that may use it, or empty.
 
-    `awaited`: the parked request that will come back for it. Computed again in other passes the same tokens
-    round otherwise, so this is kept before anything else.
-    `prefilled`, `author`: behind so many tokens decode rows wrote the KV, which only the request that
-    generated them may use (by its seniority); where it makes no difference, there is no such place.
+    `reserved_for`: the preempted request that will resume from it. Recomputed in other batches the same
+    tokens may round differently, so it is evicted last.
+    `prefilled`, `author`: KV after the first `prefilled` tokens was written by decode rows, and only the
+    request that generated them (`author`, its arrival number) may reuse it. NEVER where decode rows are
+    batch-invariant.
     """
 
     __slots__ = (
         "author",
-        "awaited",
         "checkpoints",
         "length",
         "owner",
         "peak",
         "prefilled",
+        "reserved_for",
         "scope",
         "tokens",
     )
@@ -73,7 +73,7 @@ class Content:
         self.peak = length  # the most it ever held: a sliding window has let go of what lies far behind it
         self.scope = scope
         self.owner = owner
-        self.awaited = ""
+        self.reserved_for = ""
         self.prefilled = NEVER
         self.author = -1
         self.checkpoints: list[Checkpoint] = []
@@ -86,25 +86,25 @@ class Content:
     @property
     def wanted(self) -> int:
         """Tokens that a request may come for."""
-        return self.length if self.awaited else self.shared
+        return self.length if self.reserved_for else self.shared
 
     def usable(self, job: Job) -> int:
         """Tokens that this request may begin with.
 
         Never what decode rows of others wrote, nor others' rows in place of its own decode rows.
         """
-        if self.prefilled == NEVER or self.author == job.seniority:
+        if self.prefilled == NEVER or self.author == job.arrival:
             return self.length
         return min(self.shared, job.prompt_tokens)
 
     def written_by(self, job: Job) -> None:
         """From here on this request's rows are added."""
-        self.prefilled, self.author = job.prompt_tokens, job.seniority
+        self.prefilled, self.author = job.prompt_tokens, job.arrival
 
     def visible_to(self, scope: Scope, request_id: str) -> bool:
         return self.scope == scope and self.owner in ("", request_id)
 
-    def covers(self, other: Content) -> bool:
+    def covers(self, other: CachedPrefix) -> bool:
         """Does this hold all of `other`'s tokens, for everybody who may use `other`?"""
         last = other.wanted - 1
         have = self.length if self.author == other.author else self.shared
@@ -122,16 +122,16 @@ class Content:
 class Snapshot:
     """A blob in host memory. It can be matched once `ready`; while `pins` > 0 it may not be dropped.
 
-    `due`: it was written for a parked request, which may come back for it in the same tick.
+    `due`: it was written for a preempted request, which may come back for it in the same tick.
     """
 
-    __slots__ = ("bytes", "content", "due", "id", "last_used", "pins", "ready")
+    __slots__ = ("bytes", "due", "id", "last_used", "pins", "prefix", "ready")
 
-    def __init__(self, blob: int, content: Content, size: int, now: int) -> None:
+    def __init__(self, blob: int, prefix: CachedPrefix, size: int, now: int) -> None:
         self.id = blob
-        self.content = content
+        self.prefix = prefix
         self.bytes = size
-        self.due = content.awaited != ""
+        self.due = prefix.reserved_for != ""
         self.last_used = now
         self.pins = 0
         self.ready = False
@@ -161,11 +161,11 @@ class PrefixStore:
 
     # --- snapshots -------------------------------------------------------------------------------
 
-    def add(self, content: Content, size: int, now: int) -> Snapshot | None:
-        """A new snapshot of a content that is now the store's, not ready yet; None when it does not fit."""
+    def add(self, prefix: CachedPrefix, size: int, now: int) -> Snapshot | None:
+        """A new snapshot of a prefix that is now the store's, not ready yet; None when it does not fit."""
         if not self._make_room(size):
             return None
-        snapshot = Snapshot(self._take_id(), content, size, now)
+        snapshot = Snapshot(self._take_id(), prefix, size, now)
         self._snapshots[snapshot.id] = snapshot
         self.bytes_used += size
         return snapshot
@@ -184,18 +184,18 @@ class PrefixStore:
         if snapshot is None:
             return
         self.bytes_used -= snapshot.bytes
-        self.release(snapshot.content)
+        self.release(snapshot.prefix)
         if exists:
             self.dropped.append(blob)
 
     def discard_owned(self, owner: str) -> None:
-        for blob in [s.id for s in self if s.content.owner == owner]:
+        for blob in [s.id for s in self if s.prefix.owner == owner]:
             self.discard(blob)
 
     # --- checkpoints -----------------------------------------------------------------------------
 
     def add_checkpoint(self, size: int) -> int | None:
-        """A blob id for a state; it joins a content with `attach` once it is real."""
+        """A blob id for a state; it joins a prefix with `attach` once it is real."""
         if not self._make_room(size):
             return None
         blob = self._take_id()
@@ -204,49 +204,49 @@ class PrefixStore:
         self.bytes_used += size
         return blob
 
-    def attach(self, content: Content, checkpoint: Checkpoint) -> None:
-        """The checkpoint is real: let the content use it. Beyond the bound the second shortest goes."""
-        content.checkpoints.append(checkpoint)
-        content.checkpoints.sort()
+    def attach(self, prefix: CachedPrefix, checkpoint: Checkpoint) -> None:
+        """The checkpoint is real: let the prefix use it. Beyond the bound the second shortest goes."""
+        prefix.checkpoints.append(checkpoint)
+        prefix.checkpoints.sort()
         self._state_refs[checkpoint.blob] += 1
-        if len(content.checkpoints) > CHECKPOINTS_MAX:
-            self._unref(content.checkpoints.pop(1).blob)
+        if len(prefix.checkpoints) > CHECKPOINTS_MAX:
+            self._unref(prefix.checkpoints.pop(1).blob)
 
-    def detach(self, content: Content, blob: int) -> None:
-        """A checkpoint that failed to restore: nobody shall try it again through this content."""
-        kept = [c for c in content.checkpoints if c.blob != blob]
-        for _ in range(len(content.checkpoints) - len(kept)):
+    def detach(self, prefix: CachedPrefix, blob: int) -> None:
+        """A checkpoint that failed to restore: nobody shall try it again through this prefix."""
+        kept = [c for c in prefix.checkpoints if c.blob != blob]
+        for _ in range(len(prefix.checkpoints) - len(kept)):
             self._unref(blob)
-        content.checkpoints = kept
+        prefix.checkpoints = kept
 
     def forget_checkpoint(self, blob: int, *, exists: bool) -> None:
-        """A checkpoint that was never attached: its operation failed, or its content is gone."""
+        """A checkpoint that was never attached: its operation failed, or its prefix is gone."""
         if self._state_refs.get(blob) == 0:
             self._drop_state(blob, exists=exists)
 
-    def fork(self, content: Content, length: int, owner: str = "") -> Content:
-        """The first `length` tokens of a content as a content of its own, sharing checkpoints."""
-        twin = Content(content.tokens, length, content.scope, owner)
-        twin.peak = content.peak
-        twin.prefilled, twin.author = content.prefilled, content.author
-        for checkpoint in content.checkpoints:
+    def fork(self, prefix: CachedPrefix, length: int, owner: str = "") -> CachedPrefix:
+        """The first `length` tokens of a prefix as a prefix of its own, sharing checkpoints."""
+        twin = CachedPrefix(prefix.tokens, length, prefix.scope, owner)
+        twin.peak = prefix.peak
+        twin.prefilled, twin.author = prefix.prefilled, prefix.author
+        for checkpoint in prefix.checkpoints:
             if checkpoint.length <= length:
                 twin.checkpoints.append(checkpoint)
                 self._state_refs[checkpoint.blob] += 1
         return twin
 
-    def cut(self, content: Content, length: int) -> None:
-        """Shorten a content; checkpoints behind the cut are of no use any more."""
-        content.length = length
-        for checkpoint in [c for c in content.checkpoints if c.length > length]:
-            content.checkpoints.remove(checkpoint)
+    def trim(self, prefix: CachedPrefix, length: int) -> None:
+        """Shorten a prefix; checkpoints behind the cut are of no use any more."""
+        prefix.length = length
+        for checkpoint in [c for c in prefix.checkpoints if c.length > length]:
+            prefix.checkpoints.remove(checkpoint)
             self._unref(checkpoint.blob)
 
-    def release(self, content: Content) -> None:
-        """The content is gone: let go of its checkpoints."""
-        for checkpoint in content.checkpoints:
+    def release(self, prefix: CachedPrefix) -> None:
+        """The prefix is gone: let go of its checkpoints."""
+        for checkpoint in prefix.checkpoints:
             self._unref(checkpoint.blob)
-        content.checkpoints = []
+        prefix.checkpoints = []
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class PrefixStore:
             idle = [s for s in self if s.ready and not s.pins]
             if not idle:
                 return False
-            self.discard(min(idle, key=lambda s: (s.content.awaited != "", s.last_used, s.id)).id)
+            self.discard(min(idle, key=lambda s: (s.prefix.reserved_for != "", s.last_used, s.id)).id)
         return True
 
     def _unref(self, blob: int) -> None:

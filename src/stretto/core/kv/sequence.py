@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from stretto.core.capabilities import Capabilities, Rewind, Share
 from stretto.core.kv.ledger import Kind, Source
-from stretto.core.kv.prefix_store import Checkpoint, Content, PrefixStore
+from stretto.core.kv.prefix_store import CachedPrefix, Checkpoint, PrefixStore
 from stretto.core.limits import Limits
 from stretto.core.ops import KvOp, OpKind
 from stretto.core.slot import Job, Slot
@@ -20,12 +20,12 @@ from stretto.core.slot import Job, Slot
 class Sequence:
     __slots__ = (
         "clear",
-        "content",
         "copy",
-        "copy_turn",
+        "copy_order",
         "incoming",
         "index",
         "last_used",
+        "prefix",
         "slot",
         "trim",
         "unsettled",
@@ -34,11 +34,11 @@ class Sequence:
     def __init__(self, index: int) -> None:
         self.index = index
         self.slot: Slot | None = None
-        self.content: Content | None = None
+        self.prefix: CachedPrefix | None = None
         self.last_used = 0
         self.unsettled = False  # an operation on it has not been confirmed
         self.copy: KvOp | None = None
-        self.copy_turn = 0  # copies are carried out in the order in which they were decided
+        self.copy_order = 0  # copies are carried out in the order in which they were decided
         self.trim: int | None = None
         self.clear = False
         self.incoming: tuple[KvOp, ...] = ()  # RESTORE, REWIND
@@ -46,18 +46,18 @@ class Sequence:
     @property
     def held(self) -> int:
         """Tokens whose KV is certain. While somebody runs here, the slot knows."""
-        if self.content is not None and self.slot is not None:
-            self.content.length = self.slot.computed
-            self.content.peak = max(self.content.peak, self.slot.computed)
-        return self.content.length if self.content is not None else 0
+        if self.prefix is not None and self.slot is not None:
+            self.prefix.length = self.slot.computed
+            self.prefix.peak = max(self.prefix.peak, self.slot.computed)
+        return self.prefix.length if self.prefix is not None else 0
 
     @property
     def readable(self) -> bool:
         """Can it be copied from in this plan? Copies go before trims: one that is only cut short will do."""
         if not self.unsettled:
             return True
-        only_cut = self.trim is not None and self.copy is None and not self.incoming and not self.clear
-        return only_cut and self.slot is not None
+        only_trimmed = self.trim is not None and self.copy is None and not self.incoming and not self.clear
+        return only_trimmed and self.slot is not None
 
     def forget_plans(self) -> None:
         self.copy, self.trim, self.clear, self.incoming = None, None, False, ()
@@ -81,23 +81,23 @@ class SequenceTable:
         self.store = store
         self.copying: list[tuple[int, int]] = []
         self._worth_tokens = limits.cache_min_tokens
-        self._bare: dict[int, tuple[Content, int]] = {}  # found in this plan to be the only copy
+        self._only_copies: dict[int, tuple[CachedPrefix, int]] = {}  # found in this plan to be the only copy
         self._branches = limits.cache in ("system_prompt", "prefix")
 
     def of(self, slot: Slot) -> Sequence:
         return self.all[slot.sequence]
 
-    def contents(self) -> list[Content]:
+    def prefixes(self) -> list[CachedPrefix]:
         """Of sequences and of snapshots."""
-        return [s.content for s in self.all if s.content is not None] + [s.content for s in self.store]
+        return [s.prefix for s in self.all if s.prefix is not None] + [s.prefix for s in self.store]
 
     def idle(self) -> list[Sequence]:
         return [s for s in self.all if s.slot is None]
 
-    def idle_contents(self) -> list[Sequence]:
-        """Those that hold something, least worth keeping first: parked requests' last, then by use."""
-        held = [(s, s.content) for s in self.all if s.slot is None and s.content is not None]
-        held.sort(key=lambda pair: (pair[1].awaited != "", pair[0].last_used, pair[0].index))
+    def idle_prefixes(self) -> list[Sequence]:
+        """Those that hold something, least worth keeping first: preempted requests' last, then by use."""
+        held = [(s, s.prefix) for s in self.all if s.slot is None and s.prefix is not None]
+        held.sort(key=lambda pair: (pair[1].reserved_for != "", pair[0].last_used, pair[0].index))
         return [sequence for sequence, _ in held]
 
     def pick(self, source: Source | None) -> Sequence | None:
@@ -129,29 +129,29 @@ class SequenceTable:
         """Restoring into it now would corrupt one end of the copy."""
         return any(index in ends for ends in self.copying)
 
-    def can_cut(self, content: Content, length: int) -> bool:
-        """Can the content be shortened to `length`? What a window has let go of, no trim brings back."""
-        if length >= content.length or self.can.rewind is Rewind.ANY:
+    def can_trim(self, prefix: CachedPrefix, length: int) -> bool:
+        """Can the prefix be shortened to `length`? What a window has let go of, no trim brings back."""
+        if length >= prefix.length or self.can.rewind is Rewind.ANY:
             return True
-        return self.can.rewind is Rewind.WINDOW and content.peak - length <= self.can.rewind_tokens
+        return self.can.rewind is Rewind.WINDOW and prefix.peak - length <= self.can.rewind_tokens
 
-    def reach(self, content: Content, want: int) -> tuple[int, Checkpoint | None]:
-        """The longest prefix, at most `want`, to which the content can be brought, and by which state."""
-        if self.can_cut(content, want):
-            return min(want, content.length), None
-        checkpoint = content.nearest(want)
+    def reach(self, prefix: CachedPrefix, want: int) -> tuple[int, Checkpoint | None]:
+        """The longest prefix, at most `want`, to which the prefix can be brought, and by which state."""
+        if self.can_trim(prefix, want):
+            return min(want, prefix.length), None
+        checkpoint = prefix.nearest(want)
         return (checkpoint.length, checkpoint) if checkpoint else (0, None)
 
     def can_copy(self, donor: Sequence, length: int) -> bool:
-        if self.can.share not in (Share.COPY, Share.RANGE) or donor.held < length or donor.content is None:
+        if self.can.share not in (Share.COPY, Share.RANGE) or donor.held < length or donor.prefix is None:
             return False
-        return self.can_cut(donor.content, length) and (donor.slot is None or self.can.share_from_running)
+        return self.can_trim(donor.prefix, length) and (donor.slot is None or self.can.share_from_running)
 
-    def can_relay(self, donor: Sequence, length: int) -> bool:
+    def can_copy_by_snapshot(self, donor: Sequence, length: int) -> bool:
         """Save and restore instead of a copy."""
-        if not self.can_save(donor) or donor.held < length or donor.content is None:
+        if not self.can_save(donor) or donor.held < length or donor.prefix is None:
             return False
-        return self.can_cut(donor.content, length)
+        return self.can_trim(donor.prefix, length)
 
     def can_save(self, sequence: Sequence) -> bool:
         """Not while a copy into it is pending: the snapshot would be stale."""
@@ -168,40 +168,42 @@ class SequenceTable:
 
     def loss(self, sequence: Sequence, keep: int) -> int:
         """Tokens worth keeping that go when the sequence is overwritten behind `keep`."""
-        content = sequence.content
-        if content is None:
+        prefix = sequence.prefix
+        if prefix is None:
             return 0
-        lost, worth = content.wanted - keep, 1 if content.awaited else self._worth_tokens
-        return 0 if lost < worth or self._is_covered(sequence, content) else lost
+        lost, worth = prefix.wanted - keep, 1 if prefix.reserved_for else self._worth_tokens
+        return 0 if lost < worth or self._is_covered(sequence, prefix) else lost
 
-    def _is_saved(self, content: Content) -> bool:
-        """For a parked request only its own state will do: a twin's goes with it, or is rounded otherwise."""
-        return any(s.content.awaited == content.awaited and s.content.covers(content) for s in self.store)
+    def _is_saved(self, prefix: CachedPrefix) -> bool:
+        """A preempted request resumes only from its own state: an equal prefix may be rounded differently."""
+        return any(
+            s.prefix.reserved_for == prefix.reserved_for and s.prefix.covers(prefix) for s in self.store
+        )
 
-    def _is_covered(self, sequence: Sequence, content: Content) -> bool:
+    def _is_covered(self, sequence: Sequence, prefix: CachedPrefix) -> bool:
         """Looked up once a plan where the answer is no: with n sequences a burst would ask n² times."""
-        if content.awaited:
-            return self._is_saved(content)
-        if self._bare.get(sequence.index) == (content, content.length):
+        if prefix.reserved_for:
+            return self._is_saved(prefix)
+        if self._only_copies.get(sequence.index) == (prefix, prefix.length):
             return False
-        if self._is_held_elsewhere(sequence, content):
+        if self._is_held_elsewhere(sequence, prefix):
             return True
-        self._bare[sequence.index] = (content, content.length)
+        self._only_copies[sequence.index] = (prefix, prefix.length)
         return False
 
     def end_plan(self) -> None:
         """Passes will run: what others hold grows."""
-        self._bare.clear()
+        self._only_copies.clear()
 
-    def _is_held_elsewhere(self, sequence: Sequence, content: Content) -> bool:
+    def _is_held_elsewhere(self, sequence: Sequence, prefix: CachedPrefix) -> bool:
         for other in self.all:
-            if other is sequence or other.content is None or other.unsettled or other.held < content.length:
+            if other is sequence or other.prefix is None or other.unsettled or other.held < prefix.length:
                 continue
-            if other.content.covers(content):
+            if other.prefix.covers(prefix):
                 return True
-        return any(snapshot.content.covers(content) for snapshot in self.store)
+        return any(snapshot.prefix.covers(prefix) for snapshot in self.store)
 
-    def branch_mark(self, job: Job) -> int:
+    def branch_point(self, job: Job) -> int:
         """The message boundary from which others may start: the end of the system prompt (0: none)."""
         boundaries = job.request.boundaries
         return boundaries[0] if boundaries and self._branches else 0
@@ -223,7 +225,7 @@ class SequenceTable:
         slot = sequence.slot
         if slot is None or sequence.unsettled or sequence.trim is not None or slot.computed == 0:
             return False
-        return slot.planned not in slot.marks and not self.is_copy_target(sequence.index)
+        return slot.planned not in slot.checkpoint_at and not self.is_copy_target(sequence.index)
 
     def check(self) -> None:
         seen: dict[int, int] = {}
@@ -232,5 +234,5 @@ class SequenceTable:
             if slot is not None:
                 assert slot.sequence == sequence.index, f"slot {slot.index} is not where it runs"
                 assert slot.index not in seen, f"slot {slot.index} runs in two sequences"
-                assert sequence.content is not None, "a running sequence without content"
+                assert sequence.prefix is not None, "a running sequence without prefix"
                 seen[slot.index] = sequence.index

@@ -16,12 +16,12 @@ from stretto.core.capabilities import Capabilities, Rewind, Share
 from stretto.core.kv import matching
 from stretto.core.kv.cells import CellPool
 from stretto.core.kv.ledger import Kind, Match, Settled, Source
-from stretto.core.kv.prefix_store import Content, PrefixStore
+from stretto.core.kv.prefix_store import CachedPrefix, PrefixStore
 from stretto.core.kv.sequence import Sequence, SequenceTable
 from stretto.core.kv.snapshots import Snapshots
 from stretto.core.limits import Limits, is_exact
 from stretto.core.ops import WRITES, KvOp, OpKind, OpResult
-from stretto.core.slot import Job, Slot, Where
+from stretto.core.slot import Job, Slot, Status
 from stretto.core.tick import Note, TableUpdate
 
 CELLS_STEP = 16  # a growing slot reserves this many cells of a unified pool at a time
@@ -43,7 +43,7 @@ class SequenceLedger:
         self._issued: dict[int, tuple[tuple[KvOp, ...], list[int]]] = {}  # tick -> operations, pinned blobs
         self._clock = 0
         self._gap_ticks = 0
-        self._copy_turn = 0
+        self._copies = 0
         self.notes: list[Note] = []
 
     def match(self, job: Job) -> Match:
@@ -69,10 +69,10 @@ class SequenceLedger:
             length = self._adopt(target, job, source.length)
         else:
             length = self._bring(target, job, source)
-        if job.parks:
+        if job.preemptions:
             self._snapshots.came_back(job.id)
-        if self._exact and target.content is not None:
-            target.content.written_by(job)
+        if self._exact and target.prefix is not None:
+            target.prefix.written_by(job)
         target.slot = slot
         target.last_used = self._clock
         slot.sequence = target.index
@@ -83,26 +83,26 @@ class SequenceLedger:
     def _start_empty(self, target: Sequence, job: Job) -> int:
         self._snapshots.evacuate(target, 0)
         self._empty(target)
-        target.content = Content(job.known, 0, job.scope)
+        target.prefix = CachedPrefix(job.known, 0, job.scope)
         return 0
 
     def _adopt(self, target: Sequence, job: Job, length: int) -> int:
-        content = target.content
-        assert content is not None
+        prefix = target.prefix
+        assert prefix is not None
         self._snapshots.evacuate(target, length)
-        if length < content.length:
-            if self.table.can_cut(content, length):
+        if length < prefix.length:
+            if self.table.can_trim(prefix, length):
                 target.trim = length
             else:
-                checkpoint = content.nearest(length)
+                checkpoint = prefix.nearest(length)
                 assert checkpoint is not None
                 target.incoming = (KvOp(OpKind.REWIND, target.index, length=length, blob=checkpoint.blob),)
-                content.peak = length
+                prefix.peak = length
             target.unsettled = True
-            self.store.cut(content, length)
+            self.store.trim(prefix, length)
             if self._cells is not None:
-                self._cells.cut(target.index, length)
-        content.tokens, content.owner, content.awaited = job.known, "", ""
+                self._cells.trim(target.index, length)
+        prefix.tokens, prefix.owner, prefix.reserved_for = job.known, "", ""
         return length
 
     def _bring(self, target: Sequence, job: Job, source: Source) -> int:
@@ -110,7 +110,7 @@ class SequenceLedger:
         self._snapshots.evacuate(target, 0)
         donor = self.table.all[source.place] if source.kind is not Kind.SNAPSHOT else None
         if donor is not None and self.table.can_copy(donor, source.length):
-            content = self._copy(donor, target, source.length)
+            prefix = self._copy(donor, target, source.length)
             if donor.slot is not None:
                 self.notes.append(Note(event_names.COPIED_RUNNING, job.id, donor.slot.index, source.length))
         else:
@@ -121,59 +121,59 @@ class SequenceLedger:
                 self._snapshots.pin(blob)  # saved from a running sequence, to be restored in the same tick
                 if not self._keeps:
                     self._snapshots.own(blob, job.id)  # nobody else may find it
-            content = self._restore(target, blob, source.length)
-        content.tokens = job.known
-        target.content = content
+            prefix = self._restore(target, blob, source.length)
+        prefix.tokens = job.known
+        target.prefix = prefix
         target.unsettled = True
         return source.length
 
-    def _copy(self, donor: Sequence, target: Sequence, length: int) -> Content:
-        assert donor.content is not None
-        content = self.store.fork(donor.content, length)
+    def _copy(self, donor: Sequence, target: Sequence, length: int) -> CachedPrefix:
+        assert donor.prefix is not None
+        prefix = self.store.fork(donor.prefix, length)
         self._empty(target)
         target.clear = False  # a copy empties its target itself
         target.copy = KvOp(OpKind.COPY, target.index, donor.index, length)
-        self._copy_turn += 1
-        target.copy_turn = self._copy_turn
+        self._copies += 1
+        target.copy_order = self._copies
         self.table.copying.append((donor.index, target.index))
         if self._cells is not None:
             self._cells.share(donor.index, target.index, length)
-        return content
+        return prefix
 
-    def _restore(self, target: Sequence, blob: int, length: int) -> Content:
+    def _restore(self, target: Sequence, blob: int, length: int) -> CachedPrefix:
         snapshot = self.store.get(blob)
         assert snapshot is not None
-        content = self.store.fork(snapshot.content, length)
+        prefix = self.store.fork(snapshot.prefix, length)
         self._empty(target)
         target.incoming = (KvOp(OpKind.RESTORE, target.index, length=length, blob=blob),)
-        if not self.table.can_cut(snapshot.content, length):
-            checkpoint = content.checkpoints[-1]
-            whole = KvOp(OpKind.RESTORE, target.index, length=snapshot.content.length, blob=blob)
+        if not self.table.can_trim(snapshot.prefix, length):
+            checkpoint = prefix.checkpoints[-1]
+            whole = KvOp(OpKind.RESTORE, target.index, length=snapshot.prefix.length, blob=blob)
             target.incoming = (whole, KvOp(OpKind.REWIND, target.index, length=length, blob=checkpoint.blob))
-            content.peak = length
+            prefix.peak = length
         if self._cells is not None:
             self._cells.grow(target.index, length)
-        return content
+        return prefix
 
     def _empty(self, sequence: Sequence) -> None:
-        """Nothing of the sequence's content is needed any more."""
+        """Nothing of the sequence's prefix is needed any more."""
         sequence.forget_plans()
         sequence.clear = True
-        if sequence.content is not None:
-            self.store.release(sequence.content)
-            sequence.content = None
+        if sequence.prefix is not None:
+            self.store.release(sequence.prefix)
+            sequence.prefix = None
         if self._cells is not None:
-            self._cells.cut(sequence.index, 0)
+            self._cells.trim(sequence.index, 0)
 
-    def marks(self, job: Job, lengths: Seq[int]) -> tuple[int, ...]:
+    def checkpoint_at(self, job: Job, lengths: Seq[int]) -> tuple[int, ...]:
         """Lengths at which this memory is saved on the way, because it cannot be cut back to them later."""
         if not self._can.snapshots or (self._can.rewind is Rewind.ANY and not self._snapshots.apart):
             return ()
         return tuple(n for n in lengths if self._limits.cache_min_tokens <= n < len(job.known) - 1)
 
-    def mark(self, slot: Slot, length: int) -> None:
+    def checkpoint(self, slot: Slot, length: int) -> None:
         assert slot.job is not None
-        self._snapshots.mark(slot, slot.job, length)
+        self._snapshots.checkpoint(slot, slot.job, length)
 
     # --- growing and shrinking -------------------------------------------------------------------
 
@@ -196,13 +196,13 @@ class SequenceLedger:
         if source.kind is Kind.RUNNING and self.table.can_copy(self.table.all[source.place], source.length):
             return True
         snapshot = self.store.get(source.place) if source.kind is Kind.SNAPSHOT else None
-        whole = snapshot.content.length if snapshot is not None else self.table.all[source.place].held
+        whole = snapshot.prefix.length if snapshot is not None else self.table.all[source.place].held
         return self._evict_for(whole - self._cells.gain(target.index), sparing=target)
 
     def _evict_for(self, count: int, *, sparing: Sequence | None = None) -> bool:
         assert self._cells is not None
         while self._cells.free < count:
-            idle = [s for s in self.table.idle_contents() if s is not sparing]
+            idle = [s for s in self.table.idle_prefixes() if s is not sparing]
             if not idle:
                 return False
             self._evict(idle[0])
@@ -215,7 +215,7 @@ class SequenceLedger:
 
     def relieve(self) -> bool:
         """The backend found no room although the books say there is: give up one idle entry."""
-        idle = self.table.idle_contents()
+        idle = self.table.idle_prefixes()
         if idle:
             self._evict(idle[0])
         return bool(idle)
@@ -243,60 +243,60 @@ class SequenceLedger:
     def rollback(self, slot: Slot, length: int) -> None:
         """The backend holds rows up to `planned`: behind `length` are rejected drafts or a failure's rows."""
         sequence = self.table.of(slot)
-        content = sequence.content
-        assert content is not None
-        content.length = content.peak = max(content.peak, slot.planned)
-        if self.table.can_cut(content, length):
+        prefix = sequence.prefix
+        assert prefix is not None
+        prefix.length = prefix.peak = max(prefix.peak, slot.planned)
+        if self.table.can_trim(prefix, length):
             sequence.trim = length
         else:
             self.lose(slot.sequence)
 
     def overrun(self, slot: Slot) -> None:
         """A pass broke: some of the planned rows were there for a while, and a window has moved on."""
-        content = self.table.of(slot).content
-        assert content is not None
-        content.peak = max(content.peak, slot.planned)
+        prefix = self.table.of(slot).prefix
+        assert prefix is not None
+        prefix.peak = max(prefix.peak, slot.planned)
 
     def committed(self, slot: Slot) -> None:
         """Sequences need no word per tick: what a slot has computed is what its sequence holds."""
 
     def close(self, slot: Slot, keep: int, *, private: bool = False) -> None:
         sequence, job = self.table.of(slot), slot.job
-        content = sequence.content
-        assert content is not None
+        prefix = sequence.prefix
+        assert prefix is not None
         assert job is not None
         keep = min(keep, sequence.held)
         sequence.slot = None
         sequence.last_used = self._clock
         if private:
-            content.owner = job.id
-        if job.where is Where.PARKED:
-            content.awaited = job.id
+            prefix.owner = job.id
+        if job.status is Status.PREEMPTED:
+            prefix.reserved_for = job.id
         apart = self._snapshots.apart and not private  # what is kept of it is a snapshot already
-        if keep <= 0 or apart or sequence.unsettled or self._is_invalid(content, slot, job):
+        if keep <= 0 or apart or sequence.unsettled or self._is_invalid(prefix, slot, job):
             self._empty(sequence)
             sequence.unsettled = False
         elif self._cells is not None:
-            self._cells.cut(sequence.index, content.length)
+            self._cells.trim(sequence.index, prefix.length)
             self._cap_idle()
         slot.sequence = -1
 
-    def _is_invalid(self, content: Content, slot: Slot, job: Job) -> bool:
+    def _is_invalid(self, prefix: CachedPrefix, slot: Slot, job: Job) -> bool:
         """Seed 000 §4.9: a hybrid conversation without a snapshot to come back to is not kept."""
         if self._limits.cache != "incremental" or self._can.rewind is not Rewind.CHECKPOINT:
             return False
-        if job.where is Where.PARKED:
+        if job.status is Status.PREEMPTED:
             return False
         last = job.request.boundaries[-1] if job.request.boundaries else 0
-        if not last or last < self._limits.cache_min_tokens or content.nearest(last):
+        if not last or last < self._limits.cache_min_tokens or prefix.nearest(last):
             return False
-        self.notes.append(Note(event_names.HYBRID_NO_SNAPSHOT, job.id, slot.index, content.length))
+        self.notes.append(Note(event_names.HYBRID_NO_SNAPSHOT, job.id, slot.index, prefix.length))
         return True
 
     def _cap_idle(self) -> None:
         assert self._cells is not None
         cap = int(self._cells.total * IDLE_CELLS_SHARE)
-        idle = self.table.idle_contents()
+        idle = self.table.idle_prefixes()
         running = self._cells.used_by(s.index for s in self.table.all if s.slot is not None)
         while idle and self._cells.total - self._cells.free - running > cap:
             self._evict(idle.pop(0))
@@ -304,7 +304,7 @@ class SequenceLedger:
     def forget(self, request_id: str) -> None:
         """The request is over: what only it could use is of no use."""
         for sequence in self.table.idle():
-            if sequence.content is not None and sequence.content.owner == request_id:
+            if sequence.prefix is not None and sequence.prefix.owner == request_id:
                 self._empty(sequence)
         self.store.discard_owned(request_id)
         self._snapshots.came_back(request_id)
@@ -324,11 +324,11 @@ class SequenceLedger:
     def _move(self, source: Sequence, target: Sequence) -> None:
         slot = source.slot
         assert slot is not None
-        assert source.content is not None
+        assert source.prefix is not None
         self._snapshots.evacuate(target, 0)
-        content = self._copy(source, target, slot.computed)
-        content.tokens = slot.known
-        target.content, target.slot, target.unsettled = content, slot, True
+        prefix = self._copy(source, target, slot.computed)
+        prefix.tokens = slot.known
+        target.prefix, target.slot, target.unsettled = prefix, slot, True
         target.last_used = source.last_used
         source.slot = None
         self._empty(source)
@@ -343,7 +343,7 @@ class SequenceLedger:
         planned = [
             s for s in self.table.all if s.clear or s.trim is not None or s.copy is not None or s.incoming
         ]
-        for sequence in sorted(planned, key=lambda s: s.copy_turn):
+        for sequence in sorted(planned, key=lambda s: s.copy_order):
             ops.extend(sequence.ops())
             sequence.forget_plans()
         issued = tuple(sorted(ops, key=lambda op: op.kind))
@@ -385,11 +385,11 @@ class SequenceLedger:
     def lose(self, sequence: int) -> Slot | None:
         """What the sequence holds is not known any more. Its slot, if any, starts again from nothing."""
         lost = self.table.all[sequence]
-        slot, content = lost.slot, lost.content
+        slot, prefix = lost.slot, lost.prefix
         self._empty(lost)
-        if slot is not None and content is not None:
-            lost.content = Content(slot.known, 0, content.scope)
-            lost.content.prefilled, lost.content.author = content.prefilled, content.author
+        if slot is not None and prefix is not None:
+            lost.prefix = CachedPrefix(slot.known, 0, prefix.scope)
+            lost.prefix.prefilled, lost.prefix.author = prefix.prefilled, prefix.author
             slot.computed = slot.planned = 0
             slot.room = self._can.window if self._cells is None else 0
         return slot
@@ -406,7 +406,7 @@ class SequenceLedger:
         for sequence in self.table.all if self._cells is not None else ():
             held = self._cells.held(sequence.index) if self._cells is not None else 0
             assert held >= sequence.held, "tokens without cells"
-            assert held == 0 or sequence.content is not None, f"sequence {sequence.index} leaks cells"
+            assert held == 0 or sequence.prefix is not None, f"sequence {sequence.index} leaks cells"
         if self._cells is not None:
             self._cells.check()
         self.store.check()

@@ -1,6 +1,6 @@
 """Snapshots and checkpoints of sequences: when they are written, kept for a tick, confirmed, thrown away.
 
-A snapshot is written when content worth keeping is about to be overwritten, or at a mark from which others
+A snapshot is written when prefix worth keeping is about to be overwritten, or at a mark from which others
 may start. A checkpoint is the part of a state that cannot be cut back to later (hybrid and recurrent models).
 Both are real only once their operation has succeeded. The ledger decides what happens to sequences; this
 part only reads them.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from stretto.core import event_names
 from stretto.core.cost import TARGET_S
-from stretto.core.kv.prefix_store import Checkpoint, Content
+from stretto.core.kv.prefix_store import CachedPrefix, Checkpoint
 from stretto.core.kv.sequence import Sequence, SequenceTable
 from stretto.core.limits import Limits
 from stretto.core.ops import KvOp, OpKind, OpResult
@@ -30,31 +30,31 @@ class Snapshots:
         self.save_bytes_max = int(table.can.snapshot_bytes_per_s * tick_s * SAVE_SHARE)
         self._save_bytes = 0
         self._saves: list[KvOp] = []
-        self._marking: dict[
-            int, tuple[Content, int, str, int]
+        self._checkpointing: dict[
+            int, tuple[CachedPrefix, int, str, int]
         ] = {}  # checkpoint blob -> what it is a state of
         self._pinned: list[int] = []
         self.clock = 0
 
     def evacuate(self, sequence: Sequence, keep: int) -> None:
         """A snapshot of what is about to be overwritten, if it is worth one and there is time and space."""
-        if sequence.content is None or not self._table.can_save(sequence):
+        if sequence.prefix is None or not self._table.can_save(sequence):
             return
         if self._table.loss(sequence, keep) > 0:
-            self.save(sequence, sequence.content.length)
+            self.save(sequence, sequence.prefix.length)
 
     def save(self, sequence: Sequence, length: int) -> int | None:
         """The blob that will hold the sequence's first `length` tokens; None when it would take too much.
 
-        What a parked request comes back for is saved whatever it takes: to compute it again takes longer.
+        What a preempted request comes back for is saved whatever it takes: to compute it again takes longer.
         """
-        content = sequence.content
-        assert content is not None
+        prefix = sequence.prefix
+        assert prefix is not None
         size = self._can.snapshot_bytes(length)
-        if self._save_bytes and self._save_bytes + size > self.save_bytes_max and not content.awaited:
+        if self._save_bytes and self._save_bytes + size > self.save_bytes_max and not prefix.reserved_for:
             return None
-        copy = self._store.fork(content, length, content.owner)
-        copy.awaited = content.awaited
+        copy = self._store.fork(prefix, length, prefix.owner)
+        copy.reserved_for = prefix.reserved_for
         snapshot = self._store.add(copy, size, self.clock)
         if snapshot is None:
             self._store.release(copy)
@@ -75,7 +75,7 @@ class Snapshots:
         """Only this request may use the snapshot, and it goes when the request does."""
         snapshot = self._store.get(blob)
         assert snapshot is not None
-        snapshot.content.owner = request_id
+        snapshot.prefix.owner = request_id
 
     def unpin(self, blobs: list[int]) -> None:
         for blob in blobs:
@@ -83,24 +83,24 @@ class Snapshots:
             if snapshot is not None:
                 snapshot.pins -= 1
 
-    def mark(self, slot: Slot, job: Job, length: int) -> None:
+    def checkpoint(self, slot: Slot, job: Job, length: int) -> None:
         """The slot has computed exactly `length` tokens, a place to come back to: keep the state."""
         sequence = self._table.of(slot)
-        content = sequence.content
-        assert content is not None
+        prefix = sequence.prefix
+        assert prefix is not None
         assert sequence.held == length
         if not self._table.can_save(sequence):
             return
-        if length == self._table.branch_mark(job) and not self._is_saved(content, length):
+        if length == self._table.branch_point(job) and not self._is_saved(prefix, length):
             self.save(sequence, length)
-        if not self.apart and all(c.length != length for c in content.checkpoints):
+        if not self.apart and all(c.length != length for c in prefix.checkpoints):
             blob = self._store.add_checkpoint(self._can.state_bytes)
             if blob is not None:
-                self._marking[blob] = (content, length, job.id, slot.index)
+                self._checkpointing[blob] = (prefix, length, job.id, slot.index)
                 self._saves.append(KvOp(OpKind.CHECKPOINT, sequence.index, length=length, blob=blob))
 
-    def _is_saved(self, content: Content, length: int) -> bool:
-        return any(s.content.length == length and s.content.covers(content) for s in self._store)
+    def _is_saved(self, prefix: CachedPrefix, length: int) -> bool:
+        return any(s.prefix.length == length and s.prefix.covers(prefix) for s in self._store)
 
     def take(self) -> tuple[list[KvOp], list[int]]:
         """This tick's operations on blobs, and the snapshots to keep until it has settled."""
@@ -108,7 +108,7 @@ class Snapshots:
             self._store.dropped
         )  # saved and given up in one plan
         for blob in stillborn:
-            self._marking.pop(blob, None)
+            self._checkpointing.pop(blob, None)
         ops = [op for op in self._saves if op.blob not in stillborn]
         ops += [KvOp(OpKind.DROP, blob=blob) for blob in self._store.dropped if blob not in stillborn]
         pinned = self._pinned
@@ -130,9 +130,9 @@ class Snapshots:
         return Note(event_names.CACHE_SAVED, "", -1, result.bytes)
 
     def _settle_checkpoint(self, op: KvOp, result: OpResult) -> Note:
-        content, length, request_id, slot = self._marking.pop(op.blob)
-        if result.ok and any(s.content is content for s in self._table.all):
-            self._store.attach(content, Checkpoint(length, op.blob))
+        prefix, length, request_id, slot = self._checkpointing.pop(op.blob)
+        if result.ok and any(s.prefix is prefix for s in self._table.all):
+            self._store.attach(prefix, Checkpoint(length, op.blob))
         self._store.forget_checkpoint(op.blob, exists=result.ok)
         return Note(
             event_names.HYBRID_SNAPSHOT if result.ok else event_names.HYBRID_SNAPSHOT_FAILED,
@@ -144,14 +144,14 @@ class Snapshots:
     def discard(self, blob: int) -> None:
         """It failed to restore: nobody shall try it again."""
         self._store.discard(blob)
-        for content in self._table.contents():
-            self._store.detach(content, blob)
+        for prefix in self._table.prefixes():
+            self._store.detach(prefix, blob)
 
     def came_back(self, request_id: str) -> None:
-        """Nobody waits any more for what a parked request had left."""
-        for content in self._table.contents():
-            if content.awaited == request_id:
-                content.awaited = ""
+        """Nobody waits any more for what a preempted request had left."""
+        for prefix in self._table.prefixes():
+            if prefix.reserved_for == request_id:
+                prefix.reserved_for = ""
 
     def blobs(self) -> list[int]:
         """Blobs that the backend holds between two ticks: the known ones, and those about to be dropped."""

@@ -50,7 +50,7 @@ def test_capabilities_are_those_of_the_kind(kind: str, layout: str) -> None:
         tiled or row_attention,
         row_attention,
     )
-    assert can.row_quantum == (64 if tiled else 14 if row_attention else 16)
+    assert can.chunk_multiple == (64 if tiled else 14 if row_attention else 16)
     assert can.contiguous == (not pooled)
     assert can.vocab == 49_152
     if kind != "recurrent":
@@ -182,7 +182,7 @@ def test_requests_preempted_for_memory_go_on_with_their_text(window, pool, promp
     loop = Loop(backend, limits("none"))
     requests = [ask(f"r{n}", prompt, max_tokens=answer) for n in range(4)]
     got = loop.run(*requests)
-    assert sum(end.parks for end in loop.ends.values()) > 0
+    assert sum(end.preemptions for end in loop.ends.values()) > 0
     for request in requests:
         assert len(got[request.id]) == answer
         assert reference.gap(request.tokens, got[request.id]) <= TOLERANCE
@@ -204,7 +204,7 @@ def test_a_hybrid_conversation_is_shared_while_it_is_busy(kind: str, cache: str)
         loop.step()
     got = loop.run(second)
     assert loop.ends["second"].cached_tokens == 178
-    assert loop.ends["first"].parks == 0
+    assert loop.ends["first"].preemptions == 0
     for request in (first, second):
         assert reference.gap(request.tokens, got[request.id]) <= TOLERANCE
     backend.close()

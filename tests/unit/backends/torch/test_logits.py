@@ -64,7 +64,7 @@ def test_preemption_and_resume(kind):
     loop = Loop(backend, prefill_chunk=16, cache="none", headroom_tokens=1)
     requests = [ask(f"r{i}", 10 + i, start=i, outputs=34) for i in range(5)]
     texts = loop.run(requests)
-    assert sum(end.parks for end in loop.ends.values()) > 0
+    assert sum(end.preemptions for end in loop.ends.values()) > 0
     assert all(len(text) == 34 for text in texts.values())
     assert loop.worst(kind) < TOLERANCE
 

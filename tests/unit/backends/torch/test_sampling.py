@@ -63,7 +63,7 @@ def test_a_text_goes_on_after_it_was_parked():
     requests = [ask(f"r{i}", 10 + i, start=i, outputs=34, **params) for i in range(5)]
     tight = Loop(make_backend("qwen3", pages=16, page_tokens=8), cache="none", headroom_tokens=1)
     texts = tight.run(requests)
-    assert sum(end.parks for end in tight.ends.values()) > 0
+    assert sum(end.preemptions for end in tight.ends.values()) > 0
     for request in requests:
         assert texts[request.id] == one(request)
 

@@ -18,7 +18,7 @@ from tests.unit.core.rig import ask
 
 def job(name: str, tokens: int | array[int], **options) -> Job:
     request = ask(name, tokens, **options)
-    return Job(request, seniority=0, account=Account("", 1.0), now=0.0, length_max=4096)
+    return Job(request, arrival=0, account=Account("", 1.0), now=0.0, length_max=4096)
 
 
 class Bench:

@@ -24,9 +24,9 @@ def test_sharing_takes_none_and_frees_with_the_last_holder():
     pool.share(0, 1, 5)
     assert (pool.free, pool.held(1)) == (2, 5)
     assert (pool.gain(0), pool.gain(1)) == (3, 0)
-    pool.cut(0, 0)
+    pool.trim(0, 0)
     assert pool.free == 5
-    pool.cut(1, 2)
+    pool.trim(1, 2)
     assert pool.free == 8
     pool.check()
 
@@ -79,7 +79,7 @@ def test_against_cells_with_names(moves):
             if count <= 40 - len(used):
                 held[one] += [next(fresh) for _ in range(count)]
         elif kind == "cut":
-            pool.cut(one, min(count, len(held[one])))
+            pool.trim(one, min(count, len(held[one])))
             del held[one][count:]
         elif one != two and not held[two]:
             pool.share(one, two, min(count, len(held[one])))

@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.core.kv.prefix_store import CHECKPOINTS_MAX, Checkpoint, Content, PrefixStore, common_prefix
+from stretto.core.kv.prefix_store import CHECKPOINTS_MAX, CachedPrefix, Checkpoint, PrefixStore, common_prefix
 from stretto.core.request import Scope
 from stretto.testing import strategies
 from tests.unit.core.rig import STEADY, prompt
@@ -15,8 +15,8 @@ from tests.unit.core.rig import STEADY, prompt
 SCOPE = Scope("tenant:a", "")
 
 
-def content(length: int = 8, *, scope: Scope = SCOPE, owner: str = "") -> Content:
-    return Content(prompt(20), length, scope, owner)
+def prefix(length: int = 8, *, scope: Scope = SCOPE, owner: str = "") -> CachedPrefix:
+    return CachedPrefix(prompt(20), length, scope, owner)
 
 
 @STEADY
@@ -38,29 +38,29 @@ def test_common_prefix_lets_go_of_its_arrays():
 
 
 def test_who_may_see_a_content():
-    assert content().visible_to(SCOPE, "r")
-    assert not content().visible_to(Scope("tenant:b", ""), "r")
-    assert not content().visible_to(Scope("tenant:a", "salt"), "r")
-    assert content(owner="r").visible_to(SCOPE, "r")
-    assert not content(owner="r").visible_to(SCOPE, "other")
+    assert prefix().visible_to(SCOPE, "r")
+    assert not prefix().visible_to(Scope("tenant:b", ""), "r")
+    assert not prefix().visible_to(Scope("tenant:a", "salt"), "r")
+    assert prefix(owner="r").visible_to(SCOPE, "r")
+    assert not prefix(owner="r").visible_to(SCOPE, "other")
 
 
 def test_covers():
-    assert content(10).covers(content(8))
-    assert not content(7).covers(content(8))
-    assert not content(10, scope=Scope("tenant:b", "")).covers(content(8))
-    assert not content(10, owner="x").covers(content(8))
-    assert content(10).covers(content(8, owner="x"))
-    assert not Content(prompt(20, 5), 10, SCOPE).covers(content(8))
+    assert prefix(10).covers(prefix(8))
+    assert not prefix(7).covers(prefix(8))
+    assert not prefix(10, scope=Scope("tenant:b", "")).covers(prefix(8))
+    assert not prefix(10, owner="x").covers(prefix(8))
+    assert prefix(10).covers(prefix(8, owner="x"))
+    assert not CachedPrefix(prompt(20, 5), 10, SCOPE).covers(prefix(8))
 
 
 def test_the_least_recently_used_leaves_first():
     store = PrefixStore(100)
-    first, second = store.add(content(), 40, 1), store.add(content(), 40, 2)
+    first, second = store.add(prefix(), 40, 1), store.add(prefix(), 40, 2)
     for snapshot in (first, second):
         store.confirm(snapshot.id, 40)
     first.last_used = 3
-    third = store.add(content(), 40, 4)
+    third = store.add(prefix(), 40, 4)
     assert [s.id for s in store] == [first.id, third.id]
     assert store.dropped == [second.id]
     store.check()
@@ -68,26 +68,26 @@ def test_the_least_recently_used_leaves_first():
 
 def test_what_is_pinned_or_not_real_yet_stays():
     store = PrefixStore(100)
-    pinned, unborn = store.add(content(), 50, 1), store.add(content(), 50, 2)
+    pinned, unborn = store.add(prefix(), 50, 1), store.add(prefix(), 50, 2)
     store.confirm(pinned.id, 50)
     pinned.pins = 1
-    assert store.add(content(), 10, 3) is None
+    assert store.add(prefix(), 10, 3) is None
     pinned.pins = 0
-    assert store.add(content(), 10, 3) is not None
+    assert store.add(prefix(), 10, 3) is not None
     assert store.get(unborn.id) is unborn
 
 
 def test_what_is_larger_than_the_budget_is_refused_without_harm():
     store = PrefixStore(100)
-    kept = store.add(content(), 60, 1)
+    kept = store.add(prefix(), 60, 1)
     store.confirm(kept.id, 60)
-    assert store.add(content(), 101, 2) is None
+    assert store.add(prefix(), 101, 2) is None
     assert store.get(kept.id) is kept
 
 
 def test_the_real_size_counts():
     store = PrefixStore(100)
-    snapshot = store.add(content(), 40, 1)
+    snapshot = store.add(prefix(), 40, 1)
     store.confirm(snapshot.id, 55)
     assert store.bytes_used == 55
     store.discard(snapshot.id)
@@ -96,7 +96,7 @@ def test_the_real_size_counts():
 
 def test_a_save_that_failed_leaves_nothing_to_drop():
     store = PrefixStore(100)
-    snapshot = store.add(content(), 40, 1)
+    snapshot = store.add(prefix(), 40, 1)
     store.discard(snapshot.id, exists=False)
     assert (store.bytes_used, store.dropped, store.blobs()) == (0, [], [])
 
@@ -104,21 +104,21 @@ def test_a_save_that_failed_leaves_nothing_to_drop():
 def test_a_checkpoint_lives_as_long_as_somebody_needs_it():
     store = PrefixStore(100)
     blob = store.add_checkpoint(10)
-    whole = content(12)
+    whole = prefix(12)
     store.attach(whole, Checkpoint(6, blob))
     twin = store.fork(whole, 8)
     assert [c.length for c in twin.checkpoints] == [6]
     assert store.fork(whole, 5).checkpoints == []
     store.release(whole)
     assert store.dropped == []
-    store.cut(twin, 5)
+    store.trim(twin, 5)
     assert store.dropped == [blob]
     store.check()
 
 
 def test_the_nearest_checkpoint_is_the_longest_that_fits():
     store = PrefixStore(1000)
-    whole = content(20)
+    whole = prefix(20)
     for length in (4, 9, 14):
         store.attach(whole, Checkpoint(length, store.add_checkpoint(1)))
     assert whole.nearest(13).length == 9
@@ -128,7 +128,7 @@ def test_the_nearest_checkpoint_is_the_longest_that_fits():
 
 def test_a_content_keeps_a_bounded_number_of_checkpoints():
     store = PrefixStore(1000)
-    whole = content(20)
+    whole = prefix(20)
     for length in range(1, CHECKPOINTS_MAX + 4):
         store.attach(whole, Checkpoint(length, store.add_checkpoint(1)))
     lengths = [c.length for c in whole.checkpoints]
@@ -139,7 +139,7 @@ def test_a_content_keeps_a_bounded_number_of_checkpoints():
 
 def test_private_snapshots_go_with_their_owner():
     store = PrefixStore(100)
-    mine, ours = store.add(content(owner="r"), 10, 1), store.add(content(), 10, 2)
+    mine, ours = store.add(prefix(owner="r"), 10, 1), store.add(prefix(), 10, 2)
     store.discard_owned("r")
     assert [s.id for s in store] == [ours.id]
     assert store.dropped == [mine.id]

@@ -90,7 +90,7 @@ def test_without_copies_a_running_donor_is_relayed_through_a_snapshot():
 def test_a_hybrid_rewinds_only_to_a_checkpoint():
     bench = Bench(streams(1, rewind=Rewind.CHECKPOINT, state_bytes=10), cache="incremental")
     slot = bench.run(job("a", TEXT, boundaries=(20,)), 20)
-    bench.ledger.mark(slot, 20)
+    bench.ledger.checkpoint(slot, 20)
     assert "CHECKPOINT" in kinds(bench.tick(rows=((slot, 40),)))
     bench.close(slot)
     other = job("b", TEXT[:30] + prompt(9, 5))
