@@ -276,8 +276,8 @@ def test_turns_keep_the_tenants_shares():
     assert jain >= 0.95, written
 
 
-def test_a_server_that_is_never_full_does_not_remember_its_readers():
+def test_a_server_that_is_never_full_keeps_no_list_of_streamed_requests():
     rig = Rig(Limits(n_seq_max=2, cache="none"), streams(2), check=False)
     for at in range(300):
         rig.serve(newcomer(f"r{at}", max_tokens=1))
-    assert len(rig.state.queue._readers) <= 65
+    assert len(rig.state.queue._streaming) <= 65
