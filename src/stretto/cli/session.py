@@ -59,11 +59,16 @@ def _chosen(
 def _load(context: Context, model: str | None, flags: Mapping[str, Any]) -> LLM:
     from stretto.llm import LLM
 
-    warnings.simplefilter("ignore", FutureWarning)  # settings under old names: `_chosen` has named them
-    if not sys.stderr.isatty():
-        return LLM(model, cache_dir=context.cache_dir, **flags)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # settings under old names: `_chosen` has named them
+        if not sys.stderr.isatty():
+            return LLM(model, cache_dir=context.cache_dir, **flags)
+        return _load_shown(LLM, context, model, flags)
+
+
+def _load_shown(llm: type[LLM], context: Context, model: str | None, flags: Mapping[str, Any]) -> LLM:
     with progress(f"loading {model or 'the default model'}") as shown:
-        return LLM(
+        return llm(
             model,
             cache_dir=context.cache_dir,
             progress=lambda _stage, done: shown(int(1000 * done), 1000),

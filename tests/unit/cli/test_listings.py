@@ -123,6 +123,13 @@ def test_config_show_says_where_each_value_came_from(call, tmp_path, monkeypatch
     assert [f"{name}.n_seq_max", "8", "stretto.yaml"] in [line.split() for line in table]
 
 
+def test_a_flag_under_its_old_name_works_and_is_named_once(call):
+    ended = call("config", "show", "--json", "--turn-tokens", "8")
+    assert json.loads(ended.out)["defaults.slice_tokens"] == 8
+    assert ended.err == "note: the setting turn_tokens is now called slice_tokens; rename it\n"
+    assert "--turn-tokens" not in call("run", "--help").out
+
+
 def test_config_is_global(call, tmp_path):
     other = tmp_path / "other.yaml"
     other.write_text("defaults: {n_seq_max: 7}\n")

@@ -45,13 +45,6 @@ def test_the_answer_is_all_of_stdout(shell):
     assert ended.err == ""
 
 
-def test_a_flag_under_its_old_name_works_and_is_named_once(shell):
-    ended = shell("run", "hello", "-n", "7", *SIMULATED, "--turn-tokens", "8")
-    assert ended.code == 0
-    assert ended.err == "note: the setting turn_tokens is now called slice_tokens; rename it\n"
-    assert "--turn-tokens" not in shell("run", "--help").out
-
-
 def test_an_answer_without_a_limit_of_its_own_ends_and_says_so(shell):
     ended = shell("run", "hello", "--ignore-eos", "--stats", *SIMULATED)
     assert ended.code == 0
