@@ -1,4 +1,4 @@
-"""The errors: the drawn tree is the real one, every class can be imported from the package, codes are unique."""
+"""Errors: the drawn tree matches the classes, the package exports all of them, and codes are unique."""
 
 from __future__ import annotations
 
