@@ -82,7 +82,7 @@ class Engine:
             self._token_call, self._start, batch_max=batching.max_batch_size if batching.enabled else 1
         )
         self._watchers = Watchers(self._ask_for_events)
-        self._info: m.RuntimeInfo | None = None
+        self._has_loaded = False  # a model, since this worker came up: later loads make requests wait
         self._progress: dict[str, float] = {}
         self._following = False
         self._expire_timer: asyncio.TimerHandle | None = None
@@ -169,8 +169,7 @@ class Engine:
         if state is not State.UP:
             return Health(ready=False, reason=_REASONS.get(state, state.value))
         progress = min(self._progress.values(), default=None)
-        loaded = self._info is not None and any(model.loaded for model in self._info.models)
-        if progress is not None and not loaded:
+        if progress is not None and not self._has_loaded:
             return Health(ready=False, reason="loading", progress=progress)
         return Health(ready=True, progress=progress)
 
@@ -252,7 +251,7 @@ class Engine:
 
     def runtime_lost(self) -> None:
         self._transport.detach()
-        self._info, self._progress = None, {}
+        self._has_loaded, self._progress = False, {}
         self._traffic.lost(self._clock(), others=self._calls.in_flight())
 
     def runtime_failed(self, error: StrettoError) -> None:
@@ -304,7 +303,7 @@ class Engine:
             self._note_info(await self._transport.send("runtime/info", m.Empty()))
 
     def _note_info(self, info: m.RuntimeInfo) -> None:
-        self._info = info
+        self._has_loaded = self._has_loaded or any(model.loaded for model in info.models)
         self._traffic.text_limits.note(info.models)
         loading = {model.id for model in info.models if model.loading}
         self._progress = {name: self._progress.get(name, 0.0) for name in loading}
