@@ -23,7 +23,7 @@ COMPILE_TIME := 8 CPU minutes, so 4 minutes on 2 cores and less than one on 16
 NATIVE_CMAKE := $(LLAMA_CMAKE) $(shell grep -qs amx_tile /proc/cpuinfo && echo "-DCMAKE_C_FLAGS='$(NO_AMX)' -DCMAKE_CXX_FLAGS='$(NO_AMX)'")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev clients serve test check format simulate prove bench soak soak-server wheel ci-setup clean
+.PHONY: help setup dev clients serve test check format simulate prove bench soak soak-server docs wheel ci-setup clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +78,7 @@ check: $(DEV) ## Format, lint, types and layers
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/check_layers.py
 	$(BIN)/python tools/check_cycles.py
+	$(BIN)/python tools/check_links.py
 
 format: $(DEV) ## Rewrite the files as `make check` wants them
 	$(BIN)/ruff check --fix-only .
@@ -97,6 +98,17 @@ prove: $(DEV) ## Show every claim at full size and write docs/proofs/*.json
 
 bench: $(DEV) ## Measure the scheduler
 	$(BIN)/python benchmarks/scheduler.py $(ARGS)
+
+DOCS := .venv-docs/.ready
+
+$(DOCS): docs/requirements.txt
+	@test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install -qq --disable-pip-version-check --requirement $<
+	@touch $@
+
+docs: $(DEV) $(DOCS) ## Build the documentation site into site/; a broken link is an error
+	$(BIN)/python -m tools.reference docs/reference
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
 
 wheel: $(READY) ## Build Stretto's wheel into dist/ (pure Python)
 	$(PIP) wheel -qq --no-deps --wheel-dir dist .

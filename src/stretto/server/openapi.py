@@ -117,6 +117,7 @@ def serve_document(app: FastAPI) -> None:
     made: list[bytes] = []
 
     async def document(_: Request) -> Response:
+        """The OpenAPI document of the API routes."""
         if not made:
             made.append(msgspec.json.encode(await asyncio.to_thread(app.openapi)))
         return Response(made[0], media_type="application/json")

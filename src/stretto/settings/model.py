@@ -156,14 +156,21 @@ class ModelSettings(BaseModel):
     """Read the model file around the page cache."""
 
     rope_scaling_type: Literal["none", "linear", "yarn", "longrope"] | None = None
-    """Default for this and the following: what the model file says."""
+    """RoPE scaling method. Unset, as with the keys below: what the model file says."""
     rope_freq_base: Annotated[float, Field(gt=0)] | None = None
+    """RoPE base frequency."""
     rope_freq_scale: Annotated[float, Field(gt=0)] | None = None
+    """RoPE frequency scaling factor."""
     yarn_ext_factor: float | None = None
+    """YaRN extrapolation mix factor."""
     yarn_attn_factor: float | None = None
+    """YaRN attention magnitude scaling factor."""
     yarn_beta_fast: float | None = None
+    """YaRN low correction dimension."""
     yarn_beta_slow: float | None = None
+    """YaRN high correction dimension."""
     yarn_orig_ctx: Count | None = None
+    """Context length that the model was trained with, for YaRN."""
 
     speculation: Annotated[Literal["off", "ngram"], BeforeValidator(_switch)] = "off"
     """ngram: guess tokens from the prompt; greedy text stays the same."""

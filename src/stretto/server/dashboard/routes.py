@@ -28,14 +28,17 @@ def router(engine: EngineApi, over: asyncio.Event) -> APIRouter:
 
     @routes.get("/")
     async def page() -> Response:
+        """The dashboard: slots and batches, tick by tick."""
         return asset("index.html")
 
     @routes.get("/dashboard/{name}")
     async def file(name: str) -> Response:
+        """Scripts and styles of the dashboard."""
         return asset(name)
 
     @routes.get("/events")
     async def events() -> Response:
+        """Server-sent events of the dashboard: models, health, ticks."""
         return EventStream(lambda wire: _Feed(engine, wire).run_until(over), ping_interval_s=PING_INTERVAL_S)
 
     return routes

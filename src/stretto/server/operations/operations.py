@@ -117,13 +117,16 @@ class Operations:
     # --- routes ----------------------------------------------------------------------------------
 
     async def _livez(self, _request: Request) -> Response:
+        """200 while the process answers HTTP at all. Needs no key."""
         return _json({"status": "alive"})
 
     async def _readyz(self, request: Request) -> Response:
+        """200 when a model is loaded, it is not draining and the scheduler makes progress; else 503."""
         readiness = await self._readiness()
         return self._answer(readiness, {} if request.state.caller is None else {"reason": readiness.reason})
 
     async def _health(self, request: Request) -> Response:
+        """The status of `/readyz` with the state behind it: requests, batcher, worker and models."""
         stats = await stats_of(self.engine)
         readiness = self._judged(stats)
         if request.state.caller is None:
@@ -141,10 +144,11 @@ class Operations:
         return self._answer(readiness, detail)
 
     async def _version(self, _request: Request) -> Response:
+        """Stretto's version."""
         return _json({"version": __version__})
 
     async def _slots(self, request: Request) -> Response:
-        """Every slot's state; whose request it is, only to that tenant (without keys: to everybody)."""
+        """The state of every slot. With API keys, stream ids and tenants only of the caller's own tenant."""
         stats = await stats_of(self.engine)
         if stats is None:
             return _json([], status=503)
@@ -158,6 +162,7 @@ class Operations:
         return _json(rows)
 
     async def _metrics(self, _request: Request) -> Response:
+        """Prometheus metrics; `--metrics-compat vllm` adds vLLM's names."""
         stats = await stats_of(self.engine)
         scrape = Scrape(
             figures=self.engine.figures,
