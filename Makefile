@@ -19,11 +19,13 @@ SHELL := bash
 # llama.cpp 0.3.36 built for AMX crashes (SIGILL) in its tile kernels where this was tried: leave AMX out.
 NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
 LLAMA_CMAKE := -DCMAKE_PROJECT_llama_cpp_INCLUDE='$(CURDIR)/tools/llamacpp.cmake'
+PORTABLE_CMAKE := $(LLAMA_CMAKE) -DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON -DGGML_CPU_ALL_VARIANTS=ON -DGGML_BACKEND_DIR=llama_cpp/lib \
+  -DCMAKE_C_COMPILER_LAUNCHER='$(CURDIR)/tools/variant_compiler' -DCMAKE_CXX_COMPILER_LAUNCHER='$(CURDIR)/tools/variant_compiler'
 COMPILE_TIME := 8 CPU minutes, so 4 minutes on 2 cores and less than one on 16
 NATIVE_CMAKE := $(LLAMA_CMAKE) $(shell grep -qs amx_tile /proc/cpuinfo && echo "-DCMAKE_C_FLAGS='$(NO_AMX)' -DCMAKE_CXX_FLAGS='$(NO_AMX)'")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev clients serve test check format simulate prove bench soak soak-server docs wheel ci-setup clean
+.PHONY: help setup dev clients serve test check format simulate prove bench soak soak-server docs wheel wheels ci-setup clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -113,6 +115,13 @@ docs: $(DEV) $(DOCS) ## Build the documentation site into site/; a broken link i
 wheel: $(READY) ## Build Stretto's wheel into dist/ (pure Python)
 	$(PIP) wheel -qq --no-deps --wheel-dir dist .
 	@ls dist/stretto-*.whl
+
+# A wheel of llama.cpp for any CPU of this architecture: it holds all variants, and the best one is chosen when it is loaded.
+# For release pages and containers, where users have no compiler. Never from pip's cache, which holds the build for this CPU.
+wheels: wheel ## Build a portable llama.cpp wheel into dist/, too
+	CMAKE_ARGS="$(PORTABLE_CMAKE)" $(PIP) wheel --verbose --no-deps --no-cache-dir --no-binary llama-cpp-python --wheel-dir dist \
+	  llama-cpp-python==0.3.36 2>&1 | $(BIN)/python tools/compile_progress.py $(VENV)/wheels.log
+	@ls dist/*.whl
 
 ci-setup: ## Install what only root on Debian can: Chromium, for the browser tests
 	@if command -v chromium >/dev/null; then \

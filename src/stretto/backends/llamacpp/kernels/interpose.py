@@ -24,7 +24,7 @@ from typing import Any
 
 from stretto.backends.llamacpp.kernels import verify
 from stretto.backends.llamacpp.kernels.build import CompileError, compiled
-from stretto.backends.llamacpp.native.library import library
+from stretto.backends.llamacpp.native.library import compute_functions, library
 from stretto.errors import InvariantError
 
 LLAMA_CPP, GGML = "0.3.36", b"0.25.3"  # whose layouts the kernels know
@@ -127,7 +127,7 @@ def _try(cache_dir: Path | None) -> str:
     except OSError as error:
         return f"they cannot be loaded: {error}"[:200]
     llama_cpp = library()
-    theirs = llama_cpp.llama_cpp._lib  # with the libraries that it is made of
+    theirs = compute_functions()
     for setter, names in _ORIGINALS.items():
         getattr(ours, setter)(*[_address(theirs, name) for name in names])
     theirs.ggml_version.restype = ctypes.c_char_p

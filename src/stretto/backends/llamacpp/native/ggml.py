@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from stretto.backends.llamacpp.native.library import library
+import numpy as np
+
+from stretto.backends.llamacpp.native.library import compute_functions
 from stretto.errors import InvariantError
 
 F32, F16, Q4_0, Q8_0 = 0, 1, 2, 8  # ggml's numbers
 _CONTEXT_BYTES = 1 << 22
+_BUFFER_OFFSET = 8  # of the field `buffer` in ggml_tensor, behind its type
 _pointer, _number, _size = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t
 
 
@@ -37,6 +41,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_reg_dev_get": (_pointer, [_pointer, _size]),
     "ggml_backend_reg_get_proc_address": (_pointer, [_pointer, ctypes.c_char_p]),
     "ggml_backend_free": (None, [_pointer]),
+    "ggml_backend_dev_supports_op": (ctypes.c_bool, [_pointer] * 2),
+    "ggml_backend_buft_alloc_buffer": (_pointer, [_pointer, _size]),
+    "ggml_row_size": (_size, [ctypes.c_int, _number]),
+    "ggml_quantize_chunk": (_size, [ctypes.c_int, _pointer, _pointer, *[_number] * 3, _pointer]),
     "ggml_backend_cpu_init": (_pointer, []),
     "ggml_backend_cpu_set_n_threads": (None, [_pointer, ctypes.c_int]),
     "ggml_backend_cpu_reg": (_pointer, []),
@@ -51,7 +59,7 @@ class Ggml:
     """
 
     def __init__(self, threads: int = 1) -> None:
-        libraries = library().llama_cpp._lib
+        libraries = compute_functions()
         self._functions: dict[str, Any] = {}
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(libraries, name)
@@ -86,21 +94,51 @@ class Ggml:
         return int(self.new_tensor_4d(context, kind, *[*shape, 1, 1, 1][:4]))
 
     def computed(self, context: int, given: Mapping[int, bytes], result: int) -> bytes:
-        """The result, from what these tensors hold. Ends the context and what is in it."""
+        """The result, from what these tensors hold. Frees the context and what is in it."""
+        with self.prepared(context, given, result) as compute:
+            compute()
+            room = ctypes.create_string_buffer(self.nbytes(result))
+            self.backend_tensor_get(result, room, 0, len(room))
+            return room.raw
+
+    @contextmanager
+    def prepared(self, context: int, given: Mapping[int, bytes], result: int) -> Iterator[Callable[[], None]]:
+        """Computes the graph of a result each time it is called. Frees the context in the end."""
         buffer = self.backend_alloc_ctx_tensors(context, self.backend)
         try:
             for tensor, values in given.items():
                 self.fill(tensor, values)
             graph = self.new_graph(context)
             self.build_forward_expand(graph, result)
-            if self.backend_graph_compute(self.backend, graph) != 0:
-                raise InvariantError("ggml does not compute")
-            room = ctypes.create_string_buffer(self.nbytes(result))
-            self.backend_tensor_get(result, room, 0, len(room))
-            return room.raw
+
+            def compute() -> None:
+                if self.backend_graph_compute(self.backend, graph) != 0:
+                    raise InvariantError("ggml does not compute")
+
+            yield compute
         finally:
             self.backend_buffer_free(buffer)
             self.free(context)
+
+    def supports(self, operation: int, weights: int, buffer_kind: int) -> bool:
+        """Whether the CPU computes this with the weights in a buffer of that kind."""
+        buffer = self.backend_buft_alloc_buffer(buffer_kind, 0)
+        place = ctypes.c_void_p.from_address(weights + _BUFFER_OFFSET)
+        place.value = buffer
+        try:
+            device = self.backend_reg_dev_get(self.backend_cpu_reg(), 0)
+            return bool(self.backend_dev_supports_op(device, operation))
+        finally:
+            place.value = None
+            self.backend_buffer_free(buffer)
+
+    def quantized(self, kind: int, values: np.ndarray[Any, Any]) -> bytes:
+        """Rows of float32 as rows of a type."""
+        rows, length = values.shape
+        room = ctypes.create_string_buffer(self.row_size(kind, length) * rows)
+        source = np.ascontiguousarray(values, np.float32)
+        self.quantize_chunk(kind, source.ctypes.data, room, 0, rows, length, None)
+        return room.raw
 
     def fill(self, tensor: int, values: bytes) -> None:
         self.backend_tensor_set(tensor, values, 0, self.nbytes(tensor))

@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 from stretto.errors import InvariantError, LlamaCppMissingError
@@ -45,8 +46,48 @@ def _load() -> None:
     callback = llama_cpp.llama_log_callback(_take_line)
     _kept.append(callback)
     llama_cpp.llama_log_set(callback, ctypes.c_void_p())
+    _load_cpu_variant(llama_cpp.llama_cpp._lib, Path(llama_cpp.__file__).parent / "lib")
     llama_cpp.llama_backend_init()
     _loaded = llama_cpp
+
+
+def _load_cpu_variant(functions: Any, folder: Path) -> None:
+    """In a portable build (GGML_BACKEND_DL) no CPU backend is linked: ggml loads the best variant."""
+    if not hasattr(functions, "ggml_backend_cpu_init"):
+        functions.ggml_backend_load_all_from_path(os.fsencode(folder))
+
+
+@functools.cache
+def compute_functions() -> Any:
+    """ggml's functions together with those of its CPU backend: linked, or in the variant that was loaded."""
+    linked = library().llama_cpp._lib
+    if hasattr(linked, "ggml_backend_cpu_init"):
+        return linked
+    linked.ggml_backend_reg_by_name.restype = ctypes.c_void_p
+    linked.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
+    cpu = linked.ggml_backend_reg_by_name(b"CPU")
+    ask = linked.ggml_backend_reg_get_proc_address
+    inside = ask(ctypes.c_void_p(cpu), b"ggml_backend_set_n_threads") if cpu else None
+    if not inside:
+        raise LlamaCppMissingError("llama.cpp was built without a CPU backend for this processor")
+    return ctypes.CDLL(_file_of(inside))
+
+
+class _DlInfo(ctypes.Structure):
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _file_of(address: int) -> str:
+    """The shared library that an address is in."""
+    info = _DlInfo()
+    if not ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(info)):
+        raise InvariantError("an address of llama.cpp is in no library")
+    return os.fsdecode(info.file)
 
 
 def _take_line(level: int, text: bytes, _: object) -> None:
