@@ -1,20 +1,23 @@
-"""`stretto doctor`: what is here, what is missing, what is slow, and the command that mends it."""
+"""`stretto doctor`: what is installed or missing, how fast this machine computes, and commands that help."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import platform
 import sys
 from dataclasses import asdict
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from stretto import __version__
 from stretto.cli import llama_facts, machine, weights
 from stretto.cli.context import Context
 from stretto.cli.listing import default_files
-from stretto.cli.output import heading, line, print_json, print_table
+from stretto.cli.llama_facts import LlamaFacts
+from stretto.cli.output import heading, line, print_json, print_table, progress
 from stretto.cli.text import size
 from stretto.loadgen.conditions import cpu_name
 
@@ -44,10 +47,14 @@ FAST_FEATURES = {
     "arm64": ("NEON", "DOTPROD"),
 }
 MEMORY_BYTES_LOW = 2 << 30
+MEASURED_LINES = 13  # the facts, nine weight types, three cache types
+COLUMNS, INNER = 2048, 1024  # of the matrix that is measured
+_MEASURED = ("weights", "caches", "problem_measuring")
 
 
 def doctor(
     *,
+    measure_s: Annotated[float, Parameter(metavar="SECONDS", validator=Number(gte=0, lte=60))] = 1.0,
     json: Annotated[bool, Parameter(negative="")] = False,
     context: Annotated[Context, Parameter(parse=False)],
 ) -> int:
@@ -55,10 +62,12 @@ def doctor(
 
     Parameters
     ----------
+    measure_s
+        Seconds to measure each of nine weight types with a small tensor; 0 measures nothing. [default: 1]
     json
         As JSON.
     """
-    facts = examine(context)
+    facts = examine(context, _asked(context, measure_s), measure_s=measure_s)
     if json:
         print_json(facts)
     else:
@@ -66,10 +75,9 @@ def doctor(
     return 0 if facts["ready"] else 1
 
 
-def examine(context: Context) -> dict[str, Any]:
+def examine(context: Context, llama: LlamaFacts, *, measure_s: float = 0.0) -> dict[str, Any]:
     """Everything that `doctor` knows, as plain values."""
     packages = {name: _version(name) for name in (*REQUIRED, *OPTIONAL)}
-    llama = llama_facts.ask(context.cache_dir)
     memory = machine.memory()
     found: dict[str, Any] = {
         "stretto": __version__,
@@ -80,16 +88,33 @@ def examine(context: Context) -> dict[str, Any]:
         "cpu": {"name": cpu_name(), "architecture": platform.machine(), "cores": machine.cores()},
         "memory": {"total_bytes": memory.total, "available_bytes": memory.available},
         "gpus": [asdict(gpu) for gpu in machine.gpus()],
-        "llama_cpp": asdict(llama),
+        "llama_cpp": {name: value for name, value in asdict(llama).items() if name not in _MEASURED},
         "cache_dir": str(context.cache_dir),
         "default_model": _default_model(context),
-        "weight_types": weights.rows(),
-        "weight_types_source": weights.SOURCE,
-        "weight_types_measured_on_this_architecture": weights.measured_here(),
+        "weight_types": weights.judged(llama.weights),
+        "cache_types": list(llama.caches),
+        "measured": {
+            "seconds_per_type": measure_s,
+            "threads": machine.cores(),
+            "problem": llama.problem_measuring,
+        },
     }
     found["ready"] = not llama.problem and all(packages[name] for name in REQUIRED)
     found["advice"] = _advice(found)
     return found
+
+
+def _asked(context: Context, measure_s: float) -> LlamaFacts:
+    if not measure_s:
+        return llama_facts.ask(context.cache_dir)
+    with progress("measuring weight types") as shown:
+        done = itertools.count(1)
+        return llama_facts.ask(
+            context.cache_dir,
+            measure_s=measure_s,
+            threads=machine.cores(),
+            on_line=lambda: shown(next(done), MEASURED_LINES),
+        )
 
 
 def _version(package: str) -> str | None:
@@ -142,7 +167,9 @@ def _advice(found: dict[str, Any]) -> list[str]:
         lines.append(
             "less than 2 GiB of memory are free: lower context_window and n_seq_max (`stretto estimate`)"
         )
-    return [*lines, *weights.advice()]
+    if found["measured"]["problem"]:
+        lines.append(f"measuring ended early: {found['measured']['problem']}")
+    return [*lines, *weights.advice(found["weight_types"], found["cache_types"])]
 
 
 def _kernels(llama: dict[str, Any]) -> str:
@@ -175,14 +202,29 @@ def _print(found: dict[str, Any]) -> None:
     heading("Packages")
     print_table(["", ""], [(name, version or "–") for name, version in found["packages"].items()])
     line()
-    heading("Weight types (tokens per second)")
-    types = [
-        (t["type"], t["prefill"], t["decode_16_slots"], "fast" if t["fast"] else "slow")
-        for t in weights.rows()
-    ]
-    print_table(["TYPE", "PREFILL", "16 SLOTS", ""], types, right=[1, 2])
-    line(f"source: {weights.SOURCE}")
-    line()
+    _print_measured(found)
     heading("Advice")
     for text in found["advice"]:
         line(f"- {text}")
+
+
+def _print_measured(found: dict[str, Any]) -> None:
+    if not found["weight_types"]:
+        return
+    heading("Weight types on this machine (billion multiply-adds per second)")
+    rows = [
+        (row["type"], row["one_row"], row["rows_16"], row["rows_256"], "fast" if row["fast"] else "slow")
+        for row in found["weight_types"]
+    ]
+    print_table(["TYPE", "1 STREAM", "16 SLOTS", "PROMPT", ""], rows, right=[1, 2, 3])
+    measured = found["measured"]
+    line(
+        f"products of a {COLUMNS} × {INNER} matrix with 1, 16 and 256 rows, {measured['threads']} threads; "
+        "divided by a model's billions of weights, an upper bound of its tokens per second"
+    )
+    line()
+    heading("KV cache types (attention of 64 tokens at context length 2,048)")
+    print_table(
+        ["TYPE", "MS"], [(row["type"], row["attention_ms"]) for row in found["cache_types"]], right=[1]
+    )
+    line()

@@ -1,66 +1,60 @@
-"""Which weight types are fast on which CPU, as measured, and what that means for a file.
+"""Which weight types are fast: what `doctor` measured on this machine, and what that means for a file.
 
-The only figures here are ones that were measured, with what they were measured on. A CPU of another
-architecture is told so in place of being promised the same.
+The one table of another machine is for `show` and `pull`, which measure nothing: types that are slow on ARM.
 """
 
 from __future__ import annotations
 
 import platform
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ARM = ("aarch64", "arm64")
-SOURCE = (
-    "SmolLM2-135M-Instruct on the ARM machine that Stretto was measured on: prefill, and 16 slots at once"
-)
-CACHE_SOURCE = (
-    "SmolLM2-135M Q4_0, Neoverse-N1, one thread, a 64-token chunk after 2,000: "
-    "f16 837 ms, q8_0 2,316, bf16 5,913"
-)
-FAST = ("Q4_0", "Q8_0", "F16")
-SLOW = ("Q4_1", "Q5_0", "Q5_1")
-BEST = "Q4_0"
+SLOW_ON_ARM = ("Q4_1", "Q5_0", "Q5_1")
+BEST_ON_ARM = "Q4_0"
+FAST_SHARE = 0.5  # of the fastest type's rate, at 16 rows and at 256
+CACHE_SHARE = 1.25  # of f16's time: a KV cache type that takes longer is advised against
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Tokens per second of one weight type."""
+    """Tokens per second of SmolLM2-135M-Instruct with one weight type on a Neoverse-N1, 2 cores."""
 
     type: str
-    prefill: int
     decode_16_slots: int
 
-    @property
-    def is_fast(self) -> bool:
-        return self.type in FAST
+
+MEASURED_ON_ARM = {"Q4_1": Measured("Q4_1", 123), "Q4_0": Measured("Q4_0", 369)}
 
 
-MEASURED = (Measured("Q4_1", 134, 123), Measured("Q8_0", 405, 333), Measured("Q4_0", 459, 369))
-
-
-def measured_here() -> bool:
-    """Whether the figures are from a CPU of this architecture."""
-    return platform.machine().lower() in ARM
-
-
-def rows() -> list[dict[str, Any]]:
-    return [{**asdict(row), "fast": row.is_fast} for row in MEASURED]
-
-
-def advice() -> list[str]:
-    """What the figures say, in lines."""
-    lines = [
-        f"weight types with fast kernels: {', '.join(FAST)}; slow ones: {', '.join(SLOW)} (source: {SOURCE})",
-        f"keep cache_type_k and cache_type_v at f16 on a CPU (source: {CACHE_SOURCE})",
+def judged(measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was measured, with `fast`: at least half the rate of the fastest type with many rows."""
+    best_16 = max((row["rows_16"] for row in measured), default=0.0)
+    best_256 = max((row["rows_256"] for row in measured), default=0.0)
+    return [
+        {**row, "fast": row["rows_16"] >= FAST_SHARE * best_16 and row["rows_256"] >= FAST_SHARE * best_256}
+        for row in measured
     ]
-    if not measured_here():
+
+
+def advice(weights: Sequence[dict[str, Any]], caches: Sequence[dict[str, Any]]) -> list[str]:
+    """What the figures of this machine say, in lines; none where nothing was measured."""
+    lines: list[str] = []
+    if weights:
+        rows = judged(weights)
+        fast, slow = ([row["type"] for row in rows if row["fast"] is flag] for flag in (True, False))
         lines.append(
-            f"these were measured on ARM; this CPU is {platform.machine()}, where the order may differ: "
-            "try a type with `stretto quantize` and `stretto run --stats`"
+            f"weight types with fast kernels here: {', '.join(fast)}; slower by half or more: "
+            f"{', '.join(slow) or 'none'} (`stretto quantize` converts)"
         )
+    times = {row["type"]: row["attention_ms"] for row in caches}
+    slow_caches = [name for name, ms in times.items() if "f16" in times and ms > CACHE_SHARE * times["f16"]]
+    if slow_caches:
+        figures = ", ".join(f"{name} {times[name] / times['f16']:.1f} ×" for name in slow_caches)
+        lines.append(f"keep cache_type_k and cache_type_v at f16: attention takes longer with {figures}")
     return lines
 
 
@@ -84,10 +78,9 @@ def type_of(tensors: Any) -> str | None:
 
 def advice_for(type_name: str | None, name: str) -> str | None:
     """What to do about a file of a slow type; None where nothing is known against it."""
-    if type_name not in SLOW or not measured_here():
+    if type_name not in SLOW_ON_ARM or platform.machine().lower() not in ARM:
         return None
-    rates = {row.type: row for row in MEASURED}
-    slow, best = rates.get(type_name), rates[BEST]
+    slow, best = MEASURED_ON_ARM.get(type_name), MEASURED_ON_ARM[BEST_ON_ARM]
     figures = f" ({slow.decode_16_slots} against {best.decode_16_slots} tok/s at 16 slots)" if slow else ""
-    command = f"stretto quantize {name} {Path(name).stem}.{BEST}.gguf {BEST}"
+    command = f"stretto quantize {name} {Path(name).stem}.{BEST_ON_ARM}.gguf {BEST_ON_ARM}"
     return f"{type_name} is slow on ARM CPUs{figures}: `{command}`"
