@@ -10,14 +10,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
-import venv
 from pathlib import Path
 
 import pytest
 
 from stretto.settings.places import cache_home
 from stretto.testing import tiny_models
+from tests.system import linked_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
@@ -30,26 +29,17 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     subprocess.run([*pip, "wheel", "--no-deps", "-w", str(folder), str(ROOT)], check=True)
     (wheel,) = folder.glob("stretto-*.whl")
-    venv.create(folder / "env", with_pip=False)
-    python = folder / "env" / "bin" / "python"
-    into = ["--python", str(python), "install", "--no-deps", "--no-index"]
+    programs = linked_environment.make(folder / "env")
+    into = ["--python", str(programs / "python"), "install", "--no-deps", "--no-index"]
     subprocess.run([*pip, *into, str(wheel)], check=True)
-    return python.parent
+    return programs
 
 
 def run(
     installed: Path, home: Path, *arguments: str, without: str = "", cache: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a program of that environment; packages whose name starts with `without` are not visible there."""
-    others = home / f"packages-without-{without or 'none'}"
-    others.mkdir(exist_ok=True)
-    hidden = ("stretto", "__editable__", "_editable", *([without] if without else []))
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        link = others / entry.name
-        if not entry.name.startswith(hidden) and not link.exists():
-            link.symlink_to(entry)
-    (site,) = (installed.parent / "lib").glob("python*/site-packages")
-    (site / "others.pth").write_text(f"{others}\n")
+    linked_environment.link_packages(installed.parent, without=(without,) if without else ())
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(home),

@@ -67,6 +67,7 @@ def test_the_sdk_refuses_it_too() -> None:
 
 
 def test_llama_cpp_gets_the_devices_or_says_which_there_are() -> None:
+    pytest.importorskip("llama_cpp")
     with pytest.raises(ModelLoadError, match="CUDA77") as caught:
         LLM(devices=["CUDA77"], n_seq_max=1, context_window=256)
     assert "CPU" in caught.value.hint
