@@ -1,5 +1,5 @@
-"""Text in, tokens out, and back: templates, tokenizing, stop strings, reasoning, tool calls, grammars.
+"""Conversion between text and tokens: templates, tokenizing, stop strings, reasoning, tool calls, grammars.
 
-Knows characters and what they mean. Does not know slots, sockets or HTTP; the runtime and the SDK call it.
-Every module is imported by its own name, so that what needs minijinja or llguidance loads only when used.
+Knows nothing of slots, sockets or HTTP; the worker and the SDK call it. Import each module by its own name,
+so that minijinja and llguidance are loaded only when used.
 """

@@ -1,8 +1,8 @@
-"""One JSON value that holds tool calls, read as it streams: arguments leave while they are still written.
+"""Incremental reader for one JSON value of tool calls: arguments are streamed while the model writes them.
 
-Used by `ToolParser` for answers that are read along. A call is opened once its name and the beginning of its
-arguments stand there in the usual order; from then on its arguments are passed on as the model writes them. A
-call of another shape is decoded when it is whole. Knows no dialect but Mistral's name in front of the value.
+Used by `ToolParser` for streamed answers. A call is opened once its name and the start of its arguments have
+been read in the usual order; from then on its arguments are passed on as they arrive. A call of another shape
+is decoded when it is complete. The only dialect known here is Mistral's, with the name in front of the value.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from enum import Enum
 from typing import Any
 
 NAME_CHARS_MAX = 128
-HEAD_CHARS_MAX = 1024  # in which name and arguments must begin; later they come when the call is whole
-VALUE_CHARS_MAX = 1 << 18  # a longer value is no call
+HEAD_CHARS_MAX = 1024  # a call whose name or arguments begin later is decoded when complete
+VALUE_CHARS_MAX = 1 << 18  # a longer value is not a call
 _HEAD = re.compile(
     r'\{\s*+(?:"type"\s*+:\s*+"function"\s*+,\s*+)?"name"\s*+:\s*+("(?:[^"\\]|\\.)*+")\s*+,\s*+'
     r'"(?:arguments|parameters)"\s*+:\s*+(?=\{)'
@@ -27,9 +27,9 @@ _INSIDE = re.compile(r'["\\]')
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call, or a part of it: the first part has the name, the last one is `done`.
+    """One call, or part of one: the first part has the name, the last one is `done`.
 
-    `arguments` is a string of JSON, as the OpenAI wire wants it; those of all parts are to be joined.
+    `arguments` is a JSON string, as in the OpenAI API; concatenate it over all parts.
     """
 
     index: int
@@ -39,14 +39,14 @@ class ToolCall:
 
 
 class Balance:
-    """Brackets and strings of JSON, counted as they come."""
+    """Incremental bracket matching for JSON, aware of strings."""
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
         self._string = self._escaped = False
 
     def end(self, text: str) -> int:
-        """Where the outermost bracket closes: the offset behind it, -1 while it is open."""
+        """The offset after the outermost closing bracket, -1 while it is open."""
         at = 1 if self._escaped and text else 0
         self._escaped = self._escaped and not text
         while True:
@@ -65,54 +65,54 @@ class Balance:
                     return at
 
 
-class State(Enum):
+class ReaderState(Enum):
     START = "start"
     HEAD = "head"  # collecting a call whose name is not known yet
     ARGUMENTS = "arguments"  # passing them on
-    TAIL = "tail"  # behind the arguments, before the call's last bracket
-    BETWEEN = "between"  # in a list, behind a call
+    TAIL = "tail"  # after the arguments, before the call's last bracket
+    BETWEEN = "between"  # in a list, after a call
     DONE = "done"
     REFUSED = "refused"
 
 
 class CallReader:
-    """`takes` says whether a name may be called; `first` is the index of the first call."""
+    """`takes` tells whether a tool of that name exists; `first` is the index of the first call."""
 
     def __init__(self, takes: Callable[[str], bool], first: int, *, prefixed: bool = False) -> None:
         self._takes = takes
         self._prefixed = prefixed
         self.is_list = self._bare = False
-        self._raw = ""  # what was collected and is not part of a call yet
-        self._more: list[str] = []  # of the same, behind the part where a name is looked for
-        self._skipped = ""  # what stood before the first call
+        self._raw = ""  # text not yet part of a call
+        self._more: list[str] = []  # the rest of it, beyond the part searched for a name
+        self._skipped = ""  # text before the first call
         self._length = 0
         self._balance = Balance()
         self.first = self.count = first
-        self.state = State.START
+        self.state = ReaderState.START
         self._steps = {
-            State.START: self._start,
-            State.HEAD: self._head,
-            State.ARGUMENTS: self._arguments,
-            State.TAIL: self._tail,
-            State.BETWEEN: self._between,
+            ReaderState.START: self._start,
+            ReaderState.HEAD: self._head,
+            ReaderState.ARGUMENTS: self._arguments,
+            ReaderState.TAIL: self._tail,
+            ReaderState.BETWEEN: self._between,
         }
 
     def push(self, text: str, calls: list[ToolCall]) -> str:
-        """More of the value. Answers what does not belong to it: all that is left once it is over."""
+        """Reads more of the value. Returns the text after its end."""
         rest: str | None = text
         while rest and self.state in self._steps:
             rest = self._steps[self.state](rest, calls)
-        if self.state is State.REFUSED:
+        if self.state is ReaderState.REFUSED:
             return self.held + (rest or "")
         return rest or ""
 
     @property
     def is_over(self) -> bool:
-        return self.state in (State.DONE, State.REFUSED)
+        return self.state in (ReaderState.DONE, ReaderState.REFUSED)
 
     @property
     def held(self) -> str:
-        """What was collected without becoming a call."""
+        """Text that did not become a call."""
         raw = self._raw + "".join(self._more)
         return self._skipped + raw if self.count == self.first else raw
 
@@ -123,7 +123,7 @@ class CallReader:
             return None if len(self._raw) < NAME_CHARS_MAX else self._refuse()
         spaces = self._raw[: len(self._raw) - len(bare)]
         if bare[0] == "[":
-            self.is_list, self._skipped, self._raw, self.state = True, spaces + "[", "", State.BETWEEN
+            self.is_list, self._skipped, self._raw, self.state = True, spaces + "[", "", ReaderState.BETWEEN
             return bare[1:]
         if bare[0] == "{":
             self._skipped = spaces
@@ -138,7 +138,7 @@ class CallReader:
         return self._open(name, bare[brace:], calls)
 
     def _element(self, text: str) -> str:
-        self.state, self._raw, self._more, self._length = State.HEAD, "", [], 0
+        self.state, self._raw, self._more, self._length = ReaderState.HEAD, "", [], 0
         self._balance = Balance()
         return text
 
@@ -161,7 +161,7 @@ class CallReader:
 
     def _open(self, name: str, arguments: str, calls: list[ToolCall]) -> str:
         calls.append(ToolCall(self.count, name, "", done=False))
-        self.state, self._raw, self._balance = State.ARGUMENTS, "", Balance()
+        self.state, self._raw, self._balance = ReaderState.ARGUMENTS, "", Balance()
         return arguments
 
     def _arguments(self, text: str, calls: list[ToolCall]) -> str | None:
@@ -175,18 +175,18 @@ class CallReader:
         if end < 0:
             return None
         self.count += 1
-        self.state, self._balance = (State.DONE if self._bare else State.TAIL), Balance(1)
+        self.state, self._balance = (ReaderState.DONE if self._bare else ReaderState.TAIL), Balance(1)
         return text[end:]
 
     def _tail(self, text: str, calls: list[ToolCall]) -> str | None:
         end = self._balance.end(text)
         if end < 0:
             return None
-        self.state = State.BETWEEN if self.is_list else State.DONE
+        self.state = ReaderState.BETWEEN if self.is_list else ReaderState.DONE
         return text[end:]
 
     def _decoded(self, rest: str, calls: list[ToolCall]) -> str | None:
-        """A whole call of another shape, or no call."""
+        """Decodes a complete call of another shape, if it is one."""
         try:
             found = calls_in(json.loads(self._raw + "".join(self._more)))
         except (ValueError, RecursionError):
@@ -196,7 +196,11 @@ class CallReader:
         for name, arguments in found:
             calls.append(ToolCall(self.count, name, arguments))
             self.count += 1
-        self._raw, self._more, self.state = "", [], State.BETWEEN if self.is_list else State.DONE
+        self._raw, self._more, self.state = (
+            "",
+            [],
+            ReaderState.BETWEEN if self.is_list else ReaderState.DONE,
+        )
         return rest
 
     def _between(self, text: str, calls: list[ToolCall]) -> str | None:
@@ -205,19 +209,19 @@ class CallReader:
         if not bare:
             return None
         if bare[0] == "]":
-            self.state = State.DONE
+            self.state = ReaderState.DONE
             return bare[1:]
         if bare[0] == "{":
             return self._element(bare)
         return self._refuse(bare)
 
     def _refuse(self, rest: str = "") -> str | None:
-        self.state = State.REFUSED
+        self.state = ReaderState.REFUSED
         return rest
 
 
 def calls_in(value: Any) -> list[tuple[str, str]]:
-    """(name, arguments) of a decoded value: one call, a list, or `{"tool_calls": […]}`. Empty: no call."""
+    """(name, arguments) of each call in a decoded value: one call, a list, or `{"tool_calls": […]}`."""
     if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
         value = value["tool_calls"]
     items = value if isinstance(value, list) else [value]

@@ -1,6 +1,6 @@
-"""Tokens → text, as they come. A token may end inside a character; its bytes wait for the next.
+"""Incremental detokenizing. A token may end inside a character; its bytes are held until the next token.
 
-Knows UTF-8. Does not know which tokens a reader should see: the caller leaves control tokens out.
+Knows UTF-8. The caller leaves out control tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """One stream. `push` costs the length of its token and holds at most 3 bytes back."""
+    """One stream. `push` takes time linear in the token and holds back at most 3 bytes."""
 
     __slots__ = ("_decoder", "_token_bytes")
 
@@ -21,14 +21,14 @@ class Detokenizer:
         self._decoder = _UTF8("replace")
 
     def push(self, token: int) -> str:
-        """The text that this token completes; bytes that can never be UTF-8 become U+FFFD."""
+        """The text completed by this token; bytes that can never be UTF-8 become U+FFFD."""
         return self._decoder.decode(self._token_bytes(token))
 
     def push_bytes(self, data: bytes) -> str:
         return self._decoder.decode(data)
 
     def flush(self) -> str:
-        """The end of the stream: an unfinished character becomes U+FFFD."""
+        """Ends the stream: an incomplete character becomes U+FFFD."""
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return text

@@ -1,8 +1,8 @@
 """Guidance (JSON schema, JSON, regex, Lark, GBNF) → llguidance grammars and the matchers that apply them.
 
-Knows llguidance and bounds what it may spend. A compiled grammar is a string, so that it travels in
-`SamplingParams.grammar`; a matcher is state, rebuilt from tokens whenever a request is bound to a slot.
-Compiling can take a second for hostile input: the caller does it off the loop, under a deadline.
+Knows llguidance and bounds its cost. A grammar is a string that can be sent in `SamplingParams.grammar`; a
+matcher is state, rebuilt from tokens whenever a request is bound to a slot. Compiling hostile input can take
+a second: the caller does it outside the loop, with a deadline.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ COMPACT: JsonCompileOptions = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
-"""JSON on one line. Where spaces are free, small models fill their tokens with them."""
+"""JSON on one line. With free whitespace, small models waste their tokens on it."""
 SPACING = ("whitespace_flexible", "whitespace_pattern", "item_separator", "key_separator")
-STEP_S_MAX = 0.05  # of processor time for one token; every request of the batch waits for it
-SLOW_STEPS_MAX = 8  # of one generation
+STEP_S_MAX = 0.05  # of CPU time for one token; the whole batch waits for it
+SLOW_STEPS_MAX = 8  # per generation
 _TOO_COMPLEX = ("fuel", "too complex", "too many", "too large", "limit", "too big")
 _UNICODE_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
@@ -39,7 +39,7 @@ _UNICODE_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.
 
 
 def from_json_schema(schema: Mapping[str, Any] | bool | str) -> str:
-    """JSON that follows a schema. Keywords that llguidance does not enforce are refused, not ignored."""
+    """JSON that follows a schema. Keywords that llguidance does not enforce are rejected, not ignored."""
     from llguidance import LLMatcher
 
     if isinstance(schema, str):
@@ -62,7 +62,7 @@ def from_json_schema(schema: Mapping[str, Any] | bool | str) -> str:
 
 
 def _check_spacing(own: Any) -> None:
-    """A schema may ask for other spaces; what llguidance would ignore of a schema is not its business."""
+    """A schema may change the whitespace rules, but no other llguidance options."""
     if own is None:
         return
     unknown = [key for key in own if key not in SPACING] if isinstance(own, Mapping) else ["x-guidance"]
@@ -115,7 +115,7 @@ def from_grammar(source: str) -> str:
 
 
 def _check_size(text: Any) -> None:
-    """Also that it is text: over the wire anything may come."""
+    """Checks the type too: requests may contain anything."""
     if not isinstance(text, str):
         raise InvalidGrammarError(f"a regex or grammar is text, not {type(text).__name__}")
     if not text.strip():
@@ -147,14 +147,14 @@ def _gbnf_depth(source: str) -> int:
 
 
 def _gbnf_plain(source: str) -> str:
-    """Writes \\u and \\U escapes as the characters they name: the converter mangles them."""
+    """Replaces \\u and \\U escapes by their characters: the converter mangles them."""
     return _UNICODE_ESCAPE.sub(_gbnf_character, source)
 
 
 def _gbnf_character(escape: re.Match[str]) -> str:
     digits = escape[1] or escape[2]
     if digits is None:
-        return escape[0]  # any other escape, an escaped backslash among them
+        return escape[0]  # any other escape, including an escaped backslash
     code = int(digits, 16)
     if code > 0x10FFFF or 0xD800 <= code < 0xE000:
         raise InvalidGrammarError(f"the GBNF grammar is broken: no character has the code {digits}")
@@ -165,7 +165,7 @@ def _gbnf_character(escape: re.Match[str]) -> str:
 
 
 class _Vocabulary:
-    """What llguidance asks of a tokenizer."""
+    """The tokenizer interface that llguidance expects."""
 
     is_tokenizer_wrapper = True
 
@@ -185,7 +185,7 @@ class _Vocabulary:
         self._longest = max(map(len, self._ids), default=1)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Text that the grammar forces, as the model would write it; greedy where nobody can say."""
+        """Tokenizes forced text with the model's tokenizer; greedily if there is none."""
         data = text if isinstance(text, bytes) else text.encode()
         if self._encode is not None:
             return self._encode(data.decode("utf-8", "replace"))
@@ -213,7 +213,7 @@ def build_ll_tokenizer(
     """llguidance's view of a vocabulary: the bytes of each token; control tokens never match as text.
 
     Takes about 0.2 s for 50,000 tokens, so once per model. `encode` is the model's own tokenizer without
-    special tokens; with it, text that the grammar forces is cut into tokens as the model would.
+    special tokens; with it, forced text is tokenized as the model would.
     """
     from llguidance import LLTokenizer
 
@@ -230,7 +230,7 @@ def build_ll_tokenizer(
 
 
 def parser_limits() -> LLParserLimits:
-    """What a grammar may cost to compile and at each step; the figures are llguidance's defaults, pinned."""
+    """Limits on compiling and on each step: llguidance's defaults, pinned."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
@@ -261,29 +261,29 @@ class GrammarMatcher:
         self._matcher = fresh.deep_copy()
         self._eos = eos
         self._closer = closer
-        self._shortest = shortest  # tokens of the shortest text; 0: unknown
+        self._shortest = shortest  # length of the shortest text in tokens; 0: unknown
         self._ending: Ending | None = None
         self._slow_steps = 0
         self.mask_bytes = mask_bytes
 
     def limit(self, tokens_max: int) -> None:
-        """From now on `steer` ends the text within this many tokens, where the grammar allows that."""
+        """Makes `steer` end the text within this many tokens, if the grammar allows that."""
         if self._closer is not None:
             self._ending = Ending(self._closer, self._shortest, tokens_max)
 
     def steer(self, token: int, left: int) -> int:
-        """A token that the grammar allows, or in its place one that closes: `left` more may follow it."""
+        """The token, or a closing one in its place; `left` more tokens may follow it."""
         if self._ending is None or token in self._eos or self._matcher.is_stopped():
             return token
-        return self._ending.steer(self._matcher, token, left)  # bounded by itself
+        return self._ending.steer(self._matcher, token, left)  # has its own bound
 
     def is_near_end(self, left: int) -> bool:
-        """Must each token be steered from here on? `left` more may follow the next one."""
+        """Whether each token must be steered from here on; `left` more may follow the next one."""
         return self._ending is not None and self._ending.is_near(self._matcher, left)
 
     @property
     def is_finished(self) -> bool:
-        """Nothing can follow but the end."""
+        """Only the end of the text can follow."""
         return self._matcher.is_stopped()
 
     @property
@@ -292,7 +292,7 @@ class GrammarMatcher:
         return self._matcher.is_accepting()
 
     def allowed(self, token: int) -> bool:
-        """Much cheaper than a mask: sample first, make a mask only where this says no."""
+        """Much cheaper than a mask: sample first, and compute a mask only if this is False."""
         if self._matcher.is_stopped():
             return token in self._eos
         if token in self._eos:
@@ -302,7 +302,7 @@ class GrammarMatcher:
     def mask(self, into: bytearray | memoryview | Any) -> None:
         """Writes one bit for each token, least significant first, into `mask_bytes` writable bytes.
 
-        `into` may be a numpy array of any integer type; bytes beyond the mask are not touched.
+        `into` may be a numpy array of any integer type; bytes beyond the mask are left unchanged.
         """
         view = memoryview(into).cast("B")
         view[: self.mask_bytes] = self._bits()[: self.mask_bytes]
@@ -321,13 +321,13 @@ class GrammarMatcher:
         return bits_now
 
     def count_step(self, step_s: float) -> None:
-        """A tick waits for every grammar in it: one that is slow again and again ends its own request."""
+        """Ends a request whose grammar is slow repeatedly: every step delays the whole batch."""
         self._slow_steps += step_s > STEP_S_MAX
         if self._slow_steps > SLOW_STEPS_MAX:
             raise GrammarTooComplexError("the grammar took too long for too many tokens of this text")
 
     def advance(self, token: int) -> None:
-        """Takes a token that `allowed` or the mask let through. The end of the text changes nothing."""
+        """Consumes an allowed token. After the end of the text this has no effect."""
         if token in self._eos:
             return
         if self._ending is not None:
@@ -343,7 +343,7 @@ class GrammarMatcher:
             )
 
     def rebuild(self, tokens: Iterable[int]) -> None:
-        """Back to the beginning, then these tokens: what a parked request does when it is resumed."""
+        """Restarts and consumes these tokens, for a preempted request that resumes."""
         self._matcher = self._fresh.deep_copy()
         if self._ending is not None:
             self._ending.restart()
@@ -355,7 +355,7 @@ class GrammarMatcher:
 
 
 def compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """A matcher at its beginning. Native code: hostile input can take long, or the process with it."""
+    """A fresh matcher. Native code: hostile input can take long or crash the process."""
     from llguidance import LLMatcher
 
     found = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
@@ -365,7 +365,7 @@ def compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def check_grammar(grammar: str) -> None:
-    """Raises a typed error for a grammar that does not compile. Needs no vocabulary."""
+    """Raises a typed error if a grammar does not compile. Needs no vocabulary."""
     from llguidance import LLMatcher
 
     is_error, notes = LLMatcher.validate_grammar_with_warnings(grammar, limits=parser_limits())

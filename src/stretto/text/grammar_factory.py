@@ -1,7 +1,7 @@
-"""Compiled grammars of one model: the last ones, and those that a request holds.
+"""Cache of one model's compiled grammars: the most recent ones and those in use.
 
-Knows how many and how much memory; `text.grammar` knows llguidance. What is compiled here should have been
-tried elsewhere first (`runtime.grammars`): hostile input can take the process with it.
+Bounds their number and memory; `text.grammar` knows llguidance. Try a grammar in another process first
+(`worker.grammars`): hostile input can crash the process that compiles it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ CACHE_BYTES_MAX = 256 << 20
 
 
 class Compiled:
-    """A grammar that compiled, and roughly the memory that it takes. Held by the requests that use it."""
+    """A compiled grammar and its approximate memory. Held by the requests that use it."""
 
     __slots__ = ("__weakref__", "bytes", "fresh", "shortest")
 
     def __init__(self, fresh: LLMatcher, size: int, shortest: int = 0) -> None:
         self.fresh = fresh
         self.bytes = size
-        self.shortest = shortest  # tokens of the shortest text that follows it
+        self.shortest = shortest  # length in tokens of its shortest text
 
 
 class GrammarFactory:
-    """Compiles grammars for one model and keeps the last ones. Called from any thread.
+    """Compiles grammars for one model and caches the most recent ones. Thread-safe.
 
-    Bounded by count and by memory. One that a request holds (`compile` answers it) stays, so that no tick
-    compiles.
+    Bounded by count and by memory. A grammar that a request holds (returned by `compile`) stays cached, so
+    that nothing is compiled during a tick.
     """
 
     def __init__(self, tokenizer: LLTokenizer, *, eos: Iterable[int] | None = None) -> None:
@@ -53,10 +53,10 @@ class GrammarFactory:
         self.mask_bytes = (tokenizer.vocab_size + 7) // 8
 
     def compile(self, grammar: str, *, anew: bool = False, size: int = 0) -> Compiled:
-        """Checks a grammar and keeps it, so that `matcher` is quick. Raises a typed error.
+        """Compiles and caches a grammar, so that `matcher` is fast. Raises a typed error.
 
-        `anew`: also where it is known, so that the time tells nothing of other callers. `size`: as it was
-        measured.
+        `anew`: compile even if cached, so that timing reveals nothing about other callers. `size`: its
+        measured memory in bytes.
         """
         found = None if anew else self._find(grammar)
         if found is None:

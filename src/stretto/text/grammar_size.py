@@ -1,6 +1,7 @@
-"""Bounds on guidance that cost nothing to check: how large it is, how often it refers, how long a chain is.
+"""Cheap bounds on guidance: size, number of references, length of reference chains.
 
-What passes may still be too costly: that is measured where it may fail (`text.grammar_trial`).
+Guidance within these bounds may still cost too much; `text.grammar_trial` measures that in a disposable
+process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ REGEX_CHARS_MAX = 1 << 16
 
 
 def check(kind: str, value: Any) -> None:
-    """`kind`: json_schema, regex or another option of a generation. Raises GrammarTooComplexError."""
+    """`kind`: json_schema, regex or another guidance option. Raises GrammarTooComplexError."""
     if kind == "json_schema" and isinstance(value, Mapping):
         _check_schema(value)
     if kind == "regex" and isinstance(value, str) and len(value) > REGEX_CHARS_MAX:
@@ -43,11 +44,11 @@ def _check_schema(schema: Mapping[str, Any]) -> None:
             )
     chain = _longest_chain(schema)
     if chain > CHAIN_MAX:
-        raise GrammarTooComplexError(f"references of the JSON schema form a chain of more than {CHAIN_MAX}")
+        raise GrammarTooComplexError(f"the JSON schema has a chain of more than {CHAIN_MAX} references")
 
 
 def _longest_chain(schema: Mapping[str, Any]) -> int:
-    """Definitions that are one behind the other, each referring to the next; a circle counts once around."""
+    """The longest chain of definitions in which each refers to the next; a cycle is counted once."""
     definitions = {
         f"#/{part}/{name}": body
         for part in ("$defs", "definitions")

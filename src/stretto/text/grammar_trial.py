@@ -1,8 +1,7 @@
-"""What a grammar costs: compiled, masked and walked for a few tokens, with each part's processor time.
+"""Measures what a grammar costs: compiles it, computes masks and takes a few tokens, timing each step.
 
-Runs where it may be killed (`runtime.grammar_server` forks a process for each grammar), with the vocabulary
-and the limits that the worker uses. A grammar that passes costs the worker no more than what was measured
-here.
+Runs in a process that may be killed (`worker.grammar_server` forks one per grammar), with the worker's
+vocabulary and limits. A grammar that passes costs the worker no more than measured here.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ if TYPE_CHECKING:
 
     from stretto.text.grammar_factory import GrammarFactory
 
-COMPILE_S_MAX = 1.0  # of processor time: the worker spends it once more
+COMPILE_S_MAX = 1.0  # of CPU time: the worker spends it once more
 STEER_S_MAX = 0.25
 LIMIT_TOKENS = 8192
 WALKS = 2
-STEPS = 24  # of one walk
+STEPS = 24  # per walk
 WALKS_S_MAX = 0.5
-PICKS = 8  # bytes of a mask that are looked at before it is searched from its start
+PICKS = 8  # random bytes of a mask tried before searching from its start
 
 
 def trial(factory: GrammarFactory, grammar: str) -> float:
-    """The seconds that compiling took. Raises the typed error that the request is answered with."""
+    """Returns the seconds that compiling took. Raises the typed error for the request."""
     began_s = time.process_time()
     matcher = factory.compile(grammar).fresh
     compile_s = time.process_time() - began_s
@@ -43,7 +42,7 @@ def trial(factory: GrammarFactory, grammar: str) -> float:
 
 
 def _steered(factory: GrammarFactory, grammar: str) -> None:
-    """The shortest text that the grammar allows is looked for when a request gets its slot: within a tick."""
+    """Times the search for the shortest text, which runs within a tick when a request gets its slot."""
     began_s = time.process_time()
     factory.matcher(grammar).limit(LIMIT_TOKENS)
     took_s = time.process_time() - began_s
@@ -52,7 +51,7 @@ def _steered(factory: GrammarFactory, grammar: str) -> None:
 
 
 def _walk(matcher: LLMatcher, rng: random.Random, ends: frozenset[int], ends_s: float) -> None:
-    """Tokens that the grammar allows, one after the other. A step that takes too long ends the trial."""
+    """Takes allowed tokens one after the other. A step that takes too long ends the trial."""
     for _ in range(STEPS):
         began_s = time.process_time()
         mask = matcher.compute_bitmask()
@@ -69,7 +68,7 @@ def _walk(matcher: LLMatcher, rng: random.Random, ends: frozenset[int], ends_s: 
 
 
 def _allowed(mask: bytes, rng: random.Random) -> int | None:
-    """Some token of a mask: one bit for each, least significant first."""
+    """A random token of a mask, which has one bit per token, least significant first."""
     for _ in range(PICKS):
         at = rng.randrange(len(mask))
         if mask[at]:

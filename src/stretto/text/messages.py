@@ -1,7 +1,7 @@
 """Chat messages as clients send them → messages as chat templates expect them.
 
 Knows the OpenAI shapes: content as text or parts, tool calls with arguments as a JSON string. Copies
-everything, because a template could write into what it is given. Refuses what it cannot render.
+everything, because a template could modify its input. Rejects what it cannot render.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def normalized(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def normalized_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Copies of the tools, or None where there are none: templates test `if tools`."""
+    """Copies of the tools, or None if there are none: templates test `if tools`."""
     if not tools:
         return None
     if not all(isinstance(tool, Mapping) for tool in tools):
@@ -48,7 +48,7 @@ def _message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def _content(content: Any, index: int) -> str:
-    """Text, whichever way it was sent. Templates add it to strings, so nothing at all is empty text."""
+    """The content as text. Templates concatenate it, so a missing content becomes an empty string."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -67,7 +67,7 @@ def _content(content: Any, index: int) -> str:
 
 
 def _tool_call(call: Any, index: int) -> dict[str, Any]:
-    """Templates read `call.function.arguments` as an object; clients send it as a string of JSON."""
+    """Templates read `call.function.arguments` as an object; clients send a JSON string."""
     if not isinstance(call, dict):
         raise InvalidMessageError(f"a tool call of message {index} is not an object")
     function = call.get("function", call)
@@ -100,7 +100,7 @@ def _plain(value: Any, error: type[InvalidMessageError | InvalidToolError], dept
 
 
 def valid_text(text: str) -> str:
-    """Lone surrogates, which JSON can smuggle in, become U+FFFD: no encoder below would take them."""
+    """Replaces lone surrogates, which JSON allows, by U+FFFD: they cannot be encoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

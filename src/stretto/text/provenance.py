@@ -1,13 +1,13 @@
-"""Input marking: which characters of a rendered prompt came from the caller, which from the template.
+"""Provenance of a rendered prompt: which characters came from the user and which from the template.
 
-User text must never become control tokens, so it has to be told apart after the template has mixed both.
-Every user character is replaced, one for one, by a private code point before rendering, and read back
-afterwards. What is private in the output is the user's; whatever else is there, the template wrote. The
-user cannot forge a mark: a private code point in user text is replaced like any other character.
+User text must never become control tokens, so it must be identifiable after the template has mixed both.
+Every user character is mapped to a private-use code point before rendering and mapped back afterwards:
+private characters in the output are user text, all others are template text. A user cannot forge a marked
+character: a private-use code point in user text is mapped like any other.
 
-Templates look into contents (`trim`, `split('</think>')`, `tojson`). A `Disguise` therefore says what is
-left readable: nothing; or spaces, quotes and backslashes, of which no control token is made; or also some
-of the template's own literals, which `segments` then gives to the user wherever they occur.
+Templates inspect contents (`trim`, `split('</think>')`, `tojson`), so a `Marking` defines what stays
+readable: nothing; or spaces, quotes and backslashes, which form no control token; or also some of the
+template's own literals, which `segments` then attributes to the user wherever they occur.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stretto.errors import InvalidMessageError
 
 _FIRST, _LAST = 0xF0000, 0x10FFFD  # planes 15 and 16: private use, neither space nor letter nor case
 _PRIVATE = f"[{chr(_FIRST)}-{chr(_LAST)}]"
-# Between two user characters these are the user's too: what JSON escaping makes of readable characters.
+# Characters produced by JSON escaping: between two user characters they are user text too.
 _GAP = r'(?:[\s"\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})?)*+'
 _USER_RUN = re.compile(f"{_PRIVATE}(?:{_GAP}{_PRIVATE})*+")
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_.$-]+")
@@ -32,14 +32,14 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of the prompt from one author."""
+    """A run of the prompt with one origin."""
 
     text: str
     user: bool
 
 
 def literals(source: str) -> tuple[str, ...]:
-    """The quoted strings inside a template's tags: what it may compare contents with, longest first."""
+    """The quoted strings inside a template's tags, longest first: what it may compare contents with."""
     found: set[str] = set()
     for tag in _TAG.finditer(source):
         for match in _QUOTED.finditer(tag.group()):
@@ -55,7 +55,7 @@ def is_identifier(text: str) -> bool:
 
 
 class Alphabet(dict[int, int]):
-    """Character → private code point, given out as characters are met. Works in `str.translate`."""
+    """Character → private code point, assigned on first use. For `str.translate`."""
 
     def __init__(self, reserved: Iterable[str]) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Alphabet(dict[int, int]):
 
 
 class _Readable(dict[int, int]):
-    """An alphabet that leaves spaces, quotes, backslashes and control characters as they are."""
+    """An alphabet that leaves spaces, quotes, backslashes and control characters unchanged."""
 
     def __init__(self, alphabet: Alphabet) -> None:
         super().__init__()
@@ -86,8 +86,8 @@ class _Readable(dict[int, int]):
 
 
 @dataclass(slots=True)
-class Disguise:
-    """One way to hide user text. `keep` are literals that stay readable; `source_words` as whole values."""
+class Marking:
+    """One way to mark user text. Literals in `keep` stay readable, `source_words` only as whole values."""
 
     alphabet: Alphabet
     readable: bool = False
@@ -117,7 +117,7 @@ class Disguise:
         ]
 
     def value(self, value: Any) -> Any:
-        """A copy with every string hidden, but for words that the template itself uses ('string', 'text')."""
+        """A copy with every string marked, except words that the template itself uses ('string', 'text')."""
         if isinstance(value, str):
             return value if value in self.source_words else self.text(value)
         if isinstance(value, dict):
@@ -132,7 +132,7 @@ class Disguise:
         return rendered.translate(self.alphabet.decoded)
 
     def segments(self, rendered: str, *, template_from: int) -> tuple[Segment, ...]:
-        """The authors of a hidden render. From `template_from` on kept literals are the template's."""
+        """Splits a marked render by origin. From `template_from` on, kept literals are template text."""
         spans: list[Segment] = []
         done = 0
         for run in _USER_RUN.finditer(rendered):
@@ -143,7 +143,7 @@ class Disguise:
         return _merged(spans)
 
     def _template(self, spans: list[Segment], text: str, *, limit: int) -> None:
-        """Template text; a kept literal in it may be the user's, so it is taken for the user's."""
+        """Adds template text; kept literals in it may come from the user and are treated as user text."""
         if self._keep is None or limit <= 0:
             spans.append(Segment(text, user=False))
             return
@@ -152,7 +152,7 @@ class Disguise:
         spans.append(Segment(text[limit:], user=False))
 
 
-def cut(segments: Iterable[Segment], end: int) -> tuple[Segment, ...]:
+def prefix(segments: Iterable[Segment], end: int) -> tuple[Segment, ...]:
     """The first `end` characters."""
     kept: list[Segment] = []
     for segment in segments:

@@ -1,8 +1,8 @@
 """Stop strings over streamed text.
 
-Knows characters and how many tokens brought them. Holds back only what could still become a stop string,
-so that nothing after a stop is ever shown, and tells the scheduler how many tokens to keep. Costs O(1) per
-character: an Aho-Corasick automaton, built once per request.
+Counts characters and the tokens they came from. Holds back only text that may still become a stop string, so
+that nothing after a stop is ever shown, and reports how many tokens to keep. O(1) per character: an
+Aho-Corasick automaton, built once per request.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ STOP_CHARS_MAX = 256
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """`emit` is safe to show. `stop` is the string that ended the text; then `tokens_kept` counts the tokens
-    that gave at least one character before it, and `cut` is the number of characters shown in all."""
+    with at least one character before it, and `chars_shown` the characters shown in total."""
 
     emit: str
     stop: str | None = None
     tokens_kept: int = 0
-    cut: int = 0
+    chars_shown: int = 0
 
 
 def check_stops(stops: Sequence[str]) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ class StopMatcher:
         return self._emit(whole[: len(whole) - keep])
 
     def flush(self) -> str:
-        """The end of the text: what was held back was no stop string after all."""
+        """Ends the text: returns what was held back for a stop string that did not come."""
         held, self._held, self._state, self._done = self._held, "", 0, True
         return held
 
@@ -112,7 +112,7 @@ class StopMatcher:
 
     def _emit(self, text: str) -> Stopped:
         self._shown += len(text)
-        # A token without text belongs to the next character, so it waits for that one to be shown.
+        # A token without text counts with the next character.
         while self._waiting and self._waiting[0][0] < self._shown >= self._waiting[0][1]:
             self._waiting.popleft()
             self._tokens += 1

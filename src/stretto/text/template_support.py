@@ -1,7 +1,7 @@
-"""What a chat template shows of a conversation, found out by rendering small ones.
+"""Probes which parts of a conversation a chat template renders.
 
-A template may drop tools, calls, results or system messages without a word, or refuse them. Which it does is
-tried once for each template, with words that occur nowhere else; `tool_prompt` then writes what it drops.
+A template may silently drop tools, calls, results or system messages, or refuse them. Each template is probed
+once by rendering short conversations with unique words; `tool_prompt` then writes out what it drops.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TOOL = {
     },
 }
 _CALL = {
-    "id": "abcdefghi",  # Mistral's templates want nine characters
+    "id": "abcdefghi",  # Mistral's templates require nine characters
     "type": "function",
     "function": {"name": "qztool", "arguments": {"qzarg": "qzvalue"}},
 }
@@ -35,16 +35,16 @@ Plain = Callable[[Sequence[dict[str, Any]], list[dict[str, Any]] | None], str | 
 
 @dataclass(frozen=True, slots=True)
 class TemplateSupport:
-    tools: bool  # definitions are shown
-    calls: bool  # so are calls that the assistant made
-    results: bool  # and what tools answered
+    tools: bool  # tool definitions are rendered
+    calls: bool  # the assistant's tool calls are rendered
+    results: bool  # tool results are rendered
     system: bool  # a system message may come first
-    later_system: bool  # and between others
+    later_system: bool  # a system message may come between others
     repeated: bool  # two messages of one role may follow one another
 
 
 def support_of(plain: Plain) -> TemplateSupport:
-    """`plain` renders messages and tools; None where the template refuses them."""
+    """`plain` renders messages and tools, or returns None if the template refuses them."""
 
     def shows(word: str, *messages: dict[str, Any], tools: bool = False) -> bool:
         text = plain(messages, [_TOOL] if tools else None)

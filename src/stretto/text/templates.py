@@ -1,8 +1,8 @@
-"""Chat templates from model files: messages → one prompt, with its authors and message boundaries.
+"""Chat templates from model files: messages → one prompt, with provenance and message boundaries.
 
-Knows the dialect of Jinja that Hugging Face templates use, rendered by minijinja with bounded fuel and
-output. Templates are untrusted code and messages are untrusted text; see `provenance` for how the two are
-kept apart. Does not know tokens: `tokenizer.encode_prompt` turns a `Rendered` into them.
+Knows the Jinja dialect of Hugging Face templates, rendered by minijinja with bounded fuel and output.
+Templates are untrusted code and messages are untrusted text; see `provenance` for how the two are kept apart.
+Does not know tokens: `tokenizer.encode_prompt` converts a `Rendered` into tokens.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from stretto.errors import (
     one_line,
 )
 from stretto.text.messages import normalized, normalized_tools
-from stretto.text.provenance import Alphabet, Disguise, Segment, cut, is_identifier, literals
+from stretto.text.provenance import Alphabet, Marking, Segment, is_identifier, literals, prefix
 from stretto.text.template_support import TemplateSupport, support_of
 
 SOURCE_CHARS_MAX = 1 << 20
-FUEL = 2_000_000  # instructions of one render: about 75 ms; a 200-message chat uses some 10,000
-OUTPUT_CHARS_MIN = 1 << 20  # always allowed; beyond it the prompt may be 4 times what was sent
+FUEL = 2_000_000  # instructions per render: about 75 ms; a 200-message chat uses about 10,000
+OUTPUT_CHARS_MIN = 1 << 20  # always allowed; beyond it a prompt may be 4 times the size of its input
 BOUNDARIES_MAX = 16
-DISGUISES_MAX = 16
+MARKINGS_MAX = 16
 KWARGS_ALLOWED = ("enable_thinking", "thinking", "reasoning_effort", "preserve_thinking", "date_string")
 _KWARG_TEXT = re.compile(r"[A-Za-z0-9 _.,:/-]{0,64}")
-# What transformers adds to Jinja and minijinja does not have: marks around what the model should learn.
+# A tag that transformers adds to Jinja and minijinja lacks: it marks training targets.
 _GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
 
 CHATML = (
@@ -47,11 +47,10 @@ CHATML = (
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt as text. `boundaries` are character offsets where messages end, the last message's left out.
+    """A prompt as text. `boundaries` are character offsets where messages end, except the last one's.
 
-    `exact` is False where the template changes contents in a way that cannot be followed; the contents are
-    then in the prompt as they were sent. `continued` is the text of the last message where the answer goes on
-    from it.
+    `exact` is False if the template changes contents in a way that cannot be traced; the prompt then has the
+    contents as they were sent. `continued` is the text of the last message if the answer continues it.
     """
 
     segments: tuple[Segment, ...]
@@ -65,14 +64,14 @@ class Rendered:
 
     @property
     def tail(self) -> str:
-        """What the answer follows: the template's last words (an opened `<think>`), or the continued text."""
+        """The text before the answer: the end of the template (an open `<think>`) or the continued text."""
         last = self.segments[-1] if self.segments else Segment("", user=False)
         return self.continued if self.continued or last.user else last.text
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
-    """Everything that one request renders, several times over."""
+class _Render:
+    """The input of a render; each request is rendered several times."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
@@ -82,11 +81,11 @@ class _Call:
     output_chars_max: int
     check: Callable[[str], None] | None = None
 
-    def hidden(self, disguise: Disguise) -> _Call:
-        return replace(self, messages=disguise.messages(self.messages), tools=disguise.value(self.tools))
+    def marked(self, marking: Marking) -> _Render:
+        return replace(self, messages=marking.messages(self.messages), tools=marking.value(self.tools))
 
-    def until(self, end: int) -> _Call:
-        """The first messages only, and without the prompt to answer."""
+    def until(self, end: int) -> _Render:
+        """The first `end` messages, without the generation prompt."""
         return replace(self, messages=self.messages[:end], generate=False)
 
 
@@ -95,11 +94,11 @@ class _Refusal(Exception):
 
 
 class _Overflow(Exception):
-    """The output passed its limit."""
+    """The output exceeded its limit."""
 
 
 class ChatTemplate:
-    """One template, compiled once. Rendering is thread-safe and deterministic but for `clock`."""
+    """One template, compiled once. Rendering is thread-safe, and deterministic apart from `clock`."""
 
     def __init__(
         self,
@@ -127,14 +126,14 @@ class ChatTemplate:
 
     @property
     def support(self) -> TemplateSupport:
-        """What the template shows of a conversation; tried at the first look, in some milliseconds."""
+        """What the template renders of a conversation; probed on first use, in a few milliseconds."""
         if self._support is None:
             self._support = support_of(self._plain)
         return self._support
 
     def _plain(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str | None:
-        """A render without marks, None where the template refuses."""
-        call = _Call(list(messages), tools, True, {}, self._clock(), OUTPUT_CHARS_MIN)
+        """A render without marking, None if the template refuses."""
+        call = _Render(list(messages), tools, True, {}, self._clock(), OUTPUT_CHARS_MIN)
         return self._attempt(call)
 
     def _compiled(self, fuel: int) -> minijinja.Environment:
@@ -168,16 +167,15 @@ class ChatTemplate:
         check: Callable[[str], None] | None = None,
         **kwargs: Any,
     ) -> Rendered:
-        """The prompt for these messages. Raises a typed error where template or messages do not fit.
+        """The prompt for these messages. Raises a typed error if the template cannot render them.
 
-        With `continue_final_message` the prompt ends within the last message, which the assistant began.
-        `check` sees the prompt's text after the first of several renders, and raises where it is too long to
-        go on with.
+        With `continue_final_message` the prompt ends within the last message, begun by the assistant. `check`
+        is called with the text of the first render and raises if it is too long.
         """
         check_kwargs(kwargs)
         plain, plain_tools = normalized(messages), normalized_tools(tools)
         size = len(json.dumps([plain, plain_tools], ensure_ascii=False))
-        call = _Call(
+        call = _Render(
             plain,
             plain_tools,
             add_generation_prompt,
@@ -188,19 +186,19 @@ class ChatTemplate:
         )
         return self._continued(call) if continue_final_message else self._rendered(call)
 
-    def _rendered(self, call: _Call) -> Rendered:
-        disguise, hidden, prompt, exact = self._disguised(call)
-        template_from = self._generation_start(hidden, prompt) if disguise.keep else len(prompt)
-        segments = disguise.segments(prompt, template_from=template_from)
-        return Rendered(segments, self._boundaries(hidden, prompt), exact)
+    def _rendered(self, call: _Render) -> Rendered:
+        marking, marked, prompt, exact = self._marked(call)
+        template_from = self._generation_start(marked, prompt) if marking.keep else len(prompt)
+        segments = marking.segments(prompt, template_from=template_from)
+        return Rendered(segments, self._boundaries(marked, prompt), exact)
 
-    def _continued(self, call: _Call) -> Rendered:
-        """A mark at the end of the last message shows where the prompt is to be cut.
+    def _continued(self, call: _Render) -> Rendered:
+        """Truncates the prompt at a unique character appended to the last message.
 
-        Where the template refuses or drops that message, it follows the prompt of the others.
+        If the template refuses or drops that message, it is appended to the prompt of the others.
         """
         last = continued_message(call.messages)
-        mark = self._mark(call)
+        mark = self._unused_character(call)
         marked = [*call.messages[:-1], {**last, "content": last["content"] + mark}]
         try:
             whole = self._rendered(replace(call, messages=marked, generate=False))
@@ -208,7 +206,7 @@ class ChatTemplate:
             whole = Rendered(())
         end = whole.text.rfind(mark)
         if end >= 0:
-            segments = cut(whole.segments, end)
+            segments = prefix(whole.segments, end)
             boundaries = tuple(offset for offset in whole.boundaries if offset <= end)
             return Rendered(segments, boundaries, whole.exact, last["content"])
         if len(call.messages) < 2:
@@ -217,56 +215,56 @@ class ChatTemplate:
         said = Segment(last["content"], user=True)
         return replace(before, segments=(*before.segments, said), continued=last["content"])
 
-    def _mark(self, call: _Call) -> str:
-        """A private character that neither the template nor any message has."""
+    def _unused_character(self, call: _Render) -> str:
+        """A private-use character that occurs neither in the template nor in any message."""
         sent = (
             self.source + self._bos + self._eos + json.dumps([call.messages, call.tools], ensure_ascii=False)
         )
         taken = set(sent)
         return next(mark for code in range(0xE000, 0xF900) if (mark := chr(code)) not in taken)
 
-    # ── disguises: hide as much of the user's text as the template lets us ──────────────────────
+    # ── marking: as much of the user text as the template allows ────────────────────────────────
 
-    def _disguised(self, call: _Call) -> tuple[Disguise, _Call, str, bool]:
-        """The most hiding disguise whose render, read back, is the plain render; and that render."""
+    def _marked(self, call: _Render) -> tuple[Marking, _Render, str, bool]:
+        """The strictest marking whose decoded render equals the plain render, with that render."""
         wanted = self._run(call)
         if call.check is not None:
             call.check(wanted)
         alphabet = Alphabet(self._reserved)
         for readable in (False, True):
-            disguise = Disguise(alphabet, readable=readable, source_words=self._words)
-            hidden = call.hidden(disguise)
-            prompt = self._attempt(hidden)
-            if prompt is not None and disguise.decode(prompt) == wanted:
-                return disguise, hidden, prompt, True
+            marking = Marking(alphabet, readable=readable, source_words=self._words)
+            marked = call.marked(marking)
+            prompt = self._attempt(marked)
+            if prompt is not None and marking.decode(prompt) == wanted:
+                return marking, marked, prompt, True
         keeping = self._keeping(call, alphabet, wanted)
         if keeping is not None:
             return *keeping, True
         if prompt is None:
             raise BrokenTemplateError(
-                "the chat template computes with contents: user text cannot be told apart"
+                "the chat template computes with contents: user text cannot be identified"
             )
-        return disguise, hidden, prompt, False
+        return marking, marked, prompt, False
 
-    def _keeping(self, call: _Call, alphabet: Alphabet, wanted: str) -> tuple[Disguise, _Call, str] | None:
-        """A disguise that leaves the template's literals readable, and of these as few as will do."""
+    def _keeping(self, call: _Render, alphabet: Alphabet, wanted: str) -> tuple[Marking, _Render, str] | None:
+        """A marking that leaves as few as possible of the template's literals readable."""
         keep = self._present(call)
         words = tuple(literal for literal in keep if is_identifier(literal))
         others = [(literal,) for literal in keep if not is_identifier(literal)]
-        best: tuple[Disguise, _Call, str] | None = None
-        for dropped in [(), words, *others][:DISGUISES_MAX] if keep else []:
+        best: tuple[Marking, _Render, str] | None = None
+        for dropped in [(), words, *others][:MARKINGS_MAX] if keep else []:
             fewer = tuple(literal for literal in keep if literal not in dropped)
-            disguise = Disguise(alphabet, readable=True, keep=fewer, source_words=self._words)
-            hidden = call.hidden(disguise)
-            prompt = self._attempt(hidden)
-            if prompt is not None and disguise.decode(prompt) == wanted:
-                keep, best = fewer, (disguise, hidden, prompt)
+            marking = Marking(alphabet, readable=True, keep=fewer, source_words=self._words)
+            marked = call.marked(marking)
+            prompt = self._attempt(marked)
+            if prompt is not None and marking.decode(prompt) == wanted:
+                keep, best = fewer, (marking, marked, prompt)
             elif best is None:
                 return None
         return best
 
-    def _present(self, call: _Call) -> tuple[str, ...]:
-        """The template's literals that some user text contains."""
+    def _present(self, call: _Render) -> tuple[str, ...]:
+        """The template's literals that occur in user text."""
         sent = json.dumps([call.messages, call.tools], ensure_ascii=False)
         texts = [message["content"] for message in call.messages]
         return tuple(
@@ -275,15 +273,15 @@ class ChatTemplate:
 
     # ── boundaries ──────────────────────────────────────────────────────────────────────────────
 
-    def _generation_start(self, call: _Call, prompt: str) -> int:
-        """Where the generation prompt begins: the template's own text, if anything is."""
+    def _generation_start(self, call: _Render, prompt: str) -> int:
+        """Where the generation prompt, which is template text, begins."""
         without = self._attempt(call.until(len(call.messages))) if call.generate else None
         return len(without) if without is not None and prompt.startswith(without) else len(prompt)
 
-    def _boundaries(self, call: _Call, prompt: str) -> tuple[int, ...]:
-        """Ends of messages at which the prompt of the messages so far is a prefix of the whole prompt.
+    def _boundaries(self, call: _Render, prompt: str) -> tuple[int, ...]:
+        """Message ends at which the prompt of the messages so far is a prefix of the whole prompt.
 
-        Of a long chat the first two and the last messages are tried, so that the cost stays bounded.
+        In a long chat only the first two and the last messages are tried, to bound the cost.
         """
         ends = list(range(1, len(call.messages)))
         if len(ends) > BOUNDARIES_MAX:
@@ -296,7 +294,7 @@ class ChatTemplate:
                 offsets.append(len(part))
         return tuple(offsets)
 
-    def _attempt(self, call: _Call) -> str | None:
+    def _attempt(self, call: _Render) -> str | None:
         try:
             return self._run(call)
         except (BrokenTemplateError, TemplateRefusedError):
@@ -304,9 +302,9 @@ class ChatTemplate:
 
     # ── one render ──────────────────────────────────────────────────────────────────────────────
 
-    def _run(self, call: _Call) -> str:
+    def _run(self, call: _Render) -> str:
         try:
-            with self._lock:  # for one render, not for all of a request: a long prompt holds up no other
+            with self._lock:  # per render, not per request: a long prompt does not block others
                 self._now, self._budget = call.now, call.output_chars_max
                 output = self._environment.render_template(
                     "chat",
@@ -330,7 +328,7 @@ class ChatTemplate:
         return output
 
     def _count(self, value: Any) -> Any:
-        """Sees every printed value; what it returns makes minijinja print it as usual."""
+        """Called for every printed value; the result makes minijinja print it as usual."""
         if isinstance(value, str):
             self._budget -= len(value)
             if self._budget < 0:
@@ -342,12 +340,12 @@ class ChatTemplate:
 
 
 def continued_message(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The last message, checked: text that the assistant began."""
+    """Returns the last message after checking that it is text from the assistant."""
     last = messages[-1]
     if last["role"] != "assistant" or last.get("tool_calls"):
         raise InvalidMessageError(
-            "only a text of the assistant can be continued",
-            hint="let the last message have the role assistant and no tool calls",
+            "only an assistant message with text can be continued",
+            hint="give the last message the role assistant and no tool calls",
         )
     return last
 
@@ -357,7 +355,7 @@ def _raise_exception(message: object = "") -> None:
 
 
 def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
-    """As transformers defines it: no HTML escapes, letters as they are."""
+    """As in transformers: no HTML escapes, no ASCII escapes."""
     separators = options.get("separators")
     return json.dumps(
         value,
@@ -369,7 +367,7 @@ def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, *
 
 
 def check_kwargs(kwargs: Mapping[str, Any]) -> None:
-    """Refuses template variables that a client may not set. A server calls this before `render`."""
+    """Rejects template variables that a client may not set. A server calls this before `render`."""
     for name, value in kwargs.items():
         if name not in KWARGS_ALLOWED:
             raise InvalidRequestError(
@@ -385,7 +383,7 @@ def check_kwargs(kwargs: Mapping[str, Any]) -> None:
 
 
 def _broken(error: Exception) -> BrokenTemplateError:
-    """One line, with the template's line number and no source text."""
+    """The error on one line, with the template's line number and without its source."""
     line = getattr(error, "line", None)
     text = one_line(str(error.args[0]) if error.args else type(error).__name__)
     text = re.sub(r" \(in [^()]*\)$", "", text)

@@ -1,7 +1,7 @@
-"""Tokens of texts that come again: a system prompt, and a conversation's earlier messages at every turn.
+"""Cache of tokenized texts that recur: system prompts and the earlier messages of a conversation.
 
-A bounded memory over a `Tokenizer`, exact because `encode` is a function of its text alone. Kept apart by
-scope: how long an answer takes must not tell one tenant what another one sends.
+Bounded, and exact because `encode` depends on its text alone. Separate per scope: response times must not
+reveal to one tenant what another sends.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Hashable
 from stretto.text.bounds import KnowsBytes
 from stretto.text.tokenizer import Tokenizer
 
-TEXT_MIN = 512  # characters: shorter ones are as quickly encoded
+TEXT_MIN = 512  # characters: shorter texts are as fast to encode
 BYTES_MAX = 32 << 20
-SHARE_MAX = 4  # a text that takes more than a quarter of the memory is not kept
+SHARE_MAX = 4  # a text that takes more than a quarter of the cache is not kept
 
 Key = tuple[Hashable, bool, str]
 
 
-class Memory:
-    """Thread-safe. The texts that were not asked for longest are forgotten first."""
+class TokenCache:
+    """Thread-safe. Evicts the least recently used texts first."""
 
     def __init__(self, tokenizer: Tokenizer, *, bytes_max: int = BYTES_MAX) -> None:
         self.tokenizer = tokenizer
@@ -32,8 +32,8 @@ class Memory:
         self._known: OrderedDict[Key, array[int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, scope: Hashable) -> RememberedTokenizer:
-        return RememberedTokenizer(self, scope)
+    def for_scope(self, scope: Hashable) -> CachedTokenizer:
+        return CachedTokenizer(self, scope)
 
     def get(self, key: Key) -> array[int] | None:
         with self._lock:
@@ -55,12 +55,12 @@ class Memory:
                 self.bytes -= _size(*self._known.popitem(last=False))
 
 
-class RememberedTokenizer:
-    """The tokenizer as one scope sees it."""
+class CachedTokenizer:
+    """A tokenizer that uses one scope of the cache."""
 
-    def __init__(self, memory: Memory, scope: Hashable) -> None:
-        self._memory = memory
-        self._tokenizer = memory.tokenizer
+    def __init__(self, cache: TokenCache, scope: Hashable) -> None:
+        self._cache = cache
+        self._tokenizer = cache.tokenizer
         self._scope = scope
 
     @property
@@ -79,11 +79,11 @@ class RememberedTokenizer:
         if len(text) < TEXT_MIN:
             return self._tokenizer.encode(text, special)
         key = (self._scope, special, text)
-        known = self._memory.get(key)
+        known = self._cache.get(key)
         if known is not None:
             return known.tolist()
         tokens = self._tokenizer.encode(text, special)
-        self._memory.put(key, array("i", tokens))
+        self._cache.put(key, array("i", tokens))
         return tokens
 
     def tokens_at_least(self, text: str) -> int:

@@ -1,8 +1,8 @@
-"""Prompts → token ids, with control tokens from the template's text only.
+"""Prompts → token ids, with control tokens from template text only.
 
-Knows the `Tokenizer` protocol that backends implement, and how to apply it to a `Rendered` prompt so that
-user text can never become a control token while the tokens stay those of the whole text. Does not know
-any vocabulary.
+Defines the `Tokenizer` protocol that backends implement, and applies it to a `Rendered` prompt so that user
+text never becomes a control token while the tokens otherwise equal those of the whole text. Does not know any
+vocabulary.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from stretto.text.templates import Rendered
 
 
 class Tokenizer(Protocol):
-    """One model's vocabulary. Implementations are thread-safe and add nothing of their own.
+    """One model's vocabulary. Implementations are thread-safe and add no tokens.
 
-    `encode` is a function of its text alone: no BOS or EOS is added. With `special` the texts of control
-    tokens (`<|im_end|>`) become those tokens; without it they are ordinary text, and no id of the result
-    may be a control token. Text that follows a control token is encoded by a call of its own, as llama.cpp
-    does inside one call, so what a SentencePiece vocabulary puts in front of a text belongs here too.
+    `encode` depends on its text alone and adds no BOS or EOS. With `special` the names of control tokens
+    (`<|im_end|>`) become those tokens; without it they are ordinary text, and the result must not contain a
+    control token. Text after a control token is encoded by a separate call, as llama.cpp does inside one
+    call, so a prefix that SentencePiece adds to a text is added here too.
     """
 
     @property
@@ -32,13 +32,13 @@ class Tokenizer(Protocol):
 
     @property
     def eos(self) -> frozenset[int]:
-        """Every token that ends a generation."""
+        """All tokens that end a generation."""
         ...
 
     def encode(self, text: str, special: bool) -> list[int]: ...
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for; a control token's are its name."""
+        """The bytes of a token; for a control token, its name."""
         ...
 
     def is_control(self, token: int) -> bool: ...
@@ -46,7 +46,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """What `core.Request` wants: ids, and ascending offsets at which messages end."""
+    """Input for `core.Request`: ids, and ascending offsets at which messages end."""
 
     tokens: array[int]
     boundaries: tuple[int, ...] = ()
@@ -54,7 +54,7 @@ class PromptTokens:
 
 @dataclass(slots=True)
 class _Piece:
-    """A stretch of text that is encoded in one call, or one whose tokens are known."""
+    """Text that is encoded in one call, or whose tokens are known."""
 
     text: str
     known: list[int] | None = None
@@ -67,8 +67,8 @@ class _Piece:
 def encode_prompt(rendered: Rendered, tokenizer: Tokenizer, *, add_bos: bool = False) -> PromptTokens:
     """The prompt's tokens and its boundaries in tokens.
 
-    A boundary is kept only where the tokens of the text before it are a prefix of the prompt's tokens.
-    `add_bos` puts a BOS in front unless the template wrote one.
+    A boundary is kept only if the tokens of the text before it are a prefix of the prompt's tokens. `add_bos`
+    prepends BOS unless the template did.
     """
     pieces = _pieces(rendered.segments, tokenizer)
     tokens: array[int] = array("i")
@@ -79,9 +79,9 @@ def encode_prompt(rendered: Rendered, tokenizer: Tokenizer, *, add_bos: bool = F
         ids = piece.ids(tokenizer, piece.text)
         end = position + len(piece.text)
         while wanted and wanted[0] <= end:
-            cut = wanted.pop(0) - position
-            before = ids if cut == len(piece.text) else piece.ids(tokenizer, piece.text[:cut])
-            if (piece.known is None and ids[: len(before)] == before) or cut == len(piece.text):
+            length = wanted.pop(0) - position
+            before = ids if length == len(piece.text) else piece.ids(tokenizer, piece.text[:length])
+            if (piece.known is None and ids[: len(before)] == before) or length == len(piece.text):
                 offsets.append(len(tokens) + len(before))
         tokens.extend(ids)
         position = end
@@ -99,10 +99,10 @@ def encode_text(text: str, tokenizer: Tokenizer, *, add_bos: bool = False) -> Pr
 
 
 def _pieces(segments: tuple[Segment, ...], tokenizer: Tokenizer) -> list[_Piece]:
-    """Control tokens cut the prompt; text between two of them is one piece, whoever wrote it.
+    """Splits the prompt at control tokens; text between two of them is one piece, whatever its origin.
 
-    Cutting also where the author changes would give other tokens than the model was trained on
-    (`[INST] Hi` → `▁`, `Hi` in place of `▁Hi`). A piece with any user text is encoded without specials.
+    Splitting where the origin changes too would give tokens that the model was not trained on
+    (`[INST] Hi` → `▁`, `Hi` instead of `▁Hi`). A piece with any user text is encoded without specials.
     """
     pieces: list[_Piece] = []
     for segment in segments:
@@ -120,7 +120,7 @@ def _pieces(segments: tuple[Segment, ...], tokenizer: Tokenizer) -> list[_Piece]
 
 
 def _template_pieces(text: str, tokenizer: Tokenizer) -> list[_Piece]:
-    """Template text, cut at its control tokens. Their places are found again by their names."""
+    """Template text, split at its control tokens, which are located by their names."""
     pieces: list[_Piece] = []
     done = 0
     ids = tokenizer.encode(text, True)
@@ -130,7 +130,7 @@ def _template_pieces(text: str, tokenizer: Tokenizer) -> list[_Piece]:
         name = tokenizer.token_bytes(token).decode("utf-8", "replace")
         start = text.find(name, done) if name else -1
         if start < 0:
-            return [_Piece(text, known=ids)]  # it is not spelled as its text: nothing here can be cut
+            return [_Piece(text, known=ids)]  # the token is not spelled as in the text: do not split
         pieces += [_Piece(text[done:start]), _Piece(name, known=[token])]
         done = start + len(name)
     return [*pieces, _Piece(text[done:])]

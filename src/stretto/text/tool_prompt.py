@@ -1,8 +1,8 @@
-"""What a chat template would drop of a conversation, written as text where the template shows it.
+"""Writes parts of a conversation that a chat template would drop as text that it renders.
 
-Tools go into the system message, with the form of a call that `tools.ToolParser` reads; calls and results
-into the messages around them; system messages that a template refuses into the user's. A conversation that
-the template shows as it is stays as it is.
+Tools go into the system message, with the call format that `tools.ToolParser` reads; calls and results go
+into the adjacent messages; system messages that a template refuses go into user messages. A conversation that
+the template renders in full is left unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Messages = list[dict[str, Any]]
 
 
 def tool_dialect(source: str, support: TemplateSupport) -> Dialect:
-    """How calls are found in the output: the template's own way, or the one that we ask the model for."""
+    """How calls are written in the output: the template's dialect, or the one our prompt asks for."""
     own = dialect_for(source)
     return Dialect.HERMES if own is Dialect.JSON and not support.tools else own
 
@@ -46,7 +46,7 @@ def fitted(
     support: TemplateSupport,
     dialect: Dialect,
 ) -> tuple[Messages, list[dict[str, Any]] | None]:
-    """Messages and tools that the template shows in full. Raises what `normalized` raises."""
+    """Messages and tools that the template renders in full. Raises what `normalized` raises."""
     plain, offered = normalized(messages), normalized_tools(tools)
     if offered and not support.tools:
         plain, offered = _with_block(plain, _block(offered, dialect)), None
@@ -75,7 +75,7 @@ def _with_block(messages: Messages, block: str) -> Messages:
 
 
 def _written_out(messages: Messages, support: TemplateSupport, dialect: Dialect) -> Messages:
-    """Calls and results that the template does not show, as text."""
+    """Calls and results that the template drops, as text."""
     found: Messages = []
     for message in messages:
         if message.get("tool_calls") and not support.calls:
@@ -100,7 +100,7 @@ def _call(call: Mapping[str, Any], dialect: Dialect) -> str:
 
 
 def _placed(messages: Messages, support: TemplateSupport) -> Messages:
-    """System messages where the template takes them; others stand before the user's next words."""
+    """System messages where the template accepts them; others are put before the next user message."""
     found: Messages = []
     waiting: list[str] = []
     for at, message in enumerate(messages):
@@ -121,7 +121,7 @@ def _placed(messages: Messages, support: TemplateSupport) -> Messages:
 
 
 def _joined(messages: Messages) -> Messages:
-    """Messages of one author that follow one another become one, for templates that take turns strictly."""
+    """Joins consecutive messages of one role, for templates that require alternating roles."""
     found: Messages = []
     for message in messages:
         role = message["role"]

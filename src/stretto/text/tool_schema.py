@@ -1,7 +1,7 @@
-"""Tools and `tool_choice` → the JSON schema that a forced call must follow.
+"""Tools and `tool_choice` → the JSON schema of a forced call.
 
-Knows OpenAI's tool definitions. A forced call is bare JSON, `{"name", "arguments"}` or a list of them,
-whatever the model's own dialect: the grammar leaves it no choice, and `ToolParser(Dialect.JSON)` reads it.
+Knows OpenAI's tool definitions. A forced call is plain JSON, `{"name", "arguments"}` or a list of them,
+whatever the model's dialect: the grammar enforces it, and `ToolParser(Dialect.JSON)` reads it.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from stretto.errors import InvalidToolError
 from stretto.text.messages import normalized_tools
 
 TOOLS_MAX = 128
-PARALLEL_MAX = 8  # calls of one answer: small models do not stop by themselves
+PARALLEL_MAX = 8  # calls per answer: small models do not stop by themselves
 _NAME_CHARS_MAX = 128
 ToolChoice = str | Mapping[str, Any] | None
 
 
 def tool_names(tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The offered names, checked: present, short, plain and different."""
+    """The names of the tools, after checking that they are valid and unique."""
     return tuple(name for name, _ in _functions(tools))
 
 
 def schema_for_tools(
     tools: Sequence[Mapping[str, Any]], choice: ToolChoice = "auto", *, parallel: bool = True
 ) -> dict[str, Any] | None:
-    """The schema to enforce, None where the model is free (`auto`, `none`).
+    """The schema to enforce, None if the model is free to choose (`auto`, `none`).
 
-    With `required` and `parallel` it is a list of one to `PARALLEL_MAX` calls, else one call.
+    With `required` and `parallel` a list of one to `PARALLEL_MAX` calls, otherwise one call.
     """
     functions = _functions(tools)
     chosen = _chosen(choice, [name for name, _ in functions])
@@ -74,7 +74,7 @@ def _is_name(name: str) -> bool:
 
 
 def _chosen(choice: ToolChoice, names: list[str]) -> list[str] | None:
-    """The names that the model must choose from; None where it is free."""
+    """The names that the model must choose from; None if it is free to choose."""
     if choice in (None, "auto", "none"):
         return None
     if choice == "required":
@@ -94,7 +94,7 @@ def _chosen(choice: ToolChoice, names: list[str]) -> list[str] | None:
 
 
 def _call_schema(name: str, parameters: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """One call. Definitions move to the root, under the tool's name, because references start there."""
+    """One call. Definitions are moved to the root, under the tool's name, because references start there."""
     parameters = dict(parameters)
     for key in ("$defs", "definitions"):
         own = parameters.pop(key, None)

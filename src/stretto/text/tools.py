@@ -1,10 +1,10 @@
-"""Tool calls in model output, found as it streams.
+"""Finds tool calls in streamed model output.
 
 Knows four dialects: Hermes and Qwen (`<tool_call>{…}</tool_call>`), Llama 3 (`{"name", "parameters"}`,
-`<|python_tag|>`), Mistral (`[TOOL_CALLS][…]`) and bare JSON. One machine runs them all: it looks for a
-dialect's opening, collects JSON until a value is complete, and goes on. What is no call after all is text.
-There is no backtracking: the JSON is read by the C decoder, a bounded number of times. Answers that are read
-along (`eager`) go through `call_reader`, which passes arguments on as they are written.
+`<|python_tag|>`), Mistral (`[TOOL_CALLS][…]`) and plain JSON. One state machine handles all: it looks for a
+dialect's opening, collects JSON until a value is complete, and continues. JSON that is not a call is text.
+There is no backtracking: the C decoder reads the JSON a bounded number of times. Streamed answers (`eager`)
+go through `call_reader`, which passes arguments on as they are written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stretto.text.call_reader import (
     NAME_CHARS_MAX,
     VALUE_CHARS_MAX,
     CallReader,
-    State,
+    ReaderState,
     ToolCall,
     calls_in,
     is_object,
@@ -28,9 +28,9 @@ from stretto.text.reasoning import held_suffix
 __all__ = ["CALLS_MAX", "MARKERS", "Dialect", "Parsed", "ToolCall", "ToolParser", "dialect_for"]
 
 CALLS_MAX = 128
-READS_MAX = 4  # reads of one long value that may fail before reading waits for the value to double
-REFUSALS_MAX = 8  # openings that led to no call before everything is taken for text
-_SHORT = 8192  # characters of a value that is read as often as it looks complete
+READS_MAX = 4  # failed reads of a long value after which the next read waits until its length has doubled
+REFUSALS_MAX = 8  # openings without a call after which everything is text
+_SHORT = 8192  # characters: a shorter value is read whenever it looks complete
 _DECODER = json.JSONDecoder()
 
 
@@ -43,7 +43,7 @@ class Dialect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What one piece of text brought: text to show, and calls that are now complete, or parts of them."""
+    """Text to show, and calls or parts of calls."""
 
     content: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -51,12 +51,12 @@ class Parsed:
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """A dialect. `opening` "" means: at the very beginning of the output."""
+    """A dialect. An `opening` of "" matches the start of the output."""
 
     opening: str
     closing: str = ""
-    between: str = ""  # may separate two calls
-    strict_names: bool = False  # a name that is no tool's makes it text
+    between: str = ""  # separates two calls
+    strict_names: bool = False  # a call of an unknown tool is text
     anywhere: bool = True
 
 
@@ -68,7 +68,7 @@ _RULES = {
     ),
     Dialect.JSON: _Rules("```json", "```", strict_names=True, anywhere=False),
 }
-# Control tokens by which a dialect is known: the caller must let their text through the detokenizer.
+# Control tokens of each dialect: the caller must not drop their text when detokenizing.
 MARKERS = {
     Dialect.HERMES: ("<tool_call>", "</tool_call>"),
     Dialect.MISTRAL: ("[TOOL_CALLS]", "[ARGS]"),
@@ -78,7 +78,7 @@ MARKERS = {
 
 
 def dialect_for(template: str) -> Dialect:
-    """How a model calls tools, judged by its chat template."""
+    """The dialect of a model, inferred from its chat template."""
     if "<tool_call>" in template:
         return Dialect.HERMES
     if "[TOOL_CALLS]" in template:
@@ -88,7 +88,7 @@ def dialect_for(template: str) -> Dialect:
     return Dialect.JSON
 
 
-class _State(Enum):
+class _ParserState(Enum):
     TEXT = "text"
     VALUE = "value"  # collecting JSON
     AFTER = "after"  # a value is complete: its closing, another value, or text
@@ -96,9 +96,9 @@ class _State(Enum):
 
 
 class ToolParser:
-    """One stream. `names` are the tools that were offered; None takes any name.
+    """One stream. `names` are the tools offered; None accepts any name.
 
-    `forced`: a grammar holds the output to calls, so that one that was cut short is no text either.
+    `forced`: a grammar restricts the output to calls, so a truncated call is not text either.
     """
 
     def __init__(
@@ -109,25 +109,25 @@ class ToolParser:
         eager: bool = False,
         forced: bool = False,
     ) -> None:
-        self._eager, self._forced, self._cut = eager, forced, False
+        self._eager, self._forced, self._truncated = eager, forced, False
         self._reader: CallReader | None = None
         self._rules = _RULES[dialect]
         self._mistral = dialect is Dialect.MISTRAL
         self._names = names
-        self._state = _State.TEXT
-        self._held = ""  # TEXT and AFTER: what may become an opening, a closing or a separator
-        self._started = False  # text other than spaces was seen, so a bare value can no longer come
-        self._parts: list[str] = []  # VALUE: what was collected
+        self._state = _ParserState.TEXT
+        self._held = ""  # TEXT and AFTER: a possible opening, closing or separator
+        self._started = False  # text other than spaces was seen: a bare value can no longer follow
+        self._parts: list[str] = []  # VALUE: the text so far
         self._length = self._depth = self._reads = self._read_at = 0
-        self._brace = False  # VALUE: the first bracket has come
-        self._lead = ""  # what stood before the value, shown again if it is no call
+        self._brace = False  # VALUE: the first bracket was seen
+        self._lead = ""  # text before the value, shown if it is not a call
         self._count = self._refusals = 0
         self._first = self._rules.opening[0]
-        self._steps: dict[_State, Callable[[str, list[str], list[ToolCall]], str | None]] = {
-            _State.TEXT: self._text,
-            _State.VALUE: self._value,
-            _State.AFTER: self._after,
-            _State.PLAIN: self._plain,
+        self._steps: dict[_ParserState, Callable[[str, list[str], list[ToolCall]], str | None]] = {
+            _ParserState.TEXT: self._text,
+            _ParserState.VALUE: self._value,
+            _ParserState.AFTER: self._after,
+            _ParserState.PLAIN: self._plain,
         }
 
     @property
@@ -135,39 +135,45 @@ class ToolParser:
         return self._count
 
     def push(self, text: str) -> Parsed:
-        """More output. Text that may still belong to a call is kept until that is decided."""
-        if self._state is _State.PLAIN:
+        """Reads more output. Text that may belong to a call is held until that is decided."""
+        if self._state is _ParserState.PLAIN:
             return Parsed(text)
-        if self._state is _State.TEXT and self._rules.anywhere and not self._held and self._first not in text:
+        if (
+            self._state is _ParserState.TEXT
+            and self._rules.anywhere
+            and not self._held
+            and self._first not in text
+        ):
             return Parsed(text)
         content: list[str] = []
         calls: list[ToolCall] = []
-        for start in range(0, len(text), _SHORT):  # every step copies its rest, so a step is kept short
+        for start in range(0, len(text), _SHORT):  # every step copies its rest, so steps are short
             rest: str | None = text[start : start + _SHORT]
             while rest is not None:
                 rest = self._steps[self._state](rest, content, calls)
         return Parsed("".join(content), tuple(calls))
 
-    def flush(self, *, cut: bool = False) -> Parsed:
-        """The end: a value that was never complete is text, but for its complete calls.
+    def flush(self, *, truncated: bool = False) -> Parsed:
+        """Ends the stream: an incomplete value is text, except for complete calls in it.
 
-        `cut`: by the limit of tokens. Then a call whose arguments have begun is given as far as it came.
+        `truncated`: by the token limit. A call whose arguments have begun is then returned as far as it goes.
+        came.
         """
-        self._cut = cut or self._forced
+        self._truncated = truncated or self._forced
         content: list[str] = []
         calls: list[ToolCall] = []
-        if self._state is _State.VALUE and self._reader is not None:
+        if self._state is _ParserState.VALUE and self._reader is not None:
             self._end_of_reader(content)
-        while self._state is _State.VALUE:  # each round ends with a call or a refusal, both bounded
+        while self._state is _ParserState.VALUE:  # each iteration ends with a call or a refusal, both bounded
             rest = self._read(content, calls, last=True) or ""
             parsed = self.push(rest)
             content.append(parsed.content)
             calls.extend(parsed.calls)
-        content.append(self._held if self._state is _State.TEXT and not self._forced else "")
-        self._state, self._held = _State.PLAIN, ""
+        content.append(self._held if self._state is _ParserState.TEXT and not self._forced else "")
+        self._state, self._held = _ParserState.PLAIN, ""
         return Parsed("".join(content), tuple(calls))
 
-    # ── states: each eats some text and returns the rest, None when all is eaten ────────────────
+    # ── states: each consumes text and returns the rest, None if nothing is left ────────────────
 
     def _plain(self, text: str, content: list[str], calls: list[ToolCall]) -> None:
         content.append(text)
@@ -187,7 +193,7 @@ class ToolParser:
             return self._begin(opening, text[found + len(opening) :])
         self._started = self._started or bool(text.strip())
         if not self._rules.anywhere and self._started:
-            self._state = _State.PLAIN
+            self._state = _ParserState.PLAIN
             return text
         held = held_suffix(text, opening)
         content.append(text[: len(text) - held])
@@ -195,15 +201,15 @@ class ToolParser:
         return None
 
     def _hold(self, text: str, content: list[str]) -> str | None:
-        """Nothing but spaces, or half an opening. Endless spaces are text."""
+        """Holds spaces or the start of an opening. Too many spaces are text."""
         if len(text) > 256:
-            self._state = _State.PLAIN
+            self._state = _ParserState.PLAIN
             return text
         self._held = text
         return None
 
     def _begin(self, lead: str, rest: str) -> str:
-        self._state, self._lead = _State.VALUE, lead
+        self._state, self._lead = _ParserState.VALUE, lead
         self._parts, self._length, self._depth, self._reads, self._read_at = [], 0, 0, 0, 0
         self._brace = False
         if self._eager:
@@ -219,25 +225,25 @@ class ToolParser:
     ) -> str | None:
         rest = reader.push(text, calls)
         self._count = reader.count
-        if reader.state is State.DONE:
-            self._state, self._started, self._reader = _State.AFTER, True, None
+        if reader.state is ReaderState.DONE:
+            self._state, self._started, self._reader = _ParserState.AFTER, True, None
             return rest
-        if reader.state is State.REFUSED:
+        if reader.state is ReaderState.REFUSED:
             self._reader = None
             self._lead = self._lead if reader.count == reader.first else ""
             return self._refuse(rest, content)
         return None
 
     def _end_of_reader(self, content: list[str]) -> None:
-        """What was begun and never became a call is text, unless calls stand before it."""
+        """Text that did not become a call is shown, unless calls precede it."""
         reader, self._reader = self._reader, None
         assert reader is not None
-        if not self._forced and reader.count == reader.first and reader.state is not State.ARGUMENTS:
+        if not self._forced and reader.count == reader.first and reader.state is not ReaderState.ARGUMENTS:
             content.append(self._lead + reader.held)
-        self._state = _State.PLAIN
+        self._state = _ParserState.PLAIN
 
     def _value(self, text: str, content: list[str], calls: list[ToolCall]) -> str | None:
-        """Collects. Brackets are counted without looking at strings, only to guess when to read."""
+        """Collects a value. Brackets are counted without regard to strings, only to guess when to read."""
         if self._reader is not None:
             return self._streamed(self._reader, text, content, calls)
         self._parts.append(text)
@@ -257,14 +263,14 @@ class ToolParser:
         return self._read(content, calls, last=False)
 
     def _hopeless(self) -> bool:
-        """True once it is clear that no JSON begins here. Looks at the first characters only."""
+        """Whether the first characters rule out JSON."""
         head = "".join(self._parts)[: 2 * NAME_CHARS_MAX].lstrip()
         limit = NAME_CHARS_MAX if self._mistral else 0
         self._brace = any(bracket in head[: limit + 1] for bracket in "{[")
         return len(head) > limit and not self._brace
 
     def _read(self, content: list[str], calls: list[ToolCall], *, last: bool) -> str | None:
-        """Tries to decode what was collected: calls, text, or wait."""
+        """Tries to decode the value: calls, text, or wait for more."""
         whole = "".join(self._parts)
         self._parts, self._reads, self._read_at = [whole], self._reads + 1, len(whole)
         name, start = self._prefix_name(whole)
@@ -273,7 +279,7 @@ class ToolParser:
         except RecursionError:
             return self._refuse(whole, content)
         except ValueError:
-            return self._cut_short(whole, content, calls) if last else None
+            return self._partial_calls(whole, content, calls) if last else None
         found = calls_in(value if name is None else {"name": name, "arguments": value})
         known = found and all(self._takes(call[0]) for call in found)
         if not known or self._count + len(found) > CALLS_MAX:
@@ -281,25 +287,25 @@ class ToolParser:
         for call_name, arguments in found:
             calls.append(ToolCall(self._count, call_name, arguments))
             self._count += 1
-        self._state, self._parts, self._started = _State.AFTER, [], True
+        self._state, self._parts, self._started = _ParserState.AFTER, [], True
         return whole[end:]
 
-    def _cut_short(self, whole: str, content: list[str], calls: list[ToolCall]) -> str:
-        """As a reader of the stream would have got it."""
+    def _partial_calls(self, whole: str, content: list[str], calls: list[ToolCall]) -> str:
+        """The calls of a truncated value, as `CallReader` would have streamed them."""
         found: list[ToolCall] = []
         self._reader = CallReader(self._takes, self._count, prefixed=self._mistral)
         self._reader.push(whole, found)
         self._reader = None
-        found = [call for call in found if (is_object(call.arguments) if call.done else self._cut)]
+        found = [call for call in found if (is_object(call.arguments) if call.done else self._truncated)]
         if not found and not self._forced:
             return self._refuse(whole, content)
         calls.extend(found)
         self._count += len(found)
-        self._state = _State.PLAIN
+        self._state = _ParserState.PLAIN
         return ""
 
     def _prefix_name(self, whole: str) -> tuple[str | None, int]:
-        """Where the JSON begins; newer Mistral models write the name in front of it: `name[ARGS]{…}`."""
+        """Name and start of the JSON; newer Mistral models write the name in front: `name[ARGS]{…}`."""
         bare = len(whole) - len(whole.lstrip())
         if not self._mistral or whole[bare : bare + 1] in ("[", "{", ""):
             return None, bare
@@ -312,16 +318,16 @@ class ToolParser:
         )
 
     def _refuse(self, whole: str, content: list[str]) -> str:
-        """No call: the opening and all that followed is text. In the bare dialects nothing else can come."""
+        """Not a call: the opening and everything after it is text. In bare dialects no call can follow."""
         content.append(self._lead)
         self._started, self._parts = True, []
         self._refusals += 1
         plain = not self._rules.anywhere or self._refusals > REFUSALS_MAX or self._count >= CALLS_MAX
-        self._state = _State.PLAIN if plain else _State.TEXT
+        self._state = _ParserState.PLAIN if plain else _ParserState.TEXT
         return whole
 
     def _after(self, text: str, content: list[str], calls: list[ToolCall]) -> str | None:
-        """Between calls: spaces, the closing and the separator are eaten; a value is a call; else text."""
+        """Between calls: skips spaces, the closing and the separator; a value is a call; the rest is text."""
         text, self._held = self._held + text, ""
         rules = self._rules
         while True:
@@ -337,5 +343,5 @@ class ToolParser:
             return None
         if bare[0] in "{[" and not rules.anywhere:
             return self._begin("", bare)
-        self._state = _State.TEXT if rules.anywhere else _State.PLAIN
+        self._state = _ParserState.TEXT if rules.anywhere else _ParserState.PLAIN
         return bare

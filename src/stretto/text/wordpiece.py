@@ -1,8 +1,8 @@
-"""BERT's own tokenizing: clean, lower, split, and cut words into the longest pieces that the vocabulary has.
+"""BERT's WordPiece tokenizer: clean, lower-case, split, then match the longest pieces of the vocabulary.
 
-llama.cpp has one too, which loses letters where a script builds them of several (Korean, Hindi), so texts in
-those languages got vectors of other texts. This one gives the tokens of the authors' tokenizer. Knows the
-vocabulary in llama.cpp's form: U+2581 opens a word, a bare piece continues one.
+llama.cpp's own implementation drops letters composed of several code points (Korean, Hindi), so texts in
+those languages got wrong embeddings. This one matches the reference tokenizer. Uses llama.cpp's form of the
+vocabulary: U+2581 opens a word, a bare piece continues one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHINESE = (
 
 
 class WordPiece:
-    """Thread-safe: nothing changes after it is made but a cache of words."""
+    """Thread-safe: immutable apart from a cache of words."""
 
     def __init__(
         self, pieces: Mapping[str, int], *, unknown: int, lowercase: bool, strip_accents: bool
@@ -38,7 +38,7 @@ class WordPiece:
         self._lowercase = lowercase
         self._strip_accents = strip_accents
         self._piece_chars_max = max(map(len, pieces), default=1)
-        self._word = lru_cache(CACHED_WORDS_MAX)(self._cut)
+        self._word = lru_cache(CACHED_WORDS_MAX)(self._split_word)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
@@ -56,7 +56,7 @@ class WordPiece:
         for run in spaced.split():
             yield from _split_punctuation(run)
 
-    def _cut(self, word: str) -> tuple[int, ...]:
+    def _split_word(self, word: str) -> tuple[int, ...]:
         if len(word) > WORD_CHARS_MAX:
             return (self._unknown,)
         ids: list[int] = []
@@ -73,7 +73,7 @@ class WordPiece:
 
 @lru_cache(1 << 16)
 def _spaced(letter: str) -> str:
-    """A letter as it enters: dropped, a space, or a Chinese character as a word of its own."""
+    """Normalizes a character: drops it, or makes it a space, or surrounds a Chinese character with spaces."""
     if letter in "\t\n\r":
         return " "
     if letter in "\0\ufffd" or unicodedata.category(letter) in _DROPPED:

@@ -27,7 +27,7 @@ from stretto.text import bounds
 from stretto.text.provenance import Segment
 from stretto.text.reasoning import Tags, opened_by_prompt, tags_for
 from stretto.text.templates import CHATML, ChatTemplate, Rendered
-from stretto.text.token_cache import Memory
+from stretto.text.token_cache import TokenCache
 from stretto.text.tokenizer import PromptTokens, Tokenizer, encode_prompt, encode_text
 from stretto.text.tool_prompt import fitted, tool_dialect
 from stretto.text.tools import Dialect
@@ -88,7 +88,7 @@ class ModelRuntime:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tokenizer = tokenizer
-        self._remembered = Memory(tokenizer)
+        self._token_cache = TokenCache(tokenizer)
         self.template = template
         self.limits = limits
         self.capabilities = backend.capabilities
@@ -173,7 +173,7 @@ class ModelRuntime:
         return Prompt(encode_text(text, self._tokenizer_for(scope), add_bos=self._add_bos))
 
     def _tokenizer_for(self, scope: Hashable) -> Tokenizer:
-        return self.tokenizer if scope is None else self._remembered.of(scope)
+        return self.tokenizer if scope is None else self._token_cache.for_scope(scope)
 
     def compile_grammar(self, grammar: str, *, scope: Hashable = "") -> object:
         """May take most of a second the first time: call it on a thread that nobody waits for. Hold the

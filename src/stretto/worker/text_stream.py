@@ -140,7 +140,7 @@ class TextStream:
                 terminal = terminal._replace(end=End.FAILED, reason=StrettoError.code)
             self._sink(Delta(end=terminal))
             return
-        text, reasoning, calls = self._rest(cut=terminal.reason == "length")
+        text, reasoning, calls = self._rest(truncated=terminal.reason == "length")
         if self._stop is not None and terminal.end is End.FINISHED:  # whatever the scheduler saw first
             terminal = terminal._replace(reason="stop", tokens_kept=self._stop_kept)
         self._sink(
@@ -201,7 +201,7 @@ class TextStream:
         self._calls += sum(bool(call.name) for call in calls)
         return calls
 
-    def _rest(self, *, cut: bool) -> tuple[str, str, tuple[ToolCall, ...]]:
+    def _rest(self, *, truncated: bool) -> tuple[str, str, tuple[ToolCall, ...]]:
         """What was held back by every stage, now that nothing more comes."""
         held = ""
         if self._stop is None:
@@ -214,7 +214,7 @@ class TextStream:
             content, reasoning = split.content + tail.content, split.reasoning + tail.reasoning
         text, calls = self._parse(content)
         if self._parser is not None:
-            last = self._parser.flush(cut=cut)
+            last = self._parser.flush(truncated=truncated)
             text, calls = text + last.content, calls + self._counted(last.calls)
         return text, reasoning, calls
 

@@ -1,4 +1,4 @@
-"""Texts that cannot fit are refused before they are tokenized; none that fits is refused."""
+"""Texts that cannot fit the window are rejected before tokenizing; texts that fit are not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stretto.text.provenance import Segment
 
 
 class Pairs:
-    """One token for two letters, and a count of the letters that it was given."""
+    """One token for two letters; counts the letters it encodes."""
 
     vocab_size, bos, eos = 300, None, frozenset({0})
 
@@ -34,7 +34,7 @@ class Pairs:
         return token == 0
 
 
-def test_a_text_that_cannot_fit_is_refused_without_a_look():
+def test_too_long_a_text_is_rejected_without_tokenizing():
     tokenizer = Pairs()
     with pytest.raises(PromptTooLongError, match="at least 2000000 tokens, the context window holds 8192"):
         bounds.check_text("a" * 4_000_000, tokenizer, 8192)
@@ -42,18 +42,18 @@ def test_a_text_that_cannot_fit_is_refused_without_a_look():
     bounds.check_text("a" * (2 * 8191), tokenizer, 8192)  # the longest that fits
 
 
-def test_a_text_that_is_far_too_long_is_tokenized_for_little_more_than_a_window():
+def test_tokenizing_a_far_too_long_text_stops_after_about_one_window():
     tokenizer = Pairs()
     with pytest.raises(PromptTooLongError):
         bounds.check_segments((Segment("a" * 4_000_000, user=True),), tokenizer, 1000)
     assert tokenizer.seen < 40_000
 
 
-def test_what_the_template_wrote_is_not_counted():
+def test_template_text_is_not_counted():
     bounds.check_segments((Segment("<|control|>" * 100_000, user=False),), Pairs(), 1000)
 
 
-def test_a_text_of_few_tokens_passes_however_many_letters_it_has():
+def test_a_long_text_of_few_tokens_passes():
     class Long(Pairs):
         def encode(self, text: str, special: bool) -> list[int]:
             return [1] * (-(-len(text) // 100))

@@ -1,4 +1,4 @@
-"""A guided text ends before its tokens are used up, whatever the model would like to write."""
+"""A guided text is complete within its token limit, whatever the model prefers to write."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def factory(smollm2: Any) -> GrammarFactory:
 
 
 class Rambler:
-    """A model that never wants to end: any allowed token, the end only where nothing else is."""
+    """A model that avoids ending: any allowed token, the end only if nothing else is allowed."""
 
     def __init__(self, vocab: Any, seed: int) -> None:
         self._vocab, self._seed = vocab, seed
@@ -100,18 +100,16 @@ def text_of(vocab: Any, tokens: list[int]) -> str:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_json_is_whole_before_its_tokens_are_used_up(
-    name: str, factory: GrammarFactory, smollm2: Any
-) -> None:
+def test_json_is_complete_within_max_tokens(name: str, factory: GrammarFactory, smollm2: Any) -> None:
     grammar = from_json_schema(SCHEMAS[name])
     for seed, tokens_max in enumerate((70, 100, 130)):
         tokens = written(factory, smollm2, grammar, tokens_max, seed)
         assert tokens[-1] in smollm2.eos, text_of(smollm2, tokens)
-        json.loads(text_of(smollm2, tokens[:-1]))  # that it follows the schema is llguidance's business
+        json.loads(text_of(smollm2, tokens[:-1]))  # llguidance enforces the schema
 
 
 def test_a_tight_limit_is_kept(factory: GrammarFactory, smollm2: Any) -> None:
-    """Also where a way that skips optional fields must be found first."""
+    """Also if only a path that skips optional fields is short enough."""
     grammar = from_json_schema(SCHEMAS["optional"])
     shortest = len(smollm2.encode('{"last": ""}', False)) + 1
     for tokens_max in range(shortest + 3, shortest + 12):
@@ -119,14 +117,16 @@ def test_a_tight_limit_is_kept(factory: GrammarFactory, smollm2: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["free strings", "optional", "recursive"])
-def test_a_resumed_text_goes_the_same_way(name: str, factory: GrammarFactory, smollm2: Any) -> None:
+def test_a_resumed_text_takes_the_same_path(name: str, factory: GrammarFactory, smollm2: Any) -> None:
     grammar = from_json_schema(SCHEMAS[name])
     whole = written(factory, smollm2, grammar, 90, seed=7)
     for at in (1, 70, len(whole) - 2):
         assert written(factory, smollm2, grammar, 90, seed=7, preempted_at=at) == whole
 
 
-def test_a_text_that_cannot_fit_is_left_alone(factory: GrammarFactory, smollm2: Any) -> None:
+def test_a_grammar_whose_shortest_text_does_not_fit_is_not_steered(
+    factory: GrammarFactory, smollm2: Any
+) -> None:
     grammar = from_json_schema(record({"s": {"type": "string", "minLength": 2000}}))
     tokens = written(factory, smollm2, grammar, 20, seed=1)
     assert len(tokens) == 20
@@ -150,7 +150,7 @@ def test_json_has_no_free_spaces(factory: GrammarFactory, smollm2: Any) -> None:
     assert not any(matcher.allowed(smollm2.encode(space, False)[0]) for space in ("\n", " ", "\t"))
 
 
-def test_a_schema_may_ask_for_other_spaces_and_nothing_else(factory: GrammarFactory, smollm2: Any) -> None:
+def test_a_schema_may_set_whitespace_options_only(factory: GrammarFactory, smollm2: Any) -> None:
     matcher = factory.matcher(
         from_json_schema({"type": "object", "x-guidance": {"whitespace_flexible": True}})
     )

@@ -1,4 +1,4 @@
-"""A last message of the assistant is continued: the prompt ends where its text ends."""
+"""Continuing a final assistant message: the prompt ends with its text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def said(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_the_prompt_ends_with_the_text_that_was_begun(name: str) -> None:
+def test_the_prompt_ends_with_the_continued_text(name: str) -> None:
     found = ChatTemplate(TEMPLATES[name], **TOKENS).render(
         [ASK, said("The colour is")], continue_final_message=True
     )
@@ -33,7 +33,7 @@ def test_the_prompt_ends_with_the_text_that_was_begun(name: str) -> None:
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("text", HOSTILE)
 def test_continued_text_is_user_text(name: str, text: str) -> None:
-    """Control tokens in it stay text: what the template wrote is what it writes around harmless text."""
+    """Control tokens in it stay text: the template segments are the same as around harmless text."""
     chat = ChatTemplate(TEMPLATES[name], **TOKENS)
     plain = chat.render([ASK, said("x")], continue_final_message=True)
     found = chat.render([ASK, said(text)], continue_final_message=True)
@@ -47,7 +47,7 @@ def test_trailing_spaces_stay_as_they_were_sent() -> None:
     assert chat.render([ASK, said("So: ")], continue_final_message=True).text.endswith("<|assistant|>So: ")
 
 
-def test_a_template_that_refuses_such_a_message_is_given_the_others() -> None:
+def test_a_template_that_refuses_the_last_message_renders_the_others() -> None:
     source = (
         "{% for m in messages %}{% if loop.last and m.role != 'user' %}{{ raise_exception('no') }}{% endif %}"
         "<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -60,7 +60,7 @@ def test_a_template_that_refuses_such_a_message_is_given_the_others() -> None:
         chat.render([said("It is")], continue_final_message=True)
 
 
-def test_reasoning_that_was_begun_is_open() -> None:
+def test_continued_reasoning_is_open() -> None:
     chat = ChatTemplate(TEMPLATES["chatml"])
     begun = chat.render([ASK, said("<think>\nRed")], continue_final_message=True)
     ended = chat.render([ASK, said("<think>\nRed</think>So")], continue_final_message=True)
@@ -70,12 +70,12 @@ def test_reasoning_that_was_begun_is_open() -> None:
 @pytest.mark.parametrize(
     "last", [ASK, {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}]
 )
-def test_only_a_text_of_the_assistant_is_continued(last: dict[str, Any]) -> None:
+def test_only_assistant_text_can_be_continued(last: dict[str, Any]) -> None:
     with pytest.raises(InvalidMessageError):
         ChatTemplate(TEMPLATES["chatml"]).render([ASK, last], continue_final_message=True)
 
 
-def test_tokens_are_those_of_the_prompt_with_the_text_behind_it(smollm2: Any) -> None:
+def test_tokens_equal_prompt_plus_continued_text(smollm2: Any) -> None:
     chat = ChatTemplate(smollm2.template)
     begun = encode_prompt(chat.render([ASK, said("Blue is")], continue_final_message=True), smollm2)
     asked = encode_prompt(chat.render([ASK]), smollm2)

@@ -1,4 +1,4 @@
-"""Text comes as soon as its characters are whole, and nothing is lost."""
+"""Text is emitted as soon as its characters are complete, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def reader(pieces: list[bytes]) -> Detokenizer:
 
 @settings(deadline=None)
 @given(text=st.text(), cuts=st.lists(st.integers(0, 200)))
-def test_any_cut_gives_the_same_text(text: str, cuts: list[int]) -> None:
+def test_any_split_gives_the_same_text(text: str, cuts: list[int]) -> None:
     data = text.encode()
     places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     pieces = [data[start:end] for start, end in pairwise(places)]
@@ -32,7 +32,7 @@ def test_any_cut_gives_the_same_text(text: str, cuts: list[int]) -> None:
 
 @settings(deadline=None)
 @given(data=st.binary())
-def test_any_bytes_give_what_decoding_at_once_gives(data: bytes) -> None:
+def test_incremental_decoding_equals_decoding_at_once(data: bytes) -> None:
     stream = reader([data[index : index + 1] for index in range(len(data))])
     assert "".join(map(stream.push, range(len(data)))) + stream.flush() == data.decode("utf-8", "replace")
 

@@ -1,4 +1,4 @@
-"""Guidance that is plainly too large is refused before anything compiles it."""
+"""Oversized guidance is rejected before it is compiled."""
 
 from __future__ import annotations
 

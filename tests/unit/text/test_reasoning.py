@@ -1,4 +1,4 @@
-"""Reasoning and answer are told apart however the text is cut."""
+"""Reasoning and answer are separated however the text is split."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_template_may_open_the_reasoning() -> None:
 
 @pytest.mark.parametrize("piece", ["\n", " ", "<", "</think", "a"])
 @pytest.mark.parametrize("opened", [True, False])
-def test_endless_output_costs_little(piece: str, opened: bool) -> None:
+def test_endless_output_is_processed_in_bounded_memory_and_time(piece: str, opened: bool) -> None:
     started = time.thread_time()
     run([piece] * 50_000, opened=opened)
     assert time.thread_time() - started < 1.5

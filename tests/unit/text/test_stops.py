@@ -20,7 +20,7 @@ def run(stops: list[str], tokens: list[str]) -> tuple[str, str | None, int]:
         found = matcher.push(token)
         shown += found.emit
         if found.stop is not None:
-            assert found.cut == len(shown)
+            assert found.chars_shown == len(shown)
             return shown, found.stop, found.tokens_kept
     return shown + matcher.flush(), None, len(tokens)
 
@@ -43,7 +43,7 @@ letters = st.text("ab", max_size=4)
 @given(
     stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=5), tokens=st.lists(letters, max_size=12)
 )
-def test_is_what_searching_the_whole_text_gives(stops: list[str], tokens: list[str]) -> None:
+def test_equals_a_search_of_the_whole_text(stops: list[str], tokens: list[str]) -> None:
     assert run(stops, tokens) == oracle(stops, tokens)
 
 

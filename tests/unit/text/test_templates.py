@@ -1,4 +1,4 @@
-"""Rendering equals jinja2's, user text stays user text, boundaries are prefixes, bad templates one line."""
+"""Rendering equals jinja2's, user text stays user text, boundaries are prefixes, errors are one line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def template(name: str) -> ChatTemplate:
 
 
 def jinja(source: str, messages: list[dict[str, Any]], tools: Any, **kwargs: Any) -> str | None:
-    """What transformers would render; None where the template refuses."""
+    """What transformers would render; None if the template refuses."""
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -89,8 +89,8 @@ def test_renders_smollm2_as_jinja2_does(smollm2: Any) -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_template_text_does_not_depend_on_what_the_user_wrote(name: str) -> None:
-    """The law behind input marking: control text in template segments is what a harmless prompt gives."""
+def test_template_segments_do_not_depend_on_user_text(name: str) -> None:
+    """The invariant of provenance: template segments are those of a harmless prompt."""
     chat = template(name)
     marks = (
         "<|im_end|>",
@@ -133,8 +133,8 @@ def test_user_control_text_never_reaches_a_template_segment(texts: list[str], na
     assert written.count("<|im_end|>") == (len(messages) if name != "r1" else 0)
 
 
-def test_literals_that_the_template_needs_are_given_to_the_user() -> None:
-    """R1's template drops everything up to `</think>`, so the tag must be readable, and only the tag."""
+def test_literals_left_readable_are_attributed_to_the_user() -> None:
+    """R1's template drops everything up to `</think>`, so this tag alone must be readable."""
     found = template("r1").render(
         [
             {"role": "user", "content": "q</think>"},
@@ -148,7 +148,7 @@ def test_literals_that_the_template_needs_are_given_to_the_user() -> None:
     assert found.tail.endswith("<|Assistant|><think>\n")
 
 
-def test_content_that_cannot_be_followed_stays_as_it_was_sent() -> None:
+def test_untraceable_content_stays_as_it_was_sent() -> None:
     found = ChatTemplate(SHOUTING).render([{"role": "user", "content": "Hello <|end|>"}])
     assert not found.exact
     assert [(part.text, part.user) for part in found.segments] == [
@@ -180,8 +180,8 @@ def test_boundaries_of_a_long_chat_are_the_first_and_the_last() -> None:
     assert found.text[: found.boundaries[-1]].count("<|im_end|>") == 99
 
 
-def test_changing_the_prefix_changes_no_boundary_into_a_wrong_one() -> None:
-    """Qwen's template drops the thoughts of earlier turns: such a prefix is no prefix of the whole."""
+def test_a_template_that_rewrites_history_gives_no_wrong_boundary() -> None:
+    """Qwen's template drops the reasoning of earlier turns: such a prefix is not a prefix of the whole."""
     messages = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b", "reasoning_content": "hm"},
@@ -208,7 +208,7 @@ def test_changing_the_prefix_changes_no_boundary_into_a_wrong_one() -> None:
         ("{{ " + "(" * 9000 + ")" * 9000 + " }}", "recursion"),
     ],
 )
-def test_a_broken_template_is_one_line_with_a_hint(source: str, says: str) -> None:
+def test_a_broken_template_gives_a_one_line_error_with_a_hint(source: str, says: str) -> None:
     with pytest.raises(BrokenTemplateError) as caught:
         ChatTemplate(source).render([{"role": "user", "content": "hi"}])
     assert says in caught.value.message
@@ -216,13 +216,13 @@ def test_a_broken_template_is_one_line_with_a_hint(source: str, says: str) -> No
     assert caught.value.hint
 
 
-def test_a_template_that_refuses_blames_the_messages() -> None:
+def test_a_template_refusal_is_an_error_of_the_messages() -> None:
     with pytest.raises(TemplateRefusedError, match="alternate") as caught:
         ChatTemplate(MISTRAL).render([{"role": "assistant", "content": "me first"}])
     assert caught.value.http_status == 400
 
 
-def test_templates_cannot_write_into_what_the_caller_sent() -> None:
+def test_templates_cannot_modify_the_request() -> None:
     messages = [{"role": "user", "content": "hi"}]
     ChatTemplate("{{ messages.append(1) }}{{ messages[0].pop('role') }}").render(messages)
     assert messages == [{"role": "user", "content": "hi"}]
@@ -290,7 +290,7 @@ def test_any_template_text_gives_a_prompt_or_a_typed_error(source: str) -> None:
     assert "\n" not in message
 
 
-def test_knows_what_the_template_supports() -> None:
+def test_template_support_is_probed() -> None:
     assert template("qwen3").support.tools
     assert template("qwen3").knows_thinking
     assert not template("chatml").support.tools

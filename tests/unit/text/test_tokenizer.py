@@ -1,4 +1,4 @@
-"""Control tokens come from the template alone; tokens are those of the whole text; boundaries hold."""
+"""Control tokens come from the template alone; tokens equal those of the whole text; boundaries hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.text.corpus import CHATML, HOSTILE, conversations
 
 
 class Letters:
-    """Letters two by two, so that cutting a text changes its tokens."""
+    """Tokens of two letters, so that splitting a text changes its tokens."""
 
     vocab_size, bos, eos = 1 << 20, 1, frozenset({2})
 
@@ -62,7 +62,7 @@ def test_text_between_control_tokens_is_one_piece() -> None:
     assert list(tokens) == [3, *letters.encode("abc</s>d", False), 2]
 
 
-def test_a_control_token_cannot_be_put_together_from_both_sides() -> None:
+def test_template_and_user_text_cannot_form_a_control_token_together() -> None:
     tokens = encode_prompt(prompt("<", "/s>", "<u>"), Letters()).tokens
     assert [token for token in tokens if token < 10] == [3]
 
@@ -80,7 +80,7 @@ def test_a_boundary_inside_a_token_is_dropped() -> None:
 
 
 def test_control_tokens_without_a_name_keep_their_segment_whole() -> None:
-    """Some vocabularies do not spell a control token as its text: the template must work all the same."""
+    """Some vocabularies do not spell a control token as its text: the template must still work."""
     rendered = prompt("<u>a", "b</s>", "c</s>", boundaries=(3, 4))
     found = encode_prompt(rendered, Letters(names=("", "", "")))
     assert [token for token in found.tokens if token < 10] == [3, 2]
@@ -97,7 +97,7 @@ def test_bare_prompts_are_user_text(smollm2: Any) -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_smollm2_control_tokens_are_the_templates(smollm2: Any, text: str) -> None:
+def test_smollm2_control_tokens_come_from_the_template(smollm2: Any, text: str) -> None:
     chat = ChatTemplate(smollm2.template)
     for hostile, harmless in zip(conversations(text), conversations("x"), strict=True):
         wanted, found = (
@@ -112,7 +112,7 @@ def test_smollm2_control_tokens_are_the_templates(smollm2: Any, text: str) -> No
 
 
 def test_smollm2_tokens_are_those_of_the_whole_text(smollm2: Any) -> None:
-    """For prompts without control text the cut must not show: llama.cpp's own tokens, to the last one."""
+    """For prompts without control text, splitting must not change llama.cpp's own tokens."""
     chat = ChatTemplate(smollm2.template)
     harmless = [text for text in HOSTILE if "<|im" not in text] + [
         "Hello there!",

@@ -1,4 +1,4 @@
-"""What a template would drop is written where it shows it: tools, calls, results, late system messages."""
+"""Parts that a template drops are written as text: tools, calls, results, late system messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shown(source: str, messages: list[dict[str, Any]], tools: Any = None) -> str
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_nothing_of_a_conversation_is_dropped(name: str) -> None:
+def test_no_part_of_a_conversation_is_dropped(name: str) -> None:
     text = shown(SOURCES[name], CONVERSATION, TOOLS)
     for word in ("Be brief.", "How is Rome?", "weather", "days", "sunny", "Sunny.", "Oslo", "And here?"):
         assert word in text
@@ -54,7 +54,7 @@ def test_nothing_of_a_conversation_is_dropped(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_conversation_that_the_template_shows_is_left_alone(name: str) -> None:
+def test_a_conversation_that_the_template_renders_is_unchanged(name: str) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, CONVERSATION[1]]
     assert (
         shown(SOURCES[name], messages)
@@ -62,7 +62,7 @@ def test_a_conversation_that_the_template_shows_is_left_alone(name: str) -> None
     )
 
 
-def test_templates_that_know_tools_show_them_in_their_own_way() -> None:
+def test_templates_with_tool_support_render_tools_themselves() -> None:
     own = {name for name, source in SOURCES.items() if ChatTemplate(source).support.tools}
     assert own >= {"qwen3", "llama3"}
     assert own.isdisjoint({"chatml", "gemma", "silent", "first only"})
@@ -75,7 +75,7 @@ def test_a_system_message_that_ends_the_conversation_is_shown() -> None:
 
 
 @pytest.mark.parametrize("dialect", Dialect)
-def test_the_form_that_is_shown_is_the_form_that_is_read(dialect: Dialect) -> None:
+def test_the_documented_call_format_is_the_one_parsed(dialect: Dialect) -> None:
     text = call_text("weather", {"days": 3}, dialect)
     parser = ToolParser(dialect, frozenset({"weather"}))
     parsed = [parser.push(text), parser.flush()]
@@ -83,7 +83,7 @@ def test_the_form_that_is_shown_is_the_form_that_is_read(dialect: Dialect) -> No
 
 
 def test_tools_cannot_write_control_tokens() -> None:
-    """A description with a control token's name is the caller's text, in our block as in a template's."""
+    """A description with a control token's name is user text, in our block as in a template's."""
     chat = ChatTemplate(CHATML)
     plain, offered = fitted([CONVERSATION[1]], TOOLS, chat.support, Dialect.HERMES)
     rendered = chat.render(plain, offered)
@@ -92,7 +92,7 @@ def test_tools_cannot_write_control_tokens() -> None:
     assert "<|im_end|>" in "".join(part.text for part in rendered.segments if part.user)
 
 
-def test_smollm2_is_told_of_its_tools(smollm2: Any) -> None:
+def test_the_smollm2_prompt_lists_its_tools(smollm2: Any) -> None:
     with_tools = shown(smollm2.template, [CONVERSATION[1]], TOOLS)
     assert "<tools>" in with_tools
     assert tool_dialect(smollm2.template, ChatTemplate(smollm2.template).support) is Dialect.HERMES

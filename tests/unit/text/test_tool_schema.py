@@ -1,4 +1,4 @@
-"""Forced calls: the schema admits exactly the chosen tools' calls, and bad tools are refused."""
+"""Forced calls: the schema accepts exactly the chosen tools' calls, and invalid tools are rejected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NODE = {
 TOOLS = [tool("f", NODE), tool("g-2"), tool("h", {"properties": {"y": {"type": "string"}}})]
 
 
-def test_free_choices_force_nothing() -> None:
+def test_auto_and_none_enforce_no_schema() -> None:
     assert schema_for_tools(TOOLS, "auto") is None
     assert schema_for_tools(TOOLS, "none") is None
     assert schema_for_tools(TOOLS, None) is None

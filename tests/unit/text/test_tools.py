@@ -1,4 +1,4 @@
-"""Tool calls are found however the text is cut, what is no call is text, and hostile output is cheap."""
+"""Tool calls are found however the text is split, other text stays text, and hostile output is cheap."""
 
 from __future__ import annotations
 
@@ -89,10 +89,8 @@ def test_examples(dialect: Dialect, text: str, wanted: Found, step: int) -> None
     assert run(dialect, text, step, frozenset({"f", "g"})) == wanted
 
 
-def read_along(
-    dialect: Dialect, text: str, step: int, *, forced: bool = False
-) -> tuple[Found, list[ToolCall]]:
-    """As a reader of the stream puts it together: parts of calls joined, those that are not done left out."""
+def streamed(dialect: Dialect, text: str, step: int, *, forced: bool = False) -> tuple[Found, list[ToolCall]]:
+    """Joins streamed parts of calls and leaves out calls that are not done."""
     parser = ToolParser(dialect, frozenset({"f", "g"}), eager=True, forced=forced)
     content: list[str] = []
     parts: list[ToolCall] = []
@@ -114,38 +112,38 @@ def read_along(
 
 @pytest.mark.parametrize(("dialect", "text", "wanted"), CASES)
 @pytest.mark.parametrize("step", [1, 3, 8, 1000])
-def test_examples_that_are_read_along(dialect: Dialect, text: str, wanted: Found, step: int) -> None:
-    assert read_along(dialect, text, step)[0] == wanted
+def test_streamed_examples(dialect: Dialect, text: str, wanted: Found, step: int) -> None:
+    assert streamed(dialect, text, step)[0] == wanted
 
 
 @pytest.mark.parametrize("dialect", [H, M, L, J])
 def test_arguments_arrive_as_they_are_written(dialect: Dialect) -> None:
     opening = {H: "<tool_call>", M: "[TOOL_CALLS]", L: "", J: ""}[dialect]
     text = opening + '{"name": "f", "arguments": {"x": "one two three", "y": [1, {"z": "}\\""}]}}'
-    (_, calls), parts = read_along(dialect, text, 4)
+    (_, calls), parts = streamed(dialect, text, 4)
     assert calls == [("f", '{"x": "one two three", "y": [1, {"z": "}\\""}]}')]
     assert len(parts) > 8
     assert (parts[0].name, parts[0].done, parts[-1].done) == ("f", False, True)
 
 
-CUT = '[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {"y": "tw'
+TRUNCATED = '[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {"y": "tw'
 
 
 @pytest.mark.parametrize("step", [1, 5, 1000])
-@pytest.mark.parametrize("text", [CUT, CUT[:45], CUT[:39], CUT[:38] + " "])
-def test_the_whole_calls_of_a_list_that_was_cut_are_kept(text: str, step: int) -> None:
-    assert read_along(J, text, step, forced=True)[0] == ("", [F])
+@pytest.mark.parametrize("text", [TRUNCATED, TRUNCATED[:45], TRUNCATED[:39], TRUNCATED[:38] + " "])
+def test_complete_calls_of_a_truncated_list_are_kept(text: str, step: int) -> None:
+    assert streamed(J, text, step, forced=True)[0] == ("", [F])
     parser = ToolParser(J, frozenset({"f", "g"}), forced=True)
     parsed = [parser.push(text), parser.flush()]
     assert "".join(part.content for part in parsed) == ""
     assert [(c.name, c.arguments) for part in parsed for c in part.calls if c.done] == [F]
 
 
-def test_a_forced_call_that_was_cut_is_no_text() -> None:
+def test_a_truncated_forced_call_is_not_text() -> None:
     for text in ("[", '[{"na', '{"name": "f", "arguments": {"x'):
         parser = ToolParser(J, frozenset({"f"}), forced=True)
         assert (parser.push(text).content, parser.flush().content) == ("", "")
-        assert read_along(J, text, 3, forced=True)[0] == ("", [])
+        assert streamed(J, text, 3, forced=True)[0] == ("", [])
 
 
 def joined(parts: list[ToolCall]) -> list[tuple[str, str, bool]]:
@@ -158,27 +156,27 @@ WHOLE = '{"name": "f", "arguments": {"x": "one", "y": [1, {"z": 2}]}}'
 
 @pytest.mark.parametrize("forced", [True, False])
 @pytest.mark.parametrize("opening", ["", "["])
-def test_a_call_that_was_cut_is_the_same_whole_as_streamed(opening: str, *, forced: bool) -> None:
-    """At every length: as far as it came, and text only where no call had begun."""
+def test_a_truncated_call_is_the_same_streamed_or_not(opening: str, *, forced: bool) -> None:
+    """At every length: the call as far as it goes, and text only if no call had begun."""
     text = opening + WHOLE
     for length in range(1, len(text)):
         seen = []
         for eager in (True, False):
             parser = ToolParser(J, frozenset({"f"}), eager=eager, forced=forced)
-            parsed = [parser.push(letter) for letter in text[:length]] + [parser.flush(cut=True)]
+            parsed = [parser.push(letter) for letter in text[:length]] + [parser.flush(truncated=True)]
             calls = [call for part in parsed for call in part.calls]
             seen.append(("".join(part.content for part in parsed), joined(calls)))
         assert seen[0] == seen[1], text[:length]
         assert bool(seen[0][1]) is ('"arguments": {' in text[:length])
 
 
-def test_a_call_that_ended_by_itself_before_it_was_whole_is_text() -> None:
+def test_an_incomplete_call_at_the_end_of_the_answer_is_text() -> None:
     text = WHOLE[:40]
     parser = ToolParser(J, frozenset({"f"}))
     assert (parser.push(text), parser.flush()) == (Parsed(""), Parsed(text))
 
 
-def test_text_comes_at_once_when_no_call_can_begin() -> None:
+def test_text_that_cannot_begin_a_call_is_shown_immediately() -> None:
     parser = ToolParser(H)
     assert parser.push("Hello <b>").content == "Hello <b>"
     assert parser.push("and <to").content == "and "
@@ -204,7 +202,7 @@ pieces = st.sampled_from(PARTS)
 @given(
     text=st.lists(pieces, max_size=12).map("".join), dialect=st.sampled_from(Dialect), step=st.integers(1, 9)
 )
-def test_no_text_crashes_and_calls_are_valid(text: str, dialect: Dialect, step: int) -> None:
+def test_any_text_parses_and_calls_are_valid(text: str, dialect: Dialect, step: int) -> None:
     content, calls = run(dialect, text, step)
     assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
     if not calls:
@@ -215,7 +213,7 @@ def test_no_text_crashes_and_calls_are_valid(text: str, dialect: Dialect, step: 
 @given(
     text=st.lists(pieces, max_size=12).map("".join), dialect=st.sampled_from(Dialect), step=st.integers(1, 9)
 )
-def test_what_is_no_call_stays_text_when_it_is_read_along(text: str, dialect: Dialect, step: int) -> None:
+def test_streamed_text_without_a_call_stays_text(text: str, dialect: Dialect, step: int) -> None:
     parser = ToolParser(dialect, frozenset({"f"}), eager=True)
     parsed = [parser.push(text[at : at + step]) for at in range(0, len(text), step)] + [parser.flush()]
     if not any(part.calls for part in parsed):
@@ -252,7 +250,7 @@ def test_a_megabyte_of_hostile_output_is_cheap(dialect: Dialect, name: str, step
 
 
 @pytest.mark.parametrize("name", ADVERSARIAL)
-def test_hostile_output_that_is_read_along_takes_linear_time(name: str) -> None:
+def test_streamed_hostile_output_takes_linear_time(name: str) -> None:
     started = time.thread_time()
     parser = ToolParser(H, eager=True)
     for start in range(0, len(ADVERSARIAL[name]), 4096):

@@ -29,7 +29,7 @@ VOCABULARY = [
 
 
 def _is_settled(letter: str) -> bool:
-    """Letters of which all tables agree: those of the reference are older than Python's."""
+    """Letters on which all Unicode tables agree: the reference's are older than Python's."""
     return unicodedata.category(letter) == unicodedata.ucd_3_2_0.category(letter)
 
 
