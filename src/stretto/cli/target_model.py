@@ -21,7 +21,7 @@ from stretto.cli.text import size
 from stretto.errors import ModelError, ModelNotFoundError, TruncatedModelError
 from stretto.model_files import fit, gguf
 from stretto.model_files.hub import SHARD
-from stretto.model_files.kind import Kind, ModelShape, shape_of
+from stretto.model_files.kind import ModelKind, ModelShape, shape_of
 from stretto.settings import ModelSettings
 from stretto.settings.errors import from_validation
 
@@ -32,7 +32,7 @@ EXAMPLE_WEIGHTS_BYTES = 9_000_000_000
 EXAMPLE_SETTINGS = {"context_window": 8192, "n_seq_max": 8, "cache_type_k": "q8_0", "cache_type_v": "q8_0"}
 EXAMPLE_SHAPE = ModelShape(
     architecture="qwen3",
-    kind=Kind.DENSE,
+    kind=ModelKind.DENSE,
     context_length=40_960,
     layers=36,
     embedding_length=4_096,

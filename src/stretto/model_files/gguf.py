@@ -1,8 +1,8 @@
 """Reads and checks the header of a GGUF file before any C code sees it.
 
 Knows the format (versions 2 and 3, little-endian) and a limit for everything in it. Never reads tensor data,
-never maps the file (a file that shrinks under a map kills the process), never trusts a count. Does not know
-what the keys mean beyond the few that are checked here; `kind` does.
+never maps the file (a mapped file that shrinks kills the process), never trusts a count. Checks only a few
+keys; `kind` knows what the others mean.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ HEADER_BYTES_MAX = 256 << 20
 KEYS_MAX = 65_536
 TENSORS_MAX = 65_536
 KEY_BYTES_MAX = 1_024
-STRING_BYTES_MAX = 64 << 20  # some files carry a whole tokenizer.json in one string
+STRING_BYTES_MAX = 64 << 20  # some files contain a whole tokenizer.json in one string
 TEMPLATE_BYTES_MAX = 1 << 20
-TENSOR_NAME_BYTES_MAX = 63  # ggml keeps 64, one of them for the end
+TENSOR_NAME_BYTES_MAX = 63  # ggml has 64, including the terminator
 DIMENSIONS_MAX = 4
 ARRAY_ITEMS_MAX = 1 << 24
 VOCABULARY_MAX = 1 << 22
 ALIGNMENT_DEFAULT = 32
 ALIGNMENT_MAX = 65_536
 TENSOR_BYTES_MAX = 1 << 62
-EAGER_ITEMS_MAX = 4_096  # longer arrays are read when somebody asks
+EAGER_ITEMS_MAX = 4_096  # longer arrays are read on demand
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -47,7 +47,7 @@ Scalar = bool | int | float | str
 
 @dataclass(frozen=True, slots=True)
 class LazyArray:
-    """A long array (a vocabulary): checked, and left in the file until `read`."""
+    """A long array (a vocabulary): checked, but not loaded until `read`."""
 
     path: Path
     identity: FileIdentity
@@ -75,7 +75,7 @@ Value = Scalar | tuple[Scalar, ...] | LazyArray
 @dataclass(frozen=True, slots=True)
 class Tensor:
     name: str
-    dims: tuple[int, ...]  # fastest first, as the file has them
+    dims: tuple[int, ...]  # fastest first, as in the file
     type: tensor_types.TensorType
     offset: int  # from the start of the data
     size: int
@@ -118,14 +118,14 @@ class GgufFile:
 
 
 def read(path: Path | str) -> GgufFile:
-    """Read the header and check all of it; raises a `ModelError` that says in one line what is wrong."""
+    """Read and check the whole header; raises a `ModelError` with a one-line reason."""
     path = Path(path)
     with opened(path) as (descriptor, identity):
         return _Reader(path, descriptor, identity).file()
 
 
 class _Reader:
-    """A cursor over a growing copy of the file's beginning."""
+    """A cursor over a growing buffer with the start of the file."""
 
     def __init__(self, path: Path, descriptor: int, identity: FileIdentity) -> None:
         self._path = path
@@ -138,7 +138,7 @@ class _Reader:
     # ── bytes ──
 
     def _need(self, end: int) -> None:
-        """Have the file's first `end` bytes at hand."""
+        """Load at least the first `end` bytes of the file."""
         if end <= len(self._data):
             return
         if end > self._limit:
@@ -352,7 +352,7 @@ def _check_architecture(path: Path, metadata: Mapping[str, object]) -> None:
 
 
 def _check_vocabulary(path: Path, metadata: Mapping[str, object]) -> None:
-    """Arrays that C code indexes by token must be as long as the vocabulary."""
+    """Arrays that C code indexes by token must have one item per token."""
     arrays: dict[str, tuple[int, int]] = {}
     for name in ("tokens", "scores", "token_type", "merges"):
         value = metadata.get(f"tokenizer.ggml.{name}")

@@ -1,8 +1,8 @@
-"""Downloads model files from a hub that speaks Hugging Face's HTTP interface.
+"""Downloads model files from a hub with Hugging Face's HTTP interface.
 
-Knows three addresses (`/api/models/…/revision`, `…/tree`, `…/resolve`) and the integrity of what comes back:
-`.part` file, resume, sha256, fsync, rename. Written on the standard library: a server that embeds us should
-not carry a download stack. Does not know where models live (`store` does) nor any host's name.
+Knows three endpoints (`/api/models/…/revision`, `…/tree`, `…/resolve`) and how to download safely: `.part`
+file, resume, sha256, fsync, rename. Uses the standard library only, to keep dependencies small. Does not know
+where models are stored (`store` does), nor any host name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stretto.errors import (
 )
 from stretto.model_files.quantize import put_in_place
 
-Progress = Callable[[int, int], None]  # bytes done, of how many
+Progress = Callable[[int, int], None]  # bytes done, bytes in total
 
 PAGE_BYTES_MAX = 16 << 20
 FILES_MAX = 4_096
@@ -48,7 +48,7 @@ _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a repository; `sha256` is what the hub promises."""
+    """A file of a repository; `sha256` is the digest announced by the hub."""
 
     path: str
     size: int
@@ -61,14 +61,14 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """One hub: its address, and a token for what is not public."""
+    """One hub: its address, and a token for private repositories."""
 
     endpoint: str
     token: str | None = None
     timeout_s: float = 30.0
 
     def revision(self, repository: str, name: str = "main") -> str:
-        """The commit that a branch points to, so that all files of one download belong together."""
+        """The commit of a branch, so that all files of one download belong together."""
         page = self._json(f"/api/models/{repository}/revision/{name}")
         found = page.get("sha") if isinstance(page, dict) else None
         if not isinstance(found, str) or not _REVISION.fullmatch(found):
@@ -86,7 +86,7 @@ class Hub:
     def download(
         self, repository: str, revision: str, file: RemoteFile, target: Path, progress: Progress | None = None
     ) -> None:
-        """Bring one file to `target`; what an earlier attempt left is continued."""
+        """Download one file to `target`, resuming an earlier attempt."""
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f"{target.name}.{revision[:12]}.part")
         _check_room(target.parent, file, part)
@@ -119,7 +119,9 @@ class Hub:
             while piece := _read(answer, min(PIECE_BYTES, file.size - done + 1)):
                 done += len(piece)
                 if done > file.size:
-                    raise DownloadError(f"{file.name} is longer than the {file.size} bytes the hub promised")
+                    raise DownloadError(
+                        f"{file.name} is longer than the {file.size} bytes that the hub announced"
+                    )
                 output.write(piece)
                 if progress is not None:
                     progress(done, file.size)
@@ -146,7 +148,7 @@ class Hub:
         request = urllib.request.Request(self.endpoint.rstrip("/") + path, headers={"User-Agent": "stretto"})  # noqa: S310
         if first_byte:
             request.add_header("Range", f"bytes={first_byte}-")
-        if self.token is not None:  # not sent on to where a redirect leads
+        if self.token is not None:  # not sent to the target of a redirect
             request.add_unredirected_header("Authorization", f"Bearer {self.token}")
         try:
             answer = _opener().open(request, timeout=self.timeout_s)
@@ -157,12 +159,12 @@ class Hub:
             raise DownloadError(f"the hub does not answer: {_reason(error)}") from None
         with answer:
             if address.scheme == "https" and urllib.parse.urlsplit(answer.url).scheme != "https":
-                raise DownloadError("the hub leads from https to an unprotected address")
+                raise DownloadError("the hub redirects from https to an unprotected address")
             yield answer
 
 
 def choose(files: Sequence[RemoteFile], quant: str | None) -> tuple[RemoteFile, ...]:
-    """The files of one model: the one asked for, or the usual choice; all shards of it."""
+    """The files of one model, with all shards: the requested type, or the preferred one."""
     models = [file for file in files if not file.name.lower().startswith(("mmproj", "imatrix"))]
     groups: dict[str, list[RemoteFile]] = {}
     for file in sorted(models, key=lambda file: file.path):
@@ -186,7 +188,7 @@ _QUANT_IN_NAME = re.compile(r"[-.](I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32)(?=[-.
 
 
 def quant_of(path: str) -> str | None:
-    """The weight type that a file's name claims."""
+    """The weight type in a file's name."""
     found = _QUANT_IN_NAME.findall(path)
     return found[-1].upper() if found else None
 
@@ -203,7 +205,7 @@ def _whole(group: Sequence[RemoteFile]) -> Sequence[RemoteFile]:
 
 
 def _remote_file(entry: object) -> RemoteFile | None:
-    """One line of a listing, if it is a GGUF file with a name we accept."""
+    """An entry of a listing, if it is a GGUF file with an acceptable name."""
     if not isinstance(entry, dict) or not isinstance(path := entry.get("path"), str):
         return None
     *folders, name = path.split("/")
@@ -228,12 +230,12 @@ def _check_room(folder: Path, file: RemoteFile, part: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(part: Path) -> Iterator[IO[bytes]]:
-    """The part file, held by one process at a time."""
+    """The part file, locked by one process at a time."""
     descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     with os.fdopen(descriptor, "r+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            mine = os.fstat(descriptor).st_ino == part.stat().st_ino  # else another has just finished it
+            mine = os.fstat(descriptor).st_ino == part.stat().st_ino  # else another process finished it
         except OSError:
             mine = False
         if not mine:
@@ -251,7 +253,7 @@ def _sha256(file: IO[bytes]) -> str:
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """HTTP and nothing else: urllib's usual opener would follow a redirect to ftp."""
+    """HTTP only: urllib's default opener would follow a redirect to ftp."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),

@@ -1,7 +1,7 @@
-"""Which file is it: device, inode, size and time of change, taken from an open descriptor.
+"""Identity of a file: device, inode, size and change time, taken from an open descriptor.
 
-A verdict about a file (its header is sound, it loads) holds as long as its identity does. Knows nothing of
-what is inside.
+A result about a file (its header is valid, it loads) holds as long as its identity does. Knows nothing of the
+contents.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stretto.errors import ModelNotFoundError, NotGgufError
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """Says whether a file is still the one that was checked."""
+    """Tells whether a file is still the one that was checked."""
 
     device: int
     inode: int
@@ -33,7 +33,7 @@ class FileIdentity:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[tuple[int, FileIdentity]]:
-    """A descriptor of a regular file and its identity; a pipe or a directory is refused without blocking."""
+    """A descriptor of a regular file and its identity; rejects pipes and directories without blocking."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -41,7 +41,7 @@ def opened(path: Path) -> Iterator[tuple[int, FileIdentity]]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ModelNotFoundError(
-            f"cannot open {path}: {reason}", hint="check the path and its rights"
+            f"cannot open {path}: {reason}", hint="check the path and its permissions"
         ) from None
     try:
         status = os.fstat(descriptor)

@@ -1,8 +1,7 @@
-"""What kind of model a GGUF holds, and the numbers that decide how much memory a sequence of it needs.
+"""The kind of model in a GGUF, and the sizes that determine the memory of a sequence.
 
-Reads the keys and the tensor names of a checked header. Does not know llama.cpp's list of architectures where
-the file itself tells: a layer with a recurrent state has its tensors. The trial load (`probe`) says the same
-from llama.cpp's side.
+Reads the keys and tensor names of a checked header. Infers properties from the file rather than from a list
+of architectures: a recurrent layer has its tensors. The trial load (`probe`) confirms them with llama.cpp.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ WIDTH_MAX = 1 << 20
 CONTEXT_MAX = 1 << 28
 POOLING_RANK = 4
 
-# Where the file does not say which layers slide: every n-th does not (llama.cpp's own defaults).
+# If the file does not say which layers use a sliding window: all but every n-th (llama.cpp's defaults).
 _SLIDING_PATTERNS = {
     "gemma2": 2,
     "gemma3": 6,
@@ -36,7 +35,7 @@ _KEY_TENSOR = re.compile(r"blk\.(\d+)\.attn_k\.")
 _RECURRENT_KEYS = ("ssm.state_size", "shortconv.l_cache", "wkv.head_size", "kda.head_dim")
 
 
-class Kind(StrEnum):
+class ModelKind(StrEnum):
     DENSE = "dense"
     MOE = "moe"
     HYBRID = "hybrid"
@@ -47,23 +46,23 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The numbers of one model; tuples have one item per layer."""
+    """The sizes of one model; tuples have one item per layer."""
 
     architecture: str
-    kind: Kind
+    kind: ModelKind
     context_length: int
     layers: int
     embedding_length: int
     feed_forward_length: int
     vocabulary_size: int
     heads: int
-    kv_heads: tuple[int, ...]  # 0: the layer keeps no keys and values
+    kv_heads: tuple[int, ...]  # 0: the layer has no KV cache
     key_length: int
     value_length: int  # 0: values are part of the keys (multi-head latent attention)
-    sliding_window: int = 0  # 0: every layer sees the whole context
+    sliding_window: int = 0  # 0: every layer attends to the whole context
     sliding: tuple[bool, ...] = ()
     recurrent: tuple[bool, ...] = ()
-    state_bytes: int = 0  # of one recurrent layer and one sequence
+    state_bytes: int = 0  # per recurrent layer and sequence
     expert_count: int = 0
     expert_used_count: int = 0
     expert_feed_forward_length: int = 0
@@ -80,11 +79,11 @@ class ModelShape:
 
     @property
     def generates(self) -> bool:
-        return self.kind not in {Kind.EMBEDDING, Kind.RERANKER}
+        return self.kind not in {ModelKind.EMBEDDING, ModelKind.RERANKER}
 
 
 def shape_of(file: GgufFile) -> ModelShape:
-    """The shape of a checked file; numbers that no model has are refused."""
+    """The shape of a checked file; implausible sizes are rejected."""
     _refuse_other_files(file)
     keys = _Keys(file)
     layers = keys.number("block_count", 1, LAYERS_MAX) - keys.number("nextn_predict_layers", 0, LAYERS_MAX, 0)
@@ -126,7 +125,7 @@ def shape_of(file: GgufFile) -> ModelShape:
 
 
 class _Keys:
-    """The architecture's own keys, bounded."""
+    """The architecture's keys, with bounds."""
 
     def __init__(self, file: GgufFile) -> None:
         self._file = file
@@ -167,11 +166,11 @@ class _Keys:
 
 def _refuse_other_files(file: GgufFile) -> None:
     if file.metadata.get("general.type") == "adapter":
-        raise UnsupportedModelError(f"{file.path} is a LoRA adapter", hint="name the model it belongs to")
+        raise UnsupportedModelError(f"{file.path} is a LoRA adapter", hint="give the model it belongs to")
     if file.architecture == "clip" or file.metadata.get("general.type") == "mmproj":
-        raise UnsupportedModelError(f"{file.path} is a vision projector", hint="name the language model")
+        raise UnsupportedModelError(f"{file.path} is a vision projector", hint="give the language model")
     if file.metadata.get("general.type") == "imatrix":
-        raise UnsupportedModelError(f"{file.path} is an importance matrix", hint="name the model itself")
+        raise UnsupportedModelError(f"{file.path} is an importance matrix", hint="give the model itself")
 
 
 def _layer_numbers(file: GgufFile, pattern: re.Pattern[str]) -> set[int]:
@@ -183,7 +182,7 @@ def _recurrent_layers(file: GgufFile, keys: _Keys, kv_heads: tuple[int, ...]) ->
     if any(name.startswith("blk.") for name in file.tensors):
         named = _layer_numbers(file, _RECURRENT_TENSOR)
         return tuple(layer in named for layer in layers)
-    if not any(keys.has(name) for name in _RECURRENT_KEYS):  # a first shard has keys and may have no tensors
+    if not any(keys.has(name) for name in _RECURRENT_KEYS):  # a first shard has keys but may have no tensors
         return tuple(False for _ in layers)
     interval = keys.number("full_attention_interval", 0, LAYERS_MAX, 0)
     return tuple(not kv_heads[n] or bool(interval and (n + 1) % interval) for n in layers)
@@ -192,8 +191,8 @@ def _recurrent_layers(file: GgufFile, keys: _Keys, kv_heads: tuple[int, ...]) ->
 def _caching_layers(
     file: GgufFile, keys: _Keys, kv_heads: tuple[int, ...], recurrent: tuple[bool, ...]
 ) -> tuple[int, ...]:
-    """Key-value heads of the layers that keep a cache of their own."""
-    both = _layer_numbers(file, _KEY_TENSOR)  # falcon-h1 attends and recurs in one layer
+    """Key-value heads of the layers that have their own KV cache."""
+    both = _layer_numbers(file, _KEY_TENSOR)  # falcon-h1 has attention and recurrence in one layer
     own = len(kv_heads) - keys.number("attention.shared_kv_layers", 0, LAYERS_MAX, 0)
     return tuple(
         heads if n < own and (not recurrent[n] or n in both) else 0 for n, heads in enumerate(kv_heads)
@@ -204,13 +203,13 @@ def _sliding_layers(file: GgufFile, keys: _Keys, layers: int) -> tuple[bool, ...
     value = keys.raw("attention.sliding_window_pattern")
     if isinstance(value, tuple) and len(value) >= layers:
         return tuple(bool(item) for item in value[:layers])
-    default = _SLIDING_PATTERNS.get(file.architecture, 1)  # 1: none slides, the careful guess for memory
+    default = _SLIDING_PATTERNS.get(file.architecture, 1)  # 1: none slides, the conservative guess for memory
     every = keys.number("attention.sliding_window_pattern", 0, LAYERS_MAX, default)
     return tuple(every == 0 or layer % every < every - 1 for layer in range(layers))
 
 
 def _state_bytes(keys: _Keys, embedding: int, heads: int) -> int:
-    """What one recurrent layer keeps for one sequence, in 32-bit floats (llama.cpp's n_embd_r + n_embd_s)."""
+    """State of one recurrent layer for one sequence, in 32-bit floats (llama.cpp's n_embd_r + n_embd_s)."""
     if keys.has("wkv.head_size"):
         shifts = keys.number("token_shift_count", 1, 16, 2)
         return 4 * (shifts * embedding + embedding * keys.number("wkv.head_size", 1, WIDTH_MAX))
@@ -234,11 +233,11 @@ def _kind(
     experts: int,
     pooling: int,
     causal: bool,
-) -> Kind:
+) -> ModelKind:
     if pooling == POOLING_RANK or keys.has("classifier.output_labels"):
-        return Kind.RERANKER
+        return ModelKind.RERANKER
     if pooling or not causal:
-        return Kind.EMBEDDING
+        return ModelKind.EMBEDDING
     if any(recurrent):
-        return Kind.HYBRID if any(kv_heads) else Kind.RECURRENT
-    return Kind.MOE if experts else Kind.DENSE
+        return ModelKind.HYBRID if any(kv_heads) else ModelKind.RECURRENT
+    return ModelKind.MOE if experts else ModelKind.DENSE

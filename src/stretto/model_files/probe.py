@@ -1,8 +1,8 @@
-"""Does llama.cpp load this file? Tried in a child process, and remembered by the file's identity.
+"""Tries to load a file with llama.cpp in a child process, and caches the result by the file's identity.
 
-llama.cpp ends the process on some damaged files: this module lets a child find out. Parent: `probe` and
-`require`. Child: `python -m stretto.model_files.probe PATH`, which alone imports llama_cpp. It prints one
-JSON line per stage (vocabulary, model, context, decode) and one with what llama.cpp says about the model.
+llama.cpp aborts on some damaged files, so a child process loads them first. Parent: `probe` and `require`.
+Child: `python -m stretto.model_files.probe PATH`, the only code here that imports llama_cpp. It prints one
+JSON line per stage (vocabulary, model, context, decode) and one with what llama.cpp reports about the model.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from stretto.model_files import gguf, kind
 from stretto.model_files.child import limit_self, run_child
 from stretto.model_files.identity import FileIdentity
 
-DECODE_BYTES_MAX = 4 << 30  # above this the weights are not read, only mapped
+DECODE_BYTES_MAX = 4 << 30  # larger weights are mapped but not read
 MEMORY_BYTES_EXTRA = 4 << 30
 TIMEOUT_S_MIN = 60.0
 BYTES_PER_S = 100e6  # a slow disk
-VERDICTS_MAX = 512
+RESULTS_MAX = 512
 CACHE_FILE = "probe.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether the file loads; if so what llama.cpp says about it, else the stage and the reason."""
+class ProbeResult:
+    """Whether the file loads; if so what llama.cpp reports, otherwise the stage and the reason."""
 
     loads: bool
     stage: str
@@ -54,8 +54,8 @@ def probe(
     cache_dir: Path | None,
     timeout_s: float | None = None,
     decode: bool | None = None,
-) -> Verdict:
-    """Try to load the file in a child; a header that is not sound raises before that.
+) -> ProbeResult:
+    """Load the file in a child; an invalid header raises before that.
 
     `decode` runs one token through the weights (default: up to 4 GiB of them).
     """
@@ -64,15 +64,15 @@ def probe(
     if decode is None:
         decode = identity.size <= DECODE_BYTES_MAX
     key = _key(identity, decode=decode)
-    known = _remembered(cache_dir).get(key) if cache_dir is not None else None
+    known = _cached_results(cache_dir).get(key) if cache_dir is not None else None
     if known is not None:
         return replace(known, cached=True)
-    verdict, timed_out = _try_load(path, identity.size, timeout_s, decode=decode)
+    result, timed_out = _try_load(path, identity.size, timeout_s, decode=decode)
     if FileIdentity.of(path) != identity:
-        return replace(verdict, loads=False, reason="the file changed while it was tried")
-    if cache_dir is not None and not timed_out:  # a busy machine is no fault of the file
-        _remember(cache_dir, key, verdict)
-    return verdict
+        return replace(result, loads=False, reason="the file changed while it was tried")
+    if cache_dir is not None and not timed_out:  # a time-out may be due to a busy machine
+        _cache_result(cache_dir, key, result)
+    return result
 
 
 def require(
@@ -81,15 +81,15 @@ def require(
     cache_dir: Path | None,
     timeout_s: float | None = None,
     decode: bool | None = None,
-) -> Verdict:
-    """Like `probe`, and a refusal is an error."""
-    verdict = probe(path, cache_dir=cache_dir, timeout_s=timeout_s, decode=decode)
-    if not verdict.loads:
-        raise ModelRefusedError(f"{path} does not load (stage {verdict.stage}): {verdict.reason}")
-    return verdict
+) -> ProbeResult:
+    """Like `probe`, but raises if the file does not load."""
+    result = probe(path, cache_dir=cache_dir, timeout_s=timeout_s, decode=decode)
+    if not result.loads:
+        raise ModelRefusedError(f"{path} does not load (stage {result.stage}): {result.reason}")
+    return result
 
 
-def _try_load(path: Path, size: int, timeout_s: float | None, *, decode: bool) -> tuple[Verdict, bool]:
+def _try_load(path: Path, size: int, timeout_s: float | None, *, decode: bool) -> tuple[ProbeResult, bool]:
     limit_s = timeout_s if timeout_s is not None else TIMEOUT_S_MIN + size / BYTES_PER_S
     stages = ["start"]
     facts: dict[str, Any] = {}
@@ -114,11 +114,11 @@ def _try_load(path: Path, size: int, timeout_s: float | None, *, decode: bool) -
     )
     seconds = round(time.monotonic() - started, 3)
     if end.code == 0 and not end.timed_out and stages[-1] == "done":
-        return _verdict({"loads": True, "stage": "done", "seconds": seconds, **facts}), False
-    return Verdict(loads=False, stage=stages[-1], reason=end.reason, seconds=seconds), end.timed_out
+        return _result({"loads": True, "stage": "done", "seconds": seconds, **facts}), False
+    return ProbeResult(loads=False, stage=stages[-1], reason=end.reason, seconds=seconds), end.timed_out
 
 
-# ── remembered verdicts ──────────────────────────────────────────────────────────────────────────
+# ── cached results ───────────────────────────────────────────────────────────────────────────────
 
 
 def _key(identity: FileIdentity, *, decode: bool) -> str:
@@ -132,8 +132,8 @@ def _key(identity: FileIdentity, *, decode: bool) -> str:
     return ":".join(map(str, parts))
 
 
-def _verdict(fields: dict[str, Any]) -> Verdict:
-    return Verdict(
+def _result(fields: dict[str, Any]) -> ProbeResult:
+    return ProbeResult(
         loads=bool(fields["loads"]),
         stage=str(fields["stage"]),
         reason=str(fields.get("reason", "")),
@@ -146,21 +146,21 @@ def _verdict(fields: dict[str, Any]) -> Verdict:
     )
 
 
-def _remembered(cache_dir: Path) -> dict[str, Verdict]:
-    """What was found before; a damaged memory is an empty one."""
+def _cached_results(cache_dir: Path) -> dict[str, ProbeResult]:
+    """Cached results; a damaged cache is treated as empty."""
     try:
         stored = json.loads((cache_dir / CACHE_FILE).read_bytes())
-        return {str(key): _verdict(fields) for key, fields in stored.items()}
+        return {str(key): _result(fields) for key, fields in stored.items()}
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return {}
 
 
-def _remember(cache_dir: Path, key: str, verdict: Verdict) -> None:
+def _cache_result(cache_dir: Path, key: str, result: ProbeResult) -> None:
     cache_dir.mkdir(parents=True, exist_ok=True)
-    verdicts = _remembered(cache_dir)
-    verdicts.pop(key, None)
-    verdicts[key] = verdict
-    kept = list(verdicts.items())[-VERDICTS_MAX:]
+    results = _cached_results(cache_dir)
+    results.pop(key, None)
+    results[key] = result
+    kept = list(results.items())[-RESULTS_MAX:]
     text = json.dumps({name: asdict(found) for name, found in kept}, indent=1)
     handle, part = tempfile.mkstemp(dir=cache_dir, prefix=CACHE_FILE)
     with open(handle, "w", encoding="utf-8") as file:
@@ -190,7 +190,7 @@ def _load(path: str, *, decode: bool, generates: bool) -> None:
         if level >= 4:  # GGML_LOG_LEVEL_ERROR
             sys.stderr.write(text.decode("utf-8", "replace"))
 
-    callback = library.llama_log_callback(on_log)  # kept until the process ends: the library calls it
+    callback = library.llama_log_callback(on_log)  # must outlive the library, which calls it
     library.llama_log_set(callback, ctypes.c_void_p())
     library.llama_backend_init()
     params = library.llama_model_default_params()
@@ -222,7 +222,7 @@ def _load(path: str, *, decode: bool, generates: bool) -> None:
 
 
 def _use(library: Any, model: Any, *, decode: bool, generates: bool) -> None:
-    """Make the smallest context there is, and run one token through it."""
+    """Create the smallest possible context and run one token through it."""
     _say(stage="context")
     params = library.llama_context_default_params()
     params.n_ctx = 256
@@ -243,7 +243,7 @@ def _use(library: Any, model: Any, *, decode: bool, generates: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Load a model once, in this process, and say how it went.")
+    parser = argparse.ArgumentParser(description="Load a model once in this process and report the result.")
     parser.add_argument("path")
     parser.add_argument("--memory-bytes", type=int, default=16 << 30)
     parser.add_argument("--cpu-s", type=int, default=600)
@@ -256,7 +256,7 @@ def main() -> None:
     except ModelError as error:
         _fail(error.message)
     sys.stdout.flush()
-    os._exit(0)  # the verdict is out: nothing that tears down may change it
+    os._exit(0)  # the result is printed: skip teardown, which could crash
 
 
 if __name__ == "__main__":

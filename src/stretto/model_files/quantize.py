@@ -1,7 +1,7 @@
-"""Converts a GGUF to another weight type, in a child process; the result appears whole or not at all.
+"""Converts a GGUF to another weight type in a child process; the result is written atomically.
 
-Parent: `quantize`. Child: `python -m stretto.model_files.quantize SOURCE TARGET TYPE`, which alone imports
-llama_cpp. Does not know which type is fast on which machine.
+Parent: `quantize`. Child: `python -m stretto.model_files.quantize SOURCE TARGET TYPE`, the only code here
+that imports llama_cpp. Does not know which type is fast on which machine.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from stretto.errors import ConversionError, ModelError
 from stretto.model_files import gguf
 from stretto.model_files.child import limit_self, run_child
 
-Progress = Callable[[int, int], None]  # done, of how many
+Progress = Callable[[int, int], None]  # done, total
 
-# Names as people write them, and llama.cpp's llama_ftype.
+# Common names → llama.cpp's llama_ftype.
 FILE_TYPES = {
     "F32": 0,
     "F16": 1,
@@ -57,7 +57,7 @@ def quantize(
     timeout_s: float | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Write `source` as `target` in the type of that name (`FILE_TYPES`); 0 threads: all of them."""
+    """Convert `source` to `target` with the given type (`FILE_TYPES`); 0 threads: all."""
     if type_name.upper() not in FILE_TYPES:
         raise ModelError(f"{type_name!r} is not a weight type", hint=f"one of {', '.join(FILE_TYPES)}")
     size = gguf.read(source).identity.size
@@ -78,7 +78,7 @@ def quantize(
         end = run_child(__name__, [*arguments, "--memory-bytes", memory], timeout_s=limit_s, on_line=on_line)
         if end.code != 0 or end.timed_out:
             raise ConversionError(f"converting {source.name} to {type_name} failed: {end.reason}")
-        gguf.read(part)  # what the child wrote is as suspect as any file
+        gguf.read(part)  # the child's output is not trusted either
         put_in_place(part, target)
     finally:
         part.unlink(missing_ok=True)
@@ -86,7 +86,7 @@ def quantize(
 
 
 def put_in_place(part: Path, target: Path) -> None:
-    """Rename a finished file over its target, so that a power cut leaves the old one or the new one."""
+    """Rename a finished file over its target; after a power failure either the old or the new one exists."""
     with part.open("rb") as file:
         os.fsync(file.fileno())
     part.chmod(0o644)
@@ -125,7 +125,7 @@ def _convert(source: str, target: str, file_type: int, threads: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Convert a GGUF to another weight type, in this process.")
+    parser = argparse.ArgumentParser(description="Convert a GGUF to another weight type in this process.")
     parser.add_argument("source")
     parser.add_argument("target")
     parser.add_argument("type", choices=sorted(FILE_TYPES))

@@ -1,12 +1,12 @@
-"""Where models live on this machine: list, find, pull and remove them.
+"""The local model store: list, find, pull and remove models.
 
-    <cache>/models/<user>/<repo>/<file>.gguf        what was pulled
-    <cache>/models/<user>/<repo>/<file>.gguf.json   where it came from
+    <cache>/models/<user>/<repo>/<file>.gguf        a pulled model
+    <cache>/models/<user>/<repo>/<file>.gguf.json   its origin
     <cache>/default/…                               the bundled model, converted
     <cache>/embedding/…                             the bundled embedding model, converted
 
-Knows names and their grammar; nothing a name says leads out of the store. The directory is given by the
-caller: only `settings` reads the environment. Does not look inside a file beyond its header.
+Parses model names; no name can lead out of the store. The caller passes the directory: only `settings` reads
+the environment. Reads no more of a file than its header.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ModelName:
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """One model in the store; the path is its first part, the size that of all parts."""
+    """One model in the store; `path` is its first part, the size covers all parts."""
 
     name: str
     path: Path
@@ -78,7 +78,7 @@ class Store:
         self._models = cache_dir / "models"
 
     def ls(self) -> tuple[StoredModel, ...]:
-        """Everything that was pulled, by name."""
+        """All pulled models, sorted by name."""
         found = []
         for path in sorted(self._models.glob("*/*/*.gguf")):
             if path.is_symlink() or not path.is_file() or not _is_first_part(path):
@@ -89,7 +89,7 @@ class Store:
         return tuple(found)
 
     def resolve(self, name: str) -> Path:
-        """The file behind a path, `user/repo[:QUANT]`, a file's name without `.gguf`, or a bundled model."""
+        """The file for a path, `user/repo[:QUANT]`, a file name without `.gguf`, or a bundled model."""
         if name in DEFAULT_NAMES:
             return self.ensure_default()
         if name in minilm.NAMES:
@@ -101,7 +101,7 @@ class Store:
         return self._find(name).path
 
     def rm(self, name: str) -> int:
-        """Remove a pulled model with all its parts; returns the bytes it took."""
+        """Remove a pulled model with all its parts; returns the bytes freed."""
         model = self._find(name)
         _remove(model.path)
         return model.size
@@ -109,7 +109,7 @@ class Store:
     def pull(
         self, name: str, *, endpoint: str, token: str | None = None, progress: hub.Progress | None = None
     ) -> Path:
-        """Download `user/repo[:QUANT]`; what is here already and unchanged is not fetched again."""
+        """Download `user/repo[:QUANT]`; files already here and unchanged are not fetched again."""
         wanted = ModelName.parse(name)
         source = hub.Hub(endpoint, token)
         revision = source.revision(wanted.repository)
@@ -149,11 +149,11 @@ class Store:
             return found[0]
         if found:
             choices = ", ".join(model.name for model in found)
-            raise InvalidModelNameError(f"{name} is more than one model", hint=f"one of {choices}")
+            raise InvalidModelNameError(f"{name} matches more than one model", hint=f"one of {choices}")
         known = [spelling for m in models for spelling in (m.name, m.path.stem)]
         close = difflib.get_close_matches(name, [*known, *DEFAULT_NAMES, *minilm.NAMES], n=1)
         hint = f"did you mean {close[0]}?" if close else None
-        raise ModelNotFoundError(f"there is no model {name} here", hint=hint)
+        raise ModelNotFoundError(f"model {name} not found", hint=hint)
 
 
 def _remove(first: Path) -> None:
@@ -175,7 +175,7 @@ def _is_first_part(path: Path) -> bool:
 
 
 def _parts(path: Path) -> list[Path]:
-    """All files of a model that was split."""
+    """All files of a split model."""
     shard = hub.SHARD.search(path.name)
     if shard is None:
         return [path]

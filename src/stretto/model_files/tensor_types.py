@@ -1,7 +1,6 @@
-"""The tensor types of ggml: how many elements a block holds, and how many bytes it takes.
+"""The tensor types of ggml: elements and bytes per block.
 
-Knows the arithmetic of rows and nothing else. The sizes are ggml's own (0.25.3): gguf-py gives 40 bytes to
-q8_1, which ggml stores in 36; no file holds that type.
+The sizes are ggml's own (0.25.3): gguf-py gives q8_1 40 bytes, ggml stores it in 36; no file uses that type.
 """
 
 from __future__ import annotations
@@ -62,5 +61,5 @@ BY_NAME = {tensor_type.name: tensor_type for tensor_type in BY_NUMBER.values()}
 
 
 def row_bytes(tensor_type: TensorType, elements: int) -> int:
-    """The bytes of one row; a row always ends at a block's end."""
+    """The bytes of one row, which consists of whole blocks."""
     return -(-elements // tensor_type.block_elements) * tensor_type.block_bytes

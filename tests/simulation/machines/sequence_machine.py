@@ -294,7 +294,7 @@ class SequenceMachine(RuleBasedStateMachine):
         """
         lose = lose or (ran and self.can.rewind is Rewind.WINDOW)
         lost = [
-            r.slot.sequence for r in planned if lose or not self.memory.cut_back(r.slot.sequence, r.start)
+            r.slot.sequence for r in planned if lose or not self.memory.roll_back(r.slot.sequence, r.start)
         ]
         epochs = [r.slot.epoch for r in planned]
         self._settle(results, ran=ran)

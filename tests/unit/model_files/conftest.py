@@ -1,4 +1,4 @@
-"""What the tests of model files share: tiny models, a builder of small GGUFs, and a hub on this machine."""
+"""Fixtures for model files: tiny models, a builder of small GGUFs, and a local hub."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tensor_info(name: str, dims: tuple[int, ...] = (32,), kind: int = 0, offset:
 
 
 class GgufBuilder:
-    """Writes small GGUFs, sound or not."""
+    """Writes small GGUFs, valid or not."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "model.gguf"
@@ -67,7 +67,7 @@ def build(tmp_path: Path) -> GgufBuilder:
 
 
 class FakeHub:
-    """A hub with one repository, `them/tiny-GGUF`, and the faults a test asks for."""
+    """A hub with one repository, `them/tiny-GGUF`, with faults set by the test."""
 
     repository = "them/tiny-GGUF"
 

@@ -1,4 +1,4 @@
-"""Memory: the rule of thumb to the byte, and llama.cpp's own figures."""
+"""Memory estimates: the rule of thumb to the byte, and llama.cpp's own figures."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from stretto.errors import ModelError
 from stretto.model_files import gguf
 from stretto.model_files.fit import estimate, fit, steps_text
-from stretto.model_files.kind import Kind, ModelShape, shape_of
+from stretto.model_files.kind import ModelKind, ModelShape, shape_of
 
 QWEN3_8B = ModelShape(
     architecture="qwen3",
-    kind=Kind.DENSE,
+    kind=ModelKind.DENSE,
     context_length=40_960,
     layers=36,
     embedding_length=4096,
@@ -33,7 +33,7 @@ SEED = {"context_window": 8192, "n_seq_max": 8, "cache_type_k": "q8_0", "cache_t
 NINE_GB = 9_000_000_000
 
 
-def test_the_seeds_steps():
+def test_rule_of_thumb_steps():
     result = estimate(QWEN3_8B, weights_bytes=NINE_GB, **SEED)
     assert result.thumb.bytes_per_element == 1
     assert result.thumb.kv_per_token_per_layer == 2_048
@@ -49,14 +49,14 @@ def test_the_seeds_steps():
     )
 
 
-def test_the_exact_figures_beside_them():
+def test_exact_figures_beside_the_rule_of_thumb():
     result = estimate(QWEN3_8B, weights_bytes=NINE_GB, **SEED)
     assert result.cache == 8 * 8192 * 36 * 2 * (8 * 128 // 32 * 34) == 5_133_828_096
     assert result.total > result.thumb.total
     assert result.total == NINE_GB + result.cache + result.compute + result.output
 
 
-# Asks llama.cpp itself, in a child: what it logs when it makes a context.
+# A child that prints what llama.cpp logs when it creates a context.
 ASK = """
 import json, re, sys
 import llama_cpp as library
@@ -136,11 +136,11 @@ def check_against_llama(path, cases):
 @pytest.mark.parametrize(
     "kind", ["dense", "moe", "swa", "hybrid-qwen3next", "hybrid-granite", "hybrid-lfm2", "recurrent"]
 )
-def test_llama_allocates_what_we_say(tiny, kind):
+def test_llama_allocates_the_estimated_memory(tiny, kind):
     check_against_llama(tiny(kind), CASES)
 
 
-def test_llama_allocates_what_we_say_for_smollm2(smollm2):
+def test_llama_allocates_the_estimated_memory_for_smollm2(smollm2):
     check_against_llama(smollm2, [case(8192, 4), case(8192, 8, kind=8), case(4096, 1, flash=False)])
 
 
@@ -159,7 +159,7 @@ def test_what_fits():
 
 @settings(max_examples=50, deadline=None)
 @given(free=st.integers(10**9, 10**11), window=st.integers(1, 40_960), slots=st.integers(1, 64))
-def test_the_largest_that_fits_is_the_largest(free, window, slots):
+def test_the_largest_fit_is_maximal(free, window, slots):
     room = fit(QWEN3_8B, free_bytes=free, weights_bytes=10**9, context_window=window, n_seq_max=slots)
 
     def total(w, s):

@@ -1,4 +1,4 @@
-"""The header reader: what it returns for sound files, and its one-line answer to every other."""
+"""The header reader: valid files are read, all others raise a one-line error."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def refused(path, error, *words):
         assert word in caught.value.message
 
 
-def test_smollm2_header_is_read_fast_and_right(smollm2):
+def test_smollm2_header_is_read_quickly_and_correctly(smollm2):
     started = time.thread_time()
     file = gguf.read(smollm2)
     assert time.thread_time() - started < 0.5
@@ -77,7 +77,7 @@ def test_agrees_with_the_reference_reader_on_tensors(tiny, kind):
         assert ours.data_start + mine.offset == tensor.data_offset
 
 
-def test_type_table_is_gguf_pys_but_for_q8_1():
+def test_type_table_equals_gguf_py_except_q8_1():
     for number, (elements, size) in reference.GGML_QUANT_SIZES.items():
         ours = tensor_types.BY_NUMBER[int(number)]
         expected = 36 if number.name == "Q8_1" else size
@@ -128,7 +128,7 @@ def test_counts_beyond_the_file(build):
     refused(build(counts=(60_000, 1), data=0), ModelFileError)
 
 
-def test_every_truncation_of_a_sound_file_is_refused(build):
+def test_every_truncation_of_a_valid_file_is_rejected(build):
     path = build([ARCH, key_value("a.names", ["x", "y"]), key_value("a.n", 3)])
     whole = path.read_bytes()
     for size in range(len(whole)):
@@ -210,7 +210,7 @@ def test_hostile_keys(build, keys, word):
     refused(build(keys), ModelFileError, word)
 
 
-def test_a_long_array_stays_in_the_file_until_asked(build):
+def test_a_long_array_is_read_on_demand(build):
     path = build([ARCH, array("a.many", 8, 5_000, string("word") * 5_000)])
     many = gguf.read(path).metadata["a.many"]
     assert isinstance(many, gguf.LazyArray)

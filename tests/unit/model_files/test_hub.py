@@ -1,4 +1,4 @@
-"""Pulling from a hub on this machine: choice, resume, digests, faults."""
+"""Pulling from a local hub: choice of file, resume, digests, faults."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_pull_and_pull_again(hub, store, body):
     assert not any("/resolve/" in address for address, _ in hub.requests[asked:])
 
 
-def test_the_type_asked_for(hub, store, body):
+def test_the_requested_type_is_pulled(hub, store, body):
     hub.files = {NAME: body, "sub/tiny-Q8_0.gguf": body}
     assert store.pull(f"{hub.repository}:q8_0", endpoint=hub.endpoint).name == "tiny-Q8_0.gguf"
     with pytest.raises(ModelNotFoundError) as caught:
@@ -55,7 +55,7 @@ def test_the_type_asked_for(hub, store, body):
     assert caught.value.hint == "it has Q4_K_M, Q8_0"
 
 
-def test_a_cut_download_is_resumed(hub, store, body):
+def test_an_interrupted_download_is_resumed(hub, store, body):
     hub.files, hub.cut_after = {NAME: body}, 100_000
     with pytest.raises(DownloadError) as caught:
         store.pull(hub.repository, endpoint=hub.endpoint)
@@ -76,14 +76,14 @@ def test_a_hub_without_ranges_starts_over(hub, store, body):
     assert store.pull(hub.repository, endpoint=hub.endpoint).read_bytes() == body
 
 
-def test_wrong_bytes_are_thrown_away(hub, store, body):
+def test_a_download_with_the_wrong_digest_is_deleted(hub, store, body):
     hub.files, hub.digests = {NAME: body}, {NAME: "0" * 64}
     with pytest.raises(DigestMismatchError):
         store.pull(hub.repository, endpoint=hub.endpoint)
     assert files_below(store) == []
 
 
-def test_a_file_that_is_no_model_does_not_stay(hub, store):
+def test_a_downloaded_file_that_is_not_a_model_is_deleted(hub, store):
     hub.files = {NAME: b"<html>not a model</html>"}
     with pytest.raises(NotGgufError):
         store.pull(hub.repository, endpoint=hub.endpoint)
@@ -105,7 +105,7 @@ def test_the_token_does_not_follow_a_redirect(hub, store, body):
 
 
 @pytest.mark.parametrize("address", ["file:///etc", "ftp://127.0.0.1:1"])
-def test_a_redirect_leaves_http_for_nothing(hub, store, body, address):
+def test_redirects_to_other_schemes_are_refused(hub, store, body, address):
     hub.files, hub.redirect_to = {NAME: body}, address
     with pytest.raises(ModelError):
         store.pull(hub.repository, endpoint=hub.endpoint)
@@ -122,7 +122,7 @@ def test_refusals(hub, store, status, error):
     assert caught.value.hint
 
 
-def test_no_hub(store):
+def test_an_unreachable_or_invalid_hub_is_an_error(store):
     with pytest.raises(DownloadError, match="does not answer"):
         store.pull("a/b", endpoint="http://127.0.0.1:9")
     for endpoint in ("file:///etc/passwd", "", "hub.invalid"):
@@ -140,7 +140,7 @@ def test_hostile_file_names_are_not_offered(hub, store, body, name):
     assert files_below(store) == []
 
 
-def test_all_parts_or_none(hub, store, body):
+def test_a_split_model_is_pulled_only_with_all_parts(hub, store, body):
     first, second = (f"tiny-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2))
     hub.files = {first: body}
     with pytest.raises(DownloadError, match="1 of 2 parts"):

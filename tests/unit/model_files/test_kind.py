@@ -1,4 +1,4 @@
-"""What kind of model a file holds."""
+"""The kind and shape of a model are read from its file."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import pytest
 
 from stretto.errors import ModelFileError, UnsupportedModelError
 from stretto.model_files import gguf
-from stretto.model_files.kind import Kind, shape_of
+from stretto.model_files.kind import ModelKind, shape_of
 from stretto.testing.tiny_models import key_value
 
 EXPECTED = {
-    "dense": Kind.DENSE,
-    "moe": Kind.MOE,
-    "swa": Kind.DENSE,
-    "hybrid-qwen3next": Kind.HYBRID,
-    "hybrid-granite": Kind.HYBRID,
-    "hybrid-lfm2": Kind.HYBRID,
-    "recurrent": Kind.RECURRENT,
-    "embedding": Kind.EMBEDDING,
-    "reranker": Kind.RERANKER,
+    "dense": ModelKind.DENSE,
+    "moe": ModelKind.MOE,
+    "swa": ModelKind.DENSE,
+    "hybrid-qwen3next": ModelKind.HYBRID,
+    "hybrid-granite": ModelKind.HYBRID,
+    "hybrid-lfm2": ModelKind.HYBRID,
+    "recurrent": ModelKind.RECURRENT,
+    "embedding": ModelKind.EMBEDDING,
+    "reranker": ModelKind.RERANKER,
 }
 BASE = {
     "block_count": 4,
@@ -38,7 +38,7 @@ def llama(build, *, arch="llama", tensors=(), general=None, **changes):
 def test_kind_of_every_tiny_model(tiny, name, kind):
     shape = shape_of(gguf.read(tiny(name)))
     assert shape.kind is kind
-    assert shape.generates is (kind not in {Kind.EMBEDDING, Kind.RERANKER})
+    assert shape.generates is (kind not in {ModelKind.EMBEDDING, ModelKind.RERANKER})
 
 
 def test_smollm2(smollm2):
@@ -66,22 +66,25 @@ def test_sliding_window(tiny, build):
     assert unknown.sliding == (False,) * 4
 
 
-def test_defaults_where_the_file_is_silent(build):
+def test_defaults_for_missing_keys(build):
     shape = shape_of(llama(build))
     assert shape.kv_heads == (4,) * 4
     assert (shape.key_length, shape.value_length) == (16, 16)
-    assert shape.kind is Kind.DENSE
+    assert shape.kind is ModelKind.DENSE
 
 
 def test_embedding_of_a_causal_architecture_and_a_classifier(build):
-    assert shape_of(llama(build, arch="qwen3", pooling_type=3)).kind is Kind.EMBEDDING
-    assert shape_of(llama(build, arch="qwen3", **{"classifier.output_labels": ["yes"]})).kind is Kind.RERANKER
+    assert shape_of(llama(build, arch="qwen3", pooling_type=3)).kind is ModelKind.EMBEDDING
+    assert (
+        shape_of(llama(build, arch="qwen3", **{"classifier.output_labels": ["yes"]})).kind
+        is ModelKind.RERANKER
+    )
 
 
 def test_a_first_shard_without_tensors(build):
     changes = {"ssm.state_size": 16, "ssm.inner_size": 64, "full_attention_interval": 4}
     shape = shape_of(llama(build, arch="qwen3next", **changes))
-    assert shape.kind is Kind.HYBRID
+    assert shape.kind is ModelKind.HYBRID
     assert shape.recurrent == (True, True, True, False)
 
 
@@ -109,7 +112,7 @@ def test_latent_attention_and_extra_layers(build):
         {"nextn_predict_layers": 4},
     ],
 )
-def test_numbers_no_model_has(build, changes):
+def test_implausible_sizes_are_rejected(build, changes):
     with pytest.raises(ModelFileError):
         shape_of(llama(build, **changes))
 

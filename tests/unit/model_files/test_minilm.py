@@ -1,4 +1,4 @@
-"""The bundled embedding model: written once, whole, from files with the right digests."""
+"""The bundled embedding model: converted once, atomically, from files with the right digests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from stretto.errors import DigestMismatchError, ModelNotFoundError
 from stretto.model_files import gguf, minilm
-from stretto.model_files.kind import Kind, shape_of
+from stretto.model_files.kind import ModelKind, shape_of
 from stretto.model_files.store import Store
 
 
@@ -15,10 +15,10 @@ def written(tmp_path_factory):
     return minilm.ensure(tmp_path_factory.mktemp("cache"))
 
 
-def test_it_is_a_bert_with_mean_pooling_and_all_its_words(written):
+def test_the_converted_model_is_a_bert_with_mean_pooling_and_its_full_vocabulary(written):
     file = gguf.read(written)
     shape = shape_of(file)
-    assert shape.kind is Kind.EMBEDDING
+    assert shape.kind is ModelKind.EMBEDDING
     assert (shape.layers, shape.embedding_length, shape.context_length) == (6, 384, 512)
     assert (shape.pooling, shape.causal) == (1, False)
     words = (minilm.source() / "vocab.txt").read_text(encoding="utf-8").splitlines()
@@ -40,7 +40,7 @@ def test_no_tensor_is_missing_or_changed(written):
     assert np.array_equal(ours["token_embd.weight"], theirs["embeddings.word_embeddings.weight"])
 
 
-def test_it_is_written_once_and_progress_is_told(tmp_path):
+def test_the_model_is_converted_once_with_progress_reported(tmp_path):
     told: list[tuple[int, int]] = []
     path = Store(tmp_path).ensure_embedding(lambda done, total: told.append((done, total)))
     assert told[-1] == (101, 101)
@@ -50,14 +50,14 @@ def test_it_is_written_once_and_progress_is_told(tmp_path):
     assert [item.name for item in path.parent.iterdir()] == [path.name]
 
 
-def test_a_damaged_copy_is_written_again(tmp_path):
+def test_a_damaged_copy_is_converted_again(tmp_path):
     path = minilm.target(tmp_path)
     path.parent.mkdir()
     path.write_bytes(b"GGUF and nothing else")
     assert gguf.read(minilm.ensure(tmp_path)).tensors
 
 
-def test_other_weights_are_refused(tmp_path, monkeypatch):
+def test_weights_with_another_digest_are_refused(tmp_path, monkeypatch):
     fake = tmp_path / "model"
     fake.mkdir()
     for name in minilm.SHA256:
@@ -68,7 +68,7 @@ def test_other_weights_are_refused(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("embedding/*"))
 
 
-def test_a_missing_package_says_how_to_get_it(tmp_path, monkeypatch):
+def test_a_missing_package_error_has_an_install_hint(tmp_path, monkeypatch):
     monkeypatch.setattr(minilm, "PACKAGE", "no_such_package_anywhere")
     with pytest.raises(ModelNotFoundError) as caught:
         minilm.ensure(tmp_path)

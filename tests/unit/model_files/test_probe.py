@@ -1,4 +1,4 @@
-"""The trial load: a child finds out, the caller lives, the verdict is remembered."""
+"""The trial load: a child may crash, the caller does not, and the result is cached."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from stretto.errors import ModelRefusedError, NotGgufError
 from stretto.model_files import gguf, probe
 from stretto.model_files.child import run_child
-from stretto.model_files.kind import Kind, shape_of
+from stretto.model_files.kind import ModelKind, shape_of
 from stretto.testing.tiny_models import KINDS, key_value
 
 
 def broken_copy(source, target, old, new):
-    """A file whose header is sound and whose content llama.cpp cannot use."""
+    """A file with a valid header and content that llama.cpp cannot use."""
     data = source.read_bytes()
     assert old in data
     target.write_bytes(data.replace(old, new, 1))
@@ -36,8 +36,8 @@ def test_every_tiny_model_loads_and_llama_agrees_on_its_kind(tiny, kind):
     shape = shape_of(gguf.read(path))
     verdict = probe.require(path, cache_dir=None)
     assert verdict.decoded
-    assert verdict.hybrid is (shape.kind is Kind.HYBRID)
-    assert verdict.recurrent is (shape.kind is Kind.RECURRENT)
+    assert verdict.hybrid is (shape.kind is ModelKind.HYBRID)
+    assert verdict.recurrent is (shape.kind is ModelKind.RECURRENT)
     assert verdict.window == shape.sliding_window
     assert verdict.vocabulary_size == shape.vocabulary_size
 
@@ -48,7 +48,7 @@ def test_without_reading_weights(tiny):
     assert not verdict.decoded
 
 
-def test_a_verdict_is_remembered_until_the_file_changes(tiny, tmp_path):
+def test_a_result_is_cached_until_the_file_changes(tiny, tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny("embedding").read_bytes())
     cache = tmp_path / "cache"
@@ -59,7 +59,7 @@ def test_a_verdict_is_remembered_until_the_file_changes(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{", '{"x": 1}', '{"x": {}}'])
-def test_a_damaged_memory_is_an_empty_one(tiny, tmp_path, damage):
+def test_a_damaged_cache_is_treated_as_empty(tiny, tmp_path, damage):
     (tmp_path / probe.CACHE_FILE).write_text(damage)
     assert probe.probe(tiny("embedding"), cache_dir=tmp_path).loads
     assert len(json.loads((tmp_path / probe.CACHE_FILE).read_text())) == 1
@@ -76,8 +76,8 @@ def test_a_model_llama_refuses(refused_file, tmp_path):
     assert caught.value.hint
 
 
-def test_a_crash_of_the_child_is_a_verdict(tiny, tmp_path):
-    """More experts than llama.cpp has room for: it aborts the process."""
+def test_a_crash_of_the_child_is_reported_as_a_result(tiny, tmp_path):
+    """More experts than llama.cpp supports: it aborts the process."""
     old, new = key_value("qwen3moe.expert_count", 4), key_value("qwen3moe.expert_count", 100_000)
     path = broken_copy(tiny("moe"), tmp_path / "abort.gguf", old, new)
     verdict = probe.probe(path, cache_dir=None)
@@ -85,13 +85,13 @@ def test_a_crash_of_the_child_is_a_verdict(tiny, tmp_path):
     assert verdict.reason == "it crashed (SIGABRT)"
 
 
-def test_a_child_that_takes_too_long_is_ended_and_not_remembered(tiny, tmp_path):
+def test_a_child_that_times_out_is_killed_and_not_cached(tiny, tmp_path):
     verdict = probe.probe(tiny("dense"), cache_dir=tmp_path, timeout_s=0.01)
     assert (verdict.loads, verdict.reason) == (False, "it took too long")
     assert probe.probe(tiny("dense"), cache_dir=tmp_path).loads
 
 
-def test_no_child_for_an_unsound_header(tmp_path):
+def test_an_invalid_header_raises_without_starting_a_child(tmp_path):
     text = tmp_path / "text.gguf"
     text.write_text("hello")
     with pytest.raises(NotGgufError):

@@ -49,7 +49,7 @@ def test_names(text, parts):
         "a/" + "b" * 200,
     ],
 )
-def test_what_is_not_a_name(text, store):
+def test_invalid_names_are_rejected(text, store):
     with pytest.raises(InvalidModelNameError):
         ModelName.parse(text)
     with pytest.raises(ModelError):
@@ -88,7 +88,7 @@ def test_parts_are_one_model(store, tiny):
     assert store.ls() == ()
 
 
-def test_unknown_names_come_with_the_nearest(store, tiny):
+def test_an_unknown_name_suggests_the_nearest(store, tiny):
     put(store, tiny, "them/tiny-GGUF/tiny-Q4_0.gguf")
     with pytest.raises(ModelNotFoundError) as caught:
         store.resolve("them/tyny-GGUF:Q4_0")

@@ -1,4 +1,4 @@
-"""The maker of tiny models: same seed, same file; SmolLM2's tokenizer and template inside."""
+"""The generator of tiny models: same seed, same file; with SmolLM2's tokenizer and template."""
 
 from __future__ import annotations
 

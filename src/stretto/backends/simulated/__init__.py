@@ -1,7 +1,7 @@
-"""A backend that computes nothing and forgives nothing: for simulation, tests and capacity planning.
+"""A strict backend without a model, for simulation, tests and capacity planning.
 
-Its text is a hash of what its memory holds (`model`), its memory behaves like the real layouts (`memory`),
-its ticks take the time a latency model says, and a script of faults breaks what can break (`faults`).
+Its tokens are hashes of its memory's contents (`model`), its memory behaves like the real layouts (`memory`),
+its ticks take the time given by a latency model, and a script of faults injects failures (`faults`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
     "TickFaults",
 ]
 
-DRAFT_HITS = 3  # of four proposals about three are right
+DRAFT_HITS = 3  # about three of four proposals are right
 
 
 class SimulatedBackend:
@@ -85,7 +85,7 @@ class SimulatedBackend:
     def recover(self, lengths: Mapping[int, int]) -> frozenset[int]:
         faults, self._broken = self._broken, None
         lost = faults is not None and faults.lose
-        return frozenset(s for s, length in lengths.items() if lost or not self.memory.cut_back(s, length))
+        return frozenset(s for s, length in lengths.items() if lost or not self.memory.roll_back(s, length))
 
     def close(self) -> None:
         self._bound.clear()
@@ -168,10 +168,10 @@ class SimulatedBackend:
     def _append(self, span: Span, tokens: array[int], *, decodes: bool) -> None:
         request = self._bound[span.slot].request
         scope = request.scope
-        # A slot that failed in the tick before has sampled nothing; the core discards this row.
+        # A slot that failed in the previous tick has sampled nothing; the core discards this row.
         last = self._sampled.get(span.slot, self.model.eos)
         known = [last if token == PENDING_TOKEN else token for token in tokens]
-        generated = decodes and span.start >= len(request.tokens)  # a prompt's last row is one of the prompt
+        generated = decodes and span.start >= len(request.tokens)  # the last row of a prompt is a prompt row
         cells = self.model.decoded(scope, known) if generated else self.model.cells(scope, known)
         self.memory.append(span.sequence, span.start, cells)
 
@@ -208,7 +208,7 @@ class SimulatedBackend:
         return PromptScores(span.start + 1, measured)
 
     def _verify(self, span: Span, tokens: array[int], seed: int) -> list[int]:
-        """One token for each output row, as long as the drafts before it were right."""
+        """One token per output row, up to the first wrong draft."""
         got: list[int] = []
         first = span.rows - span.outputs
         for row in range(first, span.rows):
@@ -219,7 +219,7 @@ class SimulatedBackend:
         return got
 
     def _propose(self, span: Span, accepted: int, count: int) -> array[int]:
-        """Guesses for the next tokens, some of them wrong on purpose."""
+        """Draft tokens, some of them deliberately wrong."""
         request = self._bound[span.slot].request
         length = span.start + span.rows - span.outputs + accepted
         cells = array("q", self.memory.content(span.sequence, length))

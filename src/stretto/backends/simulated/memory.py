@@ -1,16 +1,17 @@
-"""Simulated KV memory in three layouts, as unforgiving as the real ones.
+"""Simulated KV memory in three layouts, as strict as the real ones.
 
-Streams: a buffer for each sequence that TRIM and CLEAR do not touch; copies between sequences happen only
-when a pass runs, and take whatever the source buffer holds by then. Unified: cells of one pool with reference
-counts. Pages: block tables; a page that is handed out while a tick in flight still writes it is poisoned.
-A state that cannot be cut (hybrid, recurrent) is kept beside the cells, and must agree with them.
+Streams: one buffer per sequence, whose contents TRIM and CLEAR leave in place; copies between sequences are
+deferred to the next pass and take what the source buffer holds by then. Unified: one pool of cells with
+reference counts. Pages: block tables; a page that is reused while a tick in flight still writes it is
+poisoned. State that cannot be truncated (hybrid, recurrent) is kept beside the cells and must agree with
+them.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from stretto.backends.simulated.model import POISON
 from stretto.core.capabilities import Capabilities, Rewind, Share
@@ -19,7 +20,7 @@ from stretto.core.tick import TableUpdate
 
 
 class ContractError(AssertionError):
-    """The core asked for something that a real backend would answer with a crash or with garbage."""
+    """The core requested something that would crash or corrupt a real backend."""
 
 
 class Blob(NamedTuple):
@@ -28,36 +29,24 @@ class Blob(NamedTuple):
     peak: int = 0
 
 
-class Memory(Protocol):
-    def execute(self, op: KvOp) -> OpResult: ...
-    def damage(self, op: KvOp) -> None: ...
-    def begin_pass(self) -> None: ...
-    def free_rows(self) -> int: ...
-    def append(self, sequence: int, start: int, cells: Sequence[int]) -> None: ...
-    def content(self, sequence: int, length: int) -> bytes: ...
-    def length(self, sequence: int) -> int: ...
-    def cut_back(self, sequence: int, length: int) -> bool: ...
-    def update_table(self, update: TableUpdate) -> None: ...
-
-
 class SequenceStore:
-    """What streams and unified memory share: lengths, states that cannot be cut, blobs."""
+    """Shared by streams and unified memory: lengths, state that cannot be truncated, blobs."""
 
     def __init__(self, can: Capabilities) -> None:
         self._can = can
         self._lengths = [0] * can.sequences_max
-        self._peaks = [0] * can.sequences_max  # a sliding window has let go of what lies far behind these
+        self._peaks = [0] * can.sequences_max  # a sliding window has dropped cells far before these
         self._states: list[array[int]] = [array("q") for _ in range(can.sequences_max)]
         self.blobs: dict[int, Blob] = {}
 
-    # What a layout must say: how cells are read, replaced and shared.
+    # Implemented by each layout: how cells are read, replaced and shared.
     def _cells(self, sequence: int, length: int) -> array[int]:
         raise NotImplementedError
 
     def _replace(self, sequence: int, cells: Sequence[int]) -> bool:
         raise NotImplementedError
 
-    def _cut(self, sequence: int, length: int) -> None:
+    def _truncate(self, sequence: int, length: int) -> None:
         raise NotImplementedError
 
     def _copy(self, source: int, target: int, length: int) -> None:
@@ -70,18 +59,21 @@ class SequenceStore:
                 return self._save(op, size)
             case OpKind.CHECKPOINT:
                 self._need(op.blob not in self.blobs, "a blob id is used twice")
-                self._need(self._lengths[op.sequence] == op.length, "a checkpoint not at the sequence's end")
+                self._need(
+                    self._lengths[op.sequence] == op.length,
+                    "a checkpoint not at the sequence's end",
+                )
                 self.blobs[op.blob] = Blob(array("q"), self._states[op.sequence][:])
                 return OpResult(ok=True, bytes=self._can.state_bytes)
             case OpKind.DROP:
-                self._need(op.blob in self.blobs, "a blob is dropped that does not exist")
+                self._need(op.blob in self.blobs, "dropped blob does not exist")
                 del self.blobs[op.blob]
             case OpKind.COPY:
                 return self._execute_copy(op)
             case OpKind.TRIM:
                 return self._trim(op.sequence, op.length)
             case OpKind.CLEAR:
-                self._cut(op.sequence, 0)
+                self._truncate(op.sequence, 0)
                 self._states[op.sequence] = array("q")
                 self._peaks[op.sequence] = 0
             case OpKind.RESTORE:
@@ -89,12 +81,12 @@ class SequenceStore:
             case OpKind.REWIND:
                 return self._rewind(op)
             case _:
-                raise ContractError(f"{op.kind.name} is not for sequences")
+                raise ContractError(f"{op.kind.name} is not an operation on sequences")
         return OpResult(ok=True)
 
     def _save(self, op: KvOp, size: int) -> OpResult:
         self._need(op.blob not in self.blobs, "a blob id is used twice")
-        self._need(self._lengths[op.sequence] >= op.length, "a snapshot of more than there is")
+        self._need(self._lengths[op.sequence] >= op.length, "a snapshot longer than its sequence")
         cells = self._cells(op.sequence, self._lengths[op.sequence])
         self.blobs[op.blob] = Blob(cells, self._states[op.sequence][:], self._peaks[op.sequence])
         return OpResult(ok=True, bytes=size)
@@ -113,11 +105,11 @@ class SequenceStore:
         held = self._lengths[sequence]
         self._need(length <= held, f"a trim to {length} of a sequence of {held}")
         if length < held and self._can.rewind is Rewind.CHECKPOINT:
-            return OpResult(ok=False, reason="this model cannot be cut")
-        self._cut(sequence, length)
+            return OpResult(ok=False, reason="this model's state cannot be truncated")
+        self._truncate(sequence, length)
         window_gone = self._peaks[sequence] - length > self._can.rewind_tokens
         if 0 < length < held and self._can.rewind is Rewind.WINDOW and window_gone:
-            self._poison(sequence, length - 1)  # llama.cpp says yes all the same
+            self._poison(sequence, length - 1)  # llama.cpp reports success here
         self._states[sequence] = self._states[sequence][:length]
         return OpResult(ok=True)
 
@@ -125,7 +117,7 @@ class SequenceStore:
         blob = self.blobs.get(op.blob)
         if blob is None:
             return OpResult(ok=False, reason="no such blob")
-        self._cut(op.sequence, 0)
+        self._truncate(op.sequence, 0)
         if not self._replace(op.sequence, blob.cells):
             return OpResult(ok=False, reason="no cells")
         self._lengths[op.sequence] = len(blob.cells)
@@ -138,14 +130,14 @@ class SequenceStore:
         blob = self.blobs.get(op.blob)
         if blob is None or blob.state is None:
             return OpResult(ok=False, reason="no such blob")
-        self._need(self._lengths[op.sequence] >= op.length, "a rewind to what is not there any more")
-        self._cut(op.sequence, op.length)
+        self._need(self._lengths[op.sequence] >= op.length, "a rewind beyond the end of the sequence")
+        self._truncate(op.sequence, op.length)
         self._peaks[op.sequence] = op.length
         self._states[op.sequence] = blob.state[:]
         return OpResult(ok=True, bytes=self._can.state_bytes)
 
     def damage(self, op: KvOp) -> None:
-        """The operation failed: TRIM and CLEAR did nothing, the others left garbage behind."""
+        """A failed operation: TRIM and CLEAR did nothing, the others left garbage."""
         if op.kind in (OpKind.COPY, OpKind.RESTORE, OpKind.REWIND):
             for position in range(self._lengths[op.sequence]):
                 self._poison(op.sequence, position)
@@ -154,12 +146,12 @@ class SequenceStore:
         raise NotImplementedError
 
     def begin_pass(self) -> None:
-        """Copies that were put off happen now."""
+        """Carries out deferred copies."""
 
     def append(self, sequence: int, start: int, cells: Sequence[int]) -> None:
         held = self._lengths[sequence]
-        self._need(start == held, f"rows at {start} in sequence {sequence} that ends at {held}")
-        self._need(start + len(cells) <= self._can.window, "rows behind the end of the window")
+        self._need(start == held, f"rows at {start} in sequence {sequence}, which ends at {held}")
+        self._need(start + len(cells) <= self._can.window, "rows beyond the end of the window")
         self._extend(sequence, cells)
         self._lengths[sequence] += len(cells)
         self._peaks[sequence] = max(self._peaks[sequence], self._lengths[sequence])
@@ -178,8 +170,8 @@ class SequenceStore:
     def length(self, sequence: int) -> int:
         return self._lengths[sequence]
 
-    def cut_back(self, sequence: int, length: int) -> bool:
-        """After a failed pass. False: this model cannot be brought back to that length."""
+    def roll_back(self, sequence: int, length: int) -> bool:
+        """After a failed pass. False: this model's state cannot be rolled back to that length."""
         surplus = self._lengths[sequence] - length
         window_gone = self._peaks[sequence] - length > self._can.rewind_tokens
         gone = surplus > 0 and self._can.rewind is Rewind.WINDOW and window_gone
@@ -207,17 +199,17 @@ class StreamMemory(SequenceStore):
         self._write(sequence, 0, cells)
         return True
 
-    def _cut(self, sequence: int, length: int) -> None:
+    def _truncate(self, sequence: int, length: int) -> None:
         self._lengths[sequence] = length
 
     def damage(self, op: KvOp) -> None:
-        """Copies that read it get what was there, and so do those that were decided before them."""
+        """Deferred copies that read this sequence, and those before them, take its previous contents."""
         reading = [at for at, (source, _) in enumerate(self._copies) if source == op.sequence]
         self._carry_out(max(reading, default=-1) + 1)
         super().damage(op)
 
     def _carry_out(self, count: int) -> None:
-        """The first so many copies, in the order in which they were decided."""
+        """The first `count` deferred copies, in order."""
         for source, target in self._copies[:count]:
             self._buffers[target] = self._buffers[source][:]
         del self._copies[:count]
@@ -269,7 +261,7 @@ class UnifiedMemory(SequenceStore):
             self._held[sequence].append(self._next)
             self._next += 1
 
-    def _cut(self, sequence: int, length: int) -> None:
+    def _truncate(self, sequence: int, length: int) -> None:
         held = self._held[sequence]
         for cell in held[length:]:
             self._holders[cell] -= 1
@@ -279,7 +271,7 @@ class UnifiedMemory(SequenceStore):
         self._lengths[sequence] = length
 
     def _copy(self, source: int, target: int, length: int) -> None:
-        self._cut(target, 0)
+        self._truncate(target, 0)
         self._held[target] = list(self._held[source])
         for cell in self._held[target]:
             self._holders[cell] += 1
@@ -299,7 +291,7 @@ class PagedMemory:
         self._pages = [array("q", [POISON] * can.page_tokens) for _ in range(can.pages)]
         self._tables: dict[int, list[int]] = {}
         self._lengths: dict[int, int] = {}
-        self._writers: list[dict[int, int]] = []  # for each tick in flight: page -> the slot that writes it
+        self._writers: list[dict[int, int]] = []  # per tick in flight: page -> slot that writes it
         self.blobs: dict[int, Blob] = {}
         self._poisoned: dict[int, None] = {}
 
@@ -323,7 +315,7 @@ class PagedMemory:
 
     def execute(self, op: KvOp) -> OpResult:
         if op.kind is not OpKind.COPY_PAGES:
-            raise ContractError(f"{op.kind.name} is not for pages")
+            raise ContractError(f"{op.kind.name} is not an operation on pages")
         self._pages[op.sequence][: op.length] = self._pages[op.other][: op.length]
         return OpResult(ok=True, bytes=op.length)
 
@@ -331,7 +323,7 @@ class PagedMemory:
         self._pages[op.sequence] = array("q", [POISON] * self._size)
 
     def begin_pass(self) -> None:
-        """Pages are copied at once."""
+        """No-op: pages are copied immediately."""
 
     def free_rows(self) -> int:
         return 1 << 40
@@ -358,7 +350,7 @@ class PagedMemory:
     def length(self, sequence: int) -> int:
         return self._lengths.get(sequence, 0)
 
-    def cut_back(self, sequence: int, length: int) -> bool:
+    def roll_back(self, sequence: int, length: int) -> bool:
         self._lengths[sequence] = length
         return True
 

@@ -1,8 +1,8 @@
 """The simulated model: the next token is a hash of the scope, the whole prefix and the seed.
 
-Any cross-talk between requests or tenants, any hole, any stale or foreign cell changes what comes out. A cell
-is what a real KV cache would hold for a row: here the token together with the scope that computed it.
-`LatencyModel` gives ticks a duration, with the CPU's kernel cliff where asked for.
+Any leak between requests or tenants, any gap, any stale cell changes the output. A cell stands for a row of a
+real KV cache: here it is the token and the scope that computed it. `LatencyModel` gives ticks a duration,
+optionally with the cost cliff of CPU kernels.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import NamedTuple
 from stretto.core.request import Request, Scope
 
 POISON = -(1 << 40)
-DECODED = 1 << 20  # in a cell: a decode row wrote it, where that makes a difference
+DECODED = 1 << 20  # in a cell: written by a decode row, if that makes a difference
 DRAFTED = 1 << 21  # several rows of a sequence in one decode span
 
 
 class Measured(NamedTuple):
-    """A prompt token's measurement, in the form that every backend gives."""
+    """The scores of one prompt token, as every backend returns them."""
 
     logprob: float
     top_tokens: tuple[int, ...]
@@ -32,18 +32,18 @@ class Measured(NamedTuple):
 class SimulatedModel:
     vocab: int = 512
     eos: int = 0
-    eos_every: int = 97  # about one token in so many is the end of a text
-    batch_invariant: bool = True  # decode rows write what prompts' rows would
+    eos_every: int = 97  # about one token in this many ends the text
+    batch_invariant: bool = True  # decode rows write the same cells as prompt rows
 
     def cell(self, scope: Scope, token: int) -> int:
         return self.scope_bits(scope) | token
 
     def generated(self, scope: Scope, token: int) -> int:
-        """The cell of a token that the model itself has generated: a decode row wrote it, alone."""
+        """The cell of a generated token, written by a single decode row."""
         return self.cell(scope, token) | (0 if self.batch_invariant else DECODED)
 
     def decoded(self, scope: Scope, tokens: Sequence[int]) -> array[int]:
-        """Cells of a decode span: one row, or several of them where drafts are verified."""
+        """Cells of a decode span: one row, or several if drafts are verified."""
         mark = 0 if self.batch_invariant else DECODED if len(tokens) == 1 else DECODED | DRAFTED
         return array("q", [self.cell(scope, token) | mark for token in tokens])
 
@@ -69,7 +69,7 @@ class SimulatedModel:
         )
 
     def continuation(self, request: Request, *, count: int) -> array[int]:
-        """What the request must answer, computed alone: the oracle of the simulator and of the tests."""
+        """The expected output of a request, computed in isolation: the oracle of simulator and tests."""
         cells = self.cells(request.scope, request.tokens)
         stops = frozenset() if request.params.ignore_eos else request.params.stop_token_ids
         output: array[int] = array("i")
@@ -84,10 +84,10 @@ class SimulatedModel:
 
 @dataclass(frozen=True, slots=True)
 class LatencyModel:
-    """Seconds of a pass: decode = a + b rows + c contexts; a chunk costs (beta + gamma context) a token.
+    """Seconds of a pass: decode = a + b rows + c contexts; a chunk costs beta + gamma context per token.
 
-    `cliff_rows`: a chunk that is not a multiple of this many rows pays double for what is left over,
-    as flash attention does on CPUs.
+    `cliff_rows`: the remainder of a chunk over a multiple of this many rows costs double, as with flash
+    attention on CPUs.
     """
 
     a_s: float = 2e-3

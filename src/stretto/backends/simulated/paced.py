@@ -1,4 +1,4 @@
-"""The simulated backend in real time: every tick takes as long as it is told to, as a model's would."""
+"""The simulated backend in real time: every tick takes a fixed time."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ class PacedBackend(SimulatedBackend):
             time.sleep(self._tick_s)
         outcome = super().collect()
         if self._tick_s > 0:
-            outcome.pass_s = self._tick_s  # the cost model must see the time that really passed
+            outcome.pass_s = self._tick_s  # the cost model needs the time that really passed
         return outcome

@@ -1,6 +1,6 @@
-"""A tokenizer for the simulated model: one token a byte, and text that a person can read.
+"""A tokenizer for the simulated model: one token per byte, with readable output.
 
-Prompts are bytes (token = byte + 1); what the simulated model says beyond that is spelled in letters.
+Prompts are bytes (token = byte + 1); tokens beyond those are spelled in letters.
 """
 
 from __future__ import annotations

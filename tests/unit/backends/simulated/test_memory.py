@@ -1,4 +1,4 @@
-"""Simulated memory is as unforgiving as the real one: each misuse that corrupts silently there shows here."""
+"""Simulated memory is as strict as the real one: misuse that corrupts silently there is detected here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def filled(can, count: int = 10):
     return memory
 
 
-def test_a_copy_between_streams_waits_for_the_pass():
+def test_a_copy_between_streams_is_deferred_to_the_pass():
     memory = filled(streams(2))
     assert memory.execute(KvOp(OpKind.COPY, 1, 0, 10)).ok
     assert memory.length(1) == 10
@@ -35,7 +35,7 @@ def test_a_copy_between_streams_waits_for_the_pass():
     assert memory.content(1, 10) == cells(10).tobytes()
 
 
-def test_a_copy_takes_what_its_source_holds_by_then():
+def test_a_deferred_copy_takes_the_later_contents_of_its_source():
     """Restoring into the source of a pending copy corrupts the target, as llama.cpp does."""
     memory = filled(streams(3))
     memory.append(2, 0, cells(10, 7))
@@ -46,27 +46,27 @@ def test_a_copy_takes_what_its_source_holds_by_then():
     assert memory.content(1, 10) == cells(10, 7).tobytes()
 
 
-def test_a_copy_in_a_unified_pool_is_at_once_and_takes_no_cells():
+def test_a_copy_in_a_unified_pool_is_immediate_and_takes_no_cells():
     memory = filled(unified(2, 32))
     assert memory.execute(KvOp(OpKind.COPY, 1, 0, 6)).ok
     assert memory.content(1, 6) == cells(6).tobytes()
     assert memory.free_rows() == 22
 
 
-def test_a_pool_holds_so_many_cells_and_no_more():
+def test_a_pool_rejects_more_cells_than_it_has():
     memory = filled(unified(2, 12))
     with pytest.raises(ContractError, match="more cells than the pool has"):
         memory.append(1, 0, cells(3))
 
 
-def test_a_model_that_cannot_be_cut_says_so():
+def test_truncating_recurrent_state_is_refused():
     memory = filled(streams(1, rewind=Rewind.CHECKPOINT))
     assert not memory.execute(KvOp(OpKind.TRIM, 0, length=5)).ok
-    assert not memory.cut_back(0, 5)
-    assert memory.cut_back(0, 10)
+    assert not memory.roll_back(0, 5)
+    assert memory.roll_back(0, 10)
 
 
-def test_a_window_says_yes_and_gives_garbage():
+def test_trimming_beyond_a_sliding_window_succeeds_and_poisons_cells():
     memory = filled(streams(1, rewind=Rewind.WINDOW, rewind_tokens=4))
     assert memory.execute(KvOp(OpKind.TRIM, 0, length=6)).ok
     assert memory.content(0, 6) == cells(6).tobytes()
@@ -74,7 +74,7 @@ def test_a_window_says_yes_and_gives_garbage():
     assert memory.content(0, 5) != cells(5).tobytes()
 
 
-def test_a_state_of_another_text_is_noticed():
+def test_state_of_another_text_is_detected():
     memory = filled(streams(1, rewind=Rewind.CHECKPOINT))
     memory.execute(KvOp(OpKind.CHECKPOINT, 0, length=10, blob=0))
     memory.append(0, 10, cells(4, 9))
@@ -90,24 +90,24 @@ def test_a_state_of_another_text_is_noticed():
         (KvOp(OpKind.TRIM, 0, length=11), "a trim to 11"),
         (KvOp(OpKind.COPY, 1, 0, 11), "a copy of 11 tokens"),
         (KvOp(OpKind.COPY, 0, 0, 5), "onto itself"),
-        (KvOp(OpKind.SAVE, 0, length=11, blob=0), "more than there is"),
+        (KvOp(OpKind.SAVE, 0, length=11, blob=0), "longer than its sequence"),
         (KvOp(OpKind.CHECKPOINT, 0, length=9, blob=0), "not at the sequence's end"),
         (KvOp(OpKind.DROP, blob=3), "does not exist"),
-        (KvOp(OpKind.COPY_PAGES, 0, 0, 1), "not for sequences"),
+        (KvOp(OpKind.COPY_PAGES, 0, 0, 1), "not an operation on sequences"),
     ],
 )
-def test_what_a_backend_would_crash_on(op, why):
+def test_operations_that_would_crash_a_backend_raise(op, why):
     with pytest.raises(ContractError, match=why):
         filled(streams(2)).execute(op)
 
 
-def test_rows_must_follow_what_is_there():
+def test_rows_must_continue_their_sequence():
     memory = filled(streams(1))
-    with pytest.raises(ContractError, match="that ends at 10"):
+    with pytest.raises(ContractError, match="which ends at 10"):
         memory.append(0, 12, cells(1))
 
 
-def test_a_missing_blob_is_answered_not_raised():
+def test_a_missing_blob_is_a_failed_operation():
     memory = filled(streams(1))
     assert not memory.execute(KvOp(OpKind.RESTORE, 0, length=3, blob=9)).ok
     assert not memory.execute(KvOp(OpKind.REWIND, 0, length=3, blob=9)).ok
@@ -123,7 +123,7 @@ def pages() -> PagedMemory:
     return memory
 
 
-def test_rows_go_where_the_table_says():
+def test_rows_are_written_to_the_pages_of_the_table():
     memory = pages()
     memory.update_table(TableUpdate(0, 0, (5, 2)))
     memory.append(0, 0, cells(6))
@@ -132,7 +132,7 @@ def test_rows_go_where_the_table_says():
     assert memory.content(1, 4) == cells(4).tobytes()
 
 
-def test_a_row_without_a_page():
+def test_a_row_without_a_page_raises():
     memory = pages()
     memory.update_table(TableUpdate(0, 0, (5,)))
     with pytest.raises(ContractError, match="has no page"):
@@ -141,7 +141,7 @@ def test_a_row_without_a_page():
         memory.update_table(TableUpdate(0, 2, (6,)))
 
 
-def test_a_page_handed_out_before_its_fence_is_poisoned():
+def test_a_page_reused_before_its_tick_is_collected_is_poisoned():
     memory = pages()
     memory.update_table(TableUpdate(0, 0, (5,)))
     memory.append(0, 0, cells(4))
@@ -151,7 +151,7 @@ def test_a_page_handed_out_before_its_fence_is_poisoned():
     assert memory.content(1, 4) != cells(4, 3).tobytes()
 
 
-def test_a_page_copied_in_part():
+def test_a_page_is_copied_in_part():
     memory = pages()
     memory.update_table(TableUpdate(0, 0, (5,)))
     memory.append(0, 0, cells(4))

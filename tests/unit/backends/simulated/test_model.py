@@ -1,4 +1,4 @@
-"""The simulated model: any difference in what memory holds changes the text; and the latency it is given."""
+"""The simulated model: any difference in memory changes the text; and the latency model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_one_wrong_cell_changes_the_text(tokens, data):
     assert said(tokens) != said(tokens[:-1])
 
 
-def test_scope_and_seed_change_it_too():
+def test_scope_and_seed_change_the_text():
     text = prompt(9)
     assert len({tuple(said(text)), tuple(said(text, Scope("tenant:b", ""))), tuple(said(text, seed=1))}) == 3
 
@@ -51,7 +51,7 @@ def test_tokens_stay_within_the_vocabulary_and_texts_end():
 
 
 @pytest.mark.parametrize(("rows", "cost"), [(64, 64), (63, 126), (65, 66), (128, 128), (129, 130)])
-def test_the_kernels_cliff(rows, cost):
-    """What is left over of a tile costs twice: 63 rows are dearer than 64."""
+def test_a_partial_tile_costs_double(rows, cost):
+    """The remainder of a tile costs double: 63 rows cost more than 64."""
     latency = LatencyModel(beta_s=1.0, gamma_s=0.0, cliff_rows=64)
     assert latency.chunk_s(rows, 0) == cost
