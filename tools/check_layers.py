@@ -1,8 +1,8 @@
-"""Checks that the core stays pure: what it imports, and which built-ins it calls.
+"""Checks that the core is pure: its imports and the built-ins it calls.
 
-Knows the allow-list of standard modules for `stretto.core` and `stretto.errors`. Import-linter holds
-the order of the layers, but it can only forbid modules by name; here whatever is not listed is
-refused, third-party packages included. Run by `make check`; prints one line per violation.
+Has the allow-list of standard modules for `stretto.core` and `stretto.errors`. Import-linter checks the order
+of the layers but can only forbid modules by name; here everything not listed is refused, including
+third-party packages. Run by `make check`; prints one line per violation.
 """
 
 import ast
@@ -24,7 +24,7 @@ BUILTINS_REFUSED = frozenset(
 
 
 def imported_modules(node: ast.AST, package: str) -> Iterator[str]:
-    """The absolute names that an import statement may bind; nothing for any other node."""
+    """The absolute names that an import statement may bind; empty for any other node."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -54,7 +54,7 @@ def refusals(node: ast.AST, package: str) -> Iterator[str]:
 
 
 def violations(source: str, package: str) -> Iterator[tuple[int, str]]:
-    """Line and reason of everything in `source` that a module of `package` may not do."""
+    """Line and reason of every violation in `source`, a module of `package`."""
     for node in ast.walk(ast.parse(source)):
         for reason in refusals(node, package):
             yield getattr(node, "lineno", 0), reason

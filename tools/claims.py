@@ -1,7 +1,7 @@
-"""Every claim of this project that a command can show, by area. `tools/prove.py` runs them.
+"""Every claim of this project that a command can verify, by area. `tools/prove.py` runs them.
 
-A claim's command exits 0 when it holds. Those that measure speed want a machine that does nothing else; those
-of `gpu-…` want an NVIDIA H200 and are run by hand there (benchmarks/gpu), so they are not in this table.
+A claim's command exits 0 if it holds. Claims about speed need an otherwise idle machine; `gpu-…` claims need
+an NVIDIA H200 and are run by hand (benchmarks/gpu), so they are not in this table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Proof:
     name: str
     claim: str
     command: tuple[str, ...]
-    json_flag: str = ""  # how the command is told where to write its figures
+    json_flag: str = ""  # the option that names the file for its figures
     environment: tuple[tuple[str, str], ...] = ()
 
 
@@ -34,7 +34,7 @@ def by_script(name: str, claim: str, *arguments: str) -> Proof:
 CORE = (
     by_script(
         "core-simulation",
-        "1,000,000 ticks break no law, and every sometimes law is seen",
+        "1,000,000 ticks violate no invariant and reach every coverage property",
         *("-m", "stretto.testing.simulate", "--ticks", "1000000", "--workers", "2"),
     ),
     by_tests(
@@ -53,7 +53,7 @@ CORE = (
     ),
     by_tests(
         "core-rules",
-        "admission bound, parks, gap guarantee, fairness, golden trace",
+        "admission bound, preemptions, gap guarantee, fairness, golden trace",
         "tests/unit/core",
         "tests/simulation/test_rules.py",
         "tests/simulation/test_behaviour.py",
@@ -65,7 +65,7 @@ CORE = (
     ),
     Proof(
         "core-layers",
-        "core imports the standard library and stretto.errors only, and nothing that touches the world",
+        "core imports only the standard library and stretto.errors, and does no I/O",
         (PYTHON, "tools/check_layers.py"),
     ),
 )
@@ -93,13 +93,13 @@ LLAMACPP = (
     ),
     by_tests(
         "llamacpp-sdk",
-        "the SDK with a real model: caches that pay, callers that leave, NaN logits, many threads",
+        "the SDK with a real model: cache hits, cancelled requests, NaN logits, many threads",
         "tests/system/test_sdk.py",
         "tests/system/test_bad_numbers.py",
     ),
     by_tests(
         "llamacpp-bad-files",
-        "500 mutated GGUFs never kill the caller",
+        "500 mutated GGUFs never crash the caller",
         "tests/system/security/test_gguf_fuzz.py",
     ),
 )
@@ -112,18 +112,18 @@ ENGINE = (
     ),
     by_script(
         "engine-kills",
-        "25 × kill -9 under 16 streams of SmolLM2, a killed parent, 10 × SIGSTOP: nothing lost or left over",
+        "25 × kill -9 under 16 streams of SmolLM2, a killed parent, 10 × SIGSTOP: nothing is lost or leaked",
         *("-m", "tests.system.process.kill_runtime", "--model", "default", "--tokens", "32"),
     ),
     by_tests("engine-process", "mixed batches, tokens, uids, signals", "tests/system/process"),
     by_script(
         "engine-slow-reader",
-        "a reader of one token a second slows nobody, and eight of them stop nobody",
+        "a client that reads one token per second slows no other stream, and eight of them stall none",
         *("benchmarks/slow_reader.py", "--check"),
     ),
     by_script(
         "engine-frames",
-        "a million mutated frames: no crash, no hang, memory flat",
+        "a million mutated frames: no crash, no hang, no memory growth",
         *("-m", "tests.system.security.frame_fuzz", "--count", "1000000"),
     ),
     by_script(
@@ -143,7 +143,7 @@ SERVER = (
     ),
     by_tests(
         "server-drain",
-        "10 SIGTERM drains lose no running request; 200 clients that leave leave nothing behind",
+        "10 SIGTERM drains lose no running request; 200 disconnecting clients leak nothing",
         "tests/server/operations/test_drain.py",
         STRETTO_PROVE="1",
     ),
@@ -158,12 +158,12 @@ SERVER = (
     ),
     by_tests(
         "server-bad-inputs",
-        "a thousand bad inputs, each refused with its exact status and code",
+        "a thousand invalid inputs, each rejected with its exact status and code",
         "tests/server/test_bad_inputs.py",
     ),
     Proof(
         "server-document",
-        "schemathesis over the OpenAPI document, NUL included: no 5xx, replies fit, bad data is refused",
+        "schemathesis over the OpenAPI document, NUL included: no 5xx, valid replies, invalid data is rejected",
         (PYTHON, "-m", "tests.server.fuzz", "--examples", "100", "--backend", "simulated"),
     ),
     by_script(
@@ -173,7 +173,7 @@ SERVER = (
     ),
     by_tests(
         "server-page",
-        "the page in Chromium: a chat streams, four requests fill four lanes, the console stays clean",
+        "the page in Chromium: a chat streams, four requests fill four lanes, the console has no errors",
         "tests/server/browser",
         STRETTO_PROVE="1",
     ),
@@ -192,7 +192,7 @@ SERVER = (
 EMBEDDINGS = (
     by_tests(
         "embeddings-right",
-        "200 texts against transformers, packed as alone, cancelled, reranked, and through the openai client",
+        "200 texts against transformers, packed and alone, cancelled, reranked, through the openai client",
         "tests/system/test_embeddings.py",
         "tests/system/test_embeddings_rpc.py",
         "tests/system/test_embeddings_http.py",
@@ -210,7 +210,7 @@ TORCH = (
     ),
     by_script(
         "torch-parity",
-        "SmolLM2 on torch says what llama.cpp says on 18 of 20 prompts",
+        "SmolLM2 on torch gives llama.cpp's tokens on 18 of 20 prompts",
         *("-m", "tests.system.torch_parity", "--check"),
     ),
 )

@@ -1,7 +1,7 @@
-"""Plant a defect in a copy of the source, and see whether a check notices it.
+"""Plants a defect in a copy of the source and runs a check that must catch it.
 
-The source has no switch for any of this: a defect is a piece of text in one file and what to put in its
-place. The text must stand there exactly once, so a defect that no longer applies is an error, not a pass.
+A defect is a piece of text in one file and its replacement; the source itself has no switches for this. The
+text must occur exactly once, so a defect that no longer applies is an error, not a pass.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ class Defect:
     file: str  # relative to src/stretto
     before: str
     after: str
-    arguments: tuple[str, ...] = ()  # for the command that should notice it
+    arguments: tuple[str, ...] = ()  # for the command that should catch it
 
 
 @dataclass(frozen=True, slots=True)
 class Caught:
     defect: str
     caught: bool
-    by: str  # the line that tells what was noticed
+    by: str  # the output line that shows it
 
 
 def plant(defect: Defect, directory: Path) -> Path:
-    """A copy of the source with the defect in it. Answers the folder for PYTHONPATH."""
+    """Copies the source with the defect in it. Returns the folder for PYTHONPATH."""
     target = directory / "src"
     shutil.copytree(SOURCE, target, ignore=shutil.ignore_patterns("__pycache__"))
     path = target / "stretto" / defect.file
     text = path.read_text(encoding="utf-8")
     if text.count(defect.before) != 1:
-        raise ValueError(f"{defect.name}: its text stands {text.count(defect.before)} times in {defect.file}")
+        raise ValueError(f"{defect.name}: its text occurs {text.count(defect.before)} times in {defect.file}")
     path.write_text(text.replace(defect.before, defect.after), encoding="utf-8")
     return target
 
@@ -47,7 +47,7 @@ def plant(defect: Defect, directory: Path) -> Path:
 def try_defect(
     defect: Defect, command: list[str], *, signs: tuple[str, ...], timeout_s: float = 600.0
 ) -> Caught:
-    """Run a command against the planted copy. Caught: it fails, and says so with one of the signs."""
+    """Run a command against the planted copy. Caught: it fails and prints one of the signs."""
     with tempfile.TemporaryDirectory(prefix="stretto-defect-") as directory:
         source = plant(defect, Path(directory))
         environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}

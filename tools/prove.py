@@ -2,8 +2,8 @@
 
     python -m tools.prove [NAME ...]        all proofs, or only those named
 
-A proof is a command that exits 0 when the claim holds and leaves its figures in a JSON file. `make test` runs
-a cut of each. The summary prints what held, and the exit status is 1 when something did not.
+A proof is a command that exits 0 if the claim holds and writes its figures to a JSON file. `make test` runs a
+smaller version of each. The summary lists what held; the exit status is 1 if something did not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COUNTS = re.compile(r"(\d+) (passed|skipped|failed)")
 
 
 def why_not(proof: Proof, code: int, said: str, figures: object) -> str:
-    """Why a claim does not hold; "" where it does. A command that tried nothing has not shown it."""
+    """Why a claim does not hold; "" if it does. A command that ran nothing has not shown it."""
     if code != 0:
         return f"the command ended with {code}"
     if proof.json_flag and not figures:
@@ -43,7 +43,7 @@ def why_not(proof: Proof, code: int, said: str, figures: object) -> str:
 def run(proof: Proof) -> bool:
     target = PROOFS / f"{proof.name}.json"
     command = [*proof.command, *((proof.json_flag, str(target)) if proof.json_flag else ())]
-    target.unlink(missing_ok=True)  # what an earlier run wrote proves nothing about this one
+    target.unlink(missing_ok=True)  # an earlier run's figures prove nothing about this one
     started = time.monotonic()
     environment = {**os.environ, **dict(proof.environment)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

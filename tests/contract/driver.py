@@ -1,4 +1,4 @@
-"""Drives a backend with ticks written by hand: no scheduler, no ledger, only the contract."""
+"""Drives a backend with hand-written ticks: no scheduler, no ledger, only the contract."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stretto.core.tick import Binding, Outcome, TableUpdate, Tick
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A backend under test, and a judge: is this output right for this request?"""
+    """A backend under test, and a check of a request's output."""
 
     backend: Backend
     is_right: Callable[[Request, Sequence[int]], bool]
@@ -24,7 +24,7 @@ class Subject:
 
 @dataclass(slots=True)
 class Row:
-    """One span: `tokens` from position `start` on, the last `outputs` of them giving a token each."""
+    """One span: `tokens` from position `start`; the last `outputs` of them sample a token each."""
 
     slot: int
     sequence: int
@@ -66,7 +66,7 @@ class Driver:
         return tick
 
     def _table(self, row: Row) -> TableUpdate:
-        """Every slot has pages of its own: sharing them is the ledger's business."""
+        """Every slot has its own pages: sharing is the ledger's job."""
         can = self.backend.capabilities
         each = can.pages // 8
         return TableUpdate(row.slot, 0, tuple(range(row.slot * each, (row.slot + 1) * each)))
@@ -81,7 +81,7 @@ class Driver:
     def generate(
         self, request: Request, *, slot: int = 0, sequence: int = 0, chunk: int = 1 << 20, have: int = 0
     ) -> list[int]:
-        """All of a request, alone in its ticks, from `have` tokens that are there already."""
+        """Generates a request alone in its ticks, with `have` tokens already computed."""
         if have == 0 and not self._paged:
             self.run(ops=[clear(sequence)])
         self.bind(slot, request)

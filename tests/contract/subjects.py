@@ -1,4 +1,4 @@
-"""The backends on which the finer points are checked. A new backend is one more Subject."""
+"""The backends for test_fine_points. A new backend adds a Subject."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One contract for every backend: what backends/base.py promises, tried with ticks written by hand.
+"""One contract for every backend: the promises of backends/base.py, tested with hand-written ticks.
 
-A new backend joins by adding a subject. What a subject cannot do by its capabilities is not asked of it.
+A new backend adds a subject. Tests that need a capability the subject lacks are skipped.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ def needs(
     if snapshots and not can.snapshots:
         pytest.skip("this backend has no snapshots")
     if rewind and can.rewind is Rewind.CHECKPOINT:
-        pytest.skip("this model cannot be cut")
+        pytest.skip("this model's state cannot be truncated")
     return Driver(subject.backend)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 19, 64])
 def test_the_text_does_not_depend_on_the_chunk(subject, chunk):
-    """39 tokens: (39 - 1) is a multiple of 19, where the original's last prompt token was lost."""
+    """39 tokens: 39 - 1 is a multiple of 19; an off-by-one there would lose the last prompt token."""
     driver = needs(subject)
     request = ask("chunked", 39)
     assert subject.is_right(request, driver.generate(request, chunk=chunk))
@@ -124,7 +124,7 @@ def driver_slots(rows: list[Row]) -> Iterator[int]:
 
 
 def test_binding_with_generated_tokens_continues_the_text(subject):
-    """As after parking: the prompt and what was said are computed again, elsewhere."""
+    """As after a preemption: prompt and generated tokens are recomputed in another slot."""
     driver = needs(subject)
     request = ask("parked", 25)
     whole = driver.generate(request)
@@ -136,7 +136,7 @@ def test_binding_with_generated_tokens_continues_the_text(subject):
     assert subject.is_right(request, [*whole[:3], outcome.tokens[0]])
 
 
-def test_a_copy_made_at_the_next_pass_serves_both(subject):
+def test_a_copy_made_at_the_next_pass_serves_source_and_target(subject):
     driver = needs(subject, sequences=True)
     if subject.backend.capabilities.share is Share.NONE:
         pytest.skip("this backend shares nothing")
@@ -152,7 +152,7 @@ def test_a_copy_made_at_the_next_pass_serves_both(subject):
     assert subject.is_right(branch, outcome.tokens[1:])
 
 
-def test_a_trimmed_sequence_goes_on_from_there(subject):
+def test_a_trimmed_sequence_continues_from_its_new_end(subject):
     driver = needs(subject, sequences=True, rewind=True)
     request = ask("trimmed", 40)
     driver.generate(request)
@@ -162,7 +162,7 @@ def test_a_trimmed_sequence_goes_on_from_there(subject):
     assert subject.is_right(request, outcome.tokens)
 
 
-def test_a_snapshot_is_restored_elsewhere(subject):
+def test_a_snapshot_is_restored_into_another_sequence(subject):
     driver = needs(subject, sequences=True, snapshots=True)
     request, other = ask("saved", 33), ask("other", 21)
     driver.run(ops=[clear(0), clear(2)])
@@ -242,7 +242,7 @@ def test_drafts_give_their_accepted_prefix(subject):
         assert subject.is_right(request, [whole[0], *outcome.tokens])
 
 
-def test_a_tick_planned_ahead_takes_the_token_of_the_one_before(subject):
+def test_a_tick_planned_ahead_uses_the_previous_tick_s_token(subject):
     driver = needs(subject)
     if not subject.backend.capabilities.plan_ahead:
         pytest.skip("this backend does not plan ahead")
@@ -258,7 +258,7 @@ def test_a_tick_planned_ahead_takes_the_token_of_the_one_before(subject):
     assert subject.is_right(request, tokens)
 
 
-def test_an_outcome_says_how_long_it_took(subject):
+def test_an_outcome_reports_its_duration(subject):
     driver = needs(subject)
     request = ask("timed", 16)
     if subject.backend.capabilities.share is not Share.PAGES:

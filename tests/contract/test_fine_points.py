@@ -1,8 +1,8 @@
-"""The finer points of the contract: chains of copies, cuts, shared pages, and everything that fails.
+"""Finer points of the contract: chained copies, truncation, shared pages, and failures.
 
-`test_contract` asks of every backend what each must do in ordinary ticks. Here a backend joins by a Subject;
-what needs a fault on command is asked of those that can be told to fail. No token is written down: right is
-what the same backend says when a request runs alone.
+`test_contract` covers ordinary ticks on every backend. Here tests with injected faults run only on backends
+that can inject them. No expected tokens are written down: the reference is the same backend running a request
+alone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def copies(driver: Driver) -> bool:
 
 
 def scripted(subject, **faults) -> Driver:
-    """A backend in which the tick with number 1 goes wrong."""
+    """A backend in which tick 1 fails."""
     need(subject.injects)
     return Driver(subject, ScriptedFaults({1: TickFaults(**faults)}))
 
@@ -54,7 +54,7 @@ def scripted(subject, **faults) -> Driver:
 # --- the token is a function of tokens, parameters and seed alone ------------------------------------
 
 
-def test_the_seed_belongs_to_the_request(driver, subject):
+def test_output_depends_on_the_requests_seed(driver, subject):
     one, two = ask("a", seed=1), ask("b", seed=2)
     texts = [driver.bind(one, 0), driver.bind(two, 1)]
     while len(texts[0].output) < OUT:
@@ -63,7 +63,7 @@ def test_the_seed_belongs_to_the_request(driver, subject):
     assert texts[1].output == alone(subject, two, OUT)
 
 
-def test_what_a_sequence_held_before_does_not_matter(driver, subject):
+def test_earlier_contents_of_a_sequence_do_not_matter(driver, subject):
     need(sequences(driver))
     old = driver.bind(ask("old", 20, start=9), 0)
     driver.say(old, 2)
@@ -85,7 +85,7 @@ def test_only_output_rows_give_tokens(driver):
 
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
 def test_copy(driver, subject, cut):
-    """The target holds exactly the first `length` tokens, and the donor goes on unharmed."""
+    """The target holds exactly the first `length` tokens, and the source continues unaffected."""
     need(copies(driver) and (not cut or driver.can.rewind is Rewind.ANY))
     donor = driver.bind(ask("donor", 12), 0)
     driver.tick((donor, 11))
@@ -120,8 +120,8 @@ def test_copy_empties_its_target(driver, subject):
     assert text == alone(subject, branch.request, OUT)
 
 
-def test_a_copy_may_wait_for_the_next_pass(driver, subject):
-    """No row runs with the copy; it has happened once one does."""
+def test_a_copy_may_be_deferred_to_the_next_pass(driver, subject):
+    """No row runs in the copy's tick; the copy is done by the next tick with rows."""
     need(copies(driver))
     donor = driver.bind(ask("donor", 12), 0)
     driver.tick((donor, 11))
@@ -132,7 +132,7 @@ def test_a_copy_may_wait_for_the_next_pass(driver, subject):
 
 
 def test_copies_chain_and_a_source_may_be_refilled(driver, subject):
-    """A move: copy, clear the source, and fill it again, all in one tick; and a copy of the copy."""
+    """A move: copy, clear the source and refill it, all in one tick; and a copy of the copy."""
     need(copies(driver))
     moved = driver.bind(ask("moved", 10), 0)
     driver.tick((moved, 9))
@@ -152,7 +152,7 @@ def test_copies_chain_and_a_source_may_be_refilled(driver, subject):
 
 @pytest.mark.parametrize("target", [0, 1], ids=["into the same sequence", "into another one"])
 def test_save_and_restore(driver, subject, target):
-    """A snapshot outlives the overwriting of its sequence, and may be used more than once."""
+    """A snapshot survives overwriting of its sequence, and may be used more than once."""
     need(sequences(driver) and driver.can.snapshots)
     first = driver.bind(ask("first", 12), 0)
     driver.tick((first, 11))
@@ -171,7 +171,7 @@ def test_save_and_restore(driver, subject, target):
     assert driver.tick(ops=[KvOp(OpKind.DROP, blob=5)]).op_results[0].ok
 
 
-def test_restore_cuts_to_the_length_asked_for(driver, subject):
+def test_restore_truncates_to_the_requested_length(driver, subject):
     need(sequences(driver) and driver.can.snapshots and driver.can.rewind is Rewind.ANY)
     first = driver.bind(ask("first", 12), 0)
     driver.tick((first, 11))
@@ -182,8 +182,8 @@ def test_restore_cuts_to_the_length_asked_for(driver, subject):
     assert driver.say(text, OUT, ops=ops) == alone(subject, text.request, OUT)
 
 
-def test_a_snapshot_is_taken_before_anything_changes(driver, subject):
-    """SAVE and CLEAR of one sequence in one tick: the snapshot is of what was there."""
+def test_a_snapshot_is_taken_before_other_operations(driver, subject):
+    """SAVE and CLEAR of one sequence in one tick: the snapshot has the earlier contents."""
     need(sequences(driver) and driver.can.snapshots)
     first = driver.bind(ask("first", 12), 0)
     driver.tick((first, 11))
@@ -197,7 +197,7 @@ def test_a_snapshot_is_taken_before_anything_changes(driver, subject):
 
 
 def test_checkpoint_and_rewind(driver, subject):
-    """A state is kept at a boundary; the text goes on, is taken back to it, and goes another way, twice."""
+    """State is saved at a boundary; the text continues, is rewound and takes another path, twice."""
     need(sequences(driver) and driver.can.snapshots and driver.can.rewind is not Rewind.ANY)
     first = driver.bind(ask("first", 20), 0)
     driver.tick((first, 8))
@@ -214,7 +214,7 @@ def test_checkpoint_and_rewind(driver, subject):
 
 
 def test_pages_are_shared_and_copied(driver, subject):
-    """A second table holds the first one's whole pages, and a copy of the beginning of the next."""
+    """A second table shares the first one's full pages, and has a copy of part of the next page."""
     need(not sequences(driver))
     size = driver.can.page_tokens
     donor = driver.bind(ask("donor", 3 * size), 0)
@@ -236,7 +236,7 @@ def test_pages_are_shared_and_copied(driver, subject):
 
 @pytest.mark.parametrize("right", [0, 1, 3])
 def test_drafts_are_verified(driver, subject, right):
-    """Of three proposals the right ones are accepted, and one token more is given."""
+    """Of three proposals the right ones are accepted, plus one sampled token."""
     need(driver.can.rewind is not Rewind.CHECKPOINT)
     request = ask("a", 12)
     truth = alone(subject, request, OUT)
@@ -255,7 +255,7 @@ def test_drafts_are_verified(driver, subject, right):
 
 
 def test_a_failed_operation_voids_only_its_sequence(driver, subject):
-    """A snapshot that does not exist cannot be restored: those rows are not run, the others are."""
+    """Restoring a missing snapshot fails: rows of that sequence do not run, the others do."""
     need(sequences(driver) and driver.can.snapshots)
     well = driver.bind(ask("well", 10), 0)
     ill = driver.bind(ask("ill", 8, start=5), 1)
@@ -270,8 +270,8 @@ def test_a_failed_operation_voids_only_its_sequence(driver, subject):
     assert driver.say(well, OUT) == alone(subject, well.request, OUT)
 
 
-def test_what_follows_a_failed_operation_fails_too(subject):
-    """Later operations that write the sequence, or copy from it, are not carried out."""
+def test_operations_that_depend_on_a_failed_one_fail(subject):
+    """Later operations that write the sequence or copy from it are not executed."""
     driver = scripted(subject, fail_ops=frozenset({OpKind.TRIM}))
     need(sequences(driver))
     text = driver.bind(ask("a", 10), 0)
@@ -296,7 +296,7 @@ def test_a_failed_page_copy_voids_only_its_slot(subject):
     assert driver.say(donor, OUT) == alone(subject, donor.request, OUT)
 
 
-def test_a_slot_without_logits_fails_alone(subject):
+def test_only_the_slot_without_finite_logits_fails(subject):
     driver = scripted(subject, bad_logits=frozenset({1}))
     texts = [driver.bind(ask(f"r{slot}", 6, start=slot), slot) for slot in range(2)]
     driver.tick(*((text, 5) for text in texts))
@@ -311,7 +311,7 @@ def test_a_slot_without_logits_fails_alone(subject):
     [{"fail_before": True}, {"fail_after_rows": 0}, {"fail_after_rows": 3}, {"fail_after_rows": 6}],
     ids=["at once", "before its first row", "half-way", "in the second span"],
 )
-def test_after_a_failed_pass_everybody_is_brought_back_or_named(subject, faults):
+def test_after_a_failed_pass_every_sequence_is_recovered_or_reported_lost(subject, faults):
     driver = scripted(subject, **faults)
     texts = [driver.bind(ask(f"r{slot}", 12, start=slot), slot) for slot in range(2)]
     driver.tick(*((text, 6) for text in texts))
@@ -327,7 +327,7 @@ def test_after_a_failed_pass_everybody_is_brought_back_or_named(subject, faults)
         assert driver.say(text, OUT, ops=ops) == alone(subject, text.request, OUT)
 
 
-def test_sequences_that_cannot_be_brought_back_are_named(subject):
+def test_sequences_that_cannot_be_recovered_are_reported_lost(subject):
     driver = scripted(subject, fail_after_rows=2, lose=True)
     text = driver.bind(ask("a", 12), 0)
     driver.tick((text, 6))
@@ -348,8 +348,8 @@ def test_no_room_changes_nothing(subject):
     assert driver.say(text, OUT) == alone(subject, text.request, OUT)
 
 
-def test_a_tick_after_a_failed_one_is_void(subject):
-    """Its binds count, its operations and rows do not, and it answers no operation."""
+def test_a_tick_launched_before_a_failure_was_collected_is_void(subject):
+    """Its binds take effect, its operations and rows do not, and it returns no operation results."""
     driver = scripted(subject, fail_after_rows=1)
     text = driver.bind(ask("a", 12), 0)
     driver.tick((text, 6))

@@ -1,6 +1,6 @@
-"""Log-probabilities of prompts: on every backend a function of the prompt alone, however it is cut.
+"""Prompt log-probabilities depend on the prompt alone, on every backend and for every chunking.
 
-What they are is compared with transformers (torch) and with a plain llama.cpp loop (llama.cpp).
+Their values are compared with transformers (torch) and with a plain llama.cpp loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def measuring(request: Request) -> Request:
 
 
 def measured(driver: Driver, text: Text, chunk: int, *, beside: Text | None = None) -> dict[int, object]:
-    """By position: what came back while the prompt was computed, in chunks."""
+    """The scores by position, with the prompt computed in chunks."""
     found: dict[int, object] = {}
     while not text.output:
         rows = [(text, min(chunk, len(text.known) - text.computed))]
@@ -37,7 +37,7 @@ def measured(driver: Driver, text: Text, chunk: int, *, beside: Text | None = No
 
 
 def logprobs(found: dict[int, object]) -> list[float]:
-    assert sorted(found) == list(range(1, PROMPT)), "every token but the first"
+    assert sorted(found) == list(range(1, PROMPT)), "every token except the first"
     return [found[at].logprob for at in range(1, PROMPT)]
 
 
@@ -61,12 +61,12 @@ def test_chunks_and_neighbours_change_nothing(subject: Subject, chunk: int) -> N
     assert all(value <= 0 for value in got)
 
 
-def test_the_answer_is_the_same_with_and_without(subject: Subject) -> None:
+def test_the_answer_is_the_same_with_and_without_prompt_logprobs(subject: Subject) -> None:
     request = ask("a", PROMPT)
     assert alone(subject, measuring(request), 4) == alone(subject, request, 4)
 
 
-def test_nothing_is_measured_unless_asked(subject: Subject) -> None:
+def test_prompt_logprobs_are_computed_only_on_request(subject: Subject) -> None:
     driver = Driver(subject)
     try:
         text = driver.bind(ask("a", PROMPT))
@@ -77,7 +77,7 @@ def test_nothing_is_measured_unless_asked(subject: Subject) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "moe"])
 @pytest.mark.parametrize("chunk", [5, PROMPT])
-def test_torch_says_what_transformers_says(kind: str, chunk: int) -> None:
+def test_torch_prompt_logprobs_equal_transformers(kind: str, chunk: int) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from tests.unit.backends.torch.rig import make_backend, reference_logits
@@ -98,7 +98,7 @@ def test_torch_says_what_transformers_says(kind: str, chunk: int) -> None:
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid-lfm2"])
 @pytest.mark.parametrize("chunk", [8, PROMPT])
-def test_llamacpp_says_what_a_plain_loop_says(kind: str, chunk: int) -> None:
+def test_llamacpp_prompt_logprobs_equal_a_plain_loop(kind: str, chunk: int) -> None:
     pytest.importorskip("llama_cpp")
     from tests.unit.backends.llamacpp.rig import Reference, make_backend, tiny
 

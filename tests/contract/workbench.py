@@ -1,7 +1,7 @@
-"""Drives one backend by hand, tick by tick: the other side of the contract in `stretto.backends.base`.
+"""Drives one backend tick by tick: the caller's side of the contract in `stretto.backends.base`.
 
-Knows ticks, block tables and how far each text has got. Does not know what a token should be: right is what
-the same backend says when the request runs alone, in one sequence, from one chunk.
+Knows ticks, block tables and the progress of each text. Expected tokens come from the same backend running
+the request alone, in one sequence, with the prompt in one chunk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stretto.core.tick import PENDING_TOKEN, Binding, Outcome, TableUpdate, Tick
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A backend under test. `make` gives a fresh one; where it `injects`, it takes a script of faults."""
+    """A backend under test. `make` creates one; if it `injects`, with a script of faults."""
 
     name: str
     make: Callable[[FaultScript | None], Backend]
@@ -29,7 +29,7 @@ class Subject:
 
 @dataclass(slots=True)
 class Text:
-    """A request in a slot and a sequence: all it knows, and how much of that the sequence holds."""
+    """A request in a slot and a sequence: its known tokens, and how many of them are computed."""
 
     request: Request
     slot: int
@@ -48,7 +48,7 @@ def ask(
     draft_tokens: int = 0,
     seed: int = 7,
 ) -> Request:
-    """Equal starts, equal texts. Ids stay small, so that any vocabulary has them."""
+    """Equal starts give equal prompts. Ids are small, so that they are in any vocabulary."""
     tokens = array("i", [3 + (start * 53 + at * 17 + at * at) % 400 for at in range(count)])
     tokens.extend(tail)
     params = SamplingParams(
@@ -75,7 +75,7 @@ class Driver:
     def bind(
         self, request: Request, slot: int = 0, sequence: int = -1, *, generated: Iterable[int] = ()
     ) -> Text:
-        """The request takes a slot. Without a sequence it takes the one of the same number."""
+        """Binds the request to a slot, by default with the sequence of the same number."""
         output = array("i", generated)
         self._binds.append(Binding(slot, request, output))
         place = slot if self.can.share is Share.PAGES or sequence < 0 else sequence
@@ -93,7 +93,7 @@ class Driver:
         drafts: dict[int, list[int]] | None = None,
         ahead: bool = False,
     ) -> Tick:
-        """Rows are (text, how many); drafts are proposals by slot; ahead: the last token is not known yet."""
+        """Rows are (text, count); drafts are proposals by slot; ahead: the last token is not known yet."""
         tick = Tick(self.tick_id, ops=tuple(sorted(ops, key=lambda op: op.kind)))
         decode = [r for r in rows if len(r[0].known) - r[0].computed == 1 or ahead]
         for text, count in decode + [r for r in rows if r not in decode]:
@@ -143,7 +143,7 @@ class Driver:
         self._updates.append(TableUpdate(slot, 0, tuple(pages)))
 
     def collect(self) -> Outcome:
-        """The oldest outcome, recovered where its pass failed."""
+        """The oldest outcome, after recovery if its pass failed."""
         tick = self.launched.pop(0)
         outcome = complete(self.backend, tick)
         if outcome.failure is None:
@@ -152,7 +152,7 @@ class Driver:
         return outcome
 
     def tick(self, *rows: tuple[Text, int], ops: Iterable[KvOp] = (), **more) -> Outcome:
-        """Launch, collect, and let the texts grow by what came out."""
+        """Launches, collects, and appends the sampled tokens to the texts."""
         tick = self.launch(*rows, ops=ops, **more)
         outcome = self.collect()
         if outcome.failure is None:
@@ -179,7 +179,7 @@ class Driver:
     # --- whole texts -----------------------------------------------------------------------------
 
     def say(self, text: Text, count: int, *, chunk: int = 1 << 20, ops: Iterable[KvOp] = ()) -> list[int]:
-        """Compute what is left of the prompt in chunks, then decode until `count` tokens are out."""
+        """Computes the rest of the prompt in chunks, then decodes `count` tokens."""
         ops = tuple(ops)
         chunk = min(chunk, self.can.rows_max)
         while len(text.output) < count:
@@ -193,7 +193,7 @@ class Driver:
 
 
 def alone(subject: Subject, request: Request, count: int) -> list[int]:
-    """What the backend says when nobody else is there: slot 0, sequence 0, the prompt in one chunk."""
+    """The output of a request alone: slot 0, sequence 0, the prompt in one chunk."""
     driver = Driver(subject)
     try:
         return driver.say(driver.bind(request), count)

@@ -1,4 +1,4 @@
-"""The check that the core is pure sees what it should, and the core passes it."""
+"""The purity check finds impure code, and the core passes it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def reasons(source: str, package: str = PACKAGE) -> list[str]:
         ("__import__('time')", "calls __import__()"),
     ],
 )
-def test_what_is_refused(source, reason):
+def test_impure_code_is_refused(source, reason):
     assert reasons(source) == [reason]
 
 
@@ -51,7 +51,7 @@ def test_what_is_refused(source, reason):
         "self.print()",
     ],
 )
-def test_what_is_allowed(source):
+def test_pure_code_is_allowed(source):
     assert reasons(source) == []
 
 

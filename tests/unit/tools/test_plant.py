@@ -12,7 +12,7 @@ DEFECT = Defect("smaller window", "core/limits.py", "n_seq_max: int = 4", "n_seq
 SHOW = [sys.executable, "-c"]
 
 
-def test_it_is_planted_in_a_copy(tmp_path):
+def test_a_defect_is_planted_in_a_copy(tmp_path):
     before = (SOURCE / "stretto" / DEFECT.file).read_text(encoding="utf-8")
     target = plant(DEFECT, tmp_path)
     planted = (target / "stretto" / DEFECT.file).read_text(encoding="utf-8")
@@ -23,12 +23,12 @@ def test_it_is_planted_in_a_copy(tmp_path):
 
 @pytest.mark.parametrize("text", ["no such text anywhere", "int"])
 def test_a_defect_that_does_not_apply_exactly_once_is_an_error(tmp_path, text):
-    with pytest.raises(ValueError, match="its text stands"):
+    with pytest.raises(ValueError, match="its text occurs"):
         plant(Defect("gone", DEFECT.file, text, "x"), tmp_path)
 
 
 def test_the_planted_copy_is_what_runs():
-    """Also where the package is installed: the copy comes first on the path."""
+    """Even if the package is installed: the copy comes first on the path."""
     code = "from stretto.core.limits import Limits; raise SystemExit(f'SAW {Limits().n_seq_max}')"
     answer = try_defect(DEFECT, [*SHOW, code], signs=("SAW 5",))
     assert answer.caught, answer.by
@@ -40,6 +40,6 @@ def test_the_planted_copy_is_what_runs():
     ["print('SAW it')", "raise SystemExit('something else broke')"],
     ids=["it passes", "it fails without the sign"],
 )
-def test_what_is_not_caught(code):
+def test_a_command_that_passes_or_fails_for_another_reason_catches_nothing(code):
     answer = try_defect(DEFECT, [*SHOW, code], signs=("SAW",))
     assert not answer.caught

@@ -1,4 +1,4 @@
-"""A proof holds when its command showed something: not when it only did not fail."""
+"""A proof holds only if its command showed something, not merely if it did not fail."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ TESTS = Proof("a", "b", ("python", "-m", "pytest", "-q", "tests"))
         (TESTS, 1, "1 failed, 12 passed in 3.1s", None, False),
     ],
 )
-def test_what_holds(proof, code, said, figures, held):
+def test_a_proof_holds_only_if_its_command_showed_something(proof, code, said, figures, held):
     assert (why_not(proof, code, said, figures) == "") == held
 
 
-def test_every_claim_has_a_name_and_a_command_of_its_own():
+def test_every_claim_has_its_own_name_and_command():
     assert len(ALL) > 20
     assert len({proof.name for proof in ALL}) == len(ALL)
     assert len({proof.command for proof in ALL}) == len(ALL)
