@@ -163,7 +163,7 @@ SERVER = (
     ),
     Proof(
         "server-document",
-        "schemathesis over the OpenAPI document, NUL included: no 5xx, valid replies, invalid data is rejected",
+        "schemathesis over the OpenAPI document, NUL included: no 5xx, valid replies, bad data rejected",
         (PYTHON, "-m", "tests.server.fuzz", "--examples", "100", "--backend", "simulated"),
     ),
     by_script(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stretto.backends.torch.kernels import activation, attention, experts, norm, rotary
-from stretto.backends.torch.kernels.decode import Fresh
+from stretto.backends.torch.kernels.decode import FusedInputs
 from stretto.backends.torch.ops.activation import silu_mul_reference
 from stretto.backends.torch.ops.attention import paged_attention_reference
 from stretto.backends.torch.ops.experts import moe_experts_reference, route
@@ -194,7 +194,7 @@ def fused_case(
         return out[real], keys.flatten(0, 1)[slots[real]], values.flatten(0, 1)[slots[real]]
 
     def fused(q, k, v, positions, cos_sin, keys, values, slots, q_weight, k_weight):  # type: ignore[no-untyped-def]
-        fresh = Fresh(k, v, positions, slots, cos_sin, q_weight, k_weight, 1e-6)
+        fresh = FusedInputs(k, v, positions, slots, cos_sin, q_weight, k_weight, 1e-6)
         return attention.rotary_attention(
             q, keys, values, batch.block_tables, batch.context_lens, batch.scale, fresh
         )

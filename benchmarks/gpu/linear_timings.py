@@ -12,7 +12,7 @@ from kernel_timings import VOCAB, Run, Timing, rotated
 
 from stretto.backends.torch.kernels import activation, linear, norm, skinny
 from stretto.backends.torch.kernels.linear import LinearShape
-from stretto.backends.torch.kernels.pdl import OVERLAP
+from stretto.backends.torch.kernels.pdl import PDL_STATE
 from stretto.backends.torch.kernels.skinny import SkinnyShape
 from stretto.backends.torch.pdl_mode import EARLY, OFF
 
@@ -57,11 +57,11 @@ def _linear(
     timed = rotated(outs * width * 2.0, call)
 
     def run() -> tuple[float, float, float]:
-        OVERLAP.mode = EARLY if overlap else OFF
+        PDL_STATE.mode = EARLY if overlap else OFF
         try:
             return timed()
         finally:
-            OVERLAP.mode = OFF
+            PDL_STATE.mode = OFF
 
     return run
 

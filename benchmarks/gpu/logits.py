@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from offline import OfflineLoop, find_shape, finish, make_request, parser
 
-from stretto.backends.torch import ModelShape, TorchBackend
-from stretto.backends.torch.models import CausalModel, Place, Step, build
+from stretto.backends.torch import TorchBackend, TransformerShape
+from stretto.backends.torch.models import CausalModel, Placement, Step, build
 from stretto.backends.torch.models.causal import CausalModel as _Model
 from stretto.backends.torch.pool import KvPool
 from stretto.backends.torch.weights import DummySource, checked
@@ -59,7 +59,7 @@ class StateSource:
         self._state = {}
 
 
-def reference(shape: ModelShape, place: Place) -> Any:
+def reference(shape: TransformerShape, place: Placement) -> Any:
     here = str(Path(__file__).parent)
     sys.path[:] = [
         path for path in sys.path if path != here
@@ -88,7 +88,7 @@ def reference(shape: ModelShape, place: Place) -> Any:
 
 
 @torch.inference_mode()
-def refill(theirs: Any, shape: ModelShape, place: Place, *, scaled: bool) -> None:
+def refill(theirs: Any, shape: TransformerShape, place: Placement, *, scaled: bool) -> None:
     """The weights of `load_format: dummy`. `scaled`: less of what each layer adds to the residual."""
     source, factor = DummySource(place.device, place.dtype), (2 * shape.layers) ** -0.5
     for name, weight in theirs.named_parameters():  # a tied output matrix is not named
@@ -235,9 +235,9 @@ def tokens(
 def main() -> int:
     options = parser(__doc__).parse_args()
     shape = find_shape(options.model)
-    assert isinstance(shape, ModelShape), "a named shape"
+    assert isinstance(shape, TransformerShape), "a named shape"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    place = Place(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    place = Placement(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     theirs = reference(shape, place)
 
     def ours() -> CausalModel:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from stretto.backends.base import complete
-from stretto.backends.torch import ModelShape, TorchBackend, read_config
+from stretto.backends.torch import TorchBackend, TransformerShape, read_config
 from stretto.backends.torch.config import Experts, Rope
 from stretto.core.limits import Limits
 from stretto.core.request import Request, SamplingParams
@@ -42,9 +42,9 @@ QWEN = {
 QWEN |= {"rope": Rope(theta=1e6), "context_max": 40_960}
 
 
-def _qwen(hidden: int, layers: int, heads: int, inner: int, *, tied: bool, **more: Any) -> ModelShape:
+def _qwen(hidden: int, layers: int, heads: int, inner: int, *, tied: bool, **more: Any) -> TransformerShape:
     sizes = {"hidden": hidden, "layers": layers, "heads": heads, "inner": inner, "tied": tied}
-    return ModelShape(**{**QWEN, **sizes, **more})
+    return TransformerShape(**{**QWEN, **sizes, **more})
 
 
 SHAPES = {
@@ -63,7 +63,7 @@ SHAPES = {
         kv_heads=4,
         experts=Experts(count=128, per_token=8, inner=768, renormalize=True),
     ),
-    "llama-3.1-8b": ModelShape(
+    "llama-3.1-8b": TransformerShape(
         family="llama",
         vocab=128_256,
         hidden=4096,
@@ -80,7 +80,7 @@ SHAPES = {
 }
 
 
-def find_shape(name: str) -> ModelShape | Path:
+def find_shape(name: str) -> TransformerShape | Path:
     """A named shape (random weights), or a folder or GGUF file."""
     if name in SHAPES:
         return SHAPES[name]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stretto.backends.torch.kernels import sampling
-from stretto.backends.torch.kernels.topk_topp.exact import cut_rows, ordered_key_reference
+from stretto.backends.torch.kernels.topk_topp.exact import filter_bounds, ordered_key_reference
 from stretto.backends.torch.ops.sampling import (
     EVERYTHING,
     count_tokens_reference,
@@ -39,7 +39,7 @@ Check = Callable[[], str]  # what was seen; raises AssertionError
 def checks(*, device: str, tiny: bool) -> Iterator[tuple[str, Check]]:
     for name, params in SETTINGS.items():
         yield f"sampling chi-square {name}", lambda p=params: chi_square(p, device=device, tiny=tiny)
-    yield "sampling cuts", lambda: same_cuts(device=device, tiny=tiny)
+    yield "sampling last_ids", lambda: same_filter_bounds(device=device, tiny=tiny)
     yield "sampling reference", lambda: same_as_reference(device=device, tiny=tiny)
     yield "sampling batch independence", lambda: batch_independence(device=device, tiny=tiny)
     yield "sampling counts", lambda: same_counts(device=device)
@@ -111,7 +111,7 @@ def _variety(rows: int) -> list[SamplingParams]:
     ]
 
 
-def same_cuts(*, device: str, tiny: bool) -> str:
+def same_filter_bounds(*, device: str, tiny: bool) -> str:
     """The kept sets equal the sorted reference's; at a boundary of rounding they may differ by one token."""
     vocab, rows = (700, 24) if tiny else (151_936, 96)
     logits = _rows(vocab, rows, device, 5).float()
@@ -125,9 +125,9 @@ def same_cuts(*, device: str, tiny: bool) -> str:
     ]
     table = _table(params, vocab, device)
     slots = torch.arange(rows, device=device)
-    bounds, cuts = cut_rows(logits, table, slots)
+    bounds, last_ids = filter_bounds(logits, table, slots)
     key, token = ordered_key_reference(logits), torch.arange(vocab, device=device)
-    kept = (key > bounds[:, None]) | ((key == bounds[:, None]) & (token <= cuts[:, None]))
+    kept = (key > bounds[:, None]) | ((key == bounds[:, None]) & (token <= last_ids[:, None]))
     wrong = (kept != (keep_reference(logits, table, slots) > -torch.inf)).sum(-1)
     sizes = kept.sum(-1)
     assert (wrong <= 1 + sizes // 5000).all(), f"sets differ by {wrong.max().item()} tokens"

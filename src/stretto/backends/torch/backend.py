@@ -1,8 +1,8 @@
 """Paged attention on torch behind the Backend protocol: ticks in, up to two in flight, outcomes out.
 
-`launch` sends a tick's differences and starts its pass; `collect` waits for the token read-back, which is the
-only wait there is on a GPU. Rows planned ahead take their token from what the device sampled last for their
-slot. A page is written where its row says, so a failed pass leaves nothing to cut back.
+`launch` sends a tick's changes and starts its pass; `collect` waits for the token read-back, the only
+synchronization with the GPU. Rows planned ahead use the token that the device sampled last for their slot.
+Rows have fixed places in their pages, so a failed pass leaves nothing to roll back.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import torch
 
 from stretto.backends.torch.bound_requests import DeviceRequest, DeviceRequests, MakeGrammars, accepted
 from stretto.backends.torch.graphs import Graphs, Recorded
-from stretto.backends.torch.measuring import MeasuredRows, columns, scores
-from stretto.backends.torch.measuring import Share as MeasuredShare
+from stretto.backends.torch.measuring import MeasuredRows, MeasuredShare, columns, scores
 from stretto.backends.torch.models import CausalModel
 from stretto.backends.torch.ops import SampledTokens, SamplingTable
 from stretto.backends.torch.pool import KvPool
@@ -34,21 +33,21 @@ from stretto.errors import BadOutputError, InvariantError, TorchError
 
 log = logging.getLogger("stretto.runtime")
 
-ROW_QUANTUM_CUDA = 64  # a prompt's rows come in tiles
-ROW_QUANTUM_CPU = 16  # so few rows cost as much as one: the weights are read once
+CHUNK_MULTIPLE_CUDA = 64  # prompt rows are computed in tiles
+CHUNK_MULTIPLE_CPU = 16  # this many rows cost as much as one: the weights are read once
 OUTPUTS_PER_SLOT = 8
 STAGING_INTS = 1 << 18
 
 
 @dataclass(slots=True)
 class Flight:
-    """A tick that was launched, and where its tokens will be."""
+    """A launched tick, and where its tokens will be."""
 
     tick: Tick
     outcome: Outcome
     watch: Stopwatch | None = None
     sampled: SampledTokens | None = None
-    bound: dict[int, DeviceRequest] = field(default_factory=dict)  # those that need a look, by slot
+    special: dict[int, DeviceRequest] = field(default_factory=dict)  # requests with host work, by slot
     on_host: dict[int, list[int]] = field(default_factory=dict)  # slot -> tokens chosen on the host
     logprobs: bool = False
     shares: list[MeasuredShare] = field(default_factory=list)  # spans with rows that are measured
@@ -96,12 +95,12 @@ class TorchBackend:
             if graphs is None or isinstance(graphs, bool):
                 graphs = Graphs(device) if on_cuda and graphs is not False else None
             self.runner = Runner(model, self.pool, self._tables, table, staging, graphs=graphs)
-        self._bound = DeviceRequests(
+        self._requests = DeviceRequests(
             table, vocab=shape.vocab, eos=eos, suppressed=suppressed, make_grammars=make_grammars
         )
         self._flights: deque[Flight] = deque()
         self._broken = False
-        self.last_error: Exception | None = None  # why a pass failed
+        self.last_error: Exception | None = None  # cause of the last failed pass
         self.capabilities = Capabilities(
             share=Share.PAGES,
             snapshots=False,
@@ -112,7 +111,7 @@ class TorchBackend:
             bytes_per_token=self.pool.bytes_per_token,
             rows_max=rows_max,
             outputs_max=min(rows_max, OUTPUTS_PER_SLOT * slots),
-            chunk_multiple=ROW_QUANTUM_CUDA if on_cuda else ROW_QUANTUM_CPU,
+            chunk_multiple=CHUNK_MULTIPLE_CUDA if on_cuda else CHUNK_MULTIPLE_CPU,
             parts=Parts.EVEN,
             plan_ahead=plan_ahead,
             vocab=shape.vocab,
@@ -123,11 +122,11 @@ class TorchBackend:
     @torch.inference_mode()
     def launch(self, tick: Tick) -> None:
         if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # what is current belongs to the thread
+            torch.cuda.set_device(self._device)  # the current device is per thread
         for slot in tick.unbind:
-            self._bound.unbind(slot)
+            self._requests.unbind(slot)
         for binding in tick.bind:
-            self._bound.bind(binding)
+            self._requests.bind(binding)
         self._tables.update(tick.tables, tick.bind)
         flight = Flight(tick, Outcome(tick.id, ran=False))
         self._flights.append(flight)
@@ -159,13 +158,13 @@ class TorchBackend:
         return outcome
 
     def recover(self, lengths: Mapping[int, int]) -> frozenset[int]:
-        """Whatever a broken pass wrote lies behind those lengths, and will be written again."""
+        """What a failed pass wrote lies beyond these lengths and will be overwritten."""
         self._broken = False
         if self._device.type == "cuda":
             try:
                 torch.cuda.synchronize(self._device)
             except RuntimeError as error:
-                raise TorchError(f"the GPU does not answer any more: {error}") from error
+                raise TorchError(f"the GPU no longer responds: {error}") from error
         return frozenset()
 
     def close(self) -> None:
@@ -177,8 +176,8 @@ class TorchBackend:
             self.pool,
             self.model,
             self._tables,
-            self._bound,
-        )  # whoever still holds us holds no GPU
+            self._requests,
+        )  # references to a closed backend hold no GPU memory
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
@@ -189,7 +188,7 @@ class TorchBackend:
 
     def _execute(self, op: KvOp) -> OpResult:
         if op.kind is not OpKind.COPY_PAGES:
-            return OpResult(ok=False, reason=f"{op.kind.name} is not for pages")
+            return OpResult(ok=False, reason=f"{op.kind.name} is not an operation on pages")
         if not (0 <= op.sequence < self.pool.pages and 0 <= op.other < self.pool.pages):
             raise InvariantError("a copy of a page that does not exist")
         self.pool.copy_page(op.other, op.sequence, op.length)
@@ -202,10 +201,10 @@ class TorchBackend:
         batch = Ragged(*(_ints(c) for c in (tick.slots, tick.starts, tick.counts, tick.outputs, tick.tokens)))
         self._tables.check(batch.slots, batch.starts + batch.counts)
         for slot in tick.slots:
-            if slot not in self._bound:
+            if slot not in self._requests:
                 raise InvariantError(f"slot {slot} has rows and no request")
-        if self._bound.special:
-            self._look(flight)
+        if self._requests.special:
+            self._send_masks(flight)
         watch = Stopwatch(self._device)
         try:
             watch.start()
@@ -227,9 +226,9 @@ class TorchBackend:
         flight.outcome.failure = failure
 
     def _pass(self, flight: Flight, batch: Ragged) -> None:
-        mode = self._bound.mode
+        mode = self._requests.mode
         flight.logprobs = mode.logprobs >= 0
-        on_host = any(request.sampler is not None for request in flight.bound.values())
+        on_host = any(bound.sampler is not None for bound in flight.special.values())
         logits: torch.Tensor | None = None
         if batch.is_decode and not on_host:
             sampled: SampledTokens | None = self.runner.decode(batch, mode)
@@ -245,11 +244,11 @@ class TorchBackend:
             flight.sampled = SampledTokens(**copies)  # type: ignore[arg-type]
 
     def _measure(self, flight: Flight, batch: Ragged) -> None:
-        """Which rows of prompts are measured in this pass."""
+        """Selects the prompt rows to be scored in this pass."""
         tick, at = flight.tick, 0
         begins: dict[int, int] = {}
         for slot, start, count in zip(tick.slots, tick.starts, tick.counts, strict=True):
-            request = self._bound[slot].request
+            request = self._requests[slot].request
             if rows := request.measured_rows(start, count):
                 flight.shares.append(MeasuredShare(slot, request, start, rows))
                 begins[slot] = at
@@ -257,39 +256,39 @@ class TorchBackend:
         if flight.shares:
             batch.measured, batch.followers = columns(flight.shares, begins)
 
-    # --- requests that the host has a part in -----------------------------------------------------
+    # --- requests with work on the host ----------------------------------------------------------
 
-    def _look(self, flight: Flight) -> None:
-        """Masks are sent before the pass; who samples on the host is remembered."""
-        tick, special = flight.tick, self._bound.special
+    def _send_masks(self, flight: Flight) -> None:
+        """Sends masks before the pass and notes which requests sample on the host."""
+        tick, special = flight.tick, self._requests.special
         for slot, start, count, outputs in zip(
             tick.slots, tick.starts, tick.counts, tick.outputs, strict=True
         ):
-            request = special.get(slot)
-            if request is None or not outputs:
+            bound = special.get(slot)
+            if bound is None or not outputs:
                 continue
-            flight.bound[slot] = request
-            if request.matcher is not None and not request.error:
-                self._bound.send_mask(slot, request, start + count - outputs + 1 - request.prompt)
+            flight.special[slot] = bound
+            if bound.matcher is not None and not bound.error:
+                self._requests.send_mask(slot, bound, start + count - outputs + 1 - bound.prompt)
 
     def _sample_on_host(self, flight: Flight, logits: torch.Tensor) -> None:
-        """Waits for the pass: these tokens must be known before the next tick can be launched."""
+        """Waits for the pass: the next tick cannot be launched before these tokens are known."""
         tick, at, row = flight.tick, 0, 0
         for slot, start, count, outputs in zip(
             tick.slots, tick.starts, tick.counts, tick.outputs, strict=True
         ):
             at, row = at + count, row + outputs
-            request = flight.bound.get(slot)
-            if request is None or request.sampler is None or request.error:
+            bound = flight.special.get(slot)
+            if bound is None or bound.sampler is None or bound.error:
                 continue
             own = logits[row - outputs : row].float().cpu().numpy()
             try:
                 position = start + count - outputs
-                got = request.sampler.sample(own, tick.tokens[at - outputs : at], position)
+                got = bound.sampler.sample(own, tick.tokens[at - outputs : at], position)
             except InvariantError:
                 raise
             except Exception as error:
-                request.error = getattr(error, "code", BadOutputError.code)
+                bound.error = getattr(error, "code", BadOutputError.code)
                 continue
             flight.on_host[slot] = got.tokens
             self.runner.set_last(slot, got.tokens[-1])
@@ -299,13 +298,13 @@ class TorchBackend:
     # --- outcomes --------------------------------------------------------------------------------
 
     def _read(self, flight: Flight) -> None:
-        """Tokens of the spans, in their order. Nearly always each of them has one, and all are sound."""
+        """Tokens of the spans, in order. Usually each span has one, and all are valid."""
         outcome, tick, sampled = flight.outcome, flight.tick, flight.sampled
         outcome.counts = array("i", tick.outputs)
         if sampled is None:
             return
         ids = sampled.ids.numpy()[: sum(tick.outputs)].astype(np.int32)
-        plain = not flight.bound and not flight.logprobs and max(tick.outputs) == 1
+        plain = not flight.special and not flight.logprobs and max(tick.outputs) == 1
         if plain and (not len(ids) or ids.min() >= 0):
             outcome.tokens = array("i", ids.tobytes())
         else:
@@ -319,35 +318,35 @@ class TorchBackend:
             at, row = at + count, row + outputs
             if not outputs:
                 continue
-            request = flight.bound.get(slot)
+            bound = flight.special.get(slot)
             tokens = accepted(ids[row - outputs : row], tick.tokens[at - outputs : at])
-            if request is not None:
-                tokens = self._of_request(flight, span, request, tokens)
+            if bound is not None:
+                tokens = self._host_checked(flight, span, bound, tokens)
             if not tokens or min(tokens) < 0:
-                code = request.error if request is not None and request.error else BadOutputError.code
+                code = bound.error if bound is not None and bound.error else BadOutputError.code
                 outcome.failed[slot] = code
                 outcome.counts[span] = 0
                 continue
             outcome.counts[span] = len(tokens)
             outcome.tokens.extend(tokens)
-            if flight.logprobs and slot in self._bound and slot not in flight.on_host:
+            if flight.logprobs and slot in self._requests and slot not in flight.on_host:
                 self._add_logprobs(flight, slot, row - outputs, len(tokens))
 
-    def _of_request(self, flight: Flight, span: int, request: DeviceRequest, tokens: list[int]) -> list[int]:
+    def _host_checked(self, flight: Flight, span: int, bound: DeviceRequest, tokens: list[int]) -> list[int]:
         tick = flight.tick
-        if request.error:
+        if bound.error:
             return []
-        if request.sampler is not None:
+        if bound.sampler is not None:
             return flight.on_host.get(tick.slots[span], [])
         tokens = tokens[:1]  # the mask was for the first row
-        index = tick.starts[span] + tick.counts[span] - tick.outputs[span] + 1 - request.prompt
-        request.take(index, tokens)
+        index = tick.starts[span] + tick.counts[span] - tick.outputs[span] + 1 - bound.prompt
+        bound.take(index, tokens)
         return tokens
 
     def _add_logprobs(self, flight: Flight, slot: int, row: int, count: int) -> None:
         from stretto.backends.sampling.logprobs import TokenLogprobs
 
-        sampled, wanted = flight.sampled, self._bound[slot].params.logprobs
+        sampled, wanted = flight.sampled, self._requests[slot].params.logprobs
         assert sampled is not None
         if wanted < 0 or sampled.logprobs is None:
             return

@@ -1,10 +1,10 @@
-"""Who sits in which slot, and how its tokens are chosen: on the device by the table, or on the host.
+"""The requests bound to slots, and how each is sampled: on the device by the table, or on the host.
 
-Nearly every request is sampled on the device. A grammar needs its mask from the host before each row, and
-near `max_tokens` the host samples, because only it can tell whether the text could still be closed. What the
-device does not know (DRY, XTC, typical_p, drafts together with penalties or a grammar) is sampled on the host
-by the same numpy sampler that the llama.cpp backend uses, from a copy of its logits. A request that cannot be
-seated fails alone, when its first token is due.
+Most requests are sampled on the device. A grammar needs a mask from the host before each row, and near
+`max_tokens` the host samples, because only it knows whether the text can still be completed. Options that the
+device lacks (DRY, XTC, typical_p, drafts together with penalties or a grammar) are sampled on the host, from
+a copy of the logits, by the numpy sampler shared with the llama.cpp backend. A request that cannot be bound
+fails alone, when its first token is due.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MakeGrammars = Callable[[], "GrammarFactory"]
 
 
 class DeviceRequest:
-    """One request in a slot."""
+    """One request bound to a slot."""
 
     __slots__ = ("error", "matched", "matcher", "output", "params", "prompt", "request", "sampler")
 
@@ -40,18 +40,18 @@ class DeviceRequest:
         self.params = binding.request.params
         self.prompt = len(binding.request.tokens)
         self.output = array("i", binding.generated)
-        self.error = ""  # a code, where this request cannot be followed
+        self.error = ""  # the error code if this request cannot be sampled
         self.matcher: GrammarMatcher | None = None
-        self.matched = 0  # tokens of the output that the matcher has seen
-        self.sampler: Any = None  # the host's own request, where the host samples
+        self.matched = 0  # output tokens that the matcher has consumed
+        self.sampler: Any = None  # the host's bound request, if the host samples
 
     @property
     def is_tracked(self) -> bool:
-        """Does the host follow its tokens?"""
+        """Whether the host tracks its tokens."""
         return self.matcher is not None or self.sampler is not None
 
     def take(self, index: int, tokens: Iterable[int]) -> None:
-        """Tokens from output `index` on are part of the text."""
+        """Appends tokens from output `index` on."""
         del self.output[index:]
         self.output.extend(tokens)
 
@@ -71,32 +71,28 @@ class DeviceRequests:
         self._eos = frozenset(token for token in eos if 0 <= token < vocab)
         self._suppressed = frozenset(token for token in suppressed if 0 <= token < vocab)
         self._make_grammars = make_grammars
-        self._bound: dict[int, DeviceRequest] = {}
-        self._special: dict[
-            int, DeviceRequest
-        ] = {}  # errors, grammars and host samplers: the others need no look
+        self._requests: dict[int, DeviceRequest] = {}
+        self._special: dict[int, DeviceRequest] = {}  # with errors, grammars or host samplers
         self._mode: SamplingMode | None = None
 
     def __getitem__(self, slot: int) -> DeviceRequest:
-        return self._bound[slot]
+        return self._requests[slot]
 
     def __contains__(self, slot: int) -> bool:
-        return slot in self._bound
+        return slot in self._requests
 
     @property
     def mode(self) -> SamplingMode:
-        """What the sampler must be able to do for those who are seated now."""
+        """The sampler features that the bound requests need."""
         if self._mode is None:
             params = [
-                request.params
-                for request in self._bound.values()
-                if not request.error and request.sampler is None
+                bound.params for bound in self._requests.values() if not bound.error and bound.sampler is None
             ]
             mode = SamplingMode.of(params)
             biases = bool(self._suppressed) or any(map(self._is_biased, params))
             best = (
                 TOP_LOGPROBS_MAX if mode.logprobs > 0 else mode.logprobs
-            )  # a graph for each number is too many
+            )  # one graph per number would be too many
             self._mode = replace(mode, biases=biases, logprobs=best)
         return self._mode
 
@@ -108,43 +104,43 @@ class DeviceRequests:
     def special(self) -> dict[int, DeviceRequest]:
         return self._special
 
-    # --- coming and going ------------------------------------------------------------------------
+    # --- bind and unbind -------------------------------------------------------------------------
 
     def unbind(self, slot: int) -> None:
-        self._bound.pop(slot, None)
+        self._requests.pop(slot, None)
         self._special.pop(slot, None)
         self._mode = None
 
     def bind(self, binding: Binding) -> None:
-        request = DeviceRequest(binding)
+        bound = DeviceRequest(binding)
         self.unbind(binding.slot)
-        self._bound[binding.slot] = request
+        self._requests[binding.slot] = bound
         try:
-            self._prepare(request, binding)
+            self._bind_sampling(bound, binding)
         except StrettoError as error:
-            request.error = error.code
-        if request.error or request.is_tracked:
-            self._special[binding.slot] = request
+            bound.error = error.code
+        if bound.error or bound.is_tracked:
+            self._special[binding.slot] = bound
 
-    def _prepare(self, request: DeviceRequest, binding: Binding) -> None:
-        params = request.params
+    def _bind_sampling(self, bound: DeviceRequest, binding: Binding) -> None:
+        params = bound.params
         if params.logit_bias and not all(0 <= token < self._vocab for token in params.logit_bias):
             raise InvalidTokenError(f"logit_bias names a token outside the vocabulary of {self._vocab}")
         if samples_on_host(params):
-            request.sampler = self._host_request(binding)
+            bound.sampler = self._host_sampler(binding)
             return
         tokens = binding.request.tokens + binding.generated
         self._table.bind(binding.slot, params, tokens, eos=self._eos, suppressed=self._suppressed)
         if params.grammar:
-            request.matcher = self._grammars().matcher(params.grammar)
-            request.matcher.limit(params.max_tokens)
+            bound.matcher = self._grammars().matcher(params.grammar)
+            bound.matcher.limit(params.max_tokens)
 
     def _grammars(self) -> GrammarFactory:
         if self._make_grammars is None:
-            raise BadOutputError("this model has no tokenizer, so it cannot follow a grammar")
+            raise BadOutputError("grammars need a tokenizer, and this model has none")
         return self._make_grammars()
 
-    def _host_request(self, binding: Binding) -> Any:
+    def _host_sampler(self, binding: Binding) -> Any:
         from stretto.backends.sampling import MatcherGuide, Sampler
         from stretto.backends.sampling.bound_request import BoundRequest
 
@@ -159,33 +155,33 @@ class DeviceRequests:
                 guide=MatcherGuide(self._grammars().matcher(grammar)) if grammar else None,
             )
 
-        request = BoundRequest(binding, make, draft_cost=1.0, drafts_max=0)
-        request.at(len(binding.generated))  # parameters that cannot be followed are found here
-        return request
+        bound = BoundRequest(binding, make, draft_cost=1.0, drafts_max=0)
+        bound.at(len(binding.generated))  # raises for unsupported parameters
+        return bound
 
     # --- grammars --------------------------------------------------------------------------------
 
-    def send_mask(self, slot: int, request: DeviceRequest, index: int) -> None:
-        """The mask for output `index`, which needs all tokens before it."""
-        assert request.matcher is not None
+    def send_mask(self, slot: int, bound: DeviceRequest, index: int) -> None:
+        """Sends the mask for output `index`, which depends on all tokens before it."""
+        assert bound.matcher is not None
         try:
-            if request.matched > index or request.matched > len(request.output):
-                request.matcher.rebuild(request.output[:index])
+            if bound.matched > index or bound.matched > len(bound.output):
+                bound.matcher.rebuild(bound.output[:index])
             else:
-                for token in request.output[request.matched : index]:
-                    request.matcher.advance(token)
-            request.matched = index
-            if request.matcher.is_near_end(request.params.max_tokens - index - 1):
-                self._move_to_host(slot, request, index)
+                for token in bound.output[bound.matched : index]:
+                    bound.matcher.advance(token)
+            bound.matched = index
+            if bound.matcher.is_near_end(bound.params.max_tokens - index - 1):
+                self._move_to_host(slot, bound, index)
             else:
-                self._table.set_mask(slot, self._bits(request.matcher))
+                self._table.set_mask(slot, self._bits(bound.matcher))
         except StrettoError as error:
-            request.error = error.code
+            bound.error = error.code
 
-    def _move_to_host(self, slot: int, request: DeviceRequest, index: int) -> None:
-        """The last tokens of a guided text are checked one by one, so that it closes before its limit."""
-        request.sampler = self._host_request(Binding(slot, request.request, request.output[:index]))
-        request.matcher = None
+    def _move_to_host(self, slot: int, bound: DeviceRequest, index: int) -> None:
+        """The last tokens of a guided text are sampled on the host, so that it ends within its limit."""
+        bound.sampler = self._host_sampler(Binding(slot, bound.request, bound.output[:index]))
+        bound.matcher = None
         self._mode = None
 
     def _bits(self, matcher: GrammarMatcher) -> torch.Tensor:
@@ -198,12 +194,12 @@ def samples_on_host(params: SamplingParams) -> bool:
     odd = params.typical_p < 1 or params.xtc_probability > 0 or params.dry_multiplier > 0
     penalties = params.repeat_penalty != 1 or params.frequency_penalty or params.presence_penalty
     drafted = params.draft_tokens > 0 and (penalties or params.grammar)
-    held = params.grammar and (params.min_tokens > 0 or params.ignore_eos)  # a grammar overrules those
+    held = params.grammar and (params.min_tokens > 0 or params.ignore_eos)  # a grammar overrides those
     return bool(odd or drafted or held)
 
 
 def accepted(sampled: Sequence[int], rows: Sequence[int]) -> list[int]:
-    """Of tokens sampled behind drafts: those whose drafts (in `rows`) were right, and one more."""
+    """Of the tokens sampled for draft rows: those of accepted drafts (in `rows`), and one more."""
     kept: list[int] = []
     for at, token in enumerate(sampled):
         kept.append(token)

@@ -1,7 +1,7 @@
-"""A model's shape: what `config.json` of a Hugging Face folder says of it, typed and checked.
+"""A model's shape: `config.json` of a Hugging Face folder, typed and checked.
 
-Knows the four families that the backend runs and refuses the rest by name. Numbers that would change the
-result silently when misread (rotary scaling, sliding windows, activations) are refused when they are unknown.
+Knows the four families that the backend runs and rejects others by name. Settings that would silently change
+the result (rotary scaling, sliding windows, activations) are rejected if unknown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """Rotary positions. `kind`: default, linear, llama3, yarn or factors; the rest is that kind's own."""
+    """Rotary positions. `kind`: default, linear, llama3, yarn or factors; other fields depend on it."""
 
     theta: float = 10_000.0
     kind: str = "default"
@@ -37,7 +37,7 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
-    factors: tuple[float, ...] = ()  # one for each pair of a head: how GGUF files carry llama3's scaling
+    factors: tuple[float, ...] = ()  # one per pair of a head: how GGUF files store llama3's scaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +46,11 @@ class Experts:
     per_token: int
     inner: int
     renormalize: bool
-    dense_layers: frozenset[int] = frozenset()  # these have an ordinary MLP all the same
+    dense_layers: frozenset[int] = frozenset()  # layers with an ordinary MLP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
+class TransformerShape:
     family: str
     vocab: int
     hidden: int
@@ -62,7 +62,7 @@ class ModelShape:
     norm_eps: float
     rope: Rope = Rope()
     context_max: int = 4096
-    tied: bool = False  # the embedding is the output matrix too
+    tied: bool = False  # the embedding is also the output matrix
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -86,7 +86,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """About how many weights: what is read for one token of a dense model."""
+        """Approximate number of weights, all read for each token of a dense model."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         dense = 3 * self.hidden * self.inner
         total = self.vocab * self.hidden * (1 if self.tied else 2)
@@ -99,7 +99,7 @@ class ModelShape:
         return total
 
 
-def read_config(folder: Path) -> ModelShape:
+def read_config(folder: Path) -> TransformerShape:
     """`config.json` of a folder. Raises ModelFileError or UnsupportedModelError."""
     return parse_config(read_json(folder / "config.json"))
 
@@ -116,7 +116,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def parse_config(config: Mapping[str, Any]) -> ModelShape:
+def parse_config(config: Mapping[str, Any]) -> TransformerShape:
     family = _family(config)
     _refuse_unknown(config)
     try:
@@ -134,28 +134,28 @@ def _family(config: Mapping[str, Any]) -> str:
     if not names and kind in MODEL_TYPES:
         return MODEL_TYPES[kind]
     raise UnsupportedModelError(
-        f"the torch backend does not know {', '.join(map(str, names)) or kind or 'this model'}",
+        f"the torch backend does not support {', '.join(map(str, names)) or kind or 'this model'}",
         hint=f"it runs {', '.join(FAMILIES)}; others run from GGUF with backend: llamacpp",
     )
 
 
 def _refuse_unknown(config: Mapping[str, Any]) -> None:
     if config.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModelError(f"the activation {config['hidden_act']!r} is not known")
+        raise UnsupportedModelError(f"the activation {config['hidden_act']!r} is not supported")
     if config.get("use_sliding_window"):
-        raise UnsupportedModelError("sliding windows are not built into the torch backend")
+        raise UnsupportedModelError("the torch backend does not support sliding windows")
     if config.get("quantization_config"):
         raise UnsupportedModelError(
-            "quantized safetensors are not read",
+            "quantized safetensors are not supported",
             hint="use the bf16 weights, or a GGUF with backend: llamacpp",
         )
 
 
-def _shape(family: str, config: Mapping[str, Any]) -> ModelShape:
+def _shape(family: str, config: Mapping[str, Any]) -> TransformerShape:
     heads = int(config["num_attention_heads"])
     hidden = int(config["hidden_size"])
     bias = family == "qwen2" or bool(config.get("attention_bias", False))
-    return ModelShape(
+    return TransformerShape(
         family=family,
         vocab=int(config["vocab_size"]),
         hidden=hidden,
@@ -200,16 +200,16 @@ def _experts(config: Mapping[str, Any]) -> Experts:
 
 
 def _rope(config: Mapping[str, Any]) -> Rope:
-    """`rope_theta` beside `rope_scaling`, or both inside `rope_parameters` as newer files have it."""
+    """`rope_theta` beside `rope_scaling`, or both inside `rope_parameters` as in newer files."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000.0)
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
     if kind == "default":
         return Rope(theta=theta)
     if kind not in ("linear", "llama3", "yarn"):
-        raise UnsupportedModelError(f"the rotary scaling {kind!r} is not known")
+        raise UnsupportedModelError(f"the rotary scaling {kind!r} is not supported")
     if float(scaling.get("partial_rotary_factor", 1.0)) != 1.0 or scaling.get("mscale"):
-        raise UnsupportedModelError("partly rotated heads and mscale are not known")
+        raise UnsupportedModelError("partial rotary embeddings and mscale are not supported")
     original = scaling.get("original_max_position_embeddings") or config.get("max_position_embeddings", 4096)
     return Rope(
         theta=theta,

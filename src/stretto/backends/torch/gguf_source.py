@@ -1,7 +1,7 @@
-"""A GGUF file as a source of weights: dequantized, under Hugging Face names, in Hugging Face order.
+"""Weights from a GGUF file: dequantized, with Hugging Face names and order.
 
-The header is read and checked by `stretto.model_files.gguf`; the numbers by gguf-py. llama.cpp stores Llama's
-Q and K with neighbouring dimensions paired for its rotary kernel; here they are put back into halves.
+`stretto.model_files.gguf` reads and checks the header, gguf-py reads the tensors. llama.cpp stores Llama's Q
+and K with adjacent dimensions paired for its rotary kernel; here they are reordered into halves.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stretto.backends.torch.config import Experts, ModelShape, Rope
+from stretto.backends.torch.config import Experts, Rope, TransformerShape
 from stretto.backends.torch.weights import checked
 from stretto.errors import ModelFileError, UnsupportedModelError
 from stretto.model_files import gguf
@@ -48,7 +48,7 @@ class GgufSource:
     def __init__(self, path: Path) -> None:
         self.file = gguf.read(path)
         if self.file.shards > 1:
-            raise UnsupportedModelError("a GGUF in several files is not read by the torch backend")
+            raise UnsupportedModelError("the torch backend does not read split GGUF files")
         self._data = np.memmap(path, dtype=np.uint8, mode="r")
         self._read: set[str] = set()
         self.shape = _shape(self)
@@ -81,7 +81,7 @@ class GgufSource:
             values = dequantize(raw.reshape(*shape[:-1], -1), GGMLQuantizationType(tensor.type.number))
         except (ValueError, NotImplementedError):
             raise UnsupportedModelError(
-                f"{name} has the type {tensor.type.name}, which is not read"
+                f"{name} has the type {tensor.type.name}, which is not supported"
             ) from None
         return np.array(values, dtype=np.float32).reshape(shape)
 
@@ -118,11 +118,11 @@ def _in_halves(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     return paired.transpose(1, 2).reshape(rows, *rest)
 
 
-def _shape(source: GgufSource) -> ModelShape:
+def _shape(source: GgufSource) -> TransformerShape:
     file = source.file
     if file.architecture not in FAMILIES:
         raise UnsupportedModelError(
-            f"the torch backend does not know the architecture {file.architecture}",
+            f"the torch backend does not support the architecture {file.architecture}",
             hint="leave out backend: torch",
         )
     family = FAMILIES[file.architecture]
@@ -131,7 +131,7 @@ def _shape(source: GgufSource) -> ModelShape:
         raise ModelFileError(f"{file.path} has no token_embd.weight")
     heads = int(source.number("attention.head_count"))
     hidden = int(source.number("embedding_length"))
-    return ModelShape(
+    return TransformerShape(
         family=family,
         vocab=embedding.dims[1],
         hidden=hidden,
@@ -167,7 +167,7 @@ def _rope(source: GgufSource) -> Rope:
     if kind == "none":
         return Rope(theta=theta)
     if kind not in ("linear", "yarn"):
-        raise UnsupportedModelError(f"the rotary scaling {kind!r} is not known")
+        raise UnsupportedModelError(f"the rotary scaling {kind!r} is not supported")
     return Rope(
         theta=theta,
         kind=str(kind),

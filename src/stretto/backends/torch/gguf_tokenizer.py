@@ -1,7 +1,6 @@
-"""A tokenizer from the metadata of a GGUF file, for byte-level BPE vocabularies whose splitting is known.
+"""A tokenizer from the metadata of a GGUF file, for byte-level BPE vocabularies with known pre-tokenizers.
 
-Writes the JSON that `tokenizers` reads and hands it to `HfTokenizer`. A file that names another kind of
-vocabulary is refused.
+Builds the JSON that `tokenizers` reads and passes it to `HfTokenizer`. Other vocabularies are rejected.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ENDING_NAMES = (
     "<reponame>",
     "<|file_sep|>",
     "<|repo_name|>",
-)  # control tokens that llama.cpp takes for an end as well
+)  # control tokens that llama.cpp also treats as the end
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -51,7 +50,7 @@ def gguf_tokenizer(file: GgufFile, *, vocab: int) -> HfTokenizer:
     kind, pre = (file.metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
     if kind != "gpt2" or pre not in PRE_TOKENIZERS:
         raise UnsupportedModelError(
-            f"the torch backend does not know the vocabulary {kind}/{pre} of a GGUF",
+            f"the torch backend does not support the GGUF vocabulary {kind}/{pre}",
             hint="use the model's safetensors, or leave out backend: torch",
         )
     words, types = _items(file, "tokens"), _items(file, "token_type")

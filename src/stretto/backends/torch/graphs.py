@@ -1,7 +1,7 @@
-"""CUDA graphs of the decode pass, one for each (bucket of rows, sampling mode), captured when needed.
+"""CUDA graphs of the decode pass, one per (row bucket, sampling mode), captured when needed.
 
-All share one memory pool: they never run at the same time. A capture takes some tens of milliseconds and
-executes nothing, so start-up pays for none of the sizes that nobody uses.
+All share one memory pool, because they never run at the same time. A capture takes tens of milliseconds, so
+sizes are not captured at start-up but on first use.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from stretto.backends.torch.ops import SampledTokens, SamplingMode
 
 Key = tuple[int, SamplingMode]
-STEPS = ((8, 2), (32, 8), (128, 16), (512, 32), (1 << 20, 128))  # up to this many rows: steps of so many
+STEPS = ((8, 2), (32, 8), (128, 16), (512, 32), (1 << 20, 128))  # (rows up to, step)
 
 
 def buckets_up_to(rows: int) -> tuple[int, ...]:
-    """1, 2, 4, 6, 8, 16, 24, 32, 48, … and at the end exactly `rows`."""
+    """1, 2, 4, 6, 8, 16, 24, 32, 48, … and finally exactly `rows`."""
     buckets = [1]
     for limit, step in STEPS:
         while buckets[-1] < min(limit, rows):
@@ -27,7 +27,7 @@ def buckets_up_to(rows: int) -> tuple[int, ...]:
 
 
 class Recorded(Protocol):
-    """Passes that are recorded once and replayed. `run` is called at least once when it is recorded."""
+    """Passes that are captured once and replayed. `capture` calls `run` at least once."""
 
     def __contains__(self, key: Key) -> bool: ...
     def capture(self, key: Key, run: Callable[[], SampledTokens]) -> None: ...
@@ -44,7 +44,7 @@ class Graphs:
         return key in self._graphs
 
     def capture(self, key: Key, run: Callable[[], SampledTokens]) -> None:
-        """`run` is called twice: once to compile and to settle allocations, once to be recorded."""
+        """Calls `run` twice: once to compile and allocate, once to capture."""
         run()
         torch.cuda.synchronize(self._device)
         if self._pool is None:

@@ -1,7 +1,7 @@
-"""From a decode batch's three columns (slot, position, token) to everything its pass reads, on the device.
+"""Device inputs of a decode pass, computed from three columns: slot, position, token.
 
-Many tiny operations: one Triton kernel on CUDA, where each would cost as much as a small layer. A position of
--1 is a row of padding. Called inside CUDA graphs: nothing here waits for the device.
+Many tiny operations, fused into one Triton kernel on CUDA, where each would cost as much as a small layer. A
+position of -1 marks a padding row. Called inside CUDA graphs: nothing here synchronizes with the device.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from stretto.backends.torch.tables import Tables
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """One row for each span. `output_index` counts the tokens that the request has said so far."""
+    """One row per span. `output_index` counts the request's output tokens so far."""
 
     slots: torch.Tensor  # int64
-    tokens: torch.Tensor  # int32, with those that were pending filled in
+    tokens: torch.Tensor  # int32, pending tokens filled in
     positions: torch.Tensor  # int32, 0 for padding
     slot_mapping: torch.Tensor  # int64, -1 for padding
     context_lens: torch.Tensor  # int32, 0 for padding
     output_index: torch.Tensor  # int32
-    block_tables: torch.Tensor  # int32 [rows, pages_max]; what lies behind the context may be anything
+    block_tables: torch.Tensor  # int32 [rows, pages_max]; entries beyond the context are undefined
 
 
 def decode_inputs(columns: torch.Tensor, tables: Tables) -> DecodeInputs:
@@ -58,7 +58,7 @@ def decode_inputs_reference(columns: torch.Tensor, tables: Tables) -> DecodeInpu
 
 
 def keep_last(tables: Tables, slots: torch.Tensor, ids: torch.Tensor) -> None:
-    """What was sampled for each slot, for rows that are planned before the host knows it."""
+    """Stores the sampled token of each slot, for rows planned before the host knows it."""
     if ids.is_cuda:
         from stretto.backends.torch.kernels import inputs as kernel
 

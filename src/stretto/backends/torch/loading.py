@@ -1,7 +1,7 @@
-"""From a folder, a GGUF file or a bare shape to a backend that runs: device, type, weights, pool, tokenizer.
+"""Builds a backend from a folder, a GGUF file or a shape: device, type, weights, KV pool, tokenizer.
 
-Notes how long each part took: a start-up that is slow should say where. `load_format: dummy` makes random
-weights of the shape in `config.json`, for benchmarks without a download.
+Records the seconds of each step, to explain a slow start-up. `load_format: dummy` creates random weights of
+the shape in `config.json`, for benchmarks without a download.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from stretto.backends.torch.backend import TorchBackend
-from stretto.backends.torch.config import ModelShape, read_config
+from stretto.backends.torch.config import TransformerShape, read_config
 from stretto.backends.torch.gguf_source import GgufSource
 from stretto.backends.torch.gguf_tokenizer import gguf_tokenizer
-from stretto.backends.torch.models import Place, build
+from stretto.backends.torch.models import Placement, build
 from stretto.backends.torch.pool import PAGE_TOKENS, pages_that_fit
 from stretto.backends.torch.tokenizer import HfTokenizer, read_template, read_tokenizer
 from stretto.backends.torch.weights import DummySource, SafetensorsSource, WeightSource
@@ -35,7 +35,7 @@ LOAD_FORMATS = ("auto", "dummy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchOptions:
-    """What can be chosen. Zero and `auto` mean: by the model and the machine."""
+    """Load options. Zero and `auto`: derived from the model and the machine."""
 
     slots: int = 4
     window: int = 0
@@ -58,10 +58,10 @@ class TorchOptions:
 
 @dataclass(slots=True)
 class Opened:
-    """A backend, and what the text layer needs to talk to it."""
+    """A backend, and what the text layer needs to use it."""
 
     backend: TorchBackend
-    shape: ModelShape
+    shape: TransformerShape
     tokenizer: HfTokenizer | None
     template: str | None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -69,9 +69,9 @@ class Opened:
 
 
 def open_model(
-    source: Path | ModelShape, options: TorchOptions, progress: Callable[[float], None] | None = None
+    source: Path | TransformerShape, options: TorchOptions, progress: Callable[[float], None] | None = None
 ) -> Opened:
-    """A folder, a GGUF file, or a shape alone (then with random weights)."""
+    """A folder, a GGUF file, or just a shape (then with random weights)."""
     seconds: dict[str, float] = {}
     clock = _Clock(seconds)
     device = choose_device(options.device)
@@ -89,7 +89,7 @@ def open_model(
         weights.close()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    grammars = Grammars(tokenizer) if tokenizer is not None else None
+    grammars = LazyGrammarFactory(tokenizer) if tokenizer is not None else None
     with clock("pool"):
         pages = options.pages or pages_that_fit(
             shape,
@@ -117,8 +117,8 @@ def open_model(
 def _check_all_read(weights: WeightSource) -> None:
     if left := weights.unread():
         raise UnsupportedModelError(
-            f"{len(left)} tensors of the file have no place in the model, among them {left[0]}",
-            hint="the torch backend does not know this variant; a GGUF runs with backend: llamacpp",
+            f"{len(left)} tensors of the file do not belong to the model, among them {left[0]}",
+            hint="the torch backend does not support this variant; a GGUF runs with backend: llamacpp",
         )
 
 
@@ -129,11 +129,11 @@ def choose_device(name: str) -> torch.device:
 
 
 def _weights(
-    source: Path | ModelShape, device: torch.device, options: TorchOptions
-) -> tuple[ModelShape, WeightSource, Place]:
-    """Half-precision arithmetic is slow and coarse on CPUs: there the default is float32."""
+    source: Path | TransformerShape, device: torch.device, options: TorchOptions
+) -> tuple[TransformerShape, WeightSource, Placement]:
+    """Half precision is slow and inaccurate on CPUs: there the default is float32."""
     gguf = GgufSource(source) if isinstance(source, Path) and source.suffix == ".gguf" else None
-    if isinstance(source, ModelShape):
+    if isinstance(source, TransformerShape):
         shape = source
     elif gguf is not None:
         shape = gguf.shape
@@ -144,16 +144,16 @@ def _weights(
     dtype = DTYPES.get(options.dtype if options.dtype != "auto" else shape.dtype, torch.bfloat16)
     if options.dtype == "auto" and device.type == "cpu":
         dtype = torch.float32
-    place = Place(device, dtype)
-    if options.load_format == "dummy" or isinstance(source, ModelShape):
+    place = Placement(device, dtype)
+    if options.load_format == "dummy" or isinstance(source, TransformerShape):
         return shape, DummySource(device, dtype), place
     return shape, gguf if gguf is not None else SafetensorsSource(source), place
 
 
 def _text(
-    source: Path | ModelShape, weights: WeightSource, shape: ModelShape
+    source: Path | TransformerShape, weights: WeightSource, shape: TransformerShape
 ) -> tuple[HfTokenizer | None, str | None]:
-    if isinstance(source, ModelShape):
+    if isinstance(source, TransformerShape):
         return None, None
     if source.suffix == ".gguf":
         file = weights.file if isinstance(weights, GgufSource) else GgufSource(source).file
@@ -162,8 +162,8 @@ def _text(
     return tokenizer, read_template(source)
 
 
-class Grammars:
-    """llguidance's view of the vocabulary, built when the first grammar comes. Called from any thread."""
+class LazyGrammarFactory:
+    """llguidance's view of the vocabulary, built for the first grammar. Thread-safe."""
 
     def __init__(self, tokenizer: HfTokenizer) -> None:
         self._tokenizer = tokenizer

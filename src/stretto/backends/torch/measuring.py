@@ -1,7 +1,7 @@
-"""Log-probabilities of a prompt's own tokens: by the model's logits, as they are, in float32.
+"""Log-probabilities of prompt tokens, from the unmodified logits in float32.
 
-Few rows at a time (`Capabilities.measured_max`), so that the copy in float32 stays small. On the device until
-the tick is collected.
+Few rows at a time (`Capabilities.measured_max`), so that the float32 copy stays small. Kept on the device
+until the tick is collected.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class MeasuredRows(NamedTuple):
         return MeasuredRows(*(found for part in self if (found := to_host(part)) is not None))
 
 
-class Share(NamedTuple):
-    """One span's part of a tick's measured rows."""
+class MeasuredShare(NamedTuple):
+    """One span's part of a tick's scored rows."""
 
     slot: int
     request: Request
-    start: int  # position of its first measured row
+    start: int  # position of its first scored row
     rows: int
 
 
@@ -51,8 +51,8 @@ def measure(logits: torch.Tensor, followers: torch.Tensor) -> MeasuredRows:
     )
 
 
-def columns(shares: list[Share], begins: dict[int, int]) -> tuple[Ints, Ints]:
-    """The flat rows to measure, and the tokens after them. `begins`: the first row of each slot's span."""
+def columns(shares: list[MeasuredShare], begins: dict[int, int]) -> tuple[Ints, Ints]:
+    """The flat rows to score, and the tokens after them. `begins`: the first row of each slot's span."""
     rows = [np.arange(begins[share.slot], begins[share.slot] + share.rows) for share in shares]
     followers: array[int] = array("i")
     for share in shares:
@@ -60,8 +60,8 @@ def columns(shares: list[Share], begins: dict[int, int]) -> tuple[Ints, Ints]:
     return np.concatenate(rows).astype(np.int32), np.array(followers, dtype=np.int32)
 
 
-def scores(shares: list[Share], found: MeasuredRows) -> dict[int, PromptScores]:
-    """By slot; `found` is on the host and its copies are done."""
+def scores(shares: list[MeasuredShare], found: MeasuredRows) -> dict[int, PromptScores]:
+    """Scores by slot; `found` is on the host and its copies are complete."""
     from stretto.backends.sampling.logprobs import TokenLogprobs
 
     logprobs = found.logprobs.tolist()

@@ -1,9 +1,9 @@
-"""Whether kernels may begin before their predecessors end. Set for a pass, read as its kernels are launched.
+"""Programmatic dependent launch: whether kernels may start before their predecessors end. Set per pass.
 
-Early is worth it for a single row of a small model: its kernels take a few microseconds each, and their
-weights load while the one before ends (Qwen3-0.6B on an H200: 0.85 ms a token becomes 0.75). Kernels of a
-large model fill the machine by themselves, and early loads get in their way (Qwen3-8B: 4.2 ms becomes 4.8);
-with a few rows the next one is let in late, when there is nothing left to load.
+EARLY pays off for a single row of a small model: its kernels take a few microseconds each, and weights are
+loaded while the previous kernel ends (Qwen3-0.6B on an H200: 0.85 → 0.75 ms per token). Kernels of a large
+model fill the GPU by themselves, and early loads slow them down (Qwen3-8B: 4.2 → 4.8 ms); with a few rows the
+next one is launched LATE, after the last load.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ import torch
 OFF, EARLY, LATE = range(3)
 ROWS_EARLY = 1
 ROWS_LATE = 16
-HIDDEN_EARLY = 2048  # a model of this width is small
+HIDDEN_EARLY = 2048  # models up to this width are small
 
 
 @dataclass(slots=True)
-class Overlap:
+class PdlState:
     mode: int = OFF
 
 
-OVERLAP = Overlap()
+PDL_STATE = PdlState()
 
 
 @cache
 def _supported() -> bool:
-    """From Hopper on a kernel can wait for the one before it."""
+    """PDL needs Hopper or newer."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 
 
 @contextmanager
-def overlapping(rows: int, hidden: int) -> Iterator[None]:
+def pdl_for(rows: int, hidden: int) -> Iterator[None]:
     if not _supported():
-        OVERLAP.mode = OFF
+        PDL_STATE.mode = OFF
     elif hidden <= HIDDEN_EARLY:
-        OVERLAP.mode = EARLY if rows <= ROWS_EARLY else OFF
+        PDL_STATE.mode = EARLY if rows <= ROWS_EARLY else OFF
     else:
-        OVERLAP.mode = LATE if ROWS_EARLY < rows <= ROWS_LATE else OFF
+        PDL_STATE.mode = LATE if ROWS_EARLY < rows <= ROWS_LATE else OFF
     try:
         yield
     finally:
-        OVERLAP.mode = OFF
+        PDL_STATE.mode = OFF

@@ -1,25 +1,25 @@
-"""The KV pool: pages of a few tokens each, sized from the memory that the weights leave.
+"""The KV pool: pages of a few tokens each, sized by the memory left after the weights.
 
-Knows bytes and pages. Which page holds what is the ledger's business; nothing here is reserved for tokens
-that may never come.
+Knows bytes and pages; the ledger decides which page holds what. Nothing is reserved in advance for output
+tokens.
 """
 
 from __future__ import annotations
 
 import torch
 
-from stretto.backends.torch.config import ModelShape
-from stretto.backends.torch.models.layers import LayerPages, Place
+from stretto.backends.torch.config import TransformerShape
+from stretto.backends.torch.models.layers import LayerPages, Placement
 from stretto.errors import OutOfMemoryError
 
 PAGE_TOKENS = 32
-MEMORY_SHARE = 0.92  # of a GPU's free memory, after weights and what a pass needs
-SLACK_BYTES = 1 << 30  # CUDA graphs, cuBLAS, the allocator's holes
+MEMORY_SHARE = 0.92  # of a GPU's free memory, after weights and activations
+SLACK_BYTES = 1 << 30  # CUDA graphs, cuBLAS, fragmentation
 CPU_POOL_BYTES = 2 << 30
 
 
 class KvPool:
-    def __init__(self, shape: ModelShape, place: Place, *, pages: int, page_tokens: int) -> None:
+    def __init__(self, shape: TransformerShape, place: Placement, *, pages: int, page_tokens: int) -> None:
         self.pages = pages
         self.page_tokens = page_tokens
         self.bytes_per_token = shape.kv_bytes_per_token(place.dtype.itemsize)
@@ -28,14 +28,14 @@ class KvPool:
         self.layers = tuple(LayerPages(k=layer[0], v=layer[1]) for layer in self._memory)
 
     def copy_page(self, source: int, target: int, length: int) -> None:
-        """The first `length` tokens of a page, in all layers at once."""
+        """Copies the first `length` tokens of a page, in all layers."""
         self._memory[:, :, target, :length] = self._memory[:, :, source, :length]
 
 
 def pages_that_fit(
-    shape: ModelShape, place: Place, *, slots: int, window: int, rows_max: int, page_tokens: int
+    shape: TransformerShape, place: Placement, *, slots: int, window: int, rows_max: int, page_tokens: int
 ) -> int:
-    """As many pages as memory holds; on a CPU as many as all slots can fill, within a bound."""
+    """As many pages as fit in memory; on a CPU as many as all slots can fill, within a bound."""
     page_bytes = shape.kv_bytes_per_token(place.dtype.itemsize) * page_tokens
     window_pages = -(-window // page_tokens)
     if place.device.type != "cuda":
@@ -46,14 +46,14 @@ def pages_that_fit(
     pages = int(free * MEMORY_SHARE) // page_bytes
     if pages < 1 or pages * page_tokens < min(window, 1024):
         raise OutOfMemoryError(
-            f"{free >> 20} MiB are left for the KV cache, too few for one request",
+            f"{free >> 20} MiB are left for the KV cache, not enough for one request",
             hint="lower n_batch or n_seq_max, or use a smaller model",
         )
     return pages
 
 
-def pass_bytes(shape: ModelShape, place: Place, *, slots: int, rows_max: int) -> int:
-    """What activations and logits of the largest pass take, generously."""
+def pass_bytes(shape: TransformerShape, place: Placement, *, slots: int, rows_max: int) -> int:
+    """Upper estimate of the activations and logits of the largest pass."""
     inner = shape.inner if shape.experts is None else shape.experts.inner * shape.experts.per_token
     width = 8 * shape.hidden + 4 * inner + 4 * shape.heads * shape.head_dim
     return rows_max * width * place.dtype.itemsize + slots * shape.vocab * 24

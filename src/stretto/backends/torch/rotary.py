@@ -1,6 +1,6 @@
-"""The table of cosines and sines: a row for each position, the cosines of half a head, then the sines.
+"""The rotary table: one row per position, the cosines of half a head, then the sines.
 
-Knows the four ways of stretching a context that the families use. Computed once, in float64.
+Knows the four context extension methods of the supported families. Computed once, in float64.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _frequencies(rope: Rope, head_dim: int) -> tuple[torch.Tensor, float]:
 
 
 def _llama3(rope: Rope, plain: torch.Tensor) -> torch.Tensor:
-    """Long waves are stretched, short ones stay, those between go over smoothly."""
+    """Scales long wavelengths, keeps short ones, and interpolates in between."""
     waves = 2 * math.pi / plain
     low = rope.original_context / rope.low_freq_factor
     high = rope.original_context / rope.high_freq_factor
@@ -49,8 +49,8 @@ def _llama3(rope: Rope, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: Rope, plain: torch.Tensor, head_dim: int) -> torch.Tensor:
-    def dimension(turns: float) -> float:
-        return head_dim * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+    def dimension(count: float) -> float:
+        return head_dim * math.log(rope.original_context / (count * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low = max(math.floor(dimension(rope.beta_fast)), 0)
     high = min(math.ceil(dimension(rope.beta_slow)), head_dim - 1)

@@ -1,8 +1,8 @@
-"""Runs passes: a flat ragged batch of any spans, or a decode batch of one row for each slot.
+"""Runs passes: a flat ragged batch of any spans, or a decode batch of one row per slot.
 
-The decode batch is the hot path: its inputs lie in one static buffer, everything from the block tables to
-the sampled ids happens on the device, and on CUDA it is a graph for each batch-size bucket (see `graphs`).
-Prompts come in mixed batches, which run eagerly: they are large enough to hide the launches.
+The decode batch is the hot path: its inputs are in one static buffer, everything from the block tables to the
+sampled ids is computed on the device, and on CUDA it is a graph per batch-size bucket (see `graphs`). Prompts
+are in mixed batches, which run eagerly: they are large enough to hide launch overhead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stretto.backends.torch.inputs import decode_inputs, keep_last
 from stretto.backends.torch.measuring import MeasuredRows, measure
 from stretto.backends.torch.models import CausalModel, Step
 from stretto.backends.torch.ops import SampledTokens, SamplingMode, SamplingTable
-from stretto.backends.torch.pdl_mode import overlapping
+from stretto.backends.torch.pdl_mode import pdl_for
 from stretto.backends.torch.pool import KvPool
 from stretto.backends.torch.staging import Ints, Staging
 from stretto.backends.torch.tables import Tables
@@ -33,11 +33,9 @@ class Ragged:
     slots: Ints
     starts: Ints
     counts: Ints
-    outputs: Ints  # of each span: its last so many rows
+    outputs: Ints  # per span: number of its last rows that are outputs
     tokens: Ints
-    measured: Ints = field(
-        default_factory=lambda: NO_ROWS
-    )  # flat rows whose logits are measured, and not sampled from
+    measured: Ints = field(default_factory=lambda: NO_ROWS)  # flat rows whose logits are scored, not sampled
     followers: Ints = field(default_factory=lambda: NO_ROWS)  # the token after each of them
 
     @property
@@ -67,13 +65,13 @@ class Runner:
         self._inputs = torch.zeros(3 * most, dtype=torch.int32, device=self._device)
         self._steps = torch.arange(most + 1, dtype=torch.int32, device=self._device)
         self._graphs = graphs
-        # Eager or replayed, a GPU sees the same shapes: cuBLAS picks its kernels, and so its sums, by them.
+        # The same shapes eagerly and in graphs: cuBLAS selects kernels, and so the order of sums, by shape.
         self._padded = graphs is not None or self._device.type == "cuda"
 
     # --- decode ----------------------------------------------------------------------------------
 
     def decode(self, batch: Ragged, mode: SamplingMode) -> SampledTokens:
-        """One row for each span. The result lies in static memory: copy it before the next pass."""
+        """One row per span. The result is in static memory: copy it before the next pass."""
         count = len(batch.slots)
         bucket = next(b for b in self._buckets if b >= count) if self._padded else count
         inputs = self._inputs[: 3 * bucket]
@@ -87,7 +85,7 @@ class Runner:
         return self._graphs.replay((bucket, mode))
 
     def warm(self, bucket: int, mode: SamplingMode) -> None:
-        """Have the graph of a bucket ready."""
+        """Captures the graph of a bucket in advance."""
         if self._graphs is not None and (bucket, mode) not in self._graphs:
             self._capture(bucket, mode)
 
@@ -96,7 +94,7 @@ class Runner:
         return self._buckets
 
     def _capture(self, bucket: int, mode: SamplingMode) -> None:
-        """A run on rows of padding alone compiles what is not compiled yet and changes nothing."""
+        """A run with padding rows only compiles missing kernels and changes nothing."""
         assert self._graphs is not None
         inputs = self._inputs[: 3 * bucket].view(3, bucket)
         inputs[0] = self._tables.slots
@@ -114,7 +112,7 @@ class Runner:
             max_query=1,
             decode_only=True,
         )
-        with overlapping(bucket, self.model.shape.hidden):
+        with pdl_for(bucket, self.model.shape.hidden):
             logits = self.model.logits(found.tokens, step, self._pool.layers)
         return self._sample(logits, found.slots, found.output_index, found.context_lens, mode)
 
@@ -123,7 +121,7 @@ class Runner:
     def ragged(
         self, batch: Ragged, mode: SamplingMode
     ) -> tuple[SampledTokens | None, torch.Tensor | None, MeasuredRows | None]:
-        """Any spans. Answers the sampled tokens of all output rows, their logits, and what was measured."""
+        """Any spans. Returns the sampled tokens of all output rows, their logits, and prompt scores."""
         spans = np.repeat(np.arange(len(batch.slots), dtype=np.int32), batch.counts)
         ends = np.cumsum(batch.counts, dtype=np.int32)
         positions = np.arange(len(spans), dtype=np.int32) + (batch.starts - (ends - batch.counts))[spans]
@@ -165,7 +163,7 @@ class Runner:
         ends: torch.Tensor,
         mode: SamplingMode,
     ) -> SampledTokens:
-        """`ends` are the tokens that each row's context holds, and 0 for padding."""
+        """`ends`: context length of each row, 0 for padding."""
         sampled = ops.sample(logits, self._sampling, index, slots=rows, mode=mode)
         keep_last(self._tables, rows, sampled.ids)
         if mode.penalties:
@@ -173,12 +171,12 @@ class Runner:
         return sampled
 
     def set_last(self, slot: int, token: int) -> None:
-        """A token that was chosen on the host."""
+        """Stores a token sampled on the host."""
         self._tables.last_tokens[slot] = token
 
 
 def output_rows(ends: Ints, outputs: Ints) -> Ints:
-    """The flat rows whose logits are wanted: the last `outputs` of each span."""
+    """The flat output rows: the last `outputs` of each span."""
     total = np.cumsum(outputs, dtype=np.int32)
     first = np.repeat(ends - total, outputs)
     return first + np.arange(len(first), dtype=np.int32)

@@ -1,8 +1,7 @@
-"""What each slot asks of the sampler, as columns on the device; a row of logits names its slot.
+"""Sampling parameters of each slot, as columns on the device; rows of logits refer to their slot.
 
-`bind` writes a slot's row when a request comes in, and costs two small transfers where nothing special is
-asked. Counts and history for penalties are kept here too; `count_tokens` advances them on the device. Reads
-nothing back.
+`bind` writes a slot's row for a new request, with two small transfers in the simple case. Token counts and
+history for penalties are kept here too; `count_tokens` updates them on the device. Reads nothing back.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from stretto.errors import InvalidRequestError
 
 FLOATS = ("temperature", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty")
 INTS = ("seed", "top_k", "repeat_last_n", "masked")
-TEMPERATURE_MIN = 1e-5  # at and below it sampling is greedy
-BIAS_BAN = -100.0  # at and below it a token is banned
+TEMPERATURE_MIN = 1e-5  # at or below it sampling is greedy
+BIAS_BAN = -100.0  # at or below it a token is banned
 ALWAYS = 2**31 - 1
 TOP_LOGPROBS_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingMode:
-    """What a batch needs, known on the host: whatever is off costs nothing. `logprobs`: -1 none, 0 the chosen
-    token's, n the n best as well."""
+    """The sampler features that a batch needs, known on the host: features that are off cost nothing.
+    `logprobs`: -1 none, 0 the chosen token's, n also the n best."""
 
     biases: bool = False
     penalties: bool = False
@@ -43,7 +42,7 @@ class SamplingMode:
 
     @staticmethod
     def of(params: Iterable[SamplingParams], *, biased: bool = False) -> SamplingMode:
-        """The least that serves all of them. `biased`: the model itself suppresses tokens."""
+        """The minimal mode for these parameters. `biased`: the model itself suppresses tokens."""
         params = list(params)
         drawn = [one for one in params if one.temperature > TEMPERATURE_MIN and one.top_k != 1]
         return SamplingMode(
@@ -63,12 +62,12 @@ def penalized(params: SamplingParams) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SamplingTable:
-    """One row for each slot.
+    """One row per slot.
 
-    floats [slots, 6] and ints [slots, 4] hold FLOATS and INTS; counts [slots, vocab] says how often a token
-    is within the last `repeat_last_n`, history [slots, context_max] which tokens those are (both of width 0
-    without penalties); biases are sparse: ids (-1: none) and values, added while output index < until; masks
-    are packed grammar bits, least significant first, read where the slot's `masked` is 1.
+    floats [slots, 6] and ints [slots, 4] have the columns FLOATS and INTS; counts [slots, vocab] is the
+    number of occurrences of a token in the last `repeat_last_n`, history [slots, context_max] those tokens
+    (both of width 0 without penalties); biases are sparse: ids (-1: none) and values, added while output
+    index < until; masks are packed grammar bits, least significant first, used if the slot's `masked` is 1.
     """
 
     floats: Tensor
@@ -120,7 +119,7 @@ class SamplingTable:
         eos: frozenset[int] = frozenset(),
         suppressed: frozenset[int] = frozenset(),
     ) -> None:
-        """The slot now serves this request, whose prompt and answer so far are `tokens`."""
+        """Sets the slot to this request, whose prompt and output so far are `tokens`."""
         floats = torch.tensor([float(getattr(params, name)) for name in FLOATS])
         masked = 1 if params.grammar else 0
         seed = (params.seed + 2**63) % 2**64 - 2**63
@@ -132,14 +131,14 @@ class SamplingTable:
             self._bind_history(slot, tokens, params.repeat_last_n)
 
     def set_mask(self, slot: int, bits: Tensor) -> None:
-        """Packed bits for the slot's next row, int32, as many words as the mask is long or fewer."""
+        """Packed bits for the slot's next row, int32, at most the length of the mask."""
         self.masks[slot, bits.numel() :] = 0
         _send(bits, self.masks[slot, : bits.numel()])
 
     def _bind_biases(self, slot: int, entries: list[tuple[int, float, int]]) -> None:
         room = self.bias_ids.shape[1]
         if len(entries) > room:
-            raise InvalidRequestError(f"logit_bias and banned tokens are {len(entries)}, at most {room}")
+            raise InvalidRequestError(f"logit_bias and banned tokens: {len(entries)} entries, at most {room}")
         self.bias_ids[slot] = -1
         if entries:
             ids, values, until = zip(*entries, strict=True)
@@ -158,7 +157,7 @@ class SamplingTable:
 
 
 def _send(source: Tensor, target: Tensor) -> None:
-    """From the host, through pinned memory of its own: no buffer in flight is ever reused."""
+    """Copies through newly allocated pinned memory: no buffer in flight is ever reused."""
     if target.is_cuda:
         source = source.pin_memory()
     target.copy_(source, non_blocking=True)
@@ -167,7 +166,7 @@ def _send(source: Tensor, target: Tensor) -> None:
 def _biases(
     params: SamplingParams, eos: frozenset[int], suppressed: frozenset[int]
 ) -> list[tuple[int, float, int]]:
-    """(token, bias, applies while the output index is below), one entry for each token."""
+    """(token, bias, output index until which it applies), one entry per token."""
     entries: dict[int, tuple[float, int]] = {}
     if params.min_tokens > 0:
         entries |= dict.fromkeys(sorted(eos | params.stop_token_ids), (-math.inf, params.min_tokens))

@@ -1,7 +1,7 @@
-"""Between host and device without waiting: pinned buffers on the way in, pinned buffers and events back out.
+"""Asynchronous transfers between host and device, with pinned buffers and events.
 
-A buffer is used again only after so many launches that the tick which read it has been collected. On a CPU
-the same calls are plain copies.
+A buffer is reused only after enough launches that the tick which read it has been collected. On a CPU the
+same calls are plain copies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Ints = NDArray[np.int32]
 
 
 class Staging:
-    """Packed columns of int32: written on the host in one piece, sent in one transfer."""
+    """Packed int32 columns, sent in one transfer."""
 
     def __init__(self, device: torch.device, capacity: int) -> None:
         self._device = device
@@ -31,7 +31,7 @@ class Staging:
         return torch.empty(capacity, dtype=torch.int32, pin_memory=self._pinned)
 
     def pack(self, *columns: Ints) -> torch.Tensor:
-        """The columns one after the other, on the host, ready to be sent."""
+        """The columns concatenated on the host, ready to be sent."""
         buffer = self._take(sum(len(column) for column in columns))
         if len(buffer):
             np.concatenate(columns, out=buffer.numpy())
@@ -40,8 +40,8 @@ class Staging:
     def send(self, *columns: Ints) -> list[torch.Tensor]:
         """The columns on the device, views of one tensor.
 
-        Each begins at a multiple of 16 bytes: kernels are compiled for how their pointers are aligned, and
-        lengths that change from tick to tick would have them compiled again in the middle of the work.
+        Each starts at a multiple of 16 bytes: kernels are specialized for pointer alignment, and lengths that
+        change between ticks would otherwise trigger recompilation.
         """
         starts = np.cumsum([0, *(-(-len(column) // ALIGNED) * ALIGNED for column in columns)]).tolist()
         buffer = self._take(starts[-1])
@@ -50,7 +50,7 @@ class Staging:
             host[start : start + len(column)] = column
         packed = buffer.to(self._device, non_blocking=True)
         if not self._pinned:
-            packed = packed.clone()  # on a CPU `to` is the buffer itself
+            packed = packed.clone()  # on a CPU `to` returns the buffer itself
         return [packed[start : start + len(column)] for start, column in zip(starts, columns, strict=False)]
 
     def _take(self, size: int) -> torch.Tensor:
@@ -61,7 +61,7 @@ class Staging:
 
 
 class Stopwatch:
-    """Times a pass where it runs: by events on a GPU, by the clock on a CPU. `wait` ends when that has."""
+    """Times a pass with events on a GPU, with the clock on a CPU. `wait` returns when the pass has ended."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -81,7 +81,7 @@ class Stopwatch:
         self._stopped = time.perf_counter()
 
     def wait(self) -> float:
-        """Seconds from start to stop, once everything between them is done."""
+        """Waits until everything between start and stop is done; returns the seconds."""
         if not self._cuda:
             return self._stopped - self._started
         self._end.synchronize()
@@ -89,7 +89,7 @@ class Stopwatch:
 
 
 def to_host(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """Starts the copy; the data are there once the stopwatch that is stopped afterwards was waited for."""
+    """Starts the copy; it is complete after waiting for a stopwatch that is stopped later."""
     if tensor is None or tensor.device.type != "cuda":
         return tensor
     target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -1,8 +1,8 @@
-"""Device state, one fixed row for each slot: block table, prompt length, last sampled token.
+"""Device state, one fixed row per slot: block table, prompt length, last sampled token.
 
-The host sends differences only, all of a tick's in one packed transfer and one scatter. The last row belongs
-to no slot: rows of padding point there. Keeps on the host how many pages each slot holds, to notice a row
-without a page before the device does.
+The host sends only changes, those of a tick in one packed transfer and one scatter. The last row belongs to
+no slot: padding rows refer to it. The host tracks the pages of each slot, to detect a row without a page
+before the device does.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Tables:
         self._held = np.zeros(slots + 1, dtype=np.int64)
 
     def update(self, tables: Sequence[TableUpdate], binds: Sequence[Binding]) -> None:
-        """Take what a tick says of tables and of who is in which slot."""
+        """Applies a tick's table updates and bindings."""
         if not tables and not binds:
             return
         places, values = [], []
         for slot, offset, pages in tables:
             end = offset + len(pages)
             if not 0 <= slot < self.slots or offset > self._held[slot] or end > self.pages_max:
-                raise InvariantError(f"a block table of slot {slot} with a hole, or beyond the window")
+                raise InvariantError(f"the block table of slot {slot} has a gap or exceeds the window")
             if pages and not (min(pages) >= 0 and max(pages) < self._pages):
                 raise InvariantError(f"slot {slot} is given a page that does not exist")
             self._held[slot] = end
@@ -56,12 +56,12 @@ class Tables:
             self._state.index_copy_(0, sent_at.long(), sent)
 
     def check(self, slots: Ints, ends: Ints) -> None:
-        """Every row has a page."""
+        """Raises if a row has no page."""
         if (ends > self._held[slots] * self.page_tokens).any():
             raise InvariantError("a row beyond the pages of its slot")
 
     def mapping(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Where each row's K and V go; a position of -1 is padding and goes nowhere."""
+        """Slot mapping of each row's K and V; a position of -1 is padding and is not written."""
         place = positions.clamp(min=0).long()
         cell = slots * self.pages_max + place // self.page_tokens
         page = self.block_tables.view(-1).index_select(0, cell).long()

@@ -1,7 +1,7 @@
-"""A vocabulary from `tokenizer.json`, by way of `tokenizers`; and the chat template that lies beside it.
+"""A vocabulary from `tokenizer.json`, through `tokenizers`, and the chat template beside it.
 
-Implements `stretto.text.tokenizer.Tokenizer`. Thread-safe: the two tokenizers inside, one that knows the
-names of control tokens and one for which they are plain text, are never changed after loading.
+Implements `stretto.text.tokenizer.Tokenizer`. Thread-safe: has two immutable tokenizers, one that recognizes
+the names of control tokens and one that treats them as plain text.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class HfTokenizer:
-    """Built from a tokenizer's JSON. `vocab` is the width of the model's logits, which may be more."""
+    """Built from a tokenizer's JSON. `vocab` is the width of the model's logits, which may be larger."""
 
     def __init__(
         self, source: str, *, vocab: int, bos: int | None, eos: frozenset[int], adds_bos: bool | None = None
     ) -> None:
         self._special = _parse(source)
         self._plain = _parse(source)
-        self._plain.encode_special_tokens = True  # the names of control tokens are text to this one
+        self._plain.encode_special_tokens = True  # treats control token names as text
         added = self._special.get_added_tokens_decoder()
         self._added: dict[int, str] = {token: entry.content for token, entry in added.items()}
         self._control = frozenset(token for token, entry in added.items() if entry.special)
@@ -62,7 +62,7 @@ class HfTokenizer:
         if token in self._added:
             return self._added[token].encode()
         text: str | None = self._special.id_to_token(token)
-        return b"" if text is None else self._bytes(text)  # logits are wider than the vocabulary
+        return b"" if text is None else self._bytes(text)  # logits may be wider than the vocabulary
 
     def is_control(self, token: int) -> bool:
         return token in self._control
@@ -81,7 +81,7 @@ def _parse(source: str) -> Any:
 
 
 def _piece_reader(tree: dict[str, Any]) -> Callable[[str], bytes]:
-    """How a piece of the vocabulary is spelled: in GPT-2's alphabet of bytes, or as SentencePiece has it."""
+    """Decodes a piece of the vocabulary: GPT-2's byte alphabet or SentencePiece."""
     if "ByteLevel" in json.dumps([tree.get("pre_tokenizer"), tree.get("decoder")]):
         table = _byte_alphabet()
         return lambda text: b"".join(
@@ -96,7 +96,7 @@ def _piece_reader(tree: dict[str, Any]) -> Callable[[str], bytes]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2 writes printable bytes as themselves and the others as letters from 256 on."""
+    """GPT-2 writes printable bytes as themselves and the others as characters from 256 on."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {chr(byte): byte for byte in shown} | {chr(256 + at): byte for at, byte in enumerate(hidden)}
@@ -106,7 +106,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def read_tokenizer(folder: Path, *, vocab: int, bos: int | None, eos: frozenset[int]) -> HfTokenizer | None:
-    """None where the folder has no `tokenizer.json`: such a model takes token ids only."""
+    """None if the folder has no `tokenizer.json`: such a model accepts token ids only."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
@@ -123,7 +123,7 @@ def read_tokenizer(folder: Path, *, vocab: int, bos: int | None, eos: frozenset[
 
 
 def read_template(folder: Path) -> str | None:
-    """`chat_template.jinja`, else the entry in `tokenizer_config.json` (the one named default of several)."""
+    """`chat_template.jinja`, or the entry in `tokenizer_config.json` (of several, the one named default)."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         if path.stat().st_size > TEMPLATE_BYTES_MAX:

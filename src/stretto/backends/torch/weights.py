@@ -1,8 +1,7 @@
-"""Where weights come from: safetensors shards of a Hugging Face folder, or nowhere (`dummy`, for benchmarks).
+"""Sources of weights: safetensors shards of a Hugging Face folder, or random (`dummy`, for benchmarks).
 
-A source answers tensors by their Hugging Face names, wherever they lie; `gguf_source` is the third one. Files
-are mapped, never unpickled: a folder that has only `.bin` files is refused. Whoever asks says which shape it
-must be.
+A source returns tensors by their Hugging Face names; `gguf_source` is the third one. Files are mapped, never
+unpickled: a folder with only `.bin` files is rejected. The caller gives the expected shape.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ DUMMY_STD = 0.02
 
 
 class WeightSource(Protocol):
-    """Tensors by name. `experts` answers all experts of a layer in one: [experts, rows, columns].
+    """Tensors by name. `experts` returns all experts of a layer in one tensor: [experts, rows, columns].
 
-    `unread` names the tensors that nobody asked for: a model that ignores some of its weights is wrong.
+    `unread` lists tensors that were never read: a model that ignores some of its weights is wrong.
     """
 
     def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor: ...
@@ -35,7 +34,7 @@ class WeightSource(Protocol):
 
 
 class SafetensorsSource:
-    """The shards of a folder, opened when first asked for and kept until `close`."""
+    """The shards of a folder, opened on first use and kept until `close`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -45,7 +44,7 @@ class SafetensorsSource:
         self._places = self._index()
 
     def _index(self) -> dict[str, str]:
-        """Tensor name -> file. Shard names come from a file that may be hostile: plain names only."""
+        """Tensor name -> file. The index may be hostile: only plain file names are accepted."""
         if (self._folder / INDEX).is_file():
             table = read_json(self._folder / INDEX).get("weight_map")
             if not isinstance(table, dict):
@@ -58,7 +57,7 @@ class SafetensorsSource:
             return dict.fromkeys(self._shard(SINGLE).keys(), SINGLE)
         if any(self._folder.glob("*.bin")):
             raise UnsupportedModelError(
-                f"{self._folder} has its weights in .bin files, which run code when they are read",
+                f"{self._folder} has its weights in .bin files, which execute code when loaded",
                 hint="convert them to safetensors",
             )
         raise ModelNotFoundError(f"{self._folder} has no {SINGLE}")
@@ -86,7 +85,7 @@ class SafetensorsSource:
         return checked(tensor, name, shape)
 
     def experts(self, prefix: str, projection: str, shape: tuple[int, int, int]) -> torch.Tensor:
-        """One tensor for each expert, or fused by kind as newer files have them."""
+        """One tensor per expert, or fused by projection as in newer files."""
         count, rows, columns = shape
         if f"{prefix}.0.{projection}.weight" in self:
             names = [f"{prefix}.{expert}.{projection}.weight" for expert in range(count)]
@@ -97,7 +96,7 @@ class SafetensorsSource:
         return both[:, :rows] if projection == "gate_proj" else both[:, rows:]
 
     def unread(self) -> list[str]:
-        """A tied output matrix may be stored twice, and old files carry their rotary frequencies."""
+        """A tied output matrix may be stored twice, and old files include rotary frequencies."""
         left = sorted(set(self._places) - self._read)
         return [
             name for name in left if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq")
@@ -109,7 +108,7 @@ class SafetensorsSource:
 
 
 class DummySource:
-    """Random weights, made where they are used: the speed of a model without its file."""
+    """Random weights, created on the device: to measure speed without a model file."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, seed: int = 0) -> None:
         self._device = device
@@ -131,7 +130,7 @@ class DummySource:
         return []
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
 
 def checked(tensor: torch.Tensor, name: str, shape: tuple[int, ...]) -> torch.Tensor:

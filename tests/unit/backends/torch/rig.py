@@ -1,7 +1,7 @@
 """Tiny random models of every family as Hugging Face folders, transformers as the reference, and a loop.
 
 The reference computes a whole text at once, in float32, without cache, pages or batches. The recorder keeps
-every row of logits that the backend sampled from, with the request and the position it belongs to.
+every row of logits that the backend sampled from, with its request and position.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from stretto.backends.base import complete
 from stretto.backends.torch import TorchBackend, read_config
-from stretto.backends.torch.models import CausalModel, Place, build
+from stretto.backends.torch.models import CausalModel, Placement, build
 from stretto.backends.torch.weights import SafetensorsSource
 from stretto.core import invariants
 from stretto.core.limits import Limits
@@ -101,7 +101,7 @@ _kept: list[tempfile.TemporaryDirectory[str]] = []
 
 
 class Recorder(CausalModel):
-    """A model that keeps what it answered."""
+    """A model that records its logits."""
 
     rows: list[torch.Tensor]
 
@@ -112,7 +112,7 @@ class Recorder(CausalModel):
 
 
 def load(path: Path, *, window: int = WINDOW) -> CausalModel:
-    place = Place(torch.device("cpu"), torch.float32)
+    place = Placement(torch.device("cpu"), torch.float32)
     source = SafetensorsSource(path)
     with torch.inference_mode():
         model = build(source, read_config(path), place, window=window)
@@ -148,7 +148,7 @@ def reference_logits(kind, tokens: Sequence[int]) -> torch.Tensor:
 
 
 def gap(kind, prompt: Sequence[int], output: Sequence[int]) -> float:
-    """How far the logit of each token is below the reference's best one, at most; teacher-forced."""
+    """The largest gap between a token's logit and the reference's best one, teacher-forced."""
     logits = reference_logits(kind, [*prompt, *output])[len(prompt) - 1 : -1]
     chosen = logits.gather(1, torch.tensor(list(output)).unsqueeze(1)).squeeze(1)
     return float((logits.amax(1) - chosen).max())
@@ -209,7 +209,7 @@ class Loop:
         self._flying.append(tick)
         if not rows:
             return
-        made, at = rows[-1], 0  # what comes before it was run to be recorded
+        made, at = rows[-1], 0  # earlier rows come from the capture run
         for span in tick.spans():
             for row in range(span.outputs):
                 position = span.start + span.rows - span.outputs + row

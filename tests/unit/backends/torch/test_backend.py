@@ -1,4 +1,4 @@
-"""What the backend does when a pass fails, and what it notices before the device would."""
+"""Failed passes, and errors that the backend detects before the device would."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.backends.torch.rig import Loop, Recorder, ask, folder, load, mak
 
 
 class Breaking(Recorder):
-    """Fails the pass with a given number, when it has computed half of it."""
+    """Fails a given pass half-way."""
 
     fails: dict[int, Exception]
     passes = 0
@@ -48,7 +48,7 @@ def breaking(**fails):
         (torch.OutOfMemoryError("too much"), PassFailure.NO_ROOM),
     ],
 )
-def test_a_failed_pass_is_told_and_what_was_planned_behind_it_is_void(error, failure):
+def test_a_failed_pass_is_reported_and_the_tick_planned_after_it_is_void(error, failure):
     subject = Subject("breaking", lambda _: make_backend(breaking(at1=error)))
     driver = Driver(subject)
     text = driver.bind(ask_text("a", 12), 0)
@@ -68,7 +68,7 @@ def test_a_failed_pass_is_told_and_what_was_planned_behind_it_is_void(error, fai
 
 
 @pytest.mark.parametrize("at", [0, 2, 5, 9])
-def test_requests_survive_one_broken_pass(at):
+def test_requests_survive_one_failed_pass(at):
     requests = [ask(f"r{i}", 9 + 7 * i, start=i, outputs=8) for i in range(5)]
     loop = Loop(make_backend(breaking(**{f"at{at}": RuntimeError("broken")})), prefill_chunk=16)
     texts = loop.run(requests)
@@ -76,7 +76,7 @@ def test_requests_survive_one_broken_pass(at):
     assert texts == Loop(make_backend("qwen3"), prefill_chunk=16).run(requests)
 
 
-def test_operations_that_are_not_for_pages_are_refused():
+def test_sequence_operations_are_refused():
     backend = make_backend("qwen3")
     backend.launch(Tick(0, ops=(KvOp(OpKind.CLEAR, 0),)))
     outcome = backend.collect()
@@ -84,7 +84,7 @@ def test_operations_that_are_not_for_pages_are_refused():
     assert (outcome.ran, list(outcome.counts)) == (False, [])
 
 
-def test_rows_without_a_page_or_a_request_are_our_bug():
+def test_rows_without_a_page_or_a_request_raise_invariant_errors():
     backend = make_backend("qwen3")
     lost = Tick(0, slots=array("i", [0]), sequences=array("i", [0]), starts=array("i", [0]))
     lost.counts, lost.outputs, lost.tokens = array("i", [1]), array("i", [1]), array("i", [5])
@@ -92,8 +92,8 @@ def test_rows_without_a_page_or_a_request_are_our_bug():
         backend.launch(lost)
 
 
-def test_the_backend_imports_nothing_that_a_bare_machine_lacks():
-    """Where nothing can be installed there are torch, numpy, safetensors, tokenizers and gguf."""
+def test_the_backend_imports_no_optional_packages():
+    """Some machines have only torch, numpy, safetensors, tokenizers and gguf."""
     import subprocess
     import sys
 

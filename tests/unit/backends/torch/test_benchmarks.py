@@ -1,4 +1,4 @@
-"""The GPU benchmarks, on a CPU and a toy: that their commands run and their figures add up."""
+"""The GPU benchmarks on a CPU with a toy model: the commands run and the figures are consistent."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_latency(tmp_path):
 
 
 def test_a_check_of_a_model_without_a_bar_fails(tmp_path):
-    """The toy has no bar: saying that it holds would be saying nothing."""
+    """The toy model has no bar, so --check must not pass."""
     flags = ("--batches", "1", "--context", "40", "--outputs", "4", "--passes", "1", "--check")
     done = _run("latency.py", tmp_path / "out.json", *flags)
     assert done.returncode == 1

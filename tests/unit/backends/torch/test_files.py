@@ -1,4 +1,4 @@
-"""What is read from a Hugging Face folder, and what is refused before any of it is used."""
+"""Reading a Hugging Face folder, and rejecting invalid ones before use."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_shards_are_read_like_one_file():
     ],
     ids=lambda scaling: scaling["rope_type"],
 )
-def test_stretched_contexts(scaling):
+def test_rope_scaling_equals_transformers(scaling):
     model = make_hf_model(hf_config("llama", rope_parameters={"rope_theta": 10_000.0, **scaling}))
     loop = Loop(make_backend(load(save(model))), prefill_chunk=32)
     loop.run([ask("r", 120, outputs=4)])
@@ -94,7 +94,7 @@ def test_factors_from_a_gguf_divide_the_frequencies():
         ({"num_hidden_layers": 0}, ModelFileError),
     ],
 )
-def test_what_would_change_the_text_silently_is_refused(change, error):
+def test_settings_that_would_silently_change_the_text_are_rejected(change, error):
     config = json.loads((folder("qwen2") / "config.json").read_text())
     parse_config(config)
     with pytest.raises(error):
@@ -136,19 +136,19 @@ def test_damaged_and_missing_files(tmp_path):
     source.close()
 
 
-def test_biases_wherever_a_llama_may_have_them():
+def test_a_llama_with_biases_equals_transformers():
     model = make_hf_model(hf_config("llama", attention_bias=True, mlp_bias=True))
     loop = Loop(make_backend(load(save(model))))
     loop.run([ask("r", 20)])
     assert loop.worst(model) < TOLERANCE
 
 
-def test_tensors_that_nobody_reads_are_an_error():
-    """A file with biases and a configuration without them would run, and be wrong."""
+def test_unread_tensors_are_an_error():
+    """A file with biases and a configuration without them would run and give wrong results."""
     path = save(make_hf_model(hf_config("llama", attention_bias=True)))
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"attention_bias": False}))
-    with pytest.raises(UnsupportedModelError, match=r"no place in the model.*bias"):
+    with pytest.raises(UnsupportedModelError, match=r"do not belong to the model.*bias"):
         open_model(path, TorchOptions(device="cpu", window=64))
 
 
@@ -190,7 +190,7 @@ def test_control_tokens_come_from_templates_only():
     assert think in words.encode("<think>", False)
     assert (words.is_control(end), words.is_control(think)) == (True, False)
     assert words.token_bytes(end) == b"<|end|>"
-    assert words.token_bytes(299) == b""  # logits are wider than the vocabulary
+    assert words.token_bytes(299) == b""  # the logits are wider than the vocabulary
     with pytest.raises(IndexError):
         words.token_bytes(300)
 
@@ -202,7 +202,7 @@ def test_bytes_of_tokens_are_the_text(text, special):
     assert b"".join(map(words.token_bytes, words.encode(text, special))).decode() == text
 
 
-def test_a_folder_says_how_its_text_begins_and_ends(tmp_path):
+def test_a_folder_defines_bos_eos_and_template(tmp_path):
     assert read_tokenizer(tmp_path, vocab=300, bos=None, eos=frozenset()) is None
     (tmp_path / "tokenizer.json").write_text(byte_level_json())
     config = {"eos_token": {"content": "<|end|>"}, "bos_token": "<|end|>", "add_bos_token": True}

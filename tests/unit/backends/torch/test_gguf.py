@@ -35,7 +35,7 @@ def opened():
     made.backend.close()
 
 
-def test_the_vocabulary_is_llama_cpps(opened):
+def test_the_vocabulary_equals_llama_cpps(opened):
     ours, theirs = opened.tokenizer, tiny("dense").vocabulary
     assert (ours.vocab_size, ours.bos, ours.eos) == (theirs.vocab_size, theirs.bos, theirs.eos)
     assert ours.adds_bos == theirs.adds_bos
@@ -47,13 +47,13 @@ def test_the_vocabulary_is_llama_cpps(opened):
     assert all(ours.is_control(token) == theirs.is_control(token) for token in tokens)
 
 
-def test_the_template_comes_with_it(opened):
+def test_the_template_is_read_from_the_file(opened):
     assert opened.template == tiny("dense").template
 
 
 @pytest.mark.parametrize("kind", ["dense", "moe"])
-def test_greedy_text_is_llama_cpps(kind):
-    """llama.cpp pairs rotary dimensions otherwise, and keeps its cache in f16: logits agree to 0.05."""
+def test_greedy_text_equals_llama_cpps(kind):
+    """llama.cpp pairs rotary dimensions differently and has an f16 cache: logits agree to 0.05."""
     from benchmarks.gpu.offline import OfflineLoop
 
     made = open_model(tiny_models.make(kind), TorchOptions(window=256, device="cpu", threads=1))
@@ -72,8 +72,8 @@ def test_other_architectures_are_refused_by_name():
 
 
 @pytest.mark.slow
-def test_smollm2_says_what_llama_cpp_says():
-    """A cut of `python -m tests.system.torch_parity`, which asks 20 prompts."""
+def test_smollm2_text_equals_llama_cpps():
+    """A small version of `python -m tests.system.torch_parity`, which uses 20 prompts."""
     from tests.system.torch_parity import f16_file, run
 
     tally = run(3, f16_file(tiny_models.default_directory()), output=8)

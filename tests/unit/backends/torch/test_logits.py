@@ -1,4 +1,4 @@
-"""Logits equal transformers' own, whatever the pages, chunks, neighbours, shared prefixes and preemptions."""
+"""Logits equal transformers' for all page sizes, chunks, batches, shared prefixes and preemptions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.backends.torch.rig import KINDS, TOLERANCE, Loop, ask, make_back
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("page_tokens", [1, 5, 16, 64])
 def test_ragged_mixed_batches(kind, page_tokens):
-    """Seven requests for four slots: decode rows, chunks and newcomers in the same passes."""
+    """Seven requests for four slots: decode rows, chunks and new prompts in the same passes."""
     backend = make_backend(kind, page_tokens=page_tokens, pages=4 * -(-256 // page_tokens))
     loop = Loop(backend, prefill_chunk=24)
     texts = loop.run(ask(f"r{i}", 5 + 13 * i, start=i, outputs=4 + 3 * (i % 3)) for i in range(7))
@@ -43,7 +43,7 @@ def test_every_chunk_size(kind, chunk):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("plan_ahead", [0, 1])
 def test_shared_prefixes(kind, plan_ahead):
-    """Whole pages are shared, the beginning of the next one is copied, and nobody can tell."""
+    """Full pages are shared, part of the next one is copied, and the logits do not change."""
     backend = make_backend(kind, plan_ahead=plan_ahead)
     loop = Loop(backend, prefill_chunk=32)
     first = ask("first", 70, outputs=12)
@@ -59,7 +59,7 @@ def test_shared_prefixes(kind, plan_ahead):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_preemption_and_resume(kind):
-    """Sixteen pages for four texts of up to six: somebody is parked, computed again, and says the same."""
+    """Sixteen pages for four texts of up to six: a request is preempted, recomputed, and unchanged."""
     backend = make_backend(kind, pages=16, page_tokens=8)
     loop = Loop(backend, prefill_chunk=16, cache="none", headroom_tokens=1)
     requests = [ask(f"r{i}", 10 + i, start=i, outputs=34) for i in range(5)]
@@ -79,7 +79,7 @@ def test_planning_ahead_changes_no_text():
 
 
 class Repeated:
-    """Stands where CUDA graphs do: what was recorded runs again, on whatever the static inputs hold."""
+    """Replaces CUDA graphs: runs the captured pass again on the current static inputs."""
 
     def __init__(self):
         self.runs = {}
@@ -96,8 +96,8 @@ class Repeated:
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "moe"])
-def test_decode_batches_padded_to_buckets(kind):
-    """Rows of padding write nothing, read nothing and move nobody's sampler."""
+def test_decode_batches_padded_to_buckets_equal_the_reference(kind):
+    """Padding rows write nothing, read nothing and do not affect the sampling of other rows."""
     graphs = Repeated()
     backend = make_backend(kind, graphs=graphs, slots=8, pages=80, page_tokens=8)
     loop = Loop(backend, prefill_chunk=32)

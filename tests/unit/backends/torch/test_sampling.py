@@ -1,4 +1,4 @@
-"""How tokens are chosen through the whole backend: seeds, penalties, bans, logprobs, grammars, the host."""
+"""Sampling through the whole backend: seeds, penalties, bans, logprobs, grammars, host sampling."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def one(request: Request, **backend) -> list[int]:
 
 
 def crowd(request: Request, **limits) -> list[int]:
-    """The same request among others, who come before and after it and want other things."""
+    """The same request among others with other parameters, started before and after it."""
     others = [
         ask("hot", 31, start=4, outputs=9, temperature=1.3, top_p=0.8, seed=5),
         ask("sad", 12, start=5, outputs=7, repeat_penalty=1.4, frequency_penalty=0.2),
@@ -57,8 +57,8 @@ def test_seeds_give_different_texts():
     assert len(texts) == 4
 
 
-def test_a_text_goes_on_after_it_was_parked():
-    """Penalties and random numbers count from the text itself: what was said before parking included."""
+def test_a_preempted_text_continues_unchanged():
+    """Penalties and random numbers depend on the whole text, including tokens from before the preemption."""
     params = {"temperature": 0.9, "seed": 2, "repeat_penalty": 1.2, "repeat_last_n": -1}
     requests = [ask(f"r{i}", 10 + i, start=i, outputs=34, **params) for i in range(5)]
     tight = Loop(make_backend("qwen3", pages=16, page_tokens=8), cache="none", headroom_tokens=1)
@@ -68,7 +68,7 @@ def test_a_text_goes_on_after_it_was_parked():
         assert texts[request.id] == one(request)
 
 
-def test_penalties_are_those_of_the_host_sampler():
+def test_penalties_equal_those_of_the_host_sampler():
     """A greedy text with penalties, checked against numpy's arithmetic on transformers' logits."""
     request = ask("r", 30, outputs=10, repeat_penalty=1.5, frequency_penalty=0.3, repeat_last_n=8)
     output = one(request)
@@ -140,8 +140,8 @@ def test_grammars_are_followed(host):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_guided_text_is_closed_before_its_tokens_are_used_up(temperature):
-    """It begins on the device and ends on the host; an untrained model would never close the string."""
+def test_guided_text_is_complete_within_max_tokens(temperature):
+    """Sampling starts on the device and ends on the host; an untrained model would never close the string."""
     from stretto.text import grammar
     from stretto.text.grammar_factory import GrammarFactory
 
@@ -161,7 +161,7 @@ def test_guided_text_is_closed_before_its_tokens_are_used_up(temperature):
     assert set(json.loads(bytes(tokens[:-1]))) >= {"s", "n"}
 
 
-def test_a_request_that_cannot_be_followed_fails_alone():
+def test_only_the_request_with_unsupported_parameters_fails():
     bad = ask("bad", 10, outputs=4, logit_bias={VOCAB + 3: 1.0})
     ungrammatical = ask("grammar", 10, outputs=4, grammar="start: /a/")
     good = ask("good", 14, outputs=6)
@@ -173,8 +173,8 @@ def test_a_request_that_cannot_be_followed_fails_alone():
     assert texts["good"] == one(good)
 
 
-def test_a_slot_without_finite_logits_fails_alone():
-    """One request's KV is poisoned; the others in the batch do not notice."""
+def test_only_the_request_without_finite_logits_fails():
+    """One request's KV is poisoned; the others in the batch are unaffected."""
     backend = make_backend("llama", plan_ahead=0, page_tokens=8)
     loop = Loop(backend)
     requests = [ask("good", 12, outputs=8), ask("bad", 12, start=3, outputs=8)]

@@ -1,5 +1,5 @@
-"""Triton kernels behind `stretto.backends.torch.ops`; the contracts are there, and so are the references.
+"""Triton kernels behind `stretto.backends.torch.ops`, which has the contracts and the references.
 
-Importing a module here needs triton. No launcher reads device memory or makes a shape of it, so that every
-call can be captured in a CUDA graph once it has been compiled by a first call.
+Importing a module here needs triton. No launcher reads device memory or derives shapes from it, so every call
+can be captured in a CUDA graph once a first call has compiled it.
 """

@@ -1,4 +1,4 @@
-"""SiLU(gate) · up, one pass."""
+"""SiLU(gate) · up in one pass."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Paged attention on CUDA: which kernel runs for a batch, and how it is cut.
+"""Paged attention on CUDA: choice of kernel and of its work partition.
 
-Decided on the host from shapes alone. Decode spans of a mixed batch go to the decode kernel and chunks to the
-prefill kernel; in either, programs for the other's spans end at once.
+Decided on the host from shapes alone. In a mixed batch, decode spans go to the decode kernel and chunks to
+the prefill kernel; in each, programs for the other's spans exit immediately.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import torch
 import triton
 from torch import Tensor
 
-from stretto.backends.torch.kernels.decode import DecodeShape, Fresh, decode
+from stretto.backends.torch.kernels.decode import DecodeShape, FusedInputs, decode
 from stretto.backends.torch.kernels.prefill import PrefillShape, prefill
 
-SPLITS_MIN = 2  # as long as there are no more pairs of span and head than multiprocessors
-EVEN_CONTEXT = 4096  # in longer windows one span may be much longer than the others
+SPLITS_MIN = 2  # while (span, head) pairs do not outnumber the multiprocessors
+EVEN_CONTEXT = 4096  # in longer contexts one span may be much longer than the others
 SPLITS_MAX = 128
 RUN_TOKENS_MIN = 128
-RUN_TOKENS = 512  # of a batch that fills the machine
+RUN_TOKENS = 512  # for a batch that fills the GPU
 RUNS_MAX = 8
-LONG_CONTEXT = 16_384  # from here on larger tiles are faster, if there is room for them
-LONG_SHARED_BYTES = 140_000  # of two tiles of 128 keys and values on their way, and what a row needs
+LONG_CONTEXT = 16_384  # from here on larger tiles are faster, if they fit
+LONG_SHARED_BYTES = 140_000  # two tiles of 128 keys and values in flight, plus per-row state
 
 
 def paged_attention(
@@ -71,12 +71,12 @@ def rotary_attention(
     block_tables: Tensor,
     context_lens: Tensor,
     scale: float,
-    fresh: Fresh,
+    fresh: FusedInputs,
     *,
     max_context: int | None = None,
     decode_shape: DecodeShape | None = None,
 ) -> Tensor:
-    """Decode rows straight from their product: rotation, write and attention in one launch."""
+    """Decode rows directly from their QKV product: rotation, cache write and attention in one launch."""
     assert k_pages.stride() == v_pages.stride()
     assert q.stride(2) == k_pages.stride(3) == block_tables.stride(1) == fresh.k.stride(2) == 1
     assert fresh.cos_sin.is_contiguous()
@@ -109,7 +109,7 @@ def rotary_attention(
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a cut depends on: multiprocessors, and what memory a program of one may have for itself."""
+    """What the partition depends on: multiprocessors, and shared memory per program."""
 
     processors: int = 132
     shared_bytes: int = 232_448
@@ -118,10 +118,10 @@ class Machine:
 def choose_decode(
     spans: int, kv_heads: int, context: int, *, dim: int, itemsize: int, machine: Machine
 ) -> DecodeShape:
-    """Few spans: as many runs as fill the machine. More: runs of a fixed length, because spans are ragged.
+    """Few spans: as many runs as fill the GPU. More: runs of a fixed length, because spans are ragged.
 
-    One run for each span would leave the longest to a single multiprocessor while the others wait; runs that
-    a short span does not need end at once.
+    With one run per span, the longest span would occupy a single multiprocessor while the others idle; runs
+    that a short span does not need exit immediately.
     """
     block_n = 64 if dim * itemsize <= 256 else 32
     pairs, processors = max(spans * kv_heads, 1), machine.processors

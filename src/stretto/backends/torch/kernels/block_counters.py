@@ -1,4 +1,4 @@
-"""Counters by which the programs of a launch learn who is last. Every kernel leaves them at zero."""
+"""Counters that let the programs of a launch detect the last one. Every kernel resets them to zero."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 COUNTERS_MIN = 1024
 
 
-def arrivals(device: torch.device, count: int) -> Tensor:
-    """At least `count` of them. Kept for good: a captured graph goes on using them."""
+def block_counters(device: torch.device, count: int) -> Tensor:
+    """At least `count` counters. Never freed: captured graphs keep using them."""
     return _counters(device, max(COUNTERS_MIN, 1 << (count - 1).bit_length()))
 
 

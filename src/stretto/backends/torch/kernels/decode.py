@@ -1,13 +1,13 @@
-"""Decode attention: one query row against a long paged context, split among programs (flash-decoding).
+"""Decode attention: one query row over a long paged context, split among programs (flash-decoding).
 
-A program takes one span, one key-value head and one run of tiles. The heads of a group are the rows of one
-tensor-core tile, so that keys and values are read once. How many runs there may be is the host's choice, how
-many tiles each takes is computed here from the context's length; a run without tiles ends at once. Where one
-run is enough it writes the answer; else whichever program of a group of runs ends last joins them, in their
-order, so that the answer is the same every time. Who is last is counted in memory that is left at zero.
+A program handles one span, one key-value head and one run of tiles. The heads of a group are the rows of one
+tensor-core tile, so keys and values are read once. The host chooses the maximum number of runs; the number of
+tiles per run is computed here from the context length; a run without tiles exits immediately. A single run
+writes the result itself; otherwise the last program of a group to finish merges the runs in a fixed order, so
+the result is deterministic. Block counters, reset to zero after use, identify the last program.
 
-`FUSED`: queries, keys and values come straight from the product. The program normalizes and rotates its own
-queries; the first run also does so with the new key, writes it and the value to their page, and starts from
+`FUSED`: queries, keys and values come directly from the QKV product. Each program normalizes and rotates its
+own queries; the first run does so with the new key too, writes key and value to their page, and starts from
 their score instead of reading them back.
 """
 
@@ -20,14 +20,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stretto.backends.torch.kernels.block_counters import arrivals
+from stretto.backends.torch.kernels.block_counters import block_counters
 from stretto.backends.torch.kernels.norm import rounded
 from stretto.backends.torch.kernels.pdl import (
-    OVERLAP,
+    PDL_STATE,
+    launch_dependents,
+    launch_dependents_late,
     launch_options,
-    start_next,
-    start_next_late,
-    wait_previous,
+    wait_for_previous,
 )
 from stretto.backends.torch.kernels.tiles import absorb, load_pages, load_tile, tile_offsets, touch_pages
 
@@ -36,9 +36,9 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """How to cut the work: tokens in a tile, most runs for a span, least tiles in a run.
+    """Work partition: tokens per tile, maximum runs per span, minimum tiles per run.
 
-    `touch`: a run begins by asking for all of its page numbers, which pays when it has many of them.
+    `touch`: a run prefetches all of its page numbers, which pays off if it has many.
     """
 
     block_n: int = 64
@@ -50,8 +50,8 @@ class DecodeShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Fresh:
-    """What a fused call adds: new keys and values [spans, kv_heads, dim], and how heads become rotated."""
+class FusedInputs:
+    """Inputs of a fused call: new keys and values [spans, kv_heads, dim], and how to rotate heads."""
 
     k: Tensor
     v: Tensor
@@ -65,16 +65,16 @@ class Fresh:
 
 @triton.jit
 def _runs(length, splits, tiles_min, BLOCK_N: tl.constexpr):
-    """(tiles, tiles in a run) of a context."""
+    """(tiles, tiles per run) of a context."""
     tiles = tl.cdiv(length, BLOCK_N)
     return tiles, tl.maximum(tl.cdiv(tiles, splits), tiles_min)
 
 
 @triton.jit
 def _heads(base, mask, dims, angles, weight, eps, NORM: tl.constexpr, DIM: tl.constexpr):
-    """Heads at `base` [heads, 1], normalized if NORM, then rotated: [heads, DIM_PAD], rounded as they go.
+    """Heads at `base` [heads, 1], normalized if NORM, then rotated: [heads, DIM_PAD], rounded at each step.
 
-    Every element needs its pair, half a head away, which is read rather than moved between threads.
+    Every element needs its pair, half a head away, which is loaded rather than moved between threads.
     """
     kind: tl.constexpr = base.dtype.element_ty
     half: tl.constexpr = DIM // 2
@@ -89,12 +89,12 @@ def _heads(base, mask, dims, angles, weight, eps, NORM: tl.constexpr, DIM: tl.co
         other = rounded(rounded(other * scale, kind) * gain_pair, kind)
     cos = rounded(tl.load(angles + dims % half, mask=dims < DIM, other=0.0), kind)[None, :]
     sin = rounded(tl.load(angles + half + dims % half, mask=dims < DIM, other=0.0), kind)[None, :]
-    turn = tl.where(dims < half, -1.0, 1.0)[None, :]
-    return (rounded(own * cos, kind) + turn * rounded(other * sin, kind)).to(kind)
+    sign = tl.where(dims < half, -1.0, 1.0)[None, :]
+    return (rounded(own * cos, kind) + sign * rounded(other * sin, kind)).to(kind)
 
 
 @triton.jit
-def _join(
+def _merge_runs(
     parts,
     levels,
     out,
@@ -108,7 +108,7 @@ def _join(
     SPLITS_PAD: tl.constexpr,
     SPLITS_BLOCK: tl.constexpr,
 ):
-    """Weighs the runs from `base` on by their levels. Other programs wrote them: read past the L1 cache."""
+    """Merges the runs from `base` on, weighted by level. Other programs wrote them: bypasses the L1 cache."""
     member = tl.arange(0, GROUP_PAD)
     real = member < GROUP
     every = tl.arange(0, SPLITS_PAD)
@@ -146,7 +146,7 @@ def _fresh_token(
     new_row_stride, new_head_stride, page_stride, token_stride, head_stride,
     NORM: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Writes the new key and value to their page; answers (the key's scores, the value)."""
+    """Writes the new key and value to their page; returns (the key's scores, the value)."""
     dims = tl.arange(0, DIM_PAD)
     inside = (dims < DIM)[None, :]
     fresh = row.to(tl.int64) * new_row_stride + kv_head * new_head_stride
@@ -167,7 +167,7 @@ def _over_tiles(
     peak, total, mixed, TOUCH: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What a row knows after the tiles from `first` to `last`; only the context's last one is masked."""
+    """Softmax state after the tiles from `first` to `last`; only the context's last tile is masked."""
     dims = tl.arange(0, DIM_PAD)
     inner = tl.arange(0, BLOCK_N)
     whole = tl.minimum(last, length // BLOCK_N)
@@ -193,21 +193,21 @@ def _over_tiles(
 
 
 @triton.jit
-def _hand_over(
+def _finish_run(
     answer, level, out, parts, levels, counters, target, group, split, splits, used,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
     DIM_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Keeps a run's part. Whoever comes last joins them all and leaves the counter at zero."""
+    """Stores a run's part. The last program merges all parts and resets the counter."""
     member = tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_PAD)
     real = (member < GROUP)[:, None] & (dims < DIM)[None, :]
     part = (group * splits + split) * GROUP + member
     tl.store(parts + part[:, None] * DIM + dims[None, :], answer, mask=real)
     tl.store(levels + part, level, mask=member < GROUP)
-    tl.debug_barrier()  # every thread's part is written before one of them says so
+    tl.debug_barrier()  # all threads' parts are written before one thread signals it
     if tl.atomic_add(counters + group, 1, sem="acq_rel") == used - 1:
-        _join(
+        _merge_runs(
             parts, levels, out, group * splits, target, used,
             GROUP, GROUP_PAD, DIM, DIM_PAD, SPLITS_PAD, SPLITS_BLOCK,
         )  # fmt: skip
@@ -220,14 +220,14 @@ def _decode(
     k_new, v_new, positions, slot_mapping, cos_sin, q_weight, k_weight, eps, scale,
     q_row_stride, q_head_stride, table_stride, page_stride, token_stride, head_stride,
     new_row_stride, new_head_stride, heads, splits, tiles_min,
-    MIXED: tl.constexpr, FUSED: tl.constexpr, OVERLAPPED: tl.constexpr, NORM: tl.constexpr,
+    MIXED: tl.constexpr, FUSED: tl.constexpr, PDL: tl.constexpr, NORM: tl.constexpr,
     SPLIT: tl.constexpr, TOUCH: tl.constexpr, SPLITS_PAD: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
     GROUP_PAD: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
     DIM_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    start_next(OVERLAPPED)
-    wait_previous(OVERLAPPED)
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
     span = tl.program_id(2)
@@ -240,7 +240,7 @@ def _decode(
     if FUSED:
         if length <= 0:
             return
-        length -= 1  # what the pages hold already
+        length -= 1  # tokens already in the pages
     tiles, per_run = _runs(length, splits, tiles_min, BLOCK_N)
     first = split * per_run
     if FUSED:
@@ -277,7 +277,7 @@ def _decode(
         TOUCH, DIM, DIM_PAD, PAGE, BLOCK_N, STAGES, PRECISION,
     )  # fmt: skip
 
-    start_next_late(OVERLAPPED)
+    launch_dependents_late(PDL)
     answer = mixed / total[:, None]
     target = (row.to(tl.int64) * heads + kv_head * GROUP) * DIM
     pointers = out + target + member[:, None] * DIM + dims[None, :]
@@ -285,7 +285,7 @@ def _decode(
         if per_run >= tiles:
             tl.store(pointers, answer.to(out.dtype.element_ty), mask=real)
         else:
-            _hand_over(
+            _finish_run(
                 answer, peak + tl.log2(total), out, parts, levels, counters, target,
                 span.to(tl.int64) * tl.num_programs(0) + kv_head, split, splits, tl.cdiv(tiles, per_run),
                 GROUP, GROUP_PAD, ROWS, DIM, DIM_PAD, SPLITS_PAD, SPLITS_BLOCK,
@@ -295,9 +295,9 @@ def _decode(
 
 
 def _fresh_arguments(
-    fresh: Fresh | None, q: Tensor, context_lens: Tensor, levels: Tensor
+    fresh: FusedInputs | None, q: Tensor, context_lens: Tensor, levels: Tensor
 ) -> tuple[object, ...]:
-    """From `k_new` to `eps`. Whatever is absent is never read: any tensor of its kind may stand for it."""
+    """Arguments `k_new` to `eps`. Absent ones are never read: any tensor of the same type can be passed."""
     if fresh is None:
         return q, q, context_lens, context_lens, levels, q, q, 0.0
     assert fresh.k.stride() == fresh.v.stride()
@@ -315,7 +315,7 @@ def _fresh_arguments(
 
 
 def _constants(q: Tensor, k_pages: Tensor, shape: DecodeShape) -> dict[str, object]:
-    """What a kernel is compiled for: the model's sizes and the cut."""
+    """Compile-time constants: the model's sizes and the partition."""
     heads, dim = q.shape[1:]
     group = heads // k_pages.shape[2]
     group_pad, dim_pad = triton.next_power_of_2(group), triton.next_power_of_2(dim)
@@ -350,15 +350,15 @@ def decode(
     *,
     mixed: bool,
     shape: DecodeShape,
-    fresh: Fresh | None = None,
+    fresh: FusedInputs | None = None,
 ) -> None:
-    """Writes the rows of `out` that belong to spans of one row."""
+    """Writes the rows of `out` for spans of one row."""
     heads, dim = q.shape[1:]
     kv_heads, spans, splits = k_pages.shape[2], context_lens.shape[0], shape.splits
     split = splits > 1
     parts = torch.empty((spans, heads, splits, dim) if split else (1,), dtype=torch.float32, device=q.device)
     levels = torch.empty((spans, heads, splits) if split else (1,), dtype=torch.float32, device=q.device)
-    counters = arrivals(q.device, spans * kv_heads) if split else levels
+    counters = block_counters(q.device, spans * kv_heads) if split else levels
     _decode[(kv_heads, splits, spans)](
         *(q, k_pages, v_pages, block_tables, query_starts, context_lens, out, parts, levels, counters),
         *_fresh_arguments(fresh, q, context_lens, levels),
@@ -368,7 +368,7 @@ def decode(
         *(heads, splits, shape.tiles_min),
         MIXED=mixed,
         FUSED=fresh is not None,
-        OVERLAPPED=OVERLAP.mode,
+        PDL=PDL_STATE.mode,
         NORM=fresh is not None and fresh.q_weight is not None,
         **_constants(q, k_pages, shape),
         **launch_options(),

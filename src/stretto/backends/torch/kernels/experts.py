@@ -1,8 +1,9 @@
-"""Expert products: (row, expert) pairs are grouped by expert and each group goes through tiles of its own.
+"""Expert products: (row, expert) pairs are grouped by expert, and each group has its own tiles.
 
-Groups are padded to whole tiles by numbers alone (`_Plan`); the grid has room for every way the router may
-choose, and tiles beyond the last group end at once. The first kernel multiplies by gate and up and applies
-SiLU(gate) · up, the second by down and weighs the result; the chosen experts' answers are added last.
+Groups are padded to whole tiles by index arithmetic (`_TilePlan`); the grid covers every possible routing,
+and tiles beyond the last group exit immediately. The first kernel multiplies by gate and up and applies
+SiLU(gate) · up, the second multiplies by down and weights the result; the outputs of the chosen experts are
+summed last.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from torch import Tensor
 from stretto.backends.torch.kernels.norm import rounded
 
 
-class _Plan(NamedTuple):
-    """order: pairs by expert. Each expert's first place in `order`, number of pairs, and first tile's row."""
+class _TilePlan(NamedTuple):
+    """order: pairs sorted by expert. Per expert: start in `order`, number of pairs, first padded row."""
 
     order: Tensor
     starts: Tensor
     counts: Tensor
     padded_starts: Tensor
-    tile_experts: Tensor  # one for each tile of the grid; the number of experts where there is none
+    tile_experts: Tensor  # one per tile of the grid; the number of experts if unused
 
 
 @triton.jit
@@ -76,7 +77,7 @@ def _gate_up(
         gate = tl.dot(a, tl.trans(g), gate, input_precision=PRECISION)
         up = tl.dot(a, tl.trans(u), up, input_precision=PRECISION)
     kind = out.dtype.element_ty
-    gate = gate.to(kind).to(tl.float32)  # rounded where the plain product would be
+    gate = gate.to(kind).to(tl.float32)  # rounded where separate products would round
     value = rounded(gate / (1.0 + tl.exp(-gate)), kind) * up.to(kind).to(tl.float32)
     target = out + pairs[:, None] * inner + columns[None, :]
     tl.store(target, value.to(kind), mask=live[:, None] & wanted[None, :])
@@ -155,7 +156,7 @@ def moe_experts(x: Tensor, weights: Tensor, chosen: Tensor, w_gate_up: Tensor, w
     return answers.view(rows, top_k, hidden).sum(1, dtype=torch.float32).to(x.dtype)
 
 
-def _plan(chosen: Tensor, experts: int, block_m: int) -> _Plan:
+def _plan(chosen: Tensor, experts: int, block_m: int) -> _TilePlan:
     flat = chosen.flatten()
     pairs = flat.shape[0]
     order = torch.argsort(flat, stable=True)
@@ -166,4 +167,4 @@ def _plan(chosen: Tensor, experts: int, block_m: int) -> _Plan:
     tiles = pairs // block_m + min(pairs, experts)
     firsts = torch.arange(tiles, device=flat.device) * block_m
     tile_experts = torch.searchsorted(padded_ends, firsts, right=True)
-    return _Plan(order, counts.cumsum(0) - counts, counts, padded_ends - padded, tile_experts)
+    return _TilePlan(order, counts.cumsum(0) - counts, counts, padded_ends - padded, tile_experts)

@@ -1,4 +1,4 @@
-"""A decode batch's inputs in one kernel: pending tokens, places in the pages, rows of the block tables."""
+"""Inputs of a decode batch in one kernel: pending tokens, slot mapping, rows of the block tables."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Linear layers for a few rows: weights go through once, as fast as memory gives them, and nothing else does.
+"""Linear layers for a few rows, bound by one read of the weights from memory.
 
-A program owns a few output columns, that is rows of the weight [out, in], whole: sums are float32, in a fixed
-order, rounded once. `_whole` holds its weights in registers, asked for before anything else, and has room for
-the norm in front (each program normalizes for itself, which costs a few reads of the cache) and for SiLU · up
-or the residual behind. `_long` streams rows that are too wide for registers.
+A program computes a few output columns, that is whole rows of the weight [out, in]: sums are float32, in a
+fixed order, rounded once. `_whole` keeps its weights in registers, loads them first, and can fuse the norm
+before (each program normalizes for itself, at the cost of a few cache reads) and SiLU · up or the residual
+after. `_long` streams rows that are too wide for registers.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import triton.language as tl
 from torch import Tensor
 
 from stretto.backends.torch.kernels.norm import rounded
-from stretto.backends.torch.kernels.pdl import OVERLAP, launch_options, start_next, wait_previous
+from stretto.backends.torch.kernels.pdl import PDL_STATE, launch_dependents, launch_options, wait_for_previous
 
-WHOLE_MAX = 4096  # widest row that is held in registers
+WHOLE_MAX = 4096  # widest row that is kept in registers
 LONG_BLOCK = 1024
-PROGRAMS_AIM = 512  # about four for each multiprocessor, all at once
+PROGRAMS_AIM = 512  # about four per multiprocessor, all resident
 
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """Output columns of a program, its warps, and for `_long` the loads in flight."""
+    """Output columns per program, warps, and for `_long` the loads in flight."""
 
     block_n: int
     warps: int = 4
@@ -54,9 +54,9 @@ def _whole(
     BIAS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    OVERLAPPED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    start_next(OVERLAPPED)
+    launch_dependents(PDL)
     kind: tl.constexpr = x.dtype.element_ty
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -70,7 +70,7 @@ def _whole(
         g = tl.load(gain + k, mask=inside, other=0.0).to(tl.float32)
     if BIAS:
         b = tl.load(bias + n, mask=real, other=0.0).to(tl.float32)
-    wait_previous(OVERLAPPED)
+    wait_for_previous(PDL)
     for row in tl.static_range(ROWS):
         value = tl.load(x + row * x_stride + k, mask=inside, other=0.0).to(tl.float32)
         if ADD_BEFORE:
@@ -124,14 +124,14 @@ def _long(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
-    OVERLAPPED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    start_next(OVERLAPPED)
-    wait_previous(OVERLAPPED)
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     real = n < outs
-    # A row outside is read as the last one, so that no load of weights has a mask where width is even.
+    # Rows out of range read the last row, so that weight loads need no mask if the width is even.
     place = weight + tl.minimum(n, outs - 1)[:, None].to(tl.int64) * width + k[None, :]
     s0 = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     s1, s2, s3 = s0, s0, s0
@@ -158,7 +158,7 @@ def _long(
 
 
 def choose_whole(outs: int, width: int, *, gated: bool) -> LinearShape:
-    """Sixteen kilobytes of weights for four warps: a few programs on each multiprocessor hide memory."""
+    """16 KiB of weights for four warps: a few programs per multiprocessor hide memory latency."""
     pad = triton.next_power_of_2(width)
     warps = 4 if pad <= 2048 else 8
     block_n = max(2048 * warps // pad // (2 if gated else 1), 1)
@@ -234,7 +234,7 @@ def linear(
         BLOCK_N=shape.block_n,
         BLOCK_K=LONG_BLOCK,
         STAGES=shape.stages,
-        OVERLAPPED=OVERLAP.mode,
+        PDL=PDL_STATE.mode,
         num_warps=shape.warps,
         **launch_options(),
     )
@@ -282,7 +282,7 @@ def _launch_whole(
         BIAS=bias is not None,
         BLOCK_N=shape.block_n,
         BLOCK_K=triton.next_power_of_2(width),
-        OVERLAPPED=OVERLAP.mode,
+        PDL=PDL_STATE.mode,
         num_warps=shape.warps,
         **launch_options(),
     )

@@ -1,4 +1,4 @@
-"""RMSNorm and add + RMSNorm: one row for each program, read once, float32 inside."""
+"""RMSNorm and add + RMSNorm: one row per program, read once, float32 inside."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stretto.backends.torch.kernels.pdl import OVERLAP, launch_options, start_next_late, wait_previous
+from stretto.backends.torch.kernels.pdl import (
+    PDL_STATE,
+    launch_dependents_late,
+    launch_options,
+    wait_for_previous,
+)
 
 
 @triton.jit
 def rounded(value, kind: tl.constexpr):
-    """A float32 value as it is after a visit to a narrower type."""
+    """A float32 value rounded to a narrower type."""
     return value.to(kind).to(tl.float32)
 
 
@@ -29,10 +34,10 @@ def _rms_norm(
     eps,
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
-    OVERLAPPED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    start_next_late(OVERLAPPED)  # it is over as soon as it has begun
-    wait_previous(OVERLAPPED)
+    launch_dependents_late(PDL)  # the kernel is very short
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -92,7 +97,7 @@ def _launch(
             eps,
             ADD=residual is not None,
             BLOCK=block,
-            OVERLAPPED=OVERLAP.mode,
+            PDL=PDL_STATE.mode,
             num_warps=warps or min(max(block // 512, 1), 16),
             **launch_options(),
         )

@@ -1,8 +1,8 @@
-"""Attention of prefill chunks: tiles of query rows over a paged context, the cached prefix included.
+"""Attention of prefill chunks: tiles of query rows over a paged context, including the cached prefix.
 
-A program takes one key-value head and up to BLOCK_M rows (query tokens × heads of the group) of one span,
-found by bisection in `query_starts`. Tiles of keys that every row sees need no mask; those on the diagonal
-do. Spans of one row are left to the decode kernel. The grid has room for any cutting of rows into spans.
+A program handles one key-value head and up to BLOCK_M rows (query tokens × heads of the group) of one span,
+found by bisection in `query_starts`. Key tiles visible to every row need no mask; those on the diagonal do.
+Spans of one row are left to the decode kernel. The grid covers any partition of rows into spans.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _prefill(
 ):
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(0)
-    tile_number = tl.num_programs(1) - 1 - tl.program_id(1)  # late rows see most keys: start with them
+    tile_number = tl.num_programs(1) - 1 - tl.program_id(1)  # late rows attend to most keys: start with them
     span = _span_of(query_starts, spans, tile_number, BLOCK_Q)
     start = tl.load(query_starts + span)
     count = tl.load(query_starts + span + 1) - start
@@ -135,7 +135,7 @@ def prefill(
     *,
     shape: PrefillShape,
 ) -> None:
-    """Writes the rows of `out` that belong to spans of two rows or more."""
+    """Writes the rows of `out` for spans of two rows or more."""
     rows, heads, dim = q.shape
     page_tokens, kv_heads = k_pages.shape[1:3]
     spans, group = context_lens.shape[0], heads // kv_heads

@@ -1,7 +1,7 @@
-"""Norm of each head, rotary positions and the write of keys and values to their pages, in one launch.
+"""Per-head norm, rotary embedding and the write of keys and values to their pages, in one launch.
 
-A program takes one row and a few heads: first the blocks of query heads, then those of key-value heads. A
-head is held as two halves, so that the rotation moves nothing between threads.
+A program handles one row and a few heads: first the blocks of query heads, then those of key-value heads. A
+head is kept as two halves, so that the rotation moves nothing between threads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _normed(first, second, weight, half, inside, eps, HALF: tl.constexpr, kind: 
 
 
 @triton.jit
-def _turned(first, second, cos, sin, kind: tl.constexpr):
+def _rotated(first, second, cos, sin, kind: tl.constexpr):
     """Both halves rotated, every product and sum rounded."""
     left = rounded(first * cos, kind) - rounded(second * sin, kind)
     right = rounded(second * cos, kind) + rounded(first * sin, kind)
@@ -85,7 +85,7 @@ def _rotary_write(
         if Q_NORM:
             first, second = _normed(first, second, q_weight, half, inside, eps, HALF, kind)
         target = out + (row * heads + head) * (2 * HALF) + half[None, :]
-        left, right = _turned(first, second, cos, sin, kind)
+        left, right = _rotated(first, second, cos, sin, kind)
         tl.store(target, left, mask=mask)
         tl.store(target + HALF, right, mask=mask)
     else:
@@ -103,7 +103,7 @@ def _rotary_write(
                 first, second = _normed(first, second, k_weight, half, inside, eps, HALF, kind)
             place = slot // page_tokens * page_stride + slot % page_tokens * token_stride
             target = place + head * head_stride + half[None, :]
-            left, right = _turned(first, second, cos, sin, kind)
+            left, right = _rotated(first, second, cos, sin, kind)
             tl.store(k_pages + target, left.to(k_pages.dtype.element_ty), mask=mask)
             tl.store(k_pages + target + HALF, right.to(k_pages.dtype.element_ty), mask=mask)
             tl.store(v_pages + target, value_first.to(v_pages.dtype.element_ty), mask=mask)

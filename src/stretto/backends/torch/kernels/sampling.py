@@ -1,7 +1,7 @@
-"""Sampling on CUDA: edits, one cut for all filters, Gumbel noise, argmax; each row by its slot's columns.
+"""Sampling on CUDA: logit edits, one bound for all filters, Gumbel noise, argmax; per-row parameters.
 
-A greedy batch costs one pass over the logits. Edits and filters work on a float32 copy. Rows are cut into
-blocks of the vocabulary, the winners of which a last small kernel compares.
+A greedy batch costs one pass over the logits. Edits and filters work on a float32 copy. Rows are split into
+blocks of the vocabulary, whose winners are compared by a small last kernel.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stretto.backends.torch.kernels.topk_topp.exact import cut_rows, ordered_key
+from stretto.backends.torch.kernels.topk_topp.exact import filter_bounds, ordered_key
 from stretto.backends.torch.sampling_table import TEMPERATURE_MIN, SamplingMode, SamplingTable
 
 FLOAT_COLUMNS = tl.constexpr(6)  # of SamplingTable.floats
@@ -83,7 +83,7 @@ def _bias(
 
 @triton.jit
 def _log(x):
-    """To within 1e-7 or so, as the device computes it in one step; never of a number below 2^-126."""
+    """Accurate to about 1e-7, as the device computes it in one step; not for numbers below 2^-126."""
     if INTERPRETED:
         return tl.log(x)
     doubled = tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
@@ -106,7 +106,7 @@ def _draw(
     slots,
     output_index,
     bounds,
-    cuts,
+    last_ids,
     best_values,
     best_ids,
     vocab,
@@ -129,7 +129,7 @@ def _draw(
             if FILTERS:
                 bound = tl.load(bounds + row)
                 key = ordered_key(value)
-                kept = (key > bound) | ((key == bound) & (tokens <= tl.load(cuts + row)))
+                kept = (key > bound) | ((key == bound) & (tokens <= tl.load(last_ids + row)))
                 value = tl.where(kept, value, float("-inf"))
             seed = tl.load(ints + slot * INT_COLUMNS)
             index = tl.load(output_index + row).to(tl.uint32)
@@ -185,10 +185,10 @@ def sample_ids(
         return out
     assert logits.stride(1) == 1
     source = _edited(logits, table, output_index, slots, mode) if mode.edits else logits
-    bounds, cuts = slots, slots
+    bounds, last_ids = slots, slots
     filters = mode.filters and mode.noise
     if filters:
-        bounds, cuts = cut_rows(source, table, slots)
+        bounds, last_ids = filter_bounds(source, table, slots)
     block = min(block, triton.next_power_of_2(vocab))
     blocks = triton.cdiv(vocab, block)
     best_values = torch.empty(rows, blocks, dtype=torch.float32, device=logits.device)
@@ -200,7 +200,7 @@ def sample_ids(
         slots,
         output_index,
         bounds,
-        cuts,
+        last_ids,
         best_values,
         best_ids,
         vocab,
@@ -232,7 +232,7 @@ def count_tokens(table: SamplingTable, slots: Tensor, ids: Tensor, lengths: Tens
 def _edited(
     logits: Tensor, table: SamplingTable, output_index: Tensor, slots: Tensor, mode: SamplingMode
 ) -> Tensor:
-    """A float32 copy. Biases come first, so where there are any, penalties and masks take a second pass."""
+    """A float32 copy. Biases come first, so if there are any, penalties and masks need a second pass."""
     rows, vocab = logits.shape
     edited = torch.empty(rows, vocab, dtype=torch.float32, device=logits.device)
 

@@ -1,8 +1,8 @@
-"""Linear layers for up to sixteen rows: one tensor-core tile of rows against a stream of weights.
+"""Linear layers for up to sixteen rows: one tensor-core tile of rows and streamed weights.
 
-A program owns a few output columns and goes through all of the input, several loads ahead; the sum is
-float32, in a fixed order, rounded once. Rows of padding are zeros that are not written. Gated, a program has
-the gates and the ups of its columns, and answers SiLU(gate) · up.
+A program computes a few output columns and iterates over the whole input, several loads ahead; sums are
+float32, in a fixed order, rounded once. Padding rows are zeros and are not written. If gated, a program has
+the gates and the ups of its columns, and returns SiLU(gate) · up.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch import Tensor
 
 from stretto.backends.torch.kernels.norm import rounded
 from stretto.backends.torch.kernels.pdl import (
-    OVERLAP,
+    PDL_STATE,
+    launch_dependents,
+    launch_dependents_late,
     launch_options,
-    start_next,
-    start_next_late,
-    wait_previous,
+    wait_for_previous,
 )
 
-ROWS_MAX = 16  # of a tile
+ROWS_MAX = 16  # per tile
 
 
 @dataclass(frozen=True, slots=True)
 class SkinnyShape:
-    """Columns of a program, input columns of a step, and loads ahead, in steps."""
+    """Output columns per program, input columns per step, and steps loaded ahead."""
 
     block_n: int
     block_k: int = 256
@@ -65,10 +65,10 @@ def _skinny(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
-    OVERLAPPED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    start_next(OVERLAPPED)
-    wait_previous(OVERLAPPED)
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     kind: tl.constexpr = out.dtype.element_ty
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -94,7 +94,7 @@ def _skinny(
             else:
                 w = tl.load(ups + start, mask=inside, other=0.0)
             up = tl.dot(a, tl.trans(w), up, input_precision=PRECISION)
-    start_next_late(OVERLAPPED)
+    launch_dependents_late(PDL)
     if BIAS:
         sums += tl.load(bias + n, mask=n < outs, other=0.0).to(tl.float32)[None, :]
     if GATED:
@@ -125,7 +125,7 @@ def linear(
     gated: bool = False,
     shape: SkinnyShape | None = None,
 ) -> Tensor:
-    """linear(x), rounded, plus `residual`; or SiLU · up of it, of which weight holds the gates first."""
+    """linear(x), rounded, plus `residual`; or SiLU · up of it, with the gates first in `weight`."""
     rows, width = x.shape
     outs = weight.shape[0] // 2 if gated else weight.shape[0]
     assert not gated or (bias is None and residual is None)
@@ -154,7 +154,7 @@ def linear(
         BLOCK_K=shape.block_k,
         STAGES=shape.stages,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        OVERLAPPED=OVERLAP.mode,
+        PDL=PDL_STATE.mode,
         num_warps=shape.warps,
         **launch_options(),
     )

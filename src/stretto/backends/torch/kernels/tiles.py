@@ -1,4 +1,4 @@
-"""What both attention kernels share: where a tile of keys lies, and what it adds to a row.
+"""Shared by both attention kernels: locating a tile of keys, and the online softmax.
 
 Scores are kept in base 2: `scale` is the softmax scale times log2(e).
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-SECTOR_PAGES = tl.constexpr(8)  # page numbers in what the memory gives at once, 32 bytes
+SECTOR_PAGES = tl.constexpr(8)  # page numbers per memory sector of 32 bytes
 SECTORS = tl.constexpr(64)
 
 
 @triton.jit
 def load_pages(table, tile, limit, BLOCK_N: tl.constexpr, PAGE: tl.constexpr):
-    """The pages of a tile: one number, or one for each token. Tokens from `limit` on are on page 0.
+    """The pages of a tile: one number, or one per token. Tokens from `limit` on are on page 0.
 
-    Kernels ask one tile ahead: were the tile's own loads to wait for it, the compiler would spend half of its
-    pipeline on page numbers.
+    Kernels load them one tile ahead: otherwise the tile's loads would depend on them, and the compiler would
+    spend half of its pipeline on page numbers.
     """
     if PAGE % BLOCK_N == 0:
         tokens = tile * BLOCK_N
@@ -28,10 +28,10 @@ def load_pages(table, tile, limit, BLOCK_N: tl.constexpr, PAGE: tl.constexpr):
 
 @triton.jit
 def touch_pages(table, begin, end, never, PAGE: tl.constexpr):
-    """Asks for the page numbers of the tokens from `begin` to `end` at once, so that the L1 cache has them.
+    """Prefetches the page numbers of the tokens from `begin` to `end` into the L1 cache.
 
-    Otherwise every eighth page number comes from far away, and there is but one tile's time to wait for it.
-    A load that nobody uses would be left out: it is used by a store to `never`, made for negative numbers.
+    Otherwise every eighth page number misses the cache, with only one tile's time to hide it. The compiler
+    would remove an unused load, so its value feeds a store to `never` that only happens for negative numbers.
     """
     some = begin // PAGE + tl.arange(0, SECTORS) * SECTOR_PAGES
     numbers = tl.load(table + some, mask=some * PAGE < end, other=0)
@@ -40,7 +40,7 @@ def touch_pages(table, begin, end, never, PAGE: tl.constexpr):
 
 @triton.jit
 def tile_offsets(pages, tile, page_stride, token_stride, dims, BLOCK_N: tl.constexpr, PAGE: tl.constexpr):
-    """Offsets [BLOCK_N, DIM_PAD] of the tile's elements. The part that never changes is kept in 32 bits."""
+    """Offsets [BLOCK_N, DIM_PAD] of the tile's elements. The constant part is kept in 32 bits."""
     inner = tl.arange(0, BLOCK_N)
     if PAGE % BLOCK_N == 0:
         origin = pages.to(tl.int64) * page_stride + (tile * BLOCK_N % PAGE) * token_stride
@@ -54,7 +54,7 @@ def tile_offsets(pages, tile, page_stride, token_stride, dims, BLOCK_N: tl.const
 
 @triton.jit
 def load_tile(base, offsets, dims, valid, DIM: tl.constexpr, DIM_PAD: tl.constexpr, MASKED: tl.constexpr):
-    """[BLOCK_N, DIM_PAD]; zeros where masked, so that stale memory, NaN perhaps, cannot spread."""
+    """[BLOCK_N, DIM_PAD]; zeros where masked, so that stale memory, possibly NaN, cannot spread."""
     if MASKED:
         return tl.load(base + offsets, mask=valid[:, None] & (dims < DIM)[None, :], other=0.0)
     if DIM == DIM_PAD:

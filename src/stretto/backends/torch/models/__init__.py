@@ -1,16 +1,16 @@
-"""The model families: small compositions of the same layers. `build` picks one by the shape's family."""
+"""The model families, composed of shared layers. `build` selects one by the shape's family."""
 
 from __future__ import annotations
 
-from stretto.backends.torch.config import ModelShape
+from stretto.backends.torch.config import TransformerShape
 from stretto.backends.torch.models.causal import CausalModel, MakeLayer, Progress
-from stretto.backends.torch.models.layers import LayerPages, Place, Step
+from stretto.backends.torch.models.layers import LayerPages, Placement, Step
 from stretto.backends.torch.models.llama import llama_layer
 from stretto.backends.torch.models.moe import moe_layer
 from stretto.backends.torch.models.qwen import qwen_layer
 from stretto.backends.torch.weights import WeightSource
 
-__all__ = ["CausalModel", "LayerPages", "Place", "Step", "build"]
+__all__ = ["CausalModel", "LayerPages", "Placement", "Step", "build"]
 
 LAYERS: dict[str, MakeLayer] = {
     "llama": llama_layer,
@@ -22,8 +22,8 @@ LAYERS: dict[str, MakeLayer] = {
 
 def build(
     source: WeightSource,
-    shape: ModelShape,
-    place: Place,
+    shape: TransformerShape,
+    place: Placement,
     *,
     window: int,
     progress: Progress | None = None,

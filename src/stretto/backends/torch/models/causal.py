@@ -1,6 +1,6 @@
-"""A causal language model: embedding, layers, norm, output matrix. Families differ in what a layer is.
+"""A causal language model: embedding, layers, norm, output matrix. Families differ in their layers.
 
-`hidden` runs all rows; `logits` only those that somebody will sample from.
+`hidden` computes all rows, `logits` only the output rows.
 """
 
 from __future__ import annotations
@@ -11,12 +11,20 @@ import torch
 from torch.nn import functional
 
 from stretto.backends.torch import ops
-from stretto.backends.torch.config import ModelShape
-from stretto.backends.torch.models.layers import DecoderLayer, LayerPages, Norm, Place, Step, copied, vector
+from stretto.backends.torch.config import TransformerShape
+from stretto.backends.torch.models.layers import (
+    DecoderLayer,
+    LayerPages,
+    Norm,
+    Placement,
+    Step,
+    copied,
+    vector,
+)
 from stretto.backends.torch.rotary import cos_sin_table
 from stretto.backends.torch.weights import WeightSource
 
-MakeLayer = Callable[[WeightSource, str, ModelShape, Place], DecoderLayer]
+MakeLayer = Callable[[WeightSource, str, TransformerShape, Placement], DecoderLayer]
 Progress = Callable[[float], None]
 
 
@@ -24,8 +32,8 @@ class CausalModel:
     def __init__(
         self,
         source: WeightSource,
-        shape: ModelShape,
-        place: Place,
+        shape: TransformerShape,
+        place: Placement,
         make_layer: MakeLayer,
         *,
         window: int,
@@ -52,7 +60,7 @@ class CausalModel:
         pages: Sequence[LayerPages],
         output_rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[outputs, vocab]; without `output_rows` every row is one."""
+        """[outputs, vocab]; without `output_rows` every row is an output."""
         x = functional.embedding(tokens, self._embedding)
         residual: torch.Tensor | None = None
         for layer, own in zip(self._layers, pages, strict=True):
@@ -66,5 +74,5 @@ class CausalModel:
         return ops.linear(x, self._head)
 
 
-def _matrix(source: WeightSource, name: str, shape: ModelShape, place: Place) -> torch.Tensor:
+def _matrix(source: WeightSource, name: str, shape: TransformerShape, place: Placement) -> torch.Tensor:
     return copied(source, name, (shape.vocab, shape.hidden), place)

@@ -1,8 +1,8 @@
-"""The layers that all families are made of, over a flat ragged batch: rows of all spans, one after the other.
+"""Layers shared by all families, over a flat ragged batch: the rows of all spans, concatenated.
 
-Knows weights and rows. What the rows belong to comes in as a `Step`; the operators come from `ops`, which
-picks Triton on a GPU and plain torch elsewhere. Q, K and V are one product, gate and up another: fewer and
-larger matrices are what a GPU likes.
+Knows weights and rows. A `Step` describes the rows; the operators come from `ops`, which selects Triton on a
+GPU and plain torch elsewhere. Q, K and V are one product, gate and up another: fewer, larger matrices are
+faster on a GPU.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Protocol
 import torch
 
 from stretto.backends.torch import ops
-from stretto.backends.torch.config import ModelShape
+from stretto.backends.torch.config import TransformerShape
 from stretto.backends.torch.weights import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where weights live and in which type."""
+class Placement:
+    """Device and type of weights."""
 
     device: torch.device
     dtype: torch.dtype
@@ -27,7 +27,7 @@ class Place:
 
 @dataclass(slots=True)
 class Step:
-    """One pass over a ragged batch. `slot_mapping` is page × page size + offset, -1 for rows of padding."""
+    """One pass over a ragged batch. `slot_mapping` is page × page size + offset, -1 for padding rows."""
 
     positions: torch.Tensor
     slot_mapping: torch.Tensor
@@ -46,7 +46,7 @@ class LayerPages:
     v: torch.Tensor
 
 
-Pair = tuple[torch.Tensor, torch.Tensor | None]  # rows as the sum of two, of which the second may be absent
+Pair = tuple[torch.Tensor, torch.Tensor | None]  # rows as the sum of two tensors, the second optional
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +62,24 @@ class Norm:
 
 
 class Mixer(Protocol):
-    """What follows the attention in a layer: an MLP or experts, with the norm before it."""
+    """The part of a layer after attention: an MLP or experts, with the norm before it."""
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm) -> Pair: ...
 
 
 class Linear:
-    """y = x Wᵀ (+ b), with W put together from one or several tensors of the source, row by row."""
+    """y = x Wᵀ (+ b), with W concatenated by rows from one or more tensors of the source."""
 
     __slots__ = ("bias", "weight")
 
     def __init__(
-        self, source: WeightSource, names: dict[str, int], columns: int, place: Place, *, bias: bool = False
+        self,
+        source: WeightSource,
+        names: dict[str, int],
+        columns: int,
+        place: Placement,
+        *,
+        bias: bool = False,
     ) -> None:
         rows = sum(names.values())
         self.weight = torch.empty(rows, columns, dtype=place.dtype, device=place.device)
@@ -89,19 +95,19 @@ class Linear:
         return ops.linear(x, self.weight, self.bias)
 
 
-def copied(source: WeightSource, name: str, shape: tuple[int, ...], place: Place) -> torch.Tensor:
-    """In memory of its own: a mapped file that shrinks would end the process."""
+def copied(source: WeightSource, name: str, shape: tuple[int, ...], place: Placement) -> torch.Tensor:
+    """A copy: a mapped file that shrinks would kill the process."""
     return torch.empty(shape, dtype=place.dtype, device=place.device).copy_(source.read(name, shape))
 
 
-def vector(source: WeightSource, name: str, size: int, place: Place) -> torch.Tensor:
+def vector(source: WeightSource, name: str, size: int, place: Placement) -> torch.Tensor:
     return copied(source, f"{name}.weight", (size,), place)
 
 
-class Attention:
-    """Grouped-query attention over pages. Writes its rows' K and V first, so a chunk sees itself."""
+class PagedAttention:
+    """Grouped-query attention over pages. Writes K and V of its rows first, so a chunk attends to itself."""
 
-    def __init__(self, source: WeightSource, prefix: str, shape: ModelShape, place: Place) -> None:
+    def __init__(self, source: WeightSource, prefix: str, shape: TransformerShape, place: Placement) -> None:
         self._heads, self._kv_heads, self._dim = shape.heads, shape.kv_heads, shape.head_dim
         q_rows, kv_rows = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         names = {f"{prefix}.q_proj": q_rows, f"{prefix}.k_proj": kv_rows, f"{prefix}.v_proj": kv_rows}
@@ -139,7 +145,7 @@ class Attention:
 class Mlp:
     """SiLU(gate) × up, then down."""
 
-    def __init__(self, source: WeightSource, prefix: str, shape: ModelShape, place: Place) -> None:
+    def __init__(self, source: WeightSource, prefix: str, shape: TransformerShape, place: Placement) -> None:
         inner = shape.inner
         names = {f"{prefix}.gate_proj": inner, f"{prefix}.up_proj": inner}
         self._gate_up = Linear(source, names, shape.hidden, place, bias=shape.mlp_bias)
@@ -157,14 +163,14 @@ class Mlp:
 
 
 class DecoderLayer:
-    """Norm, attention, norm, mixer. The residual travels beside the rows, so each norm adds it in one go."""
+    """Norm, attention, norm, mixer. The residual is passed beside the rows, so each norm can add it."""
 
     def __init__(
-        self, source: WeightSource, prefix: str, shape: ModelShape, place: Place, mixer: Mixer
+        self, source: WeightSource, prefix: str, shape: TransformerShape, place: Placement, mixer: Mixer
     ) -> None:
         eps = shape.norm_eps
         self._input_norm = Norm(vector(source, f"{prefix}.input_layernorm", shape.hidden, place), eps)
-        self._attention = Attention(source, f"{prefix}.self_attn", shape, place)
+        self._attention = PagedAttention(source, f"{prefix}.self_attn", shape, place)
         self._middle_norm = Norm(
             vector(source, f"{prefix}.post_attention_layernorm", shape.hidden, place), eps
         )

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 
 from stretto.backends.torch import ops
-from stretto.backends.torch.config import ModelShape
-from stretto.backends.torch.models.layers import DecoderLayer, Linear, Norm, Pair, Place
+from stretto.backends.torch.config import TransformerShape
+from stretto.backends.torch.models.layers import DecoderLayer, Linear, Norm, Pair, Placement
 from stretto.backends.torch.models.qwen import qwen_layer
 from stretto.backends.torch.weights import WeightSource
 from stretto.errors import ModelFileError
 
 
 class SparseMlp:
-    def __init__(self, source: WeightSource, prefix: str, shape: ModelShape, place: Place) -> None:
+    def __init__(self, source: WeightSource, prefix: str, shape: TransformerShape, place: Placement) -> None:
         experts = shape.experts
         if experts is None:
             raise ModelFileError("this model has no experts")
@@ -33,7 +33,7 @@ class SparseMlp:
         return x, total
 
 
-def moe_layer(source: WeightSource, prefix: str, shape: ModelShape, place: Place) -> DecoderLayer:
+def moe_layer(source: WeightSource, prefix: str, shape: TransformerShape, place: Placement) -> DecoderLayer:
     assert shape.experts is not None
     if int(prefix.rpartition(".")[2]) in shape.experts.dense_layers:
         return qwen_layer(source, prefix, shape, place)

@@ -1,7 +1,7 @@
 """The operators of the torch backend: plain torch on the CPU, Triton kernels on CUDA, one contract.
 
-Each file holds one operator: its contract, the choice of implementation, and the reference, which runs on the
-CPU and is the oracle of the kernels. Nothing here synchronizes with the device on the CUDA path.
+Each file has one operator: its contract, the choice of implementation, and the reference, which runs on the
+CPU and is the oracle for the kernels. Nothing here synchronizes with the device on the CUDA path.
 """
 
 from stretto.backends.torch.ops.activation import silu_mul

@@ -1,4 +1,4 @@
-"""The gated activation of the feed-forward: SiLU(gate) · up, the former rounded before it is multiplied."""
+"""The gated activation of the MLP: SiLU(gate) · up, with SiLU(gate) rounded before the product."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Causal attention over paged keys and values, for decode rows and prefill chunks in one call.
 
 A span is a run of rows of one sequence; its last row is the sequence's last token. Spans of one row read the
-whole context (decode); longer ones are prefill chunks, whose prefix may lie in the cache already. On CUDA
-nothing reads device memory from the host, so that a call can be captured in a graph.
+whole context (decode); longer ones are prefill chunks, whose prefix may already be cached. On CUDA nothing
+reads device memory from the host, so that a call can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def paged_attention(
     decode_only: bool,
     max_context: int | None = None,
 ) -> Tensor:
-    """What each row of `q` [rows, heads, dim] attends to, in the same shape.
+    """Attention output of each row of `q` [rows, heads, dim], in the same shape.
 
     block_tables int32 [spans, pages_max], query_starts int32 [spans + 1], context_lens int32 [spans]: tokens
-    including this chunk, 0 for a span of padding, whose rows come out as anything. `max_query` and
-    `max_context` bound the spans (default: what the block tables hold); `decode_only` says that every span is
-    one row, and row i is span i.
+    including this chunk, 0 for a padding span, whose output is undefined. `max_query` and `max_context` bound
+    the spans (default: the size of the block tables); `decode_only`: every span is one row, and row i is span
+    i.
     """
     if q.is_cuda:
         from stretto.backends.torch.kernels import attention as kernel
@@ -71,12 +71,12 @@ def rotary_attention(
     k_weight: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """`rotary_write`, then `paged_attention`; on CUDA one launch where every span is one row."""
+    """`rotary_write`, then `paged_attention`; on CUDA one launch if every span is one row."""
     if q.is_cuda and decode_only and (q_weight is None) == (k_weight is None):
         from stretto.backends.torch.kernels import attention as kernel
-        from stretto.backends.torch.kernels.decode import Fresh
+        from stretto.backends.torch.kernels.decode import FusedInputs
 
-        fresh = Fresh(k, v, positions, slot_mapping, cos_sin, q_weight, k_weight, eps)
+        fresh = FusedInputs(k, v, positions, slot_mapping, cos_sin, q_weight, k_weight, eps)
         return kernel.rotary_attention(q, k_pages, v_pages, block_tables, context_lens, scale, fresh)
     q = rotary_write(q, k, v, positions, cos_sin, k_pages, v_pages, slot_mapping, q_weight, k_weight, eps)
     return paged_attention(
@@ -101,7 +101,7 @@ def paged_attention_reference(
     context_lens: Tensor,
     scale: float,
 ) -> Tensor:
-    """One span after another, softmax in float32 or wider; padding comes out as zeros."""
+    """One span after another, softmax in float32 or wider; padding gives zeros."""
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     starts, lengths = query_starts.tolist(), context_lens.tolist()
     for span, length in enumerate(lengths):

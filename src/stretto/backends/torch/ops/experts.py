@@ -1,4 +1,4 @@
-"""A mixture of experts: each row goes through the `top_k` feed-forwards that its router logits choose."""
+"""Mixture of experts: each row is computed by the `top_k` experts selected by its router logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def moe_experts(
     x: Tensor, router_logits: Tensor, w_gate_up: Tensor, w_down: Tensor, top_k: int, renormalize: bool
 ) -> Tensor:
     """x [rows, hidden], router_logits [rows, experts], w_gate_up [experts, 2 · inner, hidden] (gates first),
-    w_down [experts, hidden, inner]: [rows, hidden]. `renormalize` makes the chosen weights add up to 1.
+    w_down [experts, hidden, inner]: [rows, hidden]. `renormalize`: the chosen weights sum to 1.
     """
     weights, chosen = route(router_logits, top_k, renormalize=renormalize)
     if x.is_cuda:

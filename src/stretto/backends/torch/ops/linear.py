@@ -1,9 +1,9 @@
-"""Linear layers with what surrounds them: the norm before, SiLU · up or the residual after.
+"""Linear layers with adjacent operations: the norm before, SiLU · up or the residual after.
 
-The residual travels as a pair (x, residual) whose sum it is, with None for nothing to add: many rows leave
-the addition to the next norm, few rows do it at the end of the product. Few rows on CUDA are kernels of our
-own that read the weights once at the speed of memory; everything else is torch's product between the other
-operators. Rounding is the same: each product, sum and norm once, to the dtype of `x`.
+The residual is passed as a pair (x, residual), to be summed, with None for nothing to add: with many rows the
+next norm adds it, with few rows the product does. Few rows on CUDA use our own kernels, which read the
+weights once at memory speed; otherwise it is torch's product between the other operators. Rounding is the
+same: each product, sum and norm once, to the dtype of `x`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch.nn import functional
 from stretto.backends.torch.ops.activation import silu_mul, silu_mul_reference
 from stretto.backends.torch.ops.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 
-FEW_ROWS = 1  # up to so many, products and what surrounds them are one kernel; at 4 torch is faster
-SKINNY_ROWS = 16  # up to so many, the product alone is ours
-SKINNY_WEIGHTS_MIN = 1 << 24  # of smaller matrices torch's product is faster
-FUSED_WIDTH_MAX = 4096  # a wider row is normalized by a kernel of its own
+FEW_ROWS = 1  # up to this many: products fused with adjacent operations; at 4 torch is faster
+SKINNY_ROWS = 16  # up to this many: our kernel for the product alone
+SKINNY_WEIGHTS_MIN = 1 << 24  # for smaller matrices torch's product is faster
+FUSED_WIDTH_MAX = 4096  # a wider row is normalized by a separate kernel
 
 
 def norm_linear(

@@ -1,7 +1,7 @@
 """RMS normalization, alone and with the residual addition that precedes it.
 
-Arithmetic is float32 whatever the inputs are. The normalized value is rounded to the dtype of `x` before it
-is multiplied by the weight, and so is the product: the points at which transformers' models round.
+Computed in float32 for all input types. The normalized value is rounded to the dtype of `x` before it is
+multiplied by the weight, and so is the product: transformers' models round at the same points.
 """
 
 from __future__ import annotations

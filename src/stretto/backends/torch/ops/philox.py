@@ -1,7 +1,7 @@
-"""Random numbers that are a function of (seed, output index, token id): Philox4x32-10, without any state.
+"""Stateless random numbers, a function of (seed, output index, token id): Philox4x32-10.
 
-Word `token & 3` of the block with counter (token >> 2, index, 0, 0) and the seed as key belongs to a token,
-so that neither the batch nor the order of computation changes a draw. The Triton kernels compute the same.
+A token uses word `token & 3` of the block with counter (token >> 2, index, 0, 0) and the seed as key, so
+neither the batch nor the order of computation changes a draw. The Triton kernels compute the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def gumbel(seeds: Tensor, indices: Tensor, vocab: int) -> Tensor:
 
 
 def exponential(words: Tensor) -> Tensor:
-    """Standard exponential variates, float32, fine-grained near 0, where the winners of a race lie."""
+    """Standard exponential variates, float32, with fine resolution near 0 (the smallest wins)."""
     share = (words.to(torch.float64) + 0.5).mul(2.0**-32)
     return (-torch.log1p(-share)).to(torch.float32)
 

@@ -1,8 +1,8 @@
-"""From a fused query-key-value product to the cache: norm of each head, rotary positions, the write to pages.
+"""From the fused QKV product to the cache: per-head norm, rotary embedding, write to pages.
 
 The rotation pairs element i with i + dim/2. `cos_sin` is [positions, dim] in float32: the cosines of the
 dim/2 angles of a position, then their sines. They are rounded to the dtype of the heads, and so is every
-product and every sum: the points at which transformers' models round.
+product and sum: transformers' models round at the same points.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def rotary_write(
     k_weight: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """Writes k and v of each row to their pages and gives back the rotated queries, contiguous.
+    """Writes k and v of each row to their pages and returns the rotated queries, contiguous.
 
-    q [rows, heads, dim]; k, v [rows, kv_heads, dim], views of one product as they may be; pages [pages,
-    page_tokens, kv_heads, dim]; slot_mapping [rows] = page · page_tokens + offset, -1 for a row of padding,
-    whose position must be valid all the same. With weights, heads are RMS-normalized first.
+    q [rows, heads, dim]; k, v [rows, kv_heads, dim], possibly views of one product; pages [pages,
+    page_tokens, kv_heads, dim]; slot_mapping [rows] = page · page_tokens + offset, -1 for a padding row,
+    whose position must still be valid. With weights, heads are RMS-normalized first.
     """
     where = (q, k, v, positions, cos_sin, k_pages, v_pages, slot_mapping)
     if q.is_cuda:

@@ -1,10 +1,10 @@
-"""From rows of logits to tokens, on the device, each row by its own slot's parameters and seed.
+"""Samples tokens from rows of logits on the device, each row with its slot's parameters and seed.
 
-The order is that of the llama.cpp backend's sampler: biases (bans and masked ends are biases of -inf),
-penalties, grammar, top_k, top_p, min_p, and temperature last, so that filters see the model's own
-distribution. Each filter keeps the head of one order (logit descending, then id ascending), hence together
-they are one cut in it. The draw is Gumbel noise of (seed, output index, token id) and an argmax. NaN and +inf
-count as -inf; a row without a finite logit gives token -1.
+The order is that of the numpy sampler: biases (bans and masked ends are biases of -inf), penalties, grammar,
+top_k, top_p, min_p, and temperature last, so that filters see the model's own distribution. Each filter keeps
+a prefix of one order (logit descending, then id ascending), so together they are one bound in it. The draw is
+Gumbel noise of (seed, output index, token id) and an argmax. NaN and +inf count as -inf; a row without a
+finite logit gives token -1.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def sample(
     slots: Tensor | None = None,
     mode: SamplingMode = EVERYTHING,
 ) -> SampledTokens:
-    """A token for each row of `logits` [rows, vocab]; `output_index` [rows] counts a request's own tokens.
+    """One token per row of `logits` [rows, vocab]; `output_index` [rows] counts a request's output tokens.
 
-    `slots` int64 [rows] names the rows' places in the table (default: 0, 1, …). `mode` must cover what the
-    slots ask for; the default covers all but logprobs.
+    `slots` int64 [rows] are the rows' slots in the table (default: 0, 1, …). `mode` must cover the slots'
+    parameters; the default covers everything except logprobs.
     """
     if slots is None:
         slots = torch.arange(logits.shape[0], device=logits.device)
@@ -61,7 +61,7 @@ def sample(
 def count_tokens(table: SamplingTable, slots: Tensor, ids: Tensor, lengths: Tensor) -> None:
     """For penalties: `ids` [rows] are now the tokens at `lengths` [rows] (the count of tokens before them).
 
-    No slot may come twice. A row whose id or length is below 0 is left out.
+    No slot may occur twice. Rows with a negative id or length are skipped.
     """
     if ids.is_cuda:
         from stretto.backends.torch.kernels import sampling as kernel
@@ -153,7 +153,7 @@ def _penalize(edited: Tensor, table: SamplingTable, slots: Tensor) -> Tensor:
 
 
 def keep_reference(edited: Tensor, table: SamplingTable, slots: Tensor) -> Tensor:
-    """The logits with -inf where top_k, top_p or min_p leave a token out."""
+    """The logits with -inf for tokens excluded by top_k, top_p or min_p."""
     vocab = edited.shape[1]
     ordered, order = edited.double().sort(dim=-1, descending=True, stable=True)
     weights = (ordered - ordered[:, :1]).exp()

@@ -7,7 +7,7 @@ HEADS, KV_HEADS, DIM = 6, 2, 16
 
 
 def _paged(spans, page):
-    """Spans of (rows, context) whose keys lie on shuffled pages; everything else is NaN."""
+    """Spans of (rows, context) with keys on shuffled pages; everything else is NaN."""
     needed = [-(-context // page) for _, context in spans]
     order = torch.randperm(sum(needed) + 2)
     k_pages, v_pages = (torch.full((len(order), page, KV_HEADS, DIM), torch.nan) for _ in range(2))
@@ -46,7 +46,7 @@ def test_mixed_spans_equal_dense_attention(page):
         torch.testing.assert_close(out[starts[span] : starts[span + 1]], expected.transpose(0, 1))
 
 
-def test_a_span_of_padding_is_left_alone():
+def test_a_padding_span_changes_no_pages():
     k_pages, v_pages, tables, _ = _paged([(1, 3), (1, 3)], 4)
     q = torch.randn(2, HEADS, DIM)
     lengths = torch.tensor([3, 0], dtype=torch.int32)

@@ -21,7 +21,7 @@ def _weights(outs=12, width=16):
 
 
 @pytest.mark.parametrize("biased", [True, False])
-def test_the_norm_comes_before_the_product_and_the_sum_is_handed_on(biased):
+def test_norm_linear_returns_the_product_of_the_norm_and_the_sum(biased):
     x, residual = torch.randn(3, 16), torch.randn(3, 16)
     weight, gain = _weights()
     bias = torch.randn(12) if biased else None

@@ -65,8 +65,8 @@ def test_draws_follow_the_filtered_distribution(params):
     assert (seen - expected).abs().sum() < 0.07
 
 
-def test_edits_equal_those_of_the_other_backend():
-    """With temperature 0 both samplers must choose the same token after the same edits."""
+def test_edits_equal_those_of_the_host_sampler():
+    """At temperature 0 both samplers must choose the same token after the same edits."""
     params = [
         SamplingParams(temperature=0, repeat_penalty=1.5, repeat_last_n=5),
         SamplingParams(temperature=0, frequency_penalty=0.6, presence_penalty=0.4, repeat_last_n=-1),
@@ -128,7 +128,7 @@ def test_a_row_without_a_finite_logit_gives_no_token():
     assert sample(logits, _table([SamplingParams()] * 2), torch.zeros(2).long()).ids.tolist() == [-1, 3]
 
 
-def test_the_mode_asks_for_no_more_than_the_batch_needs():
+def test_the_sampling_mode_is_minimal():
     assert SamplingMode.of([SamplingParams(temperature=0, top_p=0.5)]) == SamplingMode()
     assert SamplingMode.of([SamplingParams(), SamplingParams(top_k=5)]) == SamplingMode(
         filters=True, noise=True

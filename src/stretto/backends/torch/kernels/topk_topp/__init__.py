@@ -1,1 +1,1 @@
-"""Top-k and top-p: a search that leaves a few candidates, and the exact cut among them."""
+"""Top-k and top-p: a search that narrows rows down to few candidates, then the exact bound among them."""

@@ -1,9 +1,9 @@
-"""Where top_k, top_p and min_p cut a row, without sorting it.
+"""The exact bound of top_k, top_p and min_p in each row, without sorting.
 
-All three keep the head of one order, logit descending and id ascending, so their meeting is one place in it:
-a bound, and the last id that is kept among those equal to the bound. `search` leaves a few candidates of
-each row; here one program for each row bisects among them. Logits are compared as integers of the same order,
-so that bisection ends exactly on one of them. Rows whose candidates stay too many are searched as a whole.
+All three keep a prefix of one order, logit descending and id ascending, so their intersection is one place in
+it: a bound, and the last id kept among logits equal to the bound. `search` leaves a few candidates per row;
+here one program per row bisects among them. Logits are compared as integers of the same order, so bisection
+ends exactly on one of them. Rows with too many candidates are searched as a whole.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stretto.backends.torch.kernels.block_counters import arrivals
+from stretto.backends.torch.kernels.block_counters import block_counters
 from stretto.backends.torch.kernels.topk_topp.search import (
     BRACKET,
     COLUMNS,
     FIELDS,
     HEAD,
     NOTHING,
-    asked,
     best_of,
     cleaned,
+    filters_of,
     find_peaks,
     gather,
     narrow,
@@ -30,14 +30,14 @@ from stretto.backends.torch.kernels.topk_topp.search import (
 from stretto.backends.torch.sampling_table import SamplingTable
 
 CANDIDATES = 8192
-BLOCK = 4096  # tokens for a program, while a row is narrowed down
+BLOCK = 4096  # tokens per program while a row is narrowed down
 ROUNDS = 3
 KEY_MIN = tl.constexpr(-(2**31))
 
 
 @triton.jit
 def ordered_key(x):
-    """A float32 as an int32 that orders the same way; -0 counts as 0."""
+    """A float32 as an int32 with the same order; -0 equals 0."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -49,7 +49,7 @@ def _float_of(key):
 
 @triton.jit
 def _above(values, length, key, best, BLOCK: tl.constexpr):
-    """(count, mass) of the entries whose key is `key` or above; mass in units of the best one's."""
+    """(count, mass) of the entries with keys at or above `key`; mass relative to the best entry."""
     count = tl.zeros([BLOCK], tl.int32)
     mass = tl.zeros([BLOCK], tl.float32)
     for start in range(0, length, BLOCK):
@@ -63,7 +63,7 @@ def _above(values, length, key, best, BLOCK: tl.constexpr):
 
 @triton.jit
 def _equal_until(values, length, key, end, BLOCK: tl.constexpr):
-    """How many entries before `end` have this key."""
+    """Number of entries before `end` with this key."""
     count = tl.zeros([BLOCK], tl.int32)
     for start in range(0, length, BLOCK):
         place = start + tl.arange(0, BLOCK)
@@ -74,9 +74,9 @@ def _equal_until(values, length, key, end, BLOCK: tl.constexpr):
 
 @triton.jit
 def _search(values, length, best, low, high, count_wanted, mass_wanted, BLOCK: tl.constexpr):
-    """The highest key at and above which there is what is wanted: that many entries, and that much mass.
+    """The highest key with at least `count_wanted` entries and `mass_wanted` mass at or above it.
 
-    `low` is a key that is known to be enough, `high` one that is known not to be.
+    `low` is a key known to be sufficient, `high` one known not to be.
     """
     enough = low.to(tl.int64)
     short = high.to(tl.int64)
@@ -91,7 +91,7 @@ def _search(values, length, best, low, high, count_wanted, mass_wanted, BLOCK: t
 
 
 @triton.jit(do_not_specialize=["blocks"])
-def _cut(
+def _find_bounds(
     values,
     ids,
     floats,
@@ -101,7 +101,7 @@ def _cut(
     numbers,
     levels,
     bounds,
-    cuts,
+    last_ids,
     vocab,
     stride,
     blocks,
@@ -109,10 +109,10 @@ def _cut(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Over candidates: every row but those that have none. Else over the whole rows, only those."""
+    """With candidates: handles all rows that have some. Without: handles the other rows, as a whole."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    top_p, min_p, top_k, searched, cut_at_all = asked(floats, ints, slot, vocab)
+    top_p, min_p, top_k, searched, filtered = filters_of(floats, ints, slot, vocab)
     state = tl.load(numbers + row * FIELDS)
     gathered = (state == HEAD) | (state == BRACKET)
     if CANDIDATES_ONLY:
@@ -121,15 +121,15 @@ def _cut(
         mine = (gathered | (state == NOTHING)) == 0
     if mine:
         bound = tl.full([], KEY_MIN, tl.int32)
-        cut = vocab
+        last_id = vocab
         best = float("-inf")
-        if cut_at_all:
+        if filtered:
             best = best_of(peaks, row, blocks, BLOCKS)
         if best > float("-inf"):
             if searched:
                 row_values = values + row * stride
                 whole = tl.load(levels + row * FIELDS + 3)
-                base, base_mass = 0, 0.0  # what lies above all that is looked at
+                base, base_mass = 0, 0.0  # above all candidates
                 length = vocab
                 low = tl.full([], KEY_MIN, tl.int32)
                 high = ordered_key(best) + 1
@@ -167,19 +167,19 @@ def _cut(
                             enough = middle
                         else:
                             short = middle
-                    cut = enough - 1
+                    last_id = enough - 1
                     if CANDIDATES_ONLY:
-                        cut = tl.load(ids + row * stride + cut)
+                        last_id = tl.load(ids + row * stride + last_id)
             if min_p > 0.0:
                 floor = ordered_key(best + tl.log(tl.minimum(min_p, 1.0)))
                 if floor > bound:
                     bound = floor
-                    cut = vocab
+                    last_id = vocab
         tl.store(bounds + row, bound)
-        tl.store(cuts + row, cut)
+        tl.store(last_ids + row, last_id)
 
 
-def cut_rows(
+def filter_bounds(
     logits: Tensor,
     table: SamplingTable,
     slots: Tensor,
@@ -206,7 +206,7 @@ def cut_rows(
     masses = make(torch.float32, ROUNDS, rows, blocks, columns)
     numbers, levels = make(torch.int32, rows, fields), make(torch.float32, rows, fields)
     values, ids = make(torch.float32, rows, capacity), make(torch.int32, rows, capacity)
-    bounds, cuts = make(torch.int32, rows), make(torch.int32, rows)
+    bounds, last_ids = make(torch.int32, rows), make(torch.int32, rows)
     asks, sizes = (table.floats, table.ints, slots), (vocab, logits.stride(0), blocks)
     shape = {"BLOCK": block, "num_warps": warps}
     lines = {"BLOCKS": triton.next_power_of_2(blocks)}
@@ -221,7 +221,7 @@ def cut_rows(
             masses,
             numbers,
             levels,
-            arrivals(logits.device, rows),
+            block_counters(logits.device, rows),
             *sizes,
             capacity,
             number,
@@ -230,12 +230,12 @@ def cut_rows(
             **shape,
         )
     gather[grid](logits, counts, numbers, levels, values, ids, *sizes, capacity, **lines, **shape)
-    found = (*asks, peaks, numbers, levels, bounds, cuts, vocab)
+    found = (*asks, peaks, numbers, levels, bounds, last_ids, vocab)
     small, large = min(4096, triton.next_power_of_2(capacity)), min(8192, triton.next_power_of_2(vocab))
-    _cut[(rows,)](
+    _find_bounds[(rows,)](
         values, ids, *found, capacity, blocks, CANDIDATES_ONLY=True, BLOCK=small, **lines, num_warps=8
     )
-    _cut[(rows,)](
+    _find_bounds[(rows,)](
         logits,
         ids,
         *found,
@@ -246,7 +246,7 @@ def cut_rows(
         **lines,
         num_warps=16,
     )
-    return bounds, cuts
+    return bounds, last_ids
 
 
 def ordered_key_reference(x: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Narrowing down where a row of logits is cut, by many programs for each row.
+"""Narrows down the top-k/top-p bound of each row, with many programs per row.
 
-A round asks every block of a row how many tokens, and how much mass, lie at and above each of a few
-thresholds. Whoever ends last adds the blocks up, in their order, and keeps the two thresholds between which
-the cut lies; the next round divides that bracket. As soon as what lies above it, or within it, is few, it is
-gathered: the exact cut is then found among those (see `exact`). Rows that are not cut cost an empty program.
+In each round every block of a row counts the tokens, and sums the mass, at and above each of a few
+thresholds. The last program adds up the blocks in order and keeps the bracket, the two thresholds around the
+bound; the next round subdivides it. Once few tokens are above or within the bracket, they are gathered, and
+the exact bound is found among them (see `exact`). Rows without filters cost an empty program.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ FLOAT_COLUMNS = tl.constexpr(6)  # of SamplingTable.floats
 INT_COLUMNS = tl.constexpr(4)
 GREEDY_BELOW = tl.constexpr(TEMPERATURE_MIN)
 THRESHOLDS = tl.constexpr(8)
-COLUMNS = tl.constexpr(16)  # of a block's line in a table: the thresholds, then the whole block
-FIELDS = tl.constexpr(4)  # of a row's state
+COLUMNS = tl.constexpr(16)  # per block in a table: the thresholds, then the whole block
+FIELDS = tl.constexpr(4)  # per row state
 WHOLE_ROW, REFINE, HEAD, BRACKET, NOTHING = (tl.constexpr(value) for value in range(5))  # states
 
 
@@ -30,8 +30,8 @@ def cleaned(pointers, mask):
 
 
 @triton.jit
-def asked(floats, ints, slot, vocab):
-    """(top_p, min_p, top_k or 0, is anything searched for, is anything cut at all)."""
+def filters_of(floats, ints, slot, vocab):
+    """(top_p, min_p, top_k or 0, whether a search is needed, whether any filter is set)."""
     top_p = tl.load(floats + slot * FLOAT_COLUMNS + 1)
     min_p = tl.load(floats + slot * FLOAT_COLUMNS + 2)
     top_k = tl.load(ints + slot * INT_COLUMNS + 1).to(tl.int32)
@@ -51,8 +51,8 @@ def best_of(peaks, row, blocks, BLOCKS: tl.constexpr):
 def find_peaks(logits, floats, ints, slots, peaks, vocab, stride, blocks, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    _, _, _, _, cut = asked(floats, ints, slot, vocab)
-    if cut:
+    _, _, _, _, filtered = filters_of(floats, ints, slot, vocab)
+    if filtered:
         token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         value = cleaned(logits + row * stride + token, token < vocab)
         tl.store(peaks + row * blocks + tl.program_id(1), tl.max(value, axis=0))
@@ -60,7 +60,7 @@ def find_peaks(logits, floats, ints, slots, peaks, vocab, stride, blocks, BLOCK:
 
 @triton.jit
 def _thresholds(at, best, low, high, FIRST: tl.constexpr):
-    """Descending. The first round's are gaps to the best; later ones divide a bracket, both ends included."""
+    """Descending. First round: gaps to the best; later: subdivisions of a bracket, both ends included."""
     if FIRST:
         gap = tl.where(at == 0, 0.5, tl.where(at == 1, 1.5, tl.where(at == 2, 3.0, 5.0)))
         far = tl.where(at == 4, 7.5, tl.where(at == 5, 11.0, tl.where(at == 6, 18.0, 80.0)))
@@ -102,7 +102,7 @@ def narrow(
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
-    top_p, _, top_k, searched, _ = asked(floats, ints, slot, vocab)
+    top_p, _, top_k, searched, _ = filters_of(floats, ints, slot, vocab)
     best = float("-inf")
     if searched:
         best = best_of(peaks, row, blocks, BLOCKS)
@@ -134,7 +134,7 @@ def narrow(
         line = ((round_number * tl.num_programs(0) + row) * blocks + block) * COLUMNS
         tl.store(counts + line + at, count)
         tl.store(masses + line + at, mass)
-        tl.debug_barrier()  # every thread's part is written before one of them says so
+        tl.debug_barrier()  # all threads' parts are written before one thread signals it
         if tl.atomic_add(counters + row, 1, sem="acq_rel") == blocks - 1:
             tl.store(counters + row, 0)
             lines = tl.arange(0, BLOCKS)
@@ -147,9 +147,9 @@ def narrow(
                 whole = _at(mass, at, THRESHOLDS)
             enough = tl.where(top_k > 0, count >= top_k, mass >= top_p * whole) & (at < THRESHOLDS)
             found = tl.min(tl.where(enough, at, THRESHOLDS), axis=0)
-            if not FIRST:  # what is known of both ends stands, however sums are rounded
+            if not FIRST:  # the known values at both ends stay, however sums are rounded
                 found = tl.minimum(tl.maximum(found, tl.where(high <= best, 1, 0)), THRESHOLDS - 1)
-            kept = _at(count, at, found - 1)  # 0 where nothing lies above
+            kept = _at(count, at, found - 1)  # 0 if nothing lies above
             mass_kept = _at(mass, at, found - 1)
             until = _at(count, at, found)
             both = (top_k > 0) & (top_p < 1.0)
@@ -181,7 +181,7 @@ def gather(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Writes what a row's state says is to be looked at, in the order of ids."""
+    """Writes the candidates selected by a row's state, in id order."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     state = tl.load(numbers + row * FIELDS)
