@@ -41,7 +41,7 @@ SENTENCES = (
 
 
 def two_hundred() -> list[str]:
-    """The same on every call. The longest have more than 256 tokens, to be cut."""
+    """The same on every call. The longest have more than 256 tokens, to be truncated."""
     draw = random.Random(20)
     texts = dict.fromkeys(SENTENCES)
     while len(texts) < 200:

@@ -1,9 +1,9 @@
-"""Greedy text through Stretto against a plain llama.cpp loop, under every setting that must not matter.
+"""Greedy text through Stretto against a plain llama.cpp loop, under every setting that must not change it.
 
     python -m tests.system.parity [--full] [--workers N] [--json FILE] [--check]
 
-A token that differs counts as equal only if, teacher-forced on the same prefix, the reference logit of ours
-is within 0.05 of its maximum; at least 45 of 50 prompts must be identical to the end.
+A different token counts as equal only if its reference logit, teacher-forced on the same prefix, is within
+0.05 of the maximum; at least 45 of 50 prompts must be identical to the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.system.plain_loop import PlainLoop
 TOLERANCE = 0.05
 IDENTICAL_MIN = 0.9
 OUTPUT = 16
-THREADS = 1  # tests share their cores, and two threads that wait for each other crawl there
+THREADS = 1  # tests share their cores: threads that wait for each other are slow there
 SUBJECTS = (
     "the sea",
     "a red bicycle",
@@ -102,7 +102,7 @@ def compare(tally: Tally, loop: PlainLoop, prompt: list[int], expected: list[int
         min(len(got), len(expected)),
     )
     if at >= len(got):
-        tally.wrong.append(f"ended after {at} tokens, the reference went on")
+        tally.wrong.append(f"ended after {at} tokens, before the reference")
         return
     margin = loop.margin(prompt + got[:at], got[at])
     if margin <= TOLERANCE:
@@ -112,10 +112,10 @@ def compare(tally: Tally, loop: PlainLoop, prompt: list[int], expected: list[int
 
 
 def ask_all(llm: LLM, asked: list[list[dict[str, str]]]) -> list[Completion]:
-    """All at once, and read along, so that they may take turns.
+    """All at once, and streamed, so that they may be time-sliced.
 
-    With a time-out so short that it forces preemption, all slots may be building for that long, and who
-    waits is turned away, as documented; such a client asks again.
+    With a time-out short enough to force preemption, all slots may be prefilling for that long, and waiting
+    requests are rejected, as documented; such a client retries.
     """
 
     def ask(messages: list[dict[str, str]]) -> Completion:
@@ -130,7 +130,7 @@ def ask_all(llm: LLM, asked: list[list[dict[str, str]]]) -> list[Completion]:
 
 
 def run(count: int, *, full: bool, path: Path, share: int = 0, of: int = 1) -> list[Tally]:
-    """Every setting, or one share of them."""
+    """Every setting, or one share of the settings."""
     asked = conversations(count)
     special = special_buffers_work(cache_home())
     loop = PlainLoop(str(path), special_buffers=special, row_attention=half_precision(), threads=THREADS)
@@ -159,7 +159,7 @@ def run(count: int, *, full: bool, path: Path, share: int = 0, of: int = 1) -> l
 
 
 def run_shares(count: int, *, full: bool, path: Path, workers: int) -> list[Tally]:
-    """The settings dealt out to processes: one thread each, so that none waits for another."""
+    """The settings distributed over processes with one thread each, so that none waits for another."""
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         shares = [
             pool.submit(run, count, full=full, path=path, share=share, of=workers) for share in range(workers)

@@ -1,6 +1,6 @@
-"""A plain one-sequence llama.cpp loop: the reference for greedy text. Nothing of ours but the file's path.
+"""A plain one-sequence llama.cpp loop without our code: the reference for greedy text.
 
-Where our kernels stand in they pause while it computes.
+If our kernels are interposed, they are disabled while it computes.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import numpy as np
 from stretto.backends.llamacpp.kernels.interpose import install, paused
 from stretto.settings.places import cache_home
 
-install(cache_home())  # before llama.cpp is loaded, or they would not compute for ours either
+install(cache_home())  # before llama.cpp is loaded, or the backend could not use them either
 
 import llama_cpp  # noqa: E402
 
 
 @llama_cpp.llama_log_callback
 def _silence(level: int, text: bytes, user_data: object) -> None:
-    """llama.cpp's log is not what these tests are about."""
+    """Discards llama.cpp's log."""
 
 
 class PlainLoop:
@@ -54,7 +54,7 @@ class PlainLoop:
         self._memory = llama_cpp.llama_get_memory(self._context)
 
     def _decode(self, tokens: list[int]) -> np.ndarray:
-        """Logits after these tokens, which continue what is there."""
+        """Logits after these tokens, which continue the sequence."""
         for start in range(0, len(tokens), 512):
             part = tokens[start : start + 512]
             row = (llama_cpp.llama_token * len(part))(*part)
@@ -67,7 +67,7 @@ class PlainLoop:
         ).copy()
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
-        """The model's own continuation, token by token, to its end or to `count`."""
+        """The greedy continuation, to its end or to `count` tokens."""
         llama_cpp.llama_memory_clear(self._memory, True)
         logits = self._decode(prompt)
         output: list[int] = []
@@ -80,7 +80,7 @@ class PlainLoop:
         return output
 
     def margin(self, prefix: list[int], token: int) -> float:
-        """How far below the maximum the reference logit of this token is, teacher-forced on the prefix."""
+        """The gap between the maximum and this token's reference logit, teacher-forced on the prefix."""
         llama_cpp.llama_memory_clear(self._memory, True)
         logits = self._decode(prefix)
         return float(logits.max() - logits[token])

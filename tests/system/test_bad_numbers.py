@@ -1,4 +1,4 @@
-"""NaN logits through the SDK: the request that meets them fails by name, and nobody else notices.
+"""NaN logits through the SDK: the affected request fails with a typed error, the others are unaffected.
 
 With flash attention and without: llama.cpp multiplies masked cells by 0, and 0 × NaN is NaN.
 """
@@ -35,7 +35,7 @@ def poisonous(llm: LLM, before: int = 2) -> list[int]:
     return [*llm.tokenize(WORDS)[:before], poisoned.TOKEN, *llm.tokenize("three")]
 
 
-def test_the_error_has_its_own_type_and_the_model_goes_on(llm):
+def test_nan_logits_raise_a_typed_error_and_the_model_continues(llm):
     before = llm.generate("one two three", max_tokens=6, temperature=0)[0]
     with pytest.raises(BadOutputError):
         llm.generate([poisonous(llm)], max_tokens=6)
@@ -45,7 +45,7 @@ def test_the_error_has_its_own_type_and_the_model_goes_on(llm):
 
 @pytest.mark.parametrize("size", [4, 70, 100])
 @pytest.mark.parametrize("poison_at", [2, 40, 75, 110])
-def test_whoever_comes_into_the_slot_next_is_as_good(llm, size, poison_at):
+def test_the_next_request_in_the_slot_is_unaffected(llm, size, poison_at):
     prompts = [[200 + at, *llm.tokenize(WORDS)[: size - 1]] for at in range(4)]
     before = [got.tokens for got in llm.generate(prompts, max_tokens=6, temperature=0)]
     for _ in range(4):
@@ -54,7 +54,7 @@ def test_whoever_comes_into_the_slot_next_is_as_good(llm, size, poison_at):
     assert [got.tokens for got in llm.generate(prompts, max_tokens=6, temperature=0)] == before
 
 
-def test_whoever_begins_like_the_bad_one_is_as_good(llm):
+def test_a_request_with_the_same_prefix_is_unaffected(llm):
     prompt = llm.tokenize(WORDS)[:90]
     before = llm.generate([prompt], max_tokens=6, temperature=0)[0]
     with pytest.raises(BadOutputError):
@@ -63,7 +63,7 @@ def test_whoever_begins_like_the_bad_one_is_as_good(llm):
 
 
 @pytest.mark.parametrize(("temperature", "count"), [(0, 60), (1.0, 12)])
-def test_neighbours_in_the_batch_are_not_hurt(llm, temperature, count):
+def test_other_requests_in_the_batch_are_unaffected(llm, temperature, count):
     alone = llm.generate("a b c", max_tokens=count, temperature=temperature, seed=3)[0].tokens
     beside: list[tuple[int, ...]] = []
     failed: list[BaseException] = []
@@ -86,7 +86,7 @@ def test_neighbours_in_the_batch_are_not_hurt(llm, temperature, count):
     assert len(failed) == 2
 
 
-def test_a_stream_raises_it_in_an_event_loop(llm):
+def test_a_stream_raises_the_error_in_an_event_loop(llm):
     async def main() -> None:
         with pytest.raises(BadOutputError):
             await llm.agenerate([poisonous(llm)], max_tokens=6)

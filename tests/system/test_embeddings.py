@@ -1,4 +1,4 @@
-"""Embedding and reranking with real models: as transformers, packed as alone, under load, cancelled."""
+"""Embedding and reranking with real models: against transformers, packed and alone, under load, cancelled."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.system.embedding_texts import two_hundred
 NAME = "all-MiniLM-L6-v2"
 COSINE_MIN = 0.999
 GAP = 1e-3
-PACKED_TOLERANCE = 5e-4  # of unit vectors' components: other batch sizes, other kernels
+PACKED_TOLERANCE = 5e-4  # per component of a unit vector: other batch sizes use other kernels
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def reranker():
 
 @pytest.fixture(scope="module")
 def reference():
-    """transformers over the authors' files: BERT, the mean over tokens, unit length; at most 256 tokens."""
+    """transformers with the original files: BERT, mean over tokens, unit length; at most 256 tokens."""
     import torch
     from transformers import AutoTokenizer, BertConfig, BertModel
 
@@ -77,7 +77,7 @@ def reference():
 
 
 @pytest.mark.slow
-def test_two_hundred_texts_are_embedded_as_transformers_does(minilm_path, reference):
+def test_two_hundred_embeddings_equal_transformers(minilm_path, reference):
     texts = two_hundred()
     assert len(texts) == 200
     theirs = reference(texts)
@@ -94,7 +94,7 @@ def _same_neighbours(ours: np.ndarray, theirs: np.ndarray) -> None:
     np.fill_diagonal(near_theirs, -1)
     best = np.sort(near_theirs, axis=1)
     clear = best[:, -1] - best[:, -2] > GAP
-    assert clear.sum() > 100  # else the comparison says little
+    assert clear.sum() > 100  # otherwise the comparison shows little
     assert np.array_equal(near_ours.argmax(axis=1)[clear], near_theirs.argmax(axis=1)[clear])
 
 
@@ -146,19 +146,21 @@ def _settled(llm: LLM) -> None:
 
 
 def test_a_lone_request_does_not_wait_for_a_long_one(llm):
-    """A request of one text ends while most of a request of 300 is still to do."""
+    """A request of one text ends while most of a request of 300 texts is still pending."""
     text = "a short text about nothing much"
     with ThreadPoolExecutor(1) as other:
         long = other.submit(llm.embed, [text] * 300)
         time.sleep(0.1)
         before = llm.pool_stats().batches
         llm.embed(text)
-        assert llm.pool_stats().batches - before <= 6  # two on each of two contexts, and what ran meanwhile
+        assert (
+            llm.pool_stats().batches - before <= 6
+        )  # two on each of two contexts, plus those already running
         assert not long.done()
         assert len(long.result()) == 300
 
 
-def test_dimensions_cut_and_renormalize(llm):
+def test_dimensions_truncate_and_renormalize(llm):
     whole, cut = llm.embed("cats and dogs")[0], llm.embed("cats and dogs", dimensions=64)[0]
     assert cut.shape == (64,)
     assert math.isclose(float(cut @ cut), 1.0, abs_tol=1e-5)
@@ -167,13 +169,13 @@ def test_dimensions_cut_and_renormalize(llm):
     assert np.allclose(raw / np.linalg.norm(raw), whole, atol=1e-6)
 
 
-def test_token_ids_are_taken_as_they_are(llm):
+def test_token_ids_are_embedded_unchanged(llm):
     ids = [101, *llm.tokenize("cats and dogs"), 102]
     assert np.allclose(llm.embed(ids)[0], llm.embed("cats and dogs")[0], atol=PACKED_TOLERANCE)
     assert llm.embed([ids, ids]).prompt_tokens == 2 * len(ids)
 
 
-def test_truncation_keeps_the_end_that_was_asked_for(llm):
+def test_truncation_keeps_the_requested_side(llm):
     long = " ".join(["cat"] * 520)
     assert llm.embed(long, truncate="right").prompt_tokens == 512
     left = llm.embed("dog " * 300 + long, truncate="left")[0]
@@ -204,7 +206,7 @@ def test_bad_input_is_refused_with_its_numbers(llm, inputs, options, kind, words
     assert llm.embed("still there").width == 384
 
 
-def test_the_wrong_kind_of_model_says_what_it_is(llm, reranker):
+def test_the_wrong_kind_of_model_is_named_in_the_error(llm, reranker):
     with pytest.raises(UnsupportedByModelError, match=r"MiniLM.*embedding model.*does not score"):
         llm.rerank("a", ["b"])
     with pytest.raises(UnsupportedByModelError, match=r"MiniLM.*embedding model.*does not generate"):
@@ -230,7 +232,7 @@ def test_a_ranking_is_sorted_and_its_scores_are_probabilities(reranker):
     assert [r.index for r in reranker.rerank("the of", documents, top_n=1)] == [ranking[0].index]
 
 
-def test_a_ranking_is_refused_or_cut_where_it_is_too_long(reranker):
+def test_too_long_a_document_is_rejected_or_truncated(reranker):
     with pytest.raises(PromptTooLongError, match=r"document 0 has \d+ tokens.*512"):
         reranker.rerank("the", ["in this " * 400])
     assert len(reranker.rerank("the", ["in this " * 400], truncate="right")) == 1

@@ -1,4 +1,4 @@
-"""The whole way over HTTP: `stretto serve` with an embedding model and a reranker, asked by usual clients."""
+"""End to end over HTTP: `stretto serve` with an embedding model and a reranker, used by common clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embedding through engine and runtime, over a pair in memory: answers, refusals, and callers that leave."""
+"""Embedding through client and worker, over an in-memory connection: results, errors and cancellation."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ async def engine_over(kind: str):
 async def until(condition) -> None:
     end = time.monotonic() + WAIT_S
     while not condition():
-        assert time.monotonic() < end, "it never became true"
+        assert time.monotonic() < end, "the condition never became true"
         await asyncio.sleep(0.005)
 
 
-def test_vectors_and_their_refusals():
+def test_embeddings_and_their_errors():
     async def run():
         async with engine_over("embedding") as (engine, _):
             result = await engine.embed(EmbedParams(inputs=["the cat", "it was on this"]))
@@ -68,7 +68,7 @@ def test_vectors_and_their_refusals():
     asyncio.run(run())
 
 
-def test_scores_and_a_text_model_that_has_none():
+def test_rerank_scores_and_a_model_without_them():
     async def run():
         async with engine_over("reranker") as (engine, _):
             result = await engine.rerank(RerankParams(query="the", documents=["of it", "in"]))
@@ -81,7 +81,7 @@ def test_scores_and_a_text_model_that_has_none():
     asyncio.run(run())
 
 
-def test_a_caller_who_leaves_frees_the_contexts():
+def test_a_cancelled_call_frees_its_contexts():
     async def run():
         async with engine_over("embedding") as (engine, server):
             await engine.embed(EmbedParams(inputs=["x"]))

@@ -1,4 +1,4 @@
-"""The examples run as they stand, against real models."""
+"""The examples run unchanged against real models."""
 
 from __future__ import annotations
 

@@ -10,8 +10,11 @@ from benchmarks.parity import Conversation, Setting, compare, reference
 from stretto.errors import DeterminismError
 from stretto.llm import LLM
 
-THREADS = 1  # tests share their cores, and two threads that wait for each other crawl there
-OFF = {"flash_attention": "off", "deterministic": True}  # here decode rows round by themselves
+THREADS = 1  # tests share their cores: threads that wait for each other are slow there
+OFF = {
+    "flash_attention": "off",
+    "deterministic": True,
+}  # here decode rows use kernels with different rounding
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +23,7 @@ def asked(smollm2: Path) -> list[Conversation]:
 
 
 @pytest.mark.parametrize("policy", ["incremental", "prefix"])
-def test_later_turns_and_edited_answers_are_as_without_a_cache(smollm2, asked, policy):
+def test_later_turns_and_edited_answers_equal_those_without_a_cache(smollm2, asked, policy):
     tally = compare(smollm2, Setting(policy, OFF | {"cache": policy}, promised=True), asked, THREADS)
     assert tally.held, tally.first_difference
     assert tally.answers == 6

@@ -1,4 +1,4 @@
-"""The SDK with a real model: eight prompts in one batch, caches that pay, callers that leave."""
+"""The SDK with a real model: eight prompts in one batch, cache hits, cancellation."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_json_schema_is_obeyed(llm):
 
 
 def test_a_shared_system_prompt_is_prefilled_once(smollm2):
-    """Eight requests at once after one warm-up: mean TTFT at most a fifth of the same without a cache."""
+    """Eight concurrent requests after one warm-up: mean TTFT at most a fifth of that without a cache."""
     system = {"role": "system", "content": "You are the librarian of a small town. " * 110}
     asked = [[system, {"role": "user", "content": f"Question {n}: what is {n} times two?"}] for n in range(8)]
     means = {}

@@ -1,6 +1,6 @@
 """`n_ctx`: four slots of 2,048 tokens share a pool of 3,000, and every request ends.
 
-That their texts are right is in tests/unit/backends/llamacpp/test_kinds.py, against llama.cpp alone.
+tests/unit/backends/llamacpp/test_kinds.py compares the texts with llama.cpp alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def test_requests_of_more_than_the_pool_are_admitted_and_preempted_by_memory(mod
             found = list(pool.map(lambda prompt: llm.generate(prompt, **ANSWER)[0], PROMPTS))
         preempted = llm.stats().preemptions
     needed = sum(answer.usage.prompt_tokens + ANSWER["max_tokens"] for answer in found[:4])
-    assert needed > 3072, "more than the pool holds at once"
+    assert needed > 3072, "more than the pool can hold"
     assert preempted.get("memory", 0) > 0
     assert all(answer.usage.completion_tokens == ANSWER["max_tokens"] for answer in found)
 
@@ -43,7 +43,7 @@ def test_requests_of_more_than_the_pool_are_admitted_and_preempted_by_memory(mod
         ({"context_window": 4096, "n_ctx": 3000}, "must hold one context_window"),
     ],
 )
-def test_what_has_no_shared_pool_is_refused_by_name(model, options, says):
+def test_models_without_a_shared_pool_are_refused_by_name(model, options, says):
     with pytest.raises(SettingsError) as caught:
         LLM(model, **options)
     assert says in f"{caught.value.message} {caught.value.hint}"

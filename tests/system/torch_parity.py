@@ -2,8 +2,8 @@
 
     python -m tests.system.torch_parity [--prompts 20] [--json FILE] [--check]
 
-Of 20 prompts at least 18 must be the same to the end; where a text parts from the reference, the reference's
-logit of our token must be within 0.05 of its maximum.
+At least 18 of 20 prompts must be identical to the end; where a text differs, the reference logit of our token
+must be within 0.05 of the maximum.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OUTPUT = 24
 
 
 def f16_file(directory: Path) -> Path:
-    """SmolLM2 with its weights in F16, made once."""
+    """SmolLM2 with F16 weights, converted once."""
     target = directory / "default" / f"{bundled.NAME}.F16.{bundled.SHA256[:12]}.gguf"
     return target if target.is_file() else quantize(bundled.source(), target, "F16", threads=1)
 

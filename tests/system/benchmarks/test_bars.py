@@ -1,4 +1,4 @@
-"""The bars of the scripts can fail: figures that are bad, or that are missing, are missed bars."""
+"""The bars of the scripts can fail: bad or missing figures miss their bars."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_good_figures_hold():
     assert batcher.all_hold(batcher.bars({**GOOD_BATCHER, **GOOD_HTTP}))
 
 
-def test_no_figures_hold_nothing():
+def test_missing_figures_miss_their_bars():
     assert not batcher.all_hold(batcher.bars({}))
 
 
@@ -123,7 +123,7 @@ def test_each_bar_over_http_can_be_missed(value, path):
     ],
     ids=["other texts", "fewer", "empty", "one text for all", "none"],
 )
-def test_answers_that_show_nothing_are_not_the_same(batched, single):
+def test_empty_or_different_answers_are_not_equal(batched, single):
     assert not batcher.same_answers(batched, single)
     assert batcher.same_answers(["a", "b", "c"], ["a", "b", "c"])
 
@@ -166,7 +166,7 @@ def test_the_bars_of_attacks(changes):
     assert attack(**changes).missed()
 
 
-def test_a_caller_that_was_never_served_has_no_wait():
+def test_a_client_that_was_never_served_has_no_latency():
     calls = [Call("chat", 0.0, 2.0, ""), Call("chat", 0.0, 0.5, "")]
     waits = judged.added_waits(calls, {"chat": 0.5, "stream": 0.5, "livez": 0.1})
     assert waits == {"chat": 1.5}
@@ -175,14 +175,14 @@ def test_a_caller_that_was_never_served_has_no_wait():
 # ── parity, schemas, simulation ──────────────────────────────────────────────────────────────────
 
 
-def test_a_tally_of_nothing_is_no_parity():
+def test_an_empty_tally_is_not_parity():
     assert Tally("s", identical=50).held
     assert not Tally("s").held
     assert not Tally("s", identical=49, wrong=["token 3"]).held
     assert not Tally("s", identical=1, tolerated=49).held
 
 
-def test_schemas_that_were_not_asked_are_not_obeyed():
+def test_schemas_that_were_not_sent_miss_their_bars():
     good = {"complete": 100, "schemas": 100, "invalid": [], "tool_calls": 50, "tool_calls_parsed": 50}
     assert schemas100.passed(good)
     for change in (
@@ -195,7 +195,7 @@ def test_schemas_that_were_not_asked_are_not_obeyed():
         assert not schemas100.passed({**good, **change}), change
 
 
-def test_a_simulation_that_never_saw_a_law_at_work_fails(capsys):
+def test_a_simulation_that_never_reaches_a_coverage_property_fails(capsys):
     assert engine_simulate.main(["--seeds", "0"]) == 1
     assert "never seen: " in capsys.readouterr().out
     assert engine_simulate.main(["--seeds", "0", "--lenient"]) == 0
@@ -288,7 +288,7 @@ def test_the_soaks_bars(value, path):
     assert soak.judge(changed(SOAK, value, *path))
 
 
-def test_a_slope_through_too_few_samples_is_not_known_and_no_slots_are_not_idle():
+def test_a_slope_through_too_few_samples_is_unknown_and_missing_slots_are_not_idle():
     assert math.isnan(soak.slope_mb_per_min([(0.0, 1, 1), (1.0, 2, 1)]))
     line = [(float(minute * 60), minute * 2_000_000, 1) for minute in range(20)]
     assert soak.slope_mb_per_min(line) == pytest.approx(2.0)

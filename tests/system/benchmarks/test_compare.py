@@ -1,4 +1,4 @@
-"""The bars of `benchmarks/compare.py`: what they accept, what they refuse; and the bare loop beside them."""
+"""The bars of `benchmarks/compare.py`, and the bare loop."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def summaries(*rates: float, errors: int = 0) -> list[dict]:
     return [{"all": {"output_tokens_per_s": rate, "errors": {"cut": errors}}} for rate in rates]
 
 
-def test_a_bar_holds_from_its_bound_on():
+def test_a_bar_holds_at_its_bound():
     assert Bar("x", 1.0, "≥", 1.0).held
     assert not Bar("x", 0.99, "≥", 1.0).held
     assert Bar("x", 0.7, "≤", 0.7).held
     assert not Bar("x", 0.71, "≤", 0.7).held
-    assert not Bar("x", None, "≤", 0.7).held, "what was not measured is not shown"
+    assert not Bar("x", None, "≤", 0.7).held, "an unmeasured figure does not hold"
     assert "not measured" in Bar("x", None, "≤", 0.7).line()
     assert Bar("x", 1.5, "≤", 0.7).line().startswith("  MISS")
 
@@ -36,12 +36,12 @@ def test_a_ratio_is_the_median_of_the_rounds():
     assert failures({"stretto": summaries(1.0, 2.0, errors=3)}) == 6.0
 
 
-def test_every_claim_says_what_it_is():
+def test_every_workload_has_a_docstring():
     assert all(claim.__doc__ for claim in CLAIMS.values())
     assert list(CLAIMS) == ["steady", "stall", "itl", "burst", "turns", "trace", "tenants", "mixed"]
 
 
-def test_a_missing_peer_is_named():
+def test_a_missing_peer_is_named_in_the_error():
     command = [
         sys.executable,
         str(ROOT / "benchmarks" / "compare.py"),

@@ -1,4 +1,4 @@
-"""The generator and our own server together: a tiny model, real processes, real sockets."""
+"""The load generator against our own server: a tiny model, real processes, real sockets."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from stretto.testing import tiny_models
 
 
 @pytest.mark.slow
-def test_every_field_we_send_is_taken_and_every_figure_comes_back(tmp_path):
-    """Keys, tenants, priorities and a flag of our own: what `benchmarks/compare.py` relies on."""
+def test_all_request_fields_are_accepted_and_all_figures_are_returned(tmp_path):
+    """Keys, tenants, priorities and our own fields, which `benchmarks/compare.py` relies on."""
     keys = {name: f"key-of-{name}" for name in ("urgent", "tenant0", "tenant1")}
     file = tmp_path / "keys.yaml"
     file.touch(mode=0o600)
@@ -54,4 +54,4 @@ def test_every_field_we_send_is_taken_and_every_figure_comes_back(tmp_path):
     later = [record for record in talk.records if record.group == "later"]
     assert later
     assert all(record.ok for record in talk.records)
-    assert all(record.cached_tokens > 100 for record in later), "the turn before was kept"
+    assert all(record.cached_tokens > 100 for record in later), "the previous turn was cached"

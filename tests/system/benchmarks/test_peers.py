@@ -1,4 +1,4 @@
-"""Servers under test as processes: started on a free port, waited for, ended, also when they misbehave."""
+"""Servers under test as processes: started on a free port, awaited and ended, even if they misbehave."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def test_it_is_ready_only_when_the_server_says_so(tmp_path):
+def test_a_peer_is_ready_only_when_its_health_route_says_so(tmp_path):
     started = time.monotonic()
     with serving(peer(SLOW_START), tmp_path) as url:
         assert time.monotonic() - started > 0.7
@@ -59,20 +59,20 @@ def test_it_is_ready_only_when_the_server_says_so(tmp_path):
     assert not is_alive(pid)
 
 
-def test_a_server_that_will_not_go_is_killed(tmp_path, monkeypatch):
+def test_a_server_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr("stretto.loadgen.peers.STOP_TIMEOUT_S", 0.5)
     with serving(peer(STUBBORN), tmp_path):
         pid = pid_of(tmp_path)
     assert not is_alive(pid)
 
 
-def test_a_failure_inside_still_ends_the_server(tmp_path):
+def test_an_exception_in_the_body_still_ends_the_server(tmp_path):
     with pytest.raises(RuntimeError, match="mine"), serving(peer(SLOW_START), tmp_path):
         raise RuntimeError("mine")
     assert not is_alive(pid_of(tmp_path))
 
 
-def test_a_server_that_dies_says_why(tmp_path):
+def test_a_server_that_exits_is_reported_with_its_output(tmp_path):
     with (
         pytest.raises(BenchError, match="ended with 3") as caught,
         serving(peer("import sys; print('no such model'); sys.exit(3)"), tmp_path),
@@ -81,7 +81,7 @@ def test_a_server_that_dies_says_why(tmp_path):
     assert "no such model" in caught.value.hint
 
 
-def test_a_server_that_never_gets_ready(tmp_path):
+def test_a_server_that_never_gets_ready_times_out(tmp_path):
     with (
         pytest.raises(BenchError, match="not ready"),
         serving(peer("import time; time.sleep(60)", timeout_s=0.5), tmp_path),
@@ -89,17 +89,17 @@ def test_a_server_that_never_gets_ready(tmp_path):
         pass
 
 
-def test_a_command_that_is_not_there(tmp_path):
+def test_a_missing_command_is_an_error(tmp_path):
     missing = Peer(name="p", command=lambda port: ["/nonexistent/server"])
     with pytest.raises(BenchError, match="does not start"), serving(missing, tmp_path):
         pass
 
 
-def test_all_are_given_the_same():
+def test_all_peers_get_the_same_model_window_and_slots():
     given = Serving(model=Path("m.gguf"), slots=16, window=4096, threads=2)
     theirs = list(known_peers.llama_server(Path("llama-server"), given).command(1))
     assert theirs[theirs.index("-np") + 1] == "16"
-    assert theirs[theirs.index("-c") + 1] == str(4096 * 16), "their window is that of all slots together"
+    assert theirs[theirs.index("-c") + 1] == str(4096 * 16), "its context is that of all slots together"
     ours = list(known_peers.stretto(given, ["--target-itl-ms", "25"]).command(1))
     assert ours[ours.index("--n-seq-max") + 1] == "16"
     assert ours[ours.index("--context-window") + 1] == "4096"

@@ -35,10 +35,10 @@ def test_rows_have_medians_and_ratios_with_their_range():
     (burst,) = [line for line in lines if line.startswith("| burst")]
     assert burst.endswith("| 0.50 s | 5.00 s | 0.10 [0.10–0.10] |")
     assert "A CPU, 2 cores" in lines[-1]
-    assert not any(line.startswith("| steady") for line in lines), "what was not measured has no row"
+    assert not any(line.startswith("| steady") for line in lines), "unmeasured workloads have no row"
 
 
-def test_what_was_measured_again_says_with_what():
+def test_remeasured_rows_name_their_commit():
     made = report()
     made["claims"]["burst"]["conditions"] = {**CONDITIONS, "commit": "def"}
     assert table(made).endswith("ratios with range; burst with def.")
@@ -61,7 +61,7 @@ def test_the_pages_hold_the_tables_of_the_committed_results():
     assert table(made) in (root / "benchmarks/README.md").read_text(encoding="utf-8")
 
 
-def test_small_trial_runs_are_refused():
+def test_quick_runs_are_not_published():
     with pytest.raises(SystemExit, match="mean nothing"):
         table(report(quick=True))
     with pytest.raises(SystemExit, match="mean nothing"):

@@ -1,4 +1,4 @@
-"""The bars of `benchmarks/tuning.py`: what the guide says of its curves."""
+"""The bars of `benchmarks/tuning.py`, which the tuning guide relies on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_bars(rates, errors, held):
     assert all(bar.held for bar in bars(report(*rates, errors=errors))) == held
 
 
-def test_a_run_without_requests_and_a_report_without_runs_hold_nothing():
+def test_empty_runs_and_reports_miss_their_bars():
     empty = bars(report(50, 80, 100, 120, 130, requests=0))
     assert not all(bar.held for bar in empty)
     assert not any(bar.held for bar in bars({}))

@@ -1,7 +1,7 @@
-"""Clients that people run, in an environment of their own (their pins and ours exclude each other).
+"""Common client libraries, in their own environment (their pinned dependencies conflict with ours).
 
-`make clients` makes it from `requirements.txt`; without it these tests are skipped, and say so. Each script
-of this directory runs there as a process, against one `stretto serve` with SmolLM2.
+`make clients` creates it from `requirements.txt`; without it these tests are skipped. Each script of this
+directory runs there as a process, against one `stretto serve` with SmolLM2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs in the clients' own environment: tools and streams through LangChain, three APIs.
 
-Arguments: the server's address and the model. Prints one JSON object of what happened.
+Arguments: the server's address and the model. Prints one JSON object with the results.
 """
 
 from __future__ import annotations

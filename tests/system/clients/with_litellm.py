@@ -1,6 +1,6 @@
 """Runs in the clients' own environment: a conversation with tools and streams through litellm, both dialects.
 
-Arguments: the server's address and the model. Prints one JSON object of what happened.
+Arguments: the server's address and the model. Prints one JSON object with the results.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ASK = {"role": "user", "content": "What is the weather in Paris?"}
 
 
 def conversation(common: dict[str, Any]) -> dict[str, Any]:
-    """A forced call, streamed; its result; and the answer to that, streamed."""
+    """A forced call, streamed; its result; and the final answer, streamed."""
     stream = litellm.completion(
         **common, messages=[ASK], tools=TOOLS, tool_choice="required", max_tokens=64, stream=True
     )

@@ -1,4 +1,4 @@
-"""A plain client of a runtime, for tests: calls with futures, and everything that streams brought."""
+"""A minimal client of a worker, for tests: calls with futures, and all stream events."""
 
 from __future__ import annotations
 
@@ -107,5 +107,5 @@ class Client:
         self.closed.set_result(error)
         for _, future in self._waiting.values():
             if not future.done():
-                future.set_exception(ConnectionError("the connection is gone"))
+                future.set_exception(ConnectionError("the connection was lost"))
         self._changed.set()

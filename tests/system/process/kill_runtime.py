@@ -1,11 +1,11 @@
-"""`kill -9`, SIGSTOP and a dead parent, against a real runtime process under load.
+"""`kill -9`, SIGSTOP and a dead parent, against a real worker process under load.
 
     python tests/system/process/kill_runtime.py --model default            25 kills under 16 streams, SmolLM2
     python tests/system/process/kill_runtime.py --kills 3 --stops 1        small, with the simulated backend
 
-Checks: a request that had a token gets exactly one `runtime_lost` within a second; every other is replayed
-once and finishes; the service answers again; no zombie, no leaked descriptor, no directory left; a runtime
-whose parent was killed is gone within two seconds; a stopped runtime is noticed, killed and replaced.
+Checks: a request that had a token gets exactly one `runtime_lost` within a second; every other one is
+replayed once and finishes; the service recovers; no zombie, leaked descriptor or directory remains; a worker
+whose parent was killed exits within two seconds; a stopped worker is detected, killed and replaced.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def default_model() -> RuntimeStart:
 
 
 class Rig:
-    """An engine over a supervised process, with the deadlines of a test."""
+    """A client with a supervised worker process and short deadlines."""
 
     def __init__(self, start: RuntimeStart) -> None:
         engine = EngineSettings(
@@ -145,9 +145,9 @@ def judge(outcome: Outcome, generation: Generation, after_s: float, report: Repo
         report.lost += 1
         report.lost_s_max = max(report.lost_s_max, after_s)
         if after_s > LOST_S_MAX:
-            report.problems.append(f"{name}: told of the loss after {after_s:.2f} s")
+            report.problems.append(f"{name}: the loss was reported after {after_s:.2f} s")
         if not outcome.tokens:
-            report.problems.append(f"{name}: had nothing, and was not replayed")
+            report.problems.append(f"{name}: had no token and was not replayed")
     elif outcome.ends[0] in ("stop", "length"):
         report.replayed += generation.ticket.replayed
     else:
@@ -155,7 +155,7 @@ def judge(outcome: Outcome, generation: Generation, after_s: float, report: Repo
 
 
 async def stop_once(rig: Rig, report: Report) -> None:
-    """SIGSTOP: the process lives and does nothing."""
+    """SIGSTOP: the process exists but does nothing."""
     pid = rig.host.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -218,7 +218,7 @@ async def be_a_parent(start: RuntimeStart) -> None:
 
 
 def kill_parent(arguments: list[str]) -> float:
-    """Seconds until the runtime of a parent that was killed is gone."""
+    """Seconds until the worker of a killed parent exits."""
     command = [sys.executable, __file__, "--be-a-parent", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -261,10 +261,10 @@ def main() -> int:
         size = {"kills": options.kills, "stops": options.stops, "streams": options.streams}
         report = runner.run(run(start, max_tokens=options.tokens, **size))
     if options.kills and not report.lost + report.replayed:
-        report.problems.append("no request was running when the runtime was killed: nothing was tried")
+        report.problems.append("no request was running when the worker was killed: nothing was tested")
     report.orphan_s = kill_parent(["--model", options.model])
     if report.orphan_s > ORPHAN_S_MAX:
-        report.problems.append(f"the runtime of a dead parent lived for {report.orphan_s:.1f} s")
+        report.problems.append(f"the worker of a dead parent lived for {report.orphan_s:.1f} s")
     text = json.dumps(asdict(report), indent=1)
     print(text)
     if options.json:

@@ -1,4 +1,4 @@
-"""A real runtime process for tests, started as a supervisor would, and reaped whatever happens."""
+"""A real worker process for tests, started like a supervisor does, and always reaped."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def running(*arguments: str, tcp: bool = False, **flags: Any) -> Iterator[Runtim
 
 
 def gone_within(pid: int, seconds: float) -> bool:
-    """Whether a process is no more, or a zombie that its parent has not looked at."""
+    """Whether a process has ended (or is an unreaped zombie)."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

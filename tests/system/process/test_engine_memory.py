@@ -1,4 +1,4 @@
-"""Engine and runtime in one process, over a connection in memory: the same classes, no fork in the code."""
+"""Client and worker in one process, over an in-memory connection: the same classes and code paths."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_generations_batches_and_ticks_without_a_socket():
     asyncio.run(scenario())
 
 
-def test_a_runtime_that_closes_ends_everyone():
+def test_a_closing_worker_ends_all_requests():
     async def scenario() -> None:
         async with engine() as (made, runtime):
             assert await count(made, "before") == 5

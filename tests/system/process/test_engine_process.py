@@ -1,4 +1,4 @@
-"""The engine over a real runtime process: answers, batches, bad company, deaths, hangs, dead parents."""
+"""The client with a real worker process: answers, batches, invalid requests, crashes, hangs, dead parents."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ FLAGS: dict[str, Any] = {
 
 @asynccontextmanager
 async def engine(*, old: bool = False, batching: bool = True, **flags: Any) -> AsyncIterator[Engine]:
-    holds = {"min_hold_ms": 50.0, "max_hold_ms": 200.0}  # a busy machine must not make a batch overdue
+    holds = {
+        "min_hold_ms": 50.0,
+        "max_hold_ms": 200.0,
+    }  # so that a busy machine does not make a batch overdue
     settings = Settings(generate_batcher=GenerateBatcherSettings(enabled=batching, **holds))
     launcher = (OldLauncher if old else ProcessLauncher)(RuntimeStart(flags={**FLAGS, **flags}))
     made = Engine(SupervisedHost(launcher, settings.engine), settings)
@@ -69,7 +72,7 @@ async def outcome(made: Engine, request: GenerateParams) -> int | type[StrettoEr
         return type(error)
 
 
-def test_requests_of_one_turn_are_one_call_and_all_are_answered():
+def test_requests_of_one_event_loop_iteration_are_one_call():
     async def scenario() -> None:
         async with engine() as made:
             counts = await asyncio.gather(*(tokens(made, params(f"s{i}")) for i in range(16)))
@@ -107,8 +110,8 @@ def test_one_batch_of_good_and_bad_requests_gives_each_its_own_answer():
 
 
 @pytest.mark.parametrize("spoiled", [{"max_tokens": "eight"}, {"template_options": {"x": object()}}])
-def test_a_request_that_spoils_the_frame_spoils_nobody_else(spoiled):
-    """It cannot be encoded, or not be decoded: the others of its batch are sent without it."""
+def test_a_request_that_breaks_its_frame_does_not_fail_others(spoiled):
+    """It cannot be encoded, or not decoded: the rest of its batch is sent without it."""
 
     async def scenario() -> None:
         async with engine() as made:
@@ -119,7 +122,7 @@ def test_a_request_that_spoils_the_frame_spoils_nobody_else(spoiled):
     asyncio.run(scenario())
 
 
-def test_requests_too_large_for_one_frame_are_sent_singly_and_the_impossible_one_is_refused():
+def test_large_requests_are_sent_singly_and_an_oversized_one_is_rejected():
     async def scenario() -> None:
         limits = {"runtime.frame_bytes_max": 8192}
         settings = Settings(runtime=RuntimeSettings(frame_bytes_max=8192))
@@ -154,7 +157,7 @@ def test_without_batching_the_answers_are_the_same(how):
     asyncio.run(scenario())
 
 
-def test_whoever_leaves_frees_the_slot():
+def test_a_cancelled_request_frees_its_slot():
     async def scenario() -> None:
         async with engine(n_seq_max=1, queue_depth=1) as made:
             endless = made.generate(params("endless", max_tokens=400))
@@ -167,11 +170,11 @@ def test_whoever_leaves_frees_the_slot():
     asyncio.run(scenario())
 
 
-def test_a_drain_lets_the_running_finish_and_refuses_the_rest():
+def test_a_drain_finishes_running_requests_and_rejects_new_ones():
     async def scenario() -> None:
         async with engine() as made:
             running = made.generate(params("running", max_tokens=60))
-            first = await anext(running)  # it has a slot: what only waits is ended by a drain
+            first = await anext(running)  # it has a slot: a drain ends requests that are only queued
             made.drain()
             assert await outcome(made, params("late")) is ShuttingDownError
             assert not made.health.ready
@@ -181,7 +184,7 @@ def test_a_drain_lets_the_running_finish_and_refuses_the_rest():
     asyncio.run(scenario())
 
 
-def test_closing_ends_whoever_waits_and_leaves_nothing():
+def test_closing_ends_waiting_requests_and_leaks_nothing():
     async def scenario() -> None:
         before = kill_runtime.descriptors()
         settings = Settings()
@@ -205,7 +208,7 @@ def test_closing_ends_whoever_waits_and_leaves_nothing():
     asyncio.run(scenario())
 
 
-def test_a_runtime_that_cannot_start_is_given_up_on_loudly():
+def test_a_worker_that_cannot_start_is_reported_and_not_restarted_forever():
     async def scenario() -> None:
         settings = Settings(engine=EngineSettings(restarts_max=1, restart_backoff_s=0.01))
         made = Engine.supervised(RuntimeStart(flags={"no_such_setting": 1}), settings)
@@ -233,8 +236,8 @@ def test_kill_9_of_the_parent_leaves_no_runtime():
     assert kill_runtime.kill_parent([]) <= kill_runtime.ORPHAN_S_MAX
 
 
-def test_nobody_else_sees_the_descriptors_of_the_test_process():
-    """Guards the helpers above: they count something."""
+def test_the_leak_checks_count_something():
+    """A check of the helpers above."""
     assert kill_runtime.descriptors() > 2
     assert kill_runtime.alive(os.getpid())
     assert kill_runtime.zombies() == []

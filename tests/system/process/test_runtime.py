@@ -29,7 +29,7 @@ async def client_of(runtime) -> Client:
     return Client(await connect_unix(runtime.socket))
 
 
-def test_it_answers_generates_in_batches_and_goes_when_told():
+def test_the_worker_answers_batches_and_shuts_down_on_request():
     async def run(runtime):
         client = await client_of(runtime)
         info = await client.call("runtime/info")
@@ -79,7 +79,7 @@ def test_cancel_and_a_lost_connection_free_the_slots():
         asyncio.run(run(runtime))
 
 
-def test_bad_calls_are_answered_and_noise_closes_only_its_own_connection():
+def test_invalid_calls_get_errors_and_garbage_closes_only_its_connection():
     async def run(runtime):
         client, noisy = await client_of(runtime), await client_of(runtime)
         with pytest.raises(UnknownMethodError):
@@ -123,7 +123,7 @@ def test_a_connection_that_does_not_read_is_closed_and_its_streams_with_it():
         asyncio.run(run(runtime))
 
 
-def test_heartbeats_go_on_and_stop_with_the_process():
+def test_heartbeats_continue_until_the_process_stops():
     with running() as runtime:
         reader = HeartbeatReader(runtime.directory / "beat")
         first = reader.read()
@@ -154,7 +154,7 @@ def test_stacks_are_written_on_request_and_at_an_abort():
         assert "Fatal Python error: Aborted" in runtime.stderr()
 
 
-def test_sigterm_ends_it_in_order_and_sigint_does_not():
+def test_sigterm_shuts_the_worker_down_and_sigint_does_not():
     with running() as runtime:
         runtime.process.send_signal(signal.SIGINT)
         time.sleep(0.3)
@@ -163,7 +163,7 @@ def test_sigterm_ends_it_in_order_and_sigint_does_not():
         assert not runtime.socket.exists()
 
 
-def test_it_ends_when_its_stdin_does():
+def test_the_worker_exits_when_its_stdin_closes():
     with running() as runtime:
         assert runtime.process.stdin is not None
         runtime.process.stdin.close()
@@ -198,7 +198,7 @@ def test_killing_the_parent_leaves_no_runtime_after_two_seconds(tmp_path: Path):
     assert gone_within(pid, 2.0)
 
 
-def test_over_tcp_the_right_token_comes_first_or_nothing_is_answered(tmp_path: Path):
+def test_over_tcp_nothing_is_answered_before_the_right_token(tmp_path: Path):
     token = write_token(tmp_path / "token")
 
     async def run(runtime):
@@ -221,7 +221,7 @@ def test_over_tcp_the_right_token_comes_first_or_nothing_is_answered(tmp_path: P
 
 
 def knock_as(uid: int, path: Path) -> int:
-    """What another user's process gets: 0 the connection was closed on it, 1 an answer, 2 no way in."""
+    """The result for another user's process: 0 connection closed, 1 answered, 2 no access."""
     child = os.fork()
     if child == 0:
         code = 3
@@ -242,7 +242,7 @@ def knock_as(uid: int, path: Path) -> int:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
-def test_another_users_uid_is_refused_even_where_the_files_would_let_it_in():
+def test_another_uid_is_refused_even_if_file_permissions_allow_it():
     with running() as runtime:
         assert knock_as(65534, runtime.socket) == 2
         runtime.directory.chmod(0o755)
@@ -251,7 +251,7 @@ def test_another_users_uid_is_refused_even_where_the_files_would_let_it_in():
         assert knock_as(0, runtime.socket) == 1
 
 
-def test_settings_that_cannot_be_used_end_it_with_a_reason():
+def test_invalid_settings_end_the_worker_with_a_reason():
     with running(n_seq_max=0) as runtime:
         assert runtime.ready["ready"] is False
         assert runtime.ready["code"] == "invalid_settings"

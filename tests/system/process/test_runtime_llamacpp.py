@@ -1,4 +1,4 @@
-"""A real runtime process with llama.cpp and a tiny random model: what the simulated backend cannot show."""
+"""A real worker process with llama.cpp and a tiny random model, for features the simulated backend lacks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ async def greedy_with_logprobs(client: Client) -> None:
     assert [found.token_id for found in client.logprobs["a"]] == client.tokens["a"]
     assert "".join(found.token for found in client.logprobs["a"]) == client.texts["a"]
     for found in client.logprobs["a"]:
-        assert [found.token_id, found.logprob] == list(found.top[0][1:3])  # greedy takes the likeliest
+        assert [found.token_id, found.logprob] == list(
+            found.top[0][1:3]
+        )  # greedy takes the most likely token
         assert found.top[0][2] >= found.top[1][2]
 
 

@@ -1,8 +1,8 @@
-"""Mutated frames against a real runtime process: no crash, no hang, memory flat.
+"""Mutated frames against a real worker process: no crash, no hang, no memory growth.
 
-`python -m tests.system.security.frame_fuzz --count 1000000` is the full size; `make test` runs 20,000. Every
-frame is read by the server: what would close the connection ends its group, and the next group connects
-again. After each group the server must have answered a probe, or closed the connection, within `HANG_S`.
+`python -m tests.system.security.frame_fuzz --count 1000000` is the full size; `make test` runs 20,000. The
+server reads every frame: a frame that closes the connection ends its group, and the next group reconnects.
+After each group the server must have answered a probe or closed the connection within `HANG_S`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GROWTH_BYTES_MAX = 48 << 20
 FLAGS = {"context_window": 64, "cache": "none", "max_queue": 64, "runtime.frame_bytes_max": 1 << 20}
 
 
-KINDS = ("bad length", "closed", "answered", "served")  # a run that made none of these tried nothing
+KINDS = ("bad length", "closed", "answered", "served")  # a run must produce all of these
 
 
 class Attack:
@@ -48,7 +48,7 @@ class Attack:
             return int(result_of("stats", self._until(link, "memory")).memory_bytes)
 
     def _group(self, size: int) -> None:
-        """Frames up to one that must close the connection, then a probe where none did."""
+        """Frames up to one that must close the connection; a probe if there is none."""
         frames: list[bytes] = []
         fatal = False
         while len(frames) < size and not fatal:
@@ -66,7 +66,7 @@ class Attack:
                     raise
 
     def _closes(self, frame: bytes) -> bool:
-        """Whether the server has to close: not a frame, half a frame, more than one, or not a call."""
+        """Whether the server must close: not a frame, part of a frame, more than one, or not a call."""
         if int.from_bytes(frame[:4], "big") != len(frame) - 4:
             self.counts["bad length"] += 1
             return True
@@ -94,12 +94,12 @@ class Attack:
                 if isinstance(envelope, Reply) and envelope.id == call_id:
                     return envelope
         if call_id is not None:
-            raise ConnectionResetError("closed before the answer came")
+            raise ConnectionResetError("closed before the answer")
         return Reply(0)
 
 
 def attack(count: int, seed: int) -> dict[str, Any]:
-    """Counts and figures of a run. Raises when the server crashes, hangs or closes what it should answer."""
+    """Counts and figures of a run. Raises if the server crashes, hangs or closes instead of answering."""
     with running(**FLAGS) as runtime:
         attacking = Attack(runtime, seed)
         started_s = time.monotonic()
@@ -108,7 +108,7 @@ def attack(count: int, seed: int) -> dict[str, Any]:
         attacking.run(count)
         after = attacking.memory_bytes()
         if runtime.process.poll() is not None:
-            raise AssertionError(f"the runtime ended with {runtime.process.returncode}")
+            raise AssertionError(f"the worker ended with {runtime.process.returncode}")
         return {
             **attacking.counts,
             "seconds": round(time.monotonic() - started_s),
@@ -120,7 +120,7 @@ def attack(count: int, seed: int) -> dict[str, Any]:
 
 
 def _first_error(log: str) -> str:
-    """The last lines of the first traceback, so that a finding can be read off the report."""
+    """The last lines of the first traceback, for the report."""
     if "Traceback" not in log:
         return ""
     lines = log[log.index("Traceback") :].splitlines()

@@ -1,4 +1,4 @@
-"""Calls to a runtime, and ways to spoil them: bytes, structure, nesting, lengths."""
+"""Mutations of worker calls: bytes, structure, nesting, lengths."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ VALUES: list[Any] = [
 
 
 class Mutator:
-    """Frames that are wrong in one or a few ways, the same for the same seed."""
+    """Frames with one or more faults; the same seed gives the same frames."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -164,7 +164,7 @@ class Mutator:
         return json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
     def _free(self) -> bytes:
-        """A generation whose types are right and whose values are not: it reaches every check behind them."""
+        """A generation with valid types and invalid values, to reach the checks after decoding."""
         params: dict[str, Any] = {"stream_id": f"f{self._random.randrange(20)}", "max_tokens": 2}
         params[self._random.choice(("prompt", "messages", "tokens"))] = self._value()
         names = self._random.sample(SAMPLING, self._random.randrange(3))
@@ -192,7 +192,7 @@ class Mutator:
         return json.dumps({"jsonrpc": "2.0", "id": 1, "method": "generate", "params": params}).encode()
 
     def _place(self, message: Any) -> tuple[Any, Any]:
-        """A random place in the tree; parameters are likelier than the envelope."""
+        """A random place in the tree; parameters are more likely than the envelope."""
         node = message
         holder, key = None, None
         while isinstance(node, dict | list) and node:

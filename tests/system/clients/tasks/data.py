@@ -1,4 +1,4 @@
-"""The documents of the two tasks: made here, so that nothing is downloaded."""
+"""The documents of the two tasks, generated here so that nothing is downloaded."""
 
 from __future__ import annotations
 
