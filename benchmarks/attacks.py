@@ -1,14 +1,14 @@
-"""Every known attack on a running server, with three well-behaved callers beside it.
+"""Measures how every known attack on a running server affects three well-behaved clients.
 
     python benchmarks/attacks.py [--attack NAME ...] [--repeats 20] [--quick] [--json FILE] [--check] [--list]
 
-Starts `stretto serve` with one API key, measures the callers undisturbed, then repeats each attack from a
-process of its own while they go on. Reported per attack: failures of the callers, the longest wait
-beyond the undisturbed median, resident memory before, at its peak and up to a minute after, and whether the
-worker is still the same process.
+Starts `stretto serve` with one API key, measures the clients undisturbed, then repeats each attack from a
+separate process while they continue. Reported per attack: failures of the clients, the longest wait beyond
+the undisturbed median, resident memory before, at its peak and up to a minute after, and whether the worker
+was replaced.
 
-`--check` exits 1 when a caller fails or waits more than 1 s longer, when memory is not back within 10 % a
-minute later, or when the worker was replaced.
+`--check` exits 1 if a client fails or waits more than 1 s longer, if memory is not back within 10 % a minute
+later, or if the worker was replaced.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.attack.callers import Callers
 from benchmarks.attack.catalog import ATTACKS
-from benchmarks.attack.judged import MEMORY_GROWTH_MAX, Memory, Report, added_waits, medians
+from benchmarks.attack.judged import MEMORY_GROWTH_MAX, ProcessMemory, Report, added_waits, medians
 from benchmarks.attack.registry import Target
 from benchmarks.server_process import ServerProcess, conditions, memory_bytes
 
@@ -38,7 +38,7 @@ SIMULATED = ("--backend", "simulated", "--simulated-tick-ms", "10")
 
 
 class Stage:
-    """A server, its callers, and one attack after the other."""
+    """A server, its clients, and one attack after the other."""
 
     def __init__(self, server: ServerProcess, target: Target, *, repeats: int, quick: bool) -> None:
         self._server = server
@@ -79,8 +79,8 @@ class Stage:
             calls=len(callers.calls),
             failures=[f"{c.caller}: {c.failure}" for c in callers.calls if c.failure][:20],
             added_wait_s=added_waits(callers.calls, self.undisturbed),
-            server=Memory(before[0], self._peaks[0], after[0]),
-            worker=Memory(before[1], self._peaks[1], after[1]),
+            server=ProcessMemory(before[0], self._peaks[0], after[0]),
+            worker=ProcessMemory(before[1], self._peaks[1], after[1]),
             same_worker=self._server.runtime_pid() == worker_pid,
             attacker_errors=dict(errors),
         )
@@ -111,7 +111,7 @@ class Stage:
         return Counter(line["error"] for line in lines if line["error"])
 
     async def _settled(self, before: list[int]) -> list[int]:
-        """Memory once it is back, or after a minute."""
+        """ProcessMemory once it has returned to normal, or after a minute."""
         await asyncio.sleep(2.0)
         end_s = time.monotonic() + self._settle_s
         while time.monotonic() < end_s:
@@ -122,7 +122,7 @@ class Stage:
         return self._memory()
 
     def _memory(self) -> list[int]:
-        """Of the server and of its worker; 0 for one that is gone."""
+        """Of the server and its worker; 0 for a process that ended."""
         found = [memory_bytes(self._server.pid), 0]
         with contextlib.suppress(OSError, IndexError, ValueError):
             found[1] = memory_bytes(self._server.runtime_pid())
@@ -157,7 +157,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--attack", action="append", help="a name, or its beginning; default: all")
+    parser.add_argument("--attack", action="append", help="a name or a prefix; default: all")
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--simulated", action="store_true", help="the simulated backend, not SmolLM2")

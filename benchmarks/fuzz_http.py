@@ -1,12 +1,12 @@
-"""Fuzzed HTTP requests against a running server: every one is answered, or its connection closed on purpose.
+"""Fuzzes a running server with HTTP requests: each must be answered or its connection closed.
 
     python benchmarks/fuzz_http.py [--count 100000] [--seed 1] [--json FILE] [--check] [--quick]
 
-Starts `stretto serve --backend simulated`. Heads, bodies, chunking and JSON of every route are mutated from
-good requests, over many connections; a canary makes a good request all the while.
+Starts `stretto serve --backend simulated`. Heads, bodies, chunking and JSON of valid requests for every route
+are mutated and sent over many connections; a canary sends valid requests meanwhile.
 
-`--check` exits 1 when a process died or was replaced, when a request got neither a reply nor an end of its
-connection within its time limit, when a reply was a 500 or not HTTP, or when the canary failed.
+`--check` exits 1 if a process died or was replaced, if a request got neither a reply nor an end of its
+connection within its time limit, if a reply was a 500 or not HTTP, or if the canary failed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.server_process import ServerProcess, conditions, memory_bytes
 
 CONNECTIONS = 24
 REPLY_LIMIT_S = 60.0
-CLOSED = "closed"  # without a reply: allowed only for what was cut short
+CLOSED = "closed"  # without a reply: allowed only for truncated requests
 FLAGS = ("--backend", "simulated", "--simulated-tick-ms", "1", "--read-timeout-s", "1", "--keep-alive-s", "5")
 
 
@@ -60,7 +60,7 @@ class Fuzz:
                 self.faults.append(f"client {index}, request {number}: {outcome}: {request.data[:200]!r}")
 
     async def _outcome(self, data: bytes, *, whole: bool) -> str:
-        """The status of the first reply; `closed`, or what was wrong."""
+        """The status of the first reply, `closed`, or the fault."""
         try:
             async with asyncio.timeout(REPLY_LIMIT_S):
                 return await self._exchange(data, whole=whole)
@@ -76,7 +76,7 @@ class Fuzz:
         try:
             writer.write(data)
             if not whole:
-                writer.write_eof()  # the client has gone: it would wait for nothing
+                writer.write_eof()  # the client is done sending
             line = await reader.readline()
             if not line:
                 return CLOSED

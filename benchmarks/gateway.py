@@ -1,12 +1,13 @@
-"""What HTTP costs: tokens/s and CPU time per token of the server process, with a model that costs nothing.
+"""Measures the cost of HTTP: tokens/s and CPU time per token of the server process, with a simulated model.
 
     python benchmarks/gateway.py [--json FILE] [--check] [--streams 16 64 256] [--tokens 512]
 
-`stretto serve --backend simulated` runs as users run it (its runtime is another process and is not counted);
-a thin client in this process reads the streams. The whole request counts: parsing, queueing and closing too.
+`stretto serve --backend simulated` runs with default settings (its worker is another process and is not
+counted); a thin client in this process reads the streams. The whole request counts, including parsing,
+queueing and closing.
 
-`--check` exits 1 when the server process takes more than 60 µs per token at 64 streams, or when 256 streams
-cost more per token than 16.
+`--check` exits 1 if the server process takes more than 60 µs per token at 64 streams, or if 256 streams cost
+more per token than 16.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ async def _all(server: ServerProcess, streams: int, tokens: int) -> dict[str, fl
     replies = await asyncio.gather(*(stream(server.address, body) for body in bodies))
     wall_s, used_s = time.monotonic() - started_s, cpu_s(server.pid) - before_s
     total = sum(reply.tokens for reply in replies)
-    assert all(reply.done for reply in replies), "a stream did not come to its end"
-    assert total == streams * tokens, f"{total} tokens came of {streams * tokens}"
+    assert all(reply.done for reply in replies), "a stream did not complete"
+    assert total == streams * tokens, f"{total} of {streams * tokens} tokens arrived"
     return {
         "streams": streams,
         "tokens": total,
@@ -61,7 +62,7 @@ async def _all(server: ServerProcess, streams: int, tokens: int) -> dict[str, fl
 
 def measure(streams: int, tokens: int) -> dict[str, float]:
     flags = ["--backend", "simulated", "--n-seq-max", str(streams), "--simulated-tick-ms", str(TICK_MS)]
-    # No cache: what the runtime keeps between requests is not what is measured here.
+    # No cache: state kept by the worker between requests is not measured here.
     with ServerProcess(*flags, "--context-window", "4096", "--cache", "none") as server:
         return asyncio.run(_all(server, streams, tokens))
 
@@ -91,7 +92,7 @@ def main() -> int:
 
 
 def judge(rows: list[dict[str, Any]]) -> list[str]:
-    """What is missed, or was not measured: a bar that nothing was held against does not hold."""
+    """Missed bars; a bar without a measurement is missed."""
     cost = {row["streams"]: row["server_cpu_us_per_token"] for row in rows}
     if 64 not in cost or len(cost) < 2:
         return [f"not measured: 64 streams beside fewer or more (only {sorted(cost)})"]

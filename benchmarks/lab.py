@@ -1,6 +1,6 @@
-"""Where comparisons are made: fresh servers, warmed with other texts, measured and ended, in turns.
+"""Runs comparisons: fresh servers, warmed up with other texts, measured and stopped, alternately.
 
-What all claims of `compare.py` share. No claim and no bar here.
+Shared by all claims of `compare.py`. No claim and no bar here.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ Summary = dict[str, Any]
 
 @dataclass(slots=True)
 class Lab:
-    """What all measurements share: the model, the sizes, the options of this run."""
+    """Shared by all measurements: the model, the sizes, the options of this run."""
 
     model: Path
     rounds: int
     threads: int
-    target_itl_ms: float  # that mixed is run with, and judged by
+    target_itl_ms: float  # setting and bar of `mixed`
     quick: bool
     trace: Path | None
     plots: Path | None
     llama_server: Path
-    serial_python: Path | None  # of an environment with llama-cpp-python's server, as a third peer
-    vllm: tuple[Path, Path] | None  # an environment's python, and the model for it
+    serial_python: Path | None  # environment with llama-cpp-python's server, as a third peer
+    vllm: tuple[Path, Path] | None  # an environment's python, and its model
     run_id: str = field(default_factory=new_run_id)
     flash_attention: str = "auto"  # ours
 
@@ -79,7 +79,7 @@ class Lab:
     def both(
         self, workload: str, shape: Shape, *, slots: int, also: Sequence[str] = (), rounds: int | None = None
     ) -> dict[str, list[Summary]]:
-        """The workload on both servers, and on others where they are given, interleaved."""
+        """The workload on both servers, and on others if given, interleaved."""
 
         def run(peer: str, run_id: str) -> Run:
             done = self.once(peer, workload, shape, slots=slots, run_id=run_id)

@@ -1,16 +1,16 @@
-"""Tokens per second through scheduler and llama.cpp backend, against a bare loop of the same calls.
+"""Measures tokens per second through scheduler and llama.cpp backend, against a bare loop of the same calls.
 
     python benchmarks/llamacpp.py [--json FILE] [--check] [--model FILE] [--blocks N]
 
-The bare loop has a context of its own with the same options and decodes the very rows that the scheduler's
-ticks carried: no scheduler, no sampling. Both run in turns of a few ticks; a ratio is the median over turns,
-with its quartiles. `--check` exits 1 when a ratio is below its bar. With one thread (the default) times are
-CPU time of the thread that does everything, because machines are shared and waiting is not work; with more
-threads they are wall time and want a quiet machine. "over" is what we add to a tick, in microseconds.
+The bare loop has its own context with the same options and decodes the same rows as the scheduler's ticks,
+without scheduler and sampling. Both alternate in blocks of a few ticks; a ratio is the median over blocks,
+with quartiles. `--check` exits 1 if a ratio is below its bar. With one thread (the default) times are CPU
+time of the thread, because machines are shared; with more threads they are wall time and need an idle
+machine. "over" is our overhead per tick, in microseconds.
 
-Also: eight busy slots of sixteen with a gap after each, once the ledger has closed the gaps, against eight in
-a row, and what the gaps cost before that; what 64 streams, each read by a Python thread of its own, add to a
-tick; and the CPU time of a model that has nothing to do.
+Also: eight busy slots of sixteen with a gap after each, after the ledger has closed the gaps, against eight
+adjacent ones, and the cost of the gaps before that; the overhead per tick of 64 streams, each read by its own
+Python thread; and the CPU time of an idle model.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ clock = time.thread_time
 
 
 class Greedy:
-    """Only the best token is wanted: sampling has a benchmark of its own."""
+    """Takes the best token: sampling has its own benchmark."""
 
     greedy = True
 
@@ -68,7 +68,7 @@ class Greedy:
         pass
 
 
-class Engine:
+class SchedulerLoop:
     """A scheduler with a backend, all slots generating."""
 
     def __init__(self, model: Model, slots: int, threads: int) -> None:
@@ -98,7 +98,7 @@ class Engine:
         return tick
 
     def block(self, ticks: int) -> tuple[float, int]:
-        """Seconds and tokens of so many ticks."""
+        """Seconds and tokens of this many ticks."""
         started = clock()
         tokens = sum(self.tick().decode_rows for _ in range(ticks))
         return clock() - started, tokens
@@ -107,8 +107,8 @@ class Engine:
         self.backend.close()
 
 
-class BareLoop:
-    """The same rows, decoded and nothing else."""
+class BareDecode:
+    """Decodes the same rows and does nothing else."""
 
     def __init__(self, model: Model, slots: int, threads: int) -> None:
         self._context = Context(model, options(slots, threads))
@@ -126,7 +126,7 @@ class BareLoop:
 
 
 def _calls(tick: Tick):
-    """What the backend makes of a tick: decode rows, then prompts."""
+    """The backend's calls for a tick: decode rows, then prompts."""
     decode, total = tick.decode_spans, len(tick.slots)
     parts = [list(range(decode)), list(range(decode, total))]
     return [gather(tick, part) for part in parts if part]
@@ -142,7 +142,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def measure_slots(model: Model, slots: int, *, threads: int, blocks: int) -> dict[str, object]:
-    engine, bare = Engine(model, slots, threads), BareLoop(model, slots, threads)
+    engine, bare = SchedulerLoop(model, slots, threads), BareDecode(model, slots, threads)
     engine.start(slots)
     bare.block(engine.ticks)
     ratios, ours, theirs, over = [], [], [], []
@@ -165,8 +165,8 @@ def measure_slots(model: Model, slots: int, *, threads: int, blocks: int) -> dic
 
 
 def measure_gaps(model: Model, *, threads: int, blocks: int, slots: int = 16) -> dict[str, object]:
-    """Every second slot ends; what runs on must soon be as fast as slots in a row."""
-    gappy, row = Engine(model, slots, threads), Engine(model, slots, threads)
+    """Every second slot ends; the others must soon be as fast as adjacent slots."""
+    gappy, row = SchedulerLoop(model, slots, threads), SchedulerLoop(model, slots, threads)
     gappy.start(slots)
     row.start(slots // 2)
     for index in range(1, slots, 2):
@@ -188,7 +188,7 @@ def measure_gaps(model: Model, *, threads: int, blocks: int, slots: int = 16) ->
     }
 
 
-def _pair(gappy: Engine, row: Engine, ticks: int) -> float:
+def _pair(gappy: SchedulerLoop, row: SchedulerLoop, ticks: int) -> float:
     row_s, row_tokens = row.block(ticks)
     gappy_s, tokens = gappy.block(ticks)
     assert tokens == row_tokens
@@ -196,8 +196,8 @@ def _pair(gappy: Engine, row: Engine, ticks: int) -> float:
 
 
 def measure_threads(path: Path, cache_dir: Path, *, threads: int) -> dict[str, object]:
-    """Time of a tick outside its pass: with nobody reading, and with one busy reader thread a stream."""
-    between: dict[str, list[float]] = {"nobody": [], "readers": []}
+    """Time of a tick outside its pass: without readers, and with one busy reader thread per stream."""
+    between: dict[str, list[float]] = {"no_readers": [], "readers": []}
     llm = LLM(path, n_seq_max=STREAMS, context_window=256, n_threads=threads, cache_dir=cache_dir)
     seen: list[tuple[float, float]] = []
 
@@ -207,7 +207,7 @@ def measure_threads(path: Path, cache_dir: Path, *, threads: int) -> dict[str, o
 
     with llm:
         llm._runtime.observe(observe)
-        for reading in ("nobody", "readers", "nobody", "readers"):
+        for reading in ("no_readers", "readers", "no_readers", "readers"):
             seen.clear()
             _stream_all(llm, read=reading == "readers")
             between[reading] += [at - before - pass_s for (before, _), (at, pass_s) in pairwise(seen)]
@@ -229,7 +229,7 @@ def _stream_all(llm: LLM, *, read: bool) -> None:
 
 
 def _idle_share() -> float:
-    """CPU time of this process while nothing runs, as a share of the time that passes."""
+    """CPU time of this process while idle, as a share of wall time."""
     time.sleep(0.5)
     cpu, wall = time.process_time(), time.perf_counter()
     time.sleep(IDLE_S)
@@ -253,7 +253,7 @@ def main() -> int:
     path = Path(chosen.model) if chosen.model else bundled.ensure_default(Path(chosen.cache_dir))
     model = load(path, cache_dir=Path(chosen.cache_dir))
     results: dict[str, dict[str, object]] = {}
-    held = set(SLOTS) <= set(chosen.slots)  # fewer than the claim names show nothing about it
+    held = set(SLOTS) <= set(chosen.slots)  # the claim covers all of these sizes
     for slots in chosen.slots:
         figures = measure_slots(model, slots, threads=chosen.threads, blocks=chosen.blocks)
         results[str(slots)] = figures
@@ -266,7 +266,7 @@ def main() -> int:
     gaps = measure_gaps(model, threads=chosen.threads, blocks=chosen.blocks)
     held &= gaps["ratio"]["median"] >= GAPS_BAR
     print(
-        f"every second slot of 16: {_show(gaps['ratio'])} of 8 in a row (bar {GAPS_BAR}); "
+        f"every second slot of 16: {_show(gaps['ratio'])} of 8 adjacent ones (bar {GAPS_BAR}); "
         f"before the moves {_show(gaps['ratio_before_moves'])}; ids {gaps['ids_before']} "
         f"-> {gaps['ids_after']}"
     )
@@ -275,7 +275,7 @@ def main() -> int:
     held &= delays["idle_cpu_share"] < IDLE_BAR
     outside = delays["outside_pass_us"]
     print(
-        f"{STREAMS} streams: {outside['nobody']['median']:.0f} µs of a tick without its pass, nobody reads; "
+        f"{STREAMS} streams: {outside['no_readers']['median']:.0f} µs per tick without its pass, no readers; "
         f"{outside['readers']['median']:.0f} µs beside {STREAMS} reader threads; idle CPU "
         f"{100 * delays['idle_cpu_share']:.2f} % (bar {100 * IDLE_BAR:.0f} %)"
     )

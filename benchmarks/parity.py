@@ -1,11 +1,11 @@
-"""Greedy text of conversations under every cache policy and layout: is it the same, and what does that cost?
+"""Measures whether greedy text is identical under every cache policy and layout, and the cost of that.
 
     python -m benchmarks.parity [--quick] [--check] [--json FILE] [--cost] [--settings NAME …]
 
-20 conversations of 4 turns, and a branch of each whose history was edited inside the last answer, run all at
-once; the reference is computed without a cache, one request at a time. Every prompt is built from the
-reference's answers, so each answer is compared by itself. `--check`: exit 1 unless all answers in
-deterministic mode are identical and that mode refuses what it cannot keep. `--cost`: what it costs instead.
+20 conversations of 4 turns, and a branch of each with an edit inside the last answer, run concurrently; the
+reference is computed without a cache, one request at a time. Every prompt is built from the reference's
+answers, so each answer is compared on its own. `--check`: exit 1 unless all answers in deterministic mode are
+identical and that mode refuses unsupported settings. `--cost`: measure its cost instead.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Conversation:
-    """What is asked, turn by turn, with the reference's answers in between."""
+    """The messages of each turn, with the reference's answers in between."""
 
     asked: list[Messages] = field(default_factory=list)
     expected: list[tuple[int, ...]] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Conversation:
 
 
 def settings(*, quick: bool) -> Iterator[Setting]:
-    """Attention `off` is where decode rows round by themselves, on this and on any other CPU."""
+    """With attention `off`, decode rows use kernels with different rounding on every CPU."""
     for attention, policy in itertools.product(("auto", "off"), POLICIES):
         options = {"cache": policy, "flash_attention": attention, "deterministic": True}
         yield Setting(f"deterministic, attention {attention}, {policy}", options, promised=True)
@@ -111,7 +111,7 @@ def greedy(llm: LLM, messages: Messages, tokens: int) -> Completion:
 def reference(
     path: Path, attention: str, count: int, turns: int, threads: int, tokens: int = ANSWER_TOKENS
 ) -> list[Conversation]:
-    """Without a cache, one request at a time: nothing beside it, nothing before it."""
+    """Without a cache, one request at a time."""
     options = {"cache": "none", "flash_attention": attention, "deterministic": True}
     with opened(path, options, threads) as llm:
         return [_reference_of(llm, subject, turns, tokens) for subject in SUBJECTS[:count]]
@@ -134,7 +134,7 @@ def _reference_of(llm: LLM, subject: str, turns: int, tokens: int) -> Conversati
 
 
 def ask_all(llm: LLM, conversations: Sequence[Conversation]) -> list[list[Completion]]:
-    """All conversations at once, each turn after the one before it."""
+    """All conversations concurrently, each turn after the previous one."""
 
     def hold(conversation: Conversation) -> list[Completion]:
         return [greedy(llm, messages, conversation.answer_tokens) for messages in conversation.asked]
@@ -165,12 +165,12 @@ def compare(path: Path, setting: Setting, conversations: Sequence[Conversation],
     return tally
 
 
-# --- what it costs ---------------------------------------------------------------------------------
+# --- cost ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """`ttft_s`: the median of later turns. CPU time says what was computed, also on a busy machine."""
+class TimedRun:
+    """`ttft_s`: the median of later turns. CPU time is comparable on a busy machine too."""
 
     ttft_s: float
     tokens_per_s: float
@@ -186,14 +186,16 @@ def cost(
     repeats: int,
     threads: int,
 ) -> dict[str, Any]:
-    """Deterministic against not, one after the other, as ratios of pairs."""
+    """Deterministic mode against default mode, alternating, as ratios of pairs."""
     found: dict[str, Any] = {}
     for attention in attentions:
-        runs: dict[bool, list[Run]] = {False: [], True: []}
+        runs: dict[bool, list[TimedRun]] = {False: [], True: []}
         for _, deterministic in itertools.product(range(repeats), (False, True)):
             options = {"flash_attention": attention, "deterministic": deterministic}
             with opened(path, options, threads) as llm:
-                ask_all(llm, conversations[-1:])  # the cost model learns; what is timed is not cached yet
+                ask_all(
+                    llm, conversations[-1:]
+                )  # trains the cost model; the timed conversations are not cached yet
                 runs[deterministic].append(_timed(llm, conversations[:-1]))
         pairs = list(zip(runs[False], runs[True], strict=True))
         found[f"attention {attention}"] = {
@@ -206,7 +208,7 @@ def cost(
     return found
 
 
-def _timed(llm: LLM, conversations: Sequence[Conversation]) -> Run:
+def _timed(llm: LLM, conversations: Sequence[Conversation]) -> TimedRun:
     started, cpu = time.monotonic(), time.process_time()
     answers = [answer for got in ask_all(llm, conversations) for answer in got]
     seconds, cpu = time.monotonic() - started, time.process_time() - cpu
@@ -215,7 +217,7 @@ def _timed(llm: LLM, conversations: Sequence[Conversation]) -> Run:
         a.timing.ttft_s or 0.0 for a in answers if a.usage.prompt_tokens > answers[0].usage.prompt_tokens
     ]
     computed = sum(a.usage.prompt_tokens - a.usage.cached_tokens for a in answers)
-    return Run(
+    return TimedRun(
         round(statistics.median(later), 4), round(tokens / seconds, 1), round(cpu * 1e3 / tokens, 2), computed
     )
 
@@ -233,7 +235,7 @@ def _parser() -> argparse.ArgumentParser:
         "--quick", action="store_true", help="3 conversations of 2 turns, deterministic mode only"
     )
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--cost", action="store_true", help="what deterministic mode costs")
+    parser.add_argument("--cost", action="store_true", help="measure the cost of deterministic mode")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--model", type=Path)
@@ -241,7 +243,7 @@ def _parser() -> argparse.ArgumentParser:
         "--settings",
         nargs="*",
         default=[],
-        help="only those whose name holds one of these; with --cost: auto, off",
+        help="only settings whose name contains one of these; with --cost: auto, off",
     )
     parser.add_argument("--conversations", type=int)
     parser.add_argument("--answer-tokens", type=int, default=ANSWER_TOKENS)

@@ -1,15 +1,15 @@
-"""What sampling costs per row and per tick of 16, at a 151,936-token vocabulary, beside a small model's tick.
+"""Measures the cost of sampling per row and per tick of 16 rows, with a vocabulary of 151,936 tokens.
 
     python benchmarks/sampling.py [--json FILE] [--check] [--type Q4_0|Q8_0] [--tick-ms N]
 
-The tick is one decode of 16 rows at short context by random weights in Qwen2.5-0.5B's shape (24 layers, width
-896, 4,864 in the feed-forward, 14 heads, 2 for keys and values; embedding Q8_0 and tied, as llama.cpp
-quantizes this shape), written once into the directory for temporary files (350 or 525 MB). Machines are
-shared, so both are CPU time: the tick is that of one thread, divided by the cores it would have had.
+It is compared with a small model's tick: one decode of 16 rows at short context with random weights of
+Qwen2.5-0.5B's shape (24 layers, width 896, MLP width 4,864, 14 heads, 2 KV heads; embedding Q8_0 and tied, as
+llama.cpp quantizes this shape), written once to the temporary directory (350 or 525 MB). Machines are shared,
+so both are CPU time: the tick is that of one thread, divided by the number of cores.
 
-Two kinds of logits: `flat`, the random model's own, and `peaked`, a few likely tokens over a long tail, like
-a trained model's. Grammar rows follow a JSON schema over a made-up vocabulary with SmolLM2's pieces; with
-random logits most rows miss at first, so nearly every one pays for the mask. `--check` exits 1 when greedy,
+Two kinds of logits: `flat`, the random model's own, and `peaked`, a few likely tokens and a long tail, like a
+trained model's. Grammar rows follow a JSON schema over a synthetic vocabulary of SmolLM2's pieces; with
+random logits most first samples are rejected, so nearly every row needs a mask. `--check` exits 1 if greedy,
 temperature alone, top_p alone or grammar takes 10 % of the tick or more.
 """
 
@@ -157,7 +157,7 @@ def run_ticks(path: str, logits: str, *, repack: bool) -> None:
 
 
 def measure_tick(kind: str, logits: Path) -> tuple[float, str]:
-    """Milliseconds of a tick on all cores, and how it was run."""
+    """Milliseconds of a tick on all cores, and the kernels used."""
     path = model_path(kind)
     for repack in (True, False):
         command = [sys.executable, __file__, "--child", str(path), str(logits), "--repack", str(int(repack))]
@@ -182,7 +182,7 @@ def peaked_logits() -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def make_guides() -> Callable[[], MatcherGuide]:
-    """Matchers over SmolLM2's 49,152 pieces and pairs of them, up to the length of the vocabulary."""
+    """Matchers over SmolLM2's 49,152 pieces and pairs of them, up to the size of the vocabulary."""
     from stretto.testing import tiny_models
     from stretto.text import grammar
     from stretto.text.grammar_factory import GrammarFactory
@@ -234,9 +234,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", help="write the figures to this file")
-    parser.add_argument("--check", action="store_true", help="exit 1 when the bar is missed")
-    parser.add_argument("--type", choices=("Q4_0", "Q8_0"), default="Q4_0", help="of the model's weights")
-    parser.add_argument("--tick-ms", type=float, help="take this for the tick instead of measuring it")
+    parser.add_argument("--check", action="store_true", help="exit 1 if the bar is missed")
+    parser.add_argument("--type", choices=("Q4_0", "Q8_0"), default="Q4_0", help="weight type of the model")
+    parser.add_argument("--tick-ms", type=float, help="use this tick time instead of measuring it")
     parser.add_argument("--ticks", type=int, default=80)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--repack", type=int, default=1, help=argparse.SUPPRESS)

@@ -1,11 +1,11 @@
-"""How long plan + commit take, by slots that generate. No backend: outcomes are made up.
+"""Measures the time of plan + commit by the number of generating slots, with synthetic outcomes.
 
     python benchmarks/scheduler.py [--json FILE] [--check]
 
-Times are CPU time of the one thread that does the work: machines are shared, and waiting is not work.
+Times are CPU time of the scheduler's thread, because machines are shared.
 
-`--check` exits 1 when 256 slots take more than 500 µs (median) or when the time grows faster than linearly
-from 16 to 1,024 slots. Pages of 16 tokens, so every slot reserves memory every 16 ticks; three tenants.
+`--check` exits 1 if 256 slots take more than 500 µs (median) or if the time grows faster than linearly from
+16 to 1,024 slots. Pages of 16 tokens, so every slot reserves memory every 16 ticks; three tenants.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stretto.core.tick import Outcome, Tick
 
 SLOTS = (16, 64, 256, 1024)
 BAR_US = 500.0
-IN_A_ROW = 10  # ticks of one size before the next has its turn
+IN_A_ROW = 10  # ticks of one size before switching to the next
 LINEAR_SLACK = 1.25  # per-slot time at 1,024 against that at 256
 
 
@@ -39,15 +39,17 @@ def make(slots: int, layout: str) -> Scheduler:
     limits = Limits(n_seq_max=slots, n_batch=max(2048, 2 * slots), cache="prefix")
     scheduler = Scheduler(limits, can)
     for index in range(slots):
-        tokens = array("i", range(index, index + 64 + index % 16))  # so that page ends are spread over ticks
+        tokens = array(
+            "i", range(index, index + 64 + index % 16)
+        )  # so that page boundaries are spread over ticks
         params = SamplingParams(max_tokens=1 << 19, stop_token_ids=frozenset({0}))
         answer = scheduler.submit(Request(f"r{index}", tokens, params, tenant=f"t{index % 3}"), 0.0)
         assert answer.accepted
     return scheduler
 
 
-def turn(scheduler: Scheduler, now: float) -> tuple[float, int]:
-    """One plan and commit: seconds of both together, and the decode rows in it."""
+def plan_and_commit(scheduler: Scheduler, now: float) -> tuple[float, int]:
+    """One plan and commit: seconds of both together, and the decode rows."""
     started = time.thread_time()
     tick = scheduler.plan(now)
     planned = time.thread_time()
@@ -61,11 +63,11 @@ def turn(scheduler: Scheduler, now: float) -> tuple[float, int]:
 
 
 def measure(layout: str, *, ticks: int) -> dict[int, dict[str, float]]:
-    """All sizes in turns, a few ticks each: a neighbour on the host slows them all, and ratios stay."""
+    """All sizes alternately, a few ticks each, so that other load on the host affects all sizes equally."""
     schedulers = {slots: make(slots, layout) for slots in SLOTS}
     now = 0.0
     for slots, scheduler in schedulers.items():
-        while turn(scheduler, now)[1] < slots:
+        while plan_and_commit(scheduler, now)[1] < slots:
             now += 0.02
     gc.collect()
     times: dict[int, list[float]] = {slots: [] for slots in SLOTS}
@@ -73,7 +75,7 @@ def measure(layout: str, *, ticks: int) -> dict[int, dict[str, float]]:
         for slots, scheduler in schedulers.items():
             for _ in range(IN_A_ROW):
                 now += 0.02
-                seconds, rows = turn(scheduler, now)
+                seconds, rows = plan_and_commit(scheduler, now)
                 assert rows == slots
                 times[slots].append(seconds * 1e6)
     return {slots: figures(slots, found) for slots, found in times.items()}
@@ -101,7 +103,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", help="write the figures to this file")
-    parser.add_argument("--check", action="store_true", help="exit 1 when the bar is missed")
+    parser.add_argument("--check", action="store_true", help="exit 1 if the bar is missed")
     parser.add_argument("--ticks", type=int, default=400)
     options = parser.parse_args()
     results: dict[str, dict[str, dict[str, float]]] = {}

@@ -1,4 +1,4 @@
-"""A server under measurement: `stretto serve` as a process; its CPU time, memory, descriptors from /proc."""
+"""Runs `stretto serve` as a process under measurement; CPU time, memory and descriptors from /proc."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READY = re.compile(r'(?:ready: |"ready".*"url": ")(http://[^\s"]+)')
 
 
 class ServerProcess:
-    """Started with `--port 0` and whatever flags; `url` is there once the model answers."""
+    """Started with `--port 0` and the given flags; `url` is set once the model is ready."""
 
     def __init__(
         self, *flags: str, start_timeout_s: float = 120.0, environment: Mapping[str, str] | None = None
@@ -62,7 +62,7 @@ class ServerProcess:
         return int(children[0])
 
     def stop(self, timeout_s: float = 60.0) -> int:
-        """SIGTERM, and the exit code."""
+        """Sends SIGTERM; returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout_s)
@@ -79,7 +79,7 @@ class ServerProcess:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that a process has used, its threads together."""
+    """CPU seconds used by a process, over all threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
 
@@ -94,7 +94,7 @@ def descriptors(pid: int) -> int:
 
 
 def conditions() -> dict[str, str | int]:
-    """What a figure needs beside it."""
+    """The conditions published with a figure."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     )

@@ -1,10 +1,10 @@
-"""A reader that takes one token a second slows no one, and eight of them stop no ninth request.
+"""Measures whether slow readers delay other streams, and whether eight of them block a ninth request.
 
     python benchmarks/slow_reader.py [--json FILE] [--check] [--pairs N]
 
-Interleaved pairs over one real runtime process (simulated backend, 20 ms a tick): seven quick streams beside
-a slow one, and beside an eighth quick one. Reported is the ratio of the quick streams' inter-token p99, the
-median over the pairs; then eight readers that hardly read, on all eight slots, and a ninth request.
+Interleaved pairs on one real worker process (simulated backend, 20 ms per tick): seven fast streams beside
+one that reads one token per second, and beside an eighth fast one. Reported is the ratio of the fast streams'
+inter-token p99, median over the pairs; then eight slow readers on all eight slots, and a ninth request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ START = RuntimeStart(
 SETTINGS = Settings(engine=EngineSettings(stream_buffer_bytes=BUFFER_BYTES, slow_consumer_timeout_s=60.0))
 
 
-class Bench:
+class SlowReaderBench:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._number = 0
@@ -49,7 +49,7 @@ class Bench:
         )
 
     async def quick(self, tokens: int) -> list[float]:
-        """Read as it comes; the gaps between tokens, in milliseconds."""
+        """Reads without delay; returns the gaps between tokens, in milliseconds."""
         gaps, last_s = [], 0.0
         async for delta in self._engine.generate(self.params(tokens)):
             now_s = time.perf_counter()
@@ -59,7 +59,7 @@ class Bench:
         return gaps
 
     async def slow(self, tokens: int) -> int:
-        """One look a second, until cancelled; the tokens it got."""
+        """Reads once per second until cancelled; returns the tokens received."""
         generation, got = self._engine.generate(self.params(tokens)), 0
         try:
             async for delta in generation:
@@ -89,7 +89,7 @@ class Bench:
         return rows
 
     async def ninth(self) -> dict[str, Any]:
-        """Eight slow readers hold no slot once their tokens are made: the ninth runs while they read."""
+        """Slow readers hold no slot once their tokens are generated: the ninth request runs meanwhile."""
         started_s = time.perf_counter()
         readers = [asyncio.create_task(self.slow(200)) for _ in range(SLOTS)]
         await asyncio.sleep(0.1)
@@ -112,7 +112,7 @@ async def measure(pairs: int, tokens: int) -> dict[str, Any]:
     engine = Engine.supervised(START, SETTINGS)
     await engine.start()
     try:
-        made = Bench(engine)
+        made = SlowReaderBench(engine)
         await made.quick(5)
         rows = await made.pairs(pairs, tokens)
         return {
@@ -151,9 +151,11 @@ def judge(found: dict[str, Any]) -> list[str]:
     if not found["pairs"] or not 0 < found["ratio_median"] <= RATIO_MAX:
         missed.append(f"beside a slow reader gaps are {found['ratio_median']:.2f} of those without")
     if ninth["slow_readers_left"] != SLOTS or ninth["tokens"] < 2:
-        missed.append(f"the ninth: {ninth['tokens']} tokens beside {ninth['slow_readers_left']} slow readers")
+        missed.append(
+            f"the ninth request: {ninth['tokens']} tokens beside {ninth['slow_readers_left']} slow readers"
+        )
     if not 0 < ninth["unread_bytes_max"] <= BUFFER_BYTES + 1024:
-        missed.append(f"{ninth['unread_bytes_max']} unread bytes were kept")
+        missed.append(f"{ninth['unread_bytes_max']} unread bytes were buffered")
     return missed
 
 

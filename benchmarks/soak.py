@@ -1,14 +1,14 @@
-"""A server for half an hour at more than it can do: what it holds must not grow.
+"""Measures memory and descriptor growth of a server under half an hour of overload.
 
     python benchmarks/soak.py [--minutes 30] [--json FILE] [--check]
 
-Requests arrive at 120 % of what the slots can finish, so that some are refused (429), and three in ten
-clients leave at a random moment. Memory and descriptors of the server process are read every few seconds;
-growth is the slope of a straight line through them, the first fifth left out.
+Requests arrive at 120 % of the slots' capacity, so that some are rejected (429), and 30 % of the clients
+disconnect at a random time. Memory and descriptors of the server process are sampled every few seconds;
+growth is the slope of a linear fit without the first fifth.
 
-`--check` exits 1 when memory grows by 1 MB a minute or more, when descriptors do not come back to where they
-were, when anything but 200 and 429 was answered (a stream that has begun to wait learns of a full queue by an
-event), or when slots are busy after the last client has gone.
+`--check` exits 1 if memory grows by 1 MB per minute or more, if descriptors do not return to their initial
+number, if a reply was neither 200 nor 429 (a stream that has started learns of a full queue by an event), or
+if slots are busy after the last client has disconnected.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ class Soak:
 
 
 def slope_mb_per_min(samples: list[tuple[float, int, int]]) -> float:
-    """Of a straight line through memory, without the first fifth (caches fill, code is imported)."""
+    """Slope of a linear fit to memory, without the first fifth (caches fill, code is imported)."""
     kept = samples[len(samples) // 5 :]
     if len(kept) < 3:
-        return math.nan  # nothing can be said
+        return math.nan  # unknown
     mean_t = sum(s[0] for s in kept) / len(kept)
     mean_m = sum(s[1] for s in kept) / len(kept)
     spread = sum((s[0] - mean_t) ** 2 for s in kept)
@@ -112,12 +112,12 @@ def get(server: ServerProcess, path: str) -> Any:
 
 
 def all_idle(slots: list[dict[str, Any]]) -> bool:
-    """No slots at all is no answer: the runtime did not tell."""
+    """Whether all slots are idle; False without slots, because the worker did not report any."""
     return bool(slots) and all(slot["state"] == "idle" for slot in slots)
 
 
 def idle_after(server: ServerProcess, seconds: float) -> bool:
-    """Whether every slot is free again within that time."""
+    """Whether every slot becomes idle within that time."""
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         if all_idle(get(server, "/slots")):
@@ -170,16 +170,16 @@ def main() -> int:
 def judge(report: dict[str, Any]) -> list[str]:
     failures = []
     if not report["tokens"] or not report["replies"].get("200"):
-        failures.append("no request was answered: nothing was tried")
-    if not report["memory_growth_mb_per_min"] < GROWTH_MAX_MB_PER_MIN:  # also when it is not known
+        failures.append("no request was answered: nothing was tested")
+    if not report["memory_growth_mb_per_min"] < GROWTH_MAX_MB_PER_MIN:  # also if it is NaN
         failures.append(f"memory grows by {report['memory_growth_mb_per_min']} MB a minute")
     if report["descriptors"]["after"] > report["descriptors"]["before"] + DESCRIPTORS_SLACK:
         failures.append(f"descriptors: {report['descriptors']}")
     odd = {name: count for name, count in report["replies"].items() if name not in EXPECTED}
     if odd:
-        failures.append(f"replies that nobody should get: {odd}")
+        failures.append(f"unexpected replies: {odd}")
     if not report["idle_after"] or report["streams_left"]:
-        failures.append("slots or streams are busy after the last client has gone")
+        failures.append("slots or streams are busy after the last client disconnected")
     return failures
 
 

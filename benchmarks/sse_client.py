@@ -1,7 +1,7 @@
-"""A client that costs next to nothing: many event streams in one event loop, counted and not parsed.
+"""A cheap client: many event streams in one event loop, counted without parsing.
 
-The load generator shares the machine with what it measures, so it reads bytes, looks for the end, and takes
-the number of tokens from the last chunk's usage.
+It shares the machine with the server under measurement, so it reads bytes, looks for the end, and takes the
+number of tokens from the last chunk's usage.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _TAIL_BYTES = 1 << 10
 
 @dataclass(slots=True)
 class Reply:
-    """One stream as its client saw it."""
+    """One stream as received by its client."""
 
     status: int = 0
     chunks: int = 0
     tokens: int = 0
-    done: bool = False  # it came to its own end
-    error: str = ""  # the code, if its end was an error
+    done: bool = False  # the stream completed
+    error: str = ""  # the code, if it ended with an error
     first_s: float | None = None
     last_s: float = 0.0
     head: bytes = b""
@@ -90,7 +90,7 @@ async def stream(
     leave_after_s: float | None = None,
     timeout_s: float = 300.0,
 ) -> Reply:
-    """One request to its end, or to where the client leaves."""
+    """Runs one request to its end, or until the client disconnects."""
     loop = asyncio.get_running_loop()
     reply = Reply()
     over: asyncio.Future[None] = loop.create_future()
@@ -109,7 +109,7 @@ async def stream(
 
 
 def chat(model: str, *, max_tokens: int, words: int = 16, seed: int = 0) -> dict[str, Any]:
-    """A streamed chat of a given length. The end-of-text token does not end it."""
+    """A streamed chat of fixed length, ignoring the end-of-text token."""
     text = " ".join(f"w{(seed * 7919 + index) % 997}" for index in range(words))
     return {
         "model": model,

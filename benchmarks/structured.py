@@ -1,10 +1,10 @@
-"""Answers that are held to a schema or to a tool: do they end, are they valid, what do they cost?
+"""Measures whether guided answers complete and are valid, and the cost of a guided token.
 
     python benchmarks/structured.py [--json FILE] [--check] [--quick] [--url URL]
 
 SmolLM2 over HTTP, temperature 0.7, `max_tokens` 100: 200 answers over 14 schemas and three ways to force a
-tool. Each of them can end within its tokens, so none may end by length, and each must be valid. The cost of a
-token is that of one guided stream against the same prompt without a schema. `--check` exits 1 when a bar is
+tool. Each can complete within the limit, so none may end by length, and each must be valid. The cost of a
+token is that of one guided stream against the same prompt without a schema. `--check` exits 1 if a bar is
 missed.
 """
 
@@ -31,7 +31,7 @@ ANSWERS, QUICK_ANSWERS = 200, 34
 TOKENS_MAX = 100
 TEMPERATURE = 0.7
 AT_ONCE = 4
-COST_MAX = 1.5  # time of a guided token over that of a free one
+COST_MAX = 1.5  # time of a guided token relative to an unguided one
 
 TEXT: dict[str, Any] = {"type": "string"}
 COUNT: dict[str, Any] = {"type": "integer"}
@@ -92,7 +92,7 @@ def valid(value: Any, schema: Any) -> bool:
 
 
 def judged(message: Any, schema: Any) -> bool:
-    """Is the whole answer what was asked for?"""
+    """Whether the whole answer follows the schema."""
     try:
         if schema is not None:
             return valid(json.loads(message.content or ""), schema)
@@ -120,8 +120,8 @@ async def ask(client: openai.AsyncOpenAI, model: str, at: int) -> dict[str, Any]
     )
     (choice,) = reply.choices
     tokens = reply.usage.completion_tokens if reply.usage else 0
-    cut = choice.finish_reason == "length"
-    return {"name": name, "cut": cut, "valid": judged(choice.message, schema), "tokens": tokens}
+    truncated = choice.finish_reason == "length"
+    return {"name": name, "truncated": truncated, "valid": judged(choice.message, schema), "tokens": tokens}
 
 
 async def token_ms(client: openai.AsyncOpenAI, model: str, schema: Any, rounds: int) -> float:
@@ -164,14 +164,14 @@ async def measure(url: str, answers: int) -> dict[str, Any]:
         "model": model,
         "machine": platform.machine(),
         "answers": len(found),
-        "ended_by_length": sum(one["cut"] for one in found),
+        "ended_by_length": sum(one["truncated"] for one in found),
         "invalid": sum(not one["valid"] for one in found),
         "at_the_limit": sum(one["tokens"] >= TOKENS_MAX - 2 for one in found),
         "tokens_mean": round(statistics.mean(one["tokens"] for one in found), 1),
         "free_token_ms": round(free_ms, 2),
         "guided_token_ms": round(guided_ms, 2),
         "cost": round(guided_ms / free_ms, 3),
-        "failed": [one for one in found if one["cut"] or not one["valid"]][:20],
+        "failed": [one for one in found if one["truncated"] or not one["valid"]][:20],
     }
 
 
@@ -179,7 +179,7 @@ def missed(report: dict[str, Any]) -> list[str]:
     bars = {
         "an answer ended by length": report["ended_by_length"] == 0,
         "an answer is invalid": report["invalid"] == 0,
-        f"a guided token costs more than {COST_MAX} free ones": report["cost"] <= COST_MAX,
+        f"a guided token costs more than {COST_MAX} unguided ones": report["cost"] <= COST_MAX,
     }
     return [name for name, holds in bars.items() if not holds]
 
@@ -191,7 +191,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--quick", action="store_true", help="two answers of each kind")
-    parser.add_argument("--url", help="a server that already runs")
+    parser.add_argument("--url", help="a running server")
     options = parser.parse_args()
     with nullcontext(options.url) if options.url else served("--context-window", "2048") as url:
         report = asyncio.run(measure(url, QUICK_ANSWERS if options.quick else ANSWERS))

@@ -1,16 +1,20 @@
-"""Benchmark tables as Markdown, from a result file of `benchmarks/compare.py`.
+"""Prints the benchmark tables as Markdown, from a result file of `benchmarks/compare.py`.
 
-python benchmarks/table.py benchmarks/results/compare.json   every workload, for benchmarks/README.md
-python benchmarks/table.py benchmarks/results/compare.json --summary   four rows, for the README
+    python benchmarks/table.py benchmarks/results/compare.json [--summary] [--json FILE] [--check]
+
+The full table is that of benchmarks/README.md, `--summary` the four rows of the README. `--json` writes its
+lines as a list. `--check` exits 1 if the page does not contain it.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parent.parent
 # workload: its title, its metric and the unit
 ROWS = {
     ("steady", "8"): ("steady: 8 users, 48 in / 48 out", "output tok/s", "tok/s"),
@@ -135,12 +139,23 @@ def _claims(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    arguments = [argument for argument in sys.argv[1:] if argument != "--summary"]
-    if len(arguments) != 1:
-        print(__doc__, file=sys.stderr)
-        return 2
-    made = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-    print(summary(made) if "--summary" in sys.argv else table(made))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", type=Path, help="a result file of benchmarks/compare.py")
+    parser.add_argument("--summary", action="store_true", help="the four rows of the README")
+    parser.add_argument("--json", type=Path, help="write the lines of the table to this file")
+    parser.add_argument("--check", action="store_true", help="exit 1 if the page does not contain the table")
+    chosen = parser.parse_args()
+    report = json.loads(chosen.results.read_text(encoding="utf-8"))
+    made = summary(report) if chosen.summary else table(report)
+    page = ROOT / ("README.md" if chosen.summary else "benchmarks/README.md")
+    print(made)
+    if chosen.json:
+        chosen.json.write_text(json.dumps(made.splitlines(), ensure_ascii=False) + "\n", encoding="utf-8")
+    if chosen.check and made not in page.read_text(encoding="utf-8"):
+        print(f"missed: {page.relative_to(ROOT)} does not contain this table", file=sys.stderr)
+        return 1
     return 0
 
 

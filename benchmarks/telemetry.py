@@ -1,11 +1,11 @@
-"""What telemetry costs on the token path: CPU time per token with and without it, in one run.
+"""Measures the cost of telemetry on the token path: CPU time per token with and without it.
 
     python benchmarks/telemetry.py [--json FILE] [--check] [--quick] [--streams 16 64]
 
-One model runtime with the simulated backend, whose passes cost nothing: scheduling, output and telemetry are
-all there is, so the share shown is an upper bound. Rounds with telemetry (counters, histograms and the event
-log at level info, as `stretto serve` has them) and rounds without alternate; medians are compared. The column
-`subscribed` adds a callback for every tick. `--check` exits 1 when telemetry costs more than 2 % per token.
+One model with the simulated backend, whose passes cost nothing, so the share is an upper bound. Rounds with
+telemetry (counters, histograms and the event log at level info, as in `stretto serve`) alternate with rounds
+without; medians are compared. The column `subscribed` adds a callback for every tick. `--check` exits 1 if
+telemetry costs more than 2 % per token.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOKENS = 400
 
 
 def round_us(runtime: ModelRuntime, call: Call, streams: int) -> float:
-    """CPU microseconds per token of `streams` requests side by side."""
+    """CPU microseconds per token of `streams` concurrent requests."""
     ends: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def sink(delta: Delta) -> None:

@@ -1,12 +1,12 @@
-"""The curves of docs/guides/tuning.md: slots, load and cache types against throughput and latency.
+"""Measures the curves of docs/guides/tuning.md: throughput and latency by slots, load and cache type.
 
     python benchmarks/tuning.py [--json benchmarks/results/tuning.json] [--plots docs/guides/tuning]
                                 [--only slots …] [--check]
 
 slots: always 16 users; n_seq_max 1, 2, 4, 8, 16.    load: 8 slots; open loop from 20 % to 120 % of capacity.
-cache: 8 slots, 8 users with prompts of 1,000 tokens; f16 against q8_0.
-Each point is a freshly started server and texts of its own. Wants a quiet machine. `--check`: no request
-failed, and eight slots serve at least half as many tokens again as one.
+cache: 8 slots, 8 users with prompts of 1,000 tokens; f16 against q8_0. Each point has a fresh server and new
+texts. Needs an idle machine. `--check`: no request failed, and eight slots serve at least 1.5 times as many
+tokens as one.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ LOGS = Path(__file__).resolve().parent.parent / "build" / "bench-logs"
 SLOTS = (1, 2, 4, 8, 16)
 LOADS = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2)
 CACHE_TYPES = ("f16", "q8_0")
-GAIN_MIN = 1.5  # tokens/s of 8 slots over those of 1
+GAIN_MIN = 1.5  # tokens/s of 8 slots relative to 1
 WARM = Shape(users=2, requests=2, input_tokens=16, output_tokens=8)
 
 
 class Curves:
-    """Points on servers that live for one point."""
+    """Measures points, each on a fresh server."""
 
     def __init__(self, model: Path, *, threads: int, quick: bool) -> None:
         self._model = model
@@ -66,7 +66,7 @@ class Curves:
 
 
 def slots(curves: Curves) -> tuple[list[float], list[dict[str, Any]], str]:
-    """More slots serve more at once; each answer takes a little longer."""
+    """More slots serve more requests concurrently; each answer takes a little longer."""
     shape = Shape(users=16, requests=16 if curves.quick else 96)
     found = [summary(curves.point(f"slots{count}", shape, slots=count), Slo()) for count in SLOTS]
     return [float(count) for count in SLOTS], found, "n_seq_max, 16 users"

@@ -1,4 +1,4 @@
-"""Attacks by bodies: wide, long, deep and compressed JSON from a caller with a key."""
+"""Attacks with request bodies: wide, long, deep and compressed JSON from a client with a key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHAT = "/v1/chat/completions"
 
 
 def wide(entry: str, count: int) -> str:
-    """Entries with running numbers, joined by commas: as many as fit a body."""
+    """Numbered entries, joined by commas: as many as fit in a body."""
     parts, size = [], 0
     for number in range(count):
         part = entry.replace("#", str(number))
@@ -43,12 +43,12 @@ async def logit_bias(target: Target) -> None:
     await together(target, chat_with('"logit_bias":{' + wide('"x#":1', 388_000) + "}"))
 
 
-@attack("tools-wide", "4 MiB of tools of a wrong shape")
+@attack("tools-wide", "4 MiB of malformed tools")
 async def tools_wide(target: Target) -> None:
     await together(target, chat_with('"tools":[' + wide('{"type":"x"}', 400_000) + "]"))
 
 
-@attack("messages-wide", "4 MiB of messages of a wrong shape")
+@attack("messages-wide", "4 MiB of malformed messages")
 async def messages_wide(target: Target) -> None:
     await together(target, ('{"messages":[' + wide('{"role":1}', 400_000) + "]}").encode())
 
@@ -60,7 +60,7 @@ async def tool_properties(target: Target) -> None:
     await together(target, chat_with('"tools":[' + tool + "]"))
 
 
-@attack("token-list", "a prompt of 1,000,000 token ids that are not valid")
+@attack("token-list", "a prompt of 1,000,000 invalid token ids")
 async def token_list(target: Target) -> None:
     body = '{"prompt":[' + wide("-1", 1_000_000) + '],"max_tokens":1}'
     await together(target, body.encode(), path="/v1/completions")

@@ -1,4 +1,4 @@
-"""Three well-behaved callers in a steady loop: a small chat, a stream, and a liveness probe.
+"""Three well-behaved clients in a steady loop: a small chat, a stream, and a liveness probe.
 
 Each call has a fresh connection and its own time limit. A call counts as failed unless it gets status 200
 and a complete reply.
@@ -19,11 +19,11 @@ CHAT_TOKENS, STREAM_TOKENS = 4, 16
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallRecord:
     caller: str
-    started_s: float  # of the monotonic clock
+    started_s: float  # monotonic clock
     seconds: float
-    failure: str  # empty: answered as it should be
+    failure: str  # empty: answered correctly
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Callers:
     """`run` calls until it is cancelled; `calls` grows."""
 
     target: Target
-    calls: list[Call] = field(default_factory=list)
+    calls: list[CallRecord] = field(default_factory=list)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -42,7 +42,7 @@ class Callers:
         while True:
             started_s = time.monotonic()
             failure = await self._call(name)
-            self.calls.append(Call(name, started_s, time.monotonic() - started_s, failure))
+            self.calls.append(CallRecord(name, started_s, time.monotonic() - started_s, failure))
             await asyncio.sleep(PAUSE_S)
 
     async def _call(self, name: str) -> str:
@@ -56,7 +56,7 @@ class Callers:
         if not reply.startswith(b"HTTP/1.1 200 "):
             return reply[:300].decode("latin-1")
         if name == "stream" and b"data: [DONE]" not in reply:
-            return "the stream was cut: " + reply[-300:].decode("latin-1")
+            return "the stream was truncated: " + reply[-300:].decode("latin-1")
         return ""
 
     def _request(self, name: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Attacks by connections: many of them, ones that never finish, pipelining, trailers, and disconnects."""
+"""Attacks with connections: many, never-ending, pipelined, with trailers, and disconnecting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def opened(target: Target, first_bytes: Iterable[bytes]) -> list[Streams]:
-    """One connection for each of the texts, which it sends. Refused ones are left out."""
+    """Opens one connection per text and sends it. Refused connections are left out."""
     found = []
     for data in first_bytes:
         with contextlib.suppress(OSError):
@@ -33,7 +33,7 @@ async def hold(streams: list[Streams], seconds: float = HOLD_S) -> None:
 
 
 async def flood(writer: asyncio.StreamWriter, data: bytes, *, seconds: float, bytes_max: int) -> int:
-    """Send the same bytes over and over, until the server closes, stops reading, or the time is over."""
+    """Sends the same bytes repeatedly until the server closes, stops reading, or the time is over."""
     sent = 0
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(seconds):
@@ -44,13 +44,13 @@ async def flood(writer: asyncio.StreamWriter, data: bytes, *, seconds: float, by
     return sent
 
 
-@attack("lockout-get", "connections_max GETs that owe a declared body of 100 MB")
+@attack("lockout-get", "connections_max GETs that never send their declared body of 100 MB")
 async def lockout_get(target: Target) -> None:
     head = target.head("GET", "/livez", "content-length: 100000000") + b"x"
     await hold(await opened(target, [head] * target.connections_max))
 
 
-@attack("lockout-post", "connections_max POSTs without a key that owe their body after the 401")
+@attack("lockout-post", "connections_max POSTs without a key that never send their body after the 401")
 async def lockout_post(target: Target) -> None:
     head = target.head("POST", "/v1/chat/completions", "content-length: 1000000") + b"{"
     await hold(await opened(target, [head] * target.connections_max))
@@ -108,7 +108,7 @@ async def trailer_giant(target: Target) -> None:
     await _trailers(target, b"x" * CHUNK_BYTES)
 
 
-@attack("trailers-with-key", "trailer fields without end behind a chunked body that is read")
+@attack("trailers-with-key", "endless trailer fields after a chunked body that is read")
 async def trailers_with_key(target: Target) -> None:
     await _trailers(target, b"x" * CHUNK_BYTES, key=True)
 
@@ -159,7 +159,7 @@ async def _discard(reader: asyncio.StreamReader) -> None:
             pass
 
 
-@attack("pipeline-behind-generation", "a flood of requests behind a running generation")
+@attack("pipeline-behind-generation", "a flood of pipelined requests after a running generation")
 async def pipeline_behind_generation(target: Target) -> None:
     body = target.chat("Tell me a long story.", max_tokens=400)
     async with target.connection() as (_, writer):
@@ -167,7 +167,7 @@ async def pipeline_behind_generation(target: Target) -> None:
         await flood(writer, target.head("GET", "/livez") * 800, seconds=FLOOD_S, bytes_max=100_000_000)
 
 
-@attack("ghosts", "40 generations with a second request pipelined behind each, then reset")
+@attack("ghosts", "40 generations, each with a second pipelined request, then reset")
 async def ghosts(target: Target) -> None:
     await _leave(target, target.head("GET", "/livez"))
 

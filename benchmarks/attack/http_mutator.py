@@ -1,7 +1,7 @@
-"""Mutated HTTP requests: good ones of every route, spoiled in head, framing, body or JSON.
+"""Mutated HTTP requests: valid ones of every route, damaged in head, framing, body or JSON.
 
-Seeded, so that a run can be repeated. `whole` says whether the request claims to be complete: then it must
-be answered; of one that is cut short only the end of its connection is expected.
+Seeded, so that a run can be repeated. `whole`: the request claims to be complete, so it must be answered; for
+a truncated one only the end of its connection is expected.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ HEADERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class MutatedRequest:
     data: bytes
     whole: bool
 
@@ -89,17 +89,17 @@ class Mutator:
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
 
-    def request(self) -> Request:
-        kinds: tuple[Callable[[], Request], ...] = (
+    def request(self) -> MutatedRequest:
+        kinds: tuple[Callable[[], MutatedRequest], ...] = (
             *(self._json, self._json, self._json, self._fields, self._body, self._head, self._bytes),
-            *(self._chunked, self._pipelined, self._get, self._cut, self._compressed, self._lines),
+            *(self._chunked, self._pipelined, self._get, self._truncated, self._compressed, self._lines),
         )
         return self._chance.choice(kinds)()
 
     # --- kinds -----------------------------------------------------------------------------------
 
-    def _json(self) -> Request:
-        """One value somewhere in a good body is another."""
+    def _json(self) -> MutatedRequest:
+        """Replaces one value in a valid body."""
         path, body = self._good()
         place: Any = body
         while True:
@@ -109,30 +109,30 @@ class Mutator:
                 place = inner
                 continue
             place[key] = self._chance.choice(VALUES)
-            return Request(self._post(path, body), whole=True)
+            return MutatedRequest(self._post(path, body), whole=True)
 
-    def _fields(self) -> Request:
+    def _fields(self) -> MutatedRequest:
         path, body = self._good()
         for _ in range(self._chance.randint(1, 4)):
             body[self._chance.choice(FIELDS)] = self._chance.choice(VALUES)
-        return Request(self._post(path, body), whole=True)
+        return MutatedRequest(self._post(path, body), whole=True)
 
-    def _body(self) -> Request:
-        """Bytes of a good body are others; its length is right."""
+    def _body(self) -> MutatedRequest:
+        """Changes bytes of a valid body; its length stays right."""
         path, body = self._good()
-        return Request(self._post(path, self._spoiled(json.dumps(body).encode())), whole=True)
+        return MutatedRequest(self._post(path, self._spoiled(json.dumps(body).encode())), whole=True)
 
-    def _head(self) -> Request:
+    def _head(self) -> MutatedRequest:
         path, body = self._good()
         lines = [self._chance.choice(HEADERS) for _ in range(self._chance.randint(1, 3))]
-        return Request(self._post(path, body, *lines), whole=False)
+        return MutatedRequest(self._post(path, body, *lines), whole=False)
 
-    def _bytes(self) -> Request:
-        """Any byte of a whole request is another: lengths may be wrong."""
+    def _bytes(self) -> MutatedRequest:
+        """Changes any byte of a request: lengths may be wrong."""
         path, body = self._good()
-        return Request(self._spoiled(self._post(path, body)), whole=False)
+        return MutatedRequest(self._spoiled(self._post(path, body)), whole=False)
 
-    def _chunked(self) -> Request:
+    def _chunked(self) -> MutatedRequest:
         path, body = self._good()
         data, parts = json.dumps(body).encode(), []
         while data:
@@ -146,30 +146,30 @@ class Mutator:
         head = self._lines_of("POST", path, "content-type: application/json", "transfer-encoding: chunked")
         whole = head + b"".join(parts)
         if self._chance.random() < 0.5:
-            return Request(whole, whole=True)
-        return Request(head + self._spoiled(b"".join(parts)), whole=False)
+            return MutatedRequest(whole, whole=True)
+        return MutatedRequest(head + self._spoiled(b"".join(parts)), whole=False)
 
-    def _pipelined(self) -> Request:
+    def _pipelined(self) -> MutatedRequest:
         count = self._chance.randint(2, 400)
-        return Request(self._get().data * count, whole=True)
+        return MutatedRequest(self._get().data * count, whole=True)
 
-    def _get(self) -> Request:
-        return Request(self._lines_of("GET", self._chance.choice(GETS)), whole=True)
+    def _get(self) -> MutatedRequest:
+        return MutatedRequest(self._lines_of("GET", self._chance.choice(GETS)), whole=True)
 
-    def _cut(self) -> Request:
+    def _truncated(self) -> MutatedRequest:
         path, body = self._good()
         data = self._post(path, body)
-        return Request(data[: self._chance.randrange(len(data))], whole=False)
+        return MutatedRequest(data[: self._chance.randrange(len(data))], whole=False)
 
-    def _compressed(self) -> Request:
+    def _compressed(self) -> MutatedRequest:
         path, body = self._good()
         data = gzip.compress(json.dumps(body).encode())
         if self._chance.random() < 0.5:
             data = self._spoiled(data)
-        return Request(self._post(path, data, "content-encoding: gzip"), whole=True)
+        return MutatedRequest(self._post(path, data, "content-encoding: gzip"), whole=True)
 
-    def _lines(self) -> Request:
-        """A request line and headers that are hardly any."""
+    def _lines(self) -> MutatedRequest:
+        """An invalid request line and headers."""
         alphabet = "GET POST/ HTTP1.\r\n:\t\x00\xff%?#[]{}aZ9 "
         noise = "".join(self._chance.choices(alphabet, k=self._chance.randint(0, 60)))
         method, target = (
@@ -178,7 +178,7 @@ class Mutator:
         )
         version = self._chance.choice(("HTTP/1.1", "HTTP/1.0", "HTTP/2", "HTTP/1.1 ", "", noise))
         data = f"{method} {target} {version}\r\nhost: localhost\r\n{noise}\r\n\r\n"
-        return Request(data.encode("latin-1"), whole=False)
+        return MutatedRequest(data.encode("latin-1"), whole=False)
 
     # --- parts -----------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""One attack's report and its bars: failures, added wait, memory, and the identity of the worker."""
+"""One attack's report and its bars: failures, added latency, memory, and the worker's process id."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.attack.callers import Call
+from benchmarks.attack.callers import CallRecord
 
 ADDED_WAIT_MAX_S = 1.0
 MEMORY_GROWTH_MAX = 0.10
@@ -14,7 +14,7 @@ NAMES = ("chat", "stream", "livez")
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ProcessMemory:
     """Resident bytes of one process."""
 
     before: int
@@ -33,25 +33,25 @@ class Report:
     seconds: float
     calls: int
     failures: list[str]
-    added_wait_s: dict[str, float]  # by caller: the longest call, less the undisturbed median
-    server: Memory
-    worker: Memory
+    added_wait_s: dict[str, float]  # by client: the longest call minus the undisturbed median
+    server: ProcessMemory
+    worker: ProcessMemory
     same_worker: bool
     attacker_errors: dict[str, int]
 
     def missed(self) -> list[str]:
-        """The bars that this attack broke."""
+        """The bars that this attack missed."""
         found = []
         unheard = sorted(set(NAMES) - set(self.added_wait_s))
         if not self.calls or unheard:
-            found.append(f"well-behaved callers made {self.calls} calls; none by {unheard}")
+            found.append(f"well-behaved clients made {self.calls} calls; none by {unheard}")
         if not self.server.before or not self.worker.before:
-            found.append("the memory before the attack is not known")
+            found.append("the memory before the attack is unknown")
         if self.failures:
             found.append(f"{len(self.failures)} well-behaved calls failed, first: {self.failures[0]}")
         slow = {name: wait for name, wait in self.added_wait_s.items() if wait > ADDED_WAIT_MAX_S}
         if slow:
-            found.append(f"callers waited longer: {slow}")
+            found.append(f"clients waited longer: {slow}")
         for name, memory in (("server", self.server), ("worker", self.worker)):
             if memory.growth > MEMORY_GROWTH_MAX:
                 found.append(f"the {name}'s memory grew by {memory.growth:.0%}")
@@ -74,15 +74,15 @@ class Report:
         )
 
 
-def medians(calls: list[Call]) -> dict[str, float]:
-    """Seconds of an undisturbed call, by caller."""
+def medians(calls: list[CallRecord]) -> dict[str, float]:
+    """Seconds of an undisturbed call, by client."""
     return {
         name: statistics.median([c.seconds for c in calls if c.caller == name] or [0.0]) for name in NAMES
     }
 
 
-def added_waits(calls: list[Call], undisturbed: dict[str, float]) -> dict[str, float]:
-    """A caller that made no call is not in it."""
+def added_waits(calls: list[CallRecord], undisturbed: dict[str, float]) -> dict[str, float]:
+    """The longest call of each client minus its undisturbed median; clients without calls are left out."""
     longest: dict[str, float] = {}
     for call in calls:
         longest[call.caller] = max(call.seconds, longest.get(call.caller, 0.0))

@@ -1,4 +1,4 @@
-"""Attacks by clients that do not read what they asked for."""
+"""Attacks by clients that never read their responses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from benchmarks.attack.connections import hold, opened
 from benchmarks.attack.registry import Target, attack
 
 
-@attack("unread-streams", "four streams of the greatest length whose clients never read")
+@attack("unread-streams", "four streams of maximum length whose clients never read")
 async def unread_streams(target: Target) -> None:
     body = target.chat("Tell me a long story.", stream=True, max_tokens=4000, ignore_eos=True)
     await hold(await opened(target, [target.request("/v1/chat/completions", body)] * 4), 5.0)

@@ -1,4 +1,4 @@
-"""The attacks by name, and what an attack is given: the server's address, a key, and raw connections."""
+"""The attacks by name, and their target: the server's address, a key, and raw connections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPLY_BYTES_MAX = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The server under attack. `key` is a valid API key; an attack by a stranger does not use it."""
+    """The server under attack. `key` is a valid API key; unauthenticated attacks do not use it."""
 
     host: str
     port: int
@@ -48,7 +48,7 @@ class Target:
     async def post(
         self, path: str, body: Any, *, key: bool = True, timeout_s: float = 60.0
     ) -> tuple[int, bytes]:
-        """Status and reply; (0, b"") where the connection broke, or the attacker left after `timeout_s`."""
+        """Status and reply; (0, b"") if the connection broke or `timeout_s` passed."""
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, IndexError):
             async with asyncio.timeout(timeout_s), self.connection() as (reader, writer):
                 writer.write(
@@ -74,18 +74,18 @@ class Attack:
     name: str
     about: str
     run: Run
-    timeout_s: float  # for one repetition
+    timeout_s: float  # per repetition
 
 
 ATTACKS: dict[str, Attack] = {}
 
 
 def attack(name: str, about: str, *, timeout_s: float = 120.0) -> Callable[[Run], Run]:
-    """Register an attack under a name that is unique."""
+    """Registers an attack under a unique name."""
 
     def register(run: Run) -> Run:
         if name in ATTACKS:
-            raise ValueError(f"two attacks are named {name}")
+            raise ValueError(f"duplicate attack name {name}")
         ATTACKS[name] = Attack(name, about, run, timeout_s)
         return run
 

@@ -1,8 +1,8 @@
-"""The attacker's process: one attack, several times, against a server that runs already.
+"""The attacker's process: one attack, repeated, against a running server.
 
     python -m benchmarks.attack.run NAME --host H --port P --key K --connections-max N --repeats N
 
-Prints one JSON line per repetition: its seconds, and the error that ended it where there was one.
+Prints one JSON line per repetition: its seconds, and the error that ended it, if any.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ async def repeat(attack: Attack, target: Target, repeats: int) -> None:
         try:
             async with asyncio.timeout(attack.timeout_s):
                 await attack.run(target)
-        except Exception as error:  # a server that closes the connection on an attacker is not a fault
+        except Exception as error:  # a server may close an attacker's connection
             said = f"{type(error).__name__}: {error}"[:200]
         line = {"repeat": number, "seconds": round(time.monotonic() - started_s, 3), "error": said}
         print(json.dumps(line), flush=True)

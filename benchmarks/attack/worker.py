@@ -1,4 +1,4 @@
-"""Attacks by one caller with a key on the worker: replies, grammars and texts that cost too much."""
+"""Attacks on the worker by one client with a key: expensive replies, grammars and texts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ CHAIN = 1300
 
 
 async def send_and_leave(target: Target, path: str, body: Any, *, count: int, after_s: float) -> None:
-    """Requests whose senders do not wait for the answer."""
+    """Sends requests without waiting for the answers."""
     await asyncio.gather(*(target.post(path, body, timeout_s=after_s) for _ in range(count)))
 
 
 def chained(length: int, *, salt: str = "") -> dict[str, Any]:
-    """A JSON schema in which every definition is an array of exactly one item: a reference to the next."""
+    """A JSON schema in which every definition is an array of one item, a reference to the next."""
     definitions: dict[str, Any] = {
         f"d{i}": {"type": "array", "minItems": 1, "maxItems": 1, "items": {"$ref": f"#/$defs/d{i + 1}"}}
         for i in range(length)
@@ -50,31 +50,31 @@ async def schema_chain(target: Target) -> None:
         await target.post(CHAT, guided(target, chained(CHAIN)))
 
 
-@attack("schema chain, varied", "the same, each a little different, senders gone at once")
+@attack("schema chain, varied", "the same with small variations, clients disconnect immediately")
 async def schema_chain_varied(target: Target) -> None:
     for number in range(6):
         body = guided(target, chained(CHAIN + 13 * number, salt=f"{number}"))
         await send_and_leave(target, CHAT, body, count=1, after_s=0.05)
 
 
-@attack("regex", "regular expressions of 60 KB whose senders leave")
+@attack("regex", "regular expressions of 60 KB whose clients disconnect")
 async def regex(target: Target) -> None:
     patterns = ("a?" * 30_000, "(?:a|aa)+" * 6_600, ".{1,1000}" * 6_600, "(.*a.{20}b)|(.*c.{18}d)")
     bodies = [target.chat(guided_regex=pattern) for pattern in patterns]
     await asyncio.gather(*(send_and_leave(target, CHAT, body, count=2, after_s=0.3) for body in bodies))
 
 
-@attack("regex, waiting", "one such expression whose sender waits for its refusal")
+@attack("regex, waiting", "one such expression whose client waits for its rejection")
 async def regex_waiting(target: Target) -> None:
     await target.post(CHAT, target.chat(guided_regex="a?" * 30_000))
 
 
-@attack("long texts", "ten texts of 4 MiB of 'a', clients gone after 2.5 s")
+@attack("long texts", "ten texts of 4 MiB of 'a', clients disconnect after 2.5 s")
 async def long_texts(target: Target) -> None:
     await send_and_leave(target, CHAT, target.chat("a" * LONG_CHARS), count=10, after_s=2.5)
 
 
-@attack("fire and forget", "twelve texts of 4 MiB, clients gone as soon as they are sent")
+@attack("fire and forget", "twelve texts of 4 MiB, clients disconnect after sending")
 async def fire_and_forget(target: Target) -> None:
     body = target.request("/v1/completions", {"prompt": " " * LONG_CHARS, "max_tokens": 1})
 
@@ -87,7 +87,7 @@ async def fire_and_forget(target: Target) -> None:
     await asyncio.gather(*(one() for _ in range(12)))
 
 
-@attack("many middle texts", "forty texts that might just fit: 200 KB each")
+@attack("many middle texts", "forty texts that may just fit: 200 KB each")
 async def middle_texts(target: Target) -> None:
     bodies = [target.chat(f"{number} " + "ab" * 100_000) for number in range(40)]
     await asyncio.gather(*(target.post(CHAT, body, timeout_s=3.0) for body in bodies))

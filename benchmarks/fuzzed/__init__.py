@@ -1,1 +1,1 @@
-"""Generators of fuzzed input for the scripts beside this folder."""
+"""Generators of fuzzed input."""

@@ -1,7 +1,7 @@
-"""Cases of `benchmarks/fuzz_grammars.py`: from a seed to one request, or to one template that is rendered.
+"""Cases of `benchmarks/fuzz_grammars.py`: generates a request, or renders a template, from a seed.
 
-Most cases are built from the grammar of what they are, so that they get past the first check; some are
-mutated afterwards, and some are one of the known kinds of hostile input at a random size.
+Most cases are generated from their grammar, so that they pass the first checks; some are mutated afterwards,
+and some are known kinds of hostile input of random size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PATTERNS = (
 
 
 def request(rng: Random) -> tuple[str, dict[str, Any]]:
-    """The kind of a case, and fields of a chat request."""
+    """The kind of a case, and the fields of a chat request."""
     kind = rng.choices(("schema", "regex", "lark", "gbnf", "options"), (40, 25, 12, 12, 11))[0]
     if kind == "schema":
         schema = _hostile_schema(rng) if rng.random() < 0.25 else _schema(rng, rng.randint(1, 5))
@@ -212,7 +212,7 @@ def _options(rng: Random) -> dict[str, Any]:
 
 
 def render(rng: Random) -> None:
-    """One template, made and rendered. Typed errors are answers; anything else ends the process."""
+    """Generates and renders one template. Typed errors are expected; anything else ends the process."""
     from stretto.text.templates import ChatTemplate
 
     pieces = (

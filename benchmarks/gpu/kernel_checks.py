@@ -1,8 +1,8 @@
-"""Every kernel against float64, on ragged shapes whose unused memory is NaN; for benchmarks/gpu/kernels.py.
+"""Checks every kernel against float64, on ragged shapes with NaN in unused memory; for kernels.py.
 
-A case gives the kernel's answer, the plain torch reference's in the same dtype, and the reference's in
-float64. It passes when the kernel's error, over the whole and in the worst row, is at most twice the
-reference's. The cases call the kernels' own modules, so that they also run on Triton's interpreter, tiny.
+A case gives the output of the kernel, of the plain torch reference in the same dtype, and of the reference in
+float64. It passes if the kernel's error, overall and in the worst row, is at most twice the reference's. The
+cases call the kernel modules directly, so that small ones also run on Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from stretto.backends.torch.ops.norm import add_rms_norm_reference, rms_norm_ref
 from stretto.backends.torch.ops.rotary import rotary_write_reference
 
 RATIO_MAX = 2.0
-FLOOR = 1e-6  # where the reference is exact, rounding alone must pass
+FLOOR = 1e-6  # absolute tolerance for rounding if the reference is exact
 Case = Callable[[], "list[tuple[Tensor, Tensor, Tensor]]"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckResult:
     name: str
     error: float
     error_reference: float
     passed: bool
 
 
-def judge(name: str, answers: list[tuple[Tensor, Tensor, Tensor]]) -> Verdict:
-    """Triples of (kernel, reference, float64); the worst of them decides."""
-    worst = Verdict(name, 0.0, 0.0, True)
+def judge(name: str, answers: list[tuple[Tensor, Tensor, Tensor]]) -> CheckResult:
+    """Triples of (kernel, reference, float64); the worst one decides."""
+    worst = CheckResult(name, 0.0, 0.0, True)
     for got, plain, exact in answers:
         for error in (_whole, _worst_row):
             ours, theirs = error(got, exact), error(plain, exact)
             passed = ours <= RATIO_MAX * theirs + FLOOR  # NaN never passes
             if not passed or (worst.passed and ours > worst.error):
-                worst = Verdict(name, ours, theirs, passed and worst.passed)
+                worst = CheckResult(name, ours, theirs, passed and worst.passed)
     return worst
 
 
@@ -120,7 +120,7 @@ def paged(
     dim: int,
     padding: int = 0,
 ) -> Paged:
-    """Spans of (rows, context) on shuffled pages. What no span uses is NaN: spare pages, tails, padding."""
+    """Spans of (rows, context) on shuffled pages. Unused memory is NaN: spare pages, tails, padding."""
     needed = [-(-context // page) for _, context in spans]
     pages = draw.order(sum(needed) + 3)
     k_pages, v_pages = (draw.poison(len(pages), page, kv_heads, dim) for _ in range(2))
@@ -166,7 +166,7 @@ def attention_case(
 def fused_case(
     draw: Draw, contexts: list[int], *, page: int, kv_heads: int, group: int, dim: int, normed: bool
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Rotation, write and attention in one launch; one span of padding. The new tokens' places are NaN."""
+    """Rotation, cache write and attention in one launch; one padding span. The new tokens' cells are NaN."""
     batch = paged(
         draw, [(1, context) for context in contexts], page=page, kv_heads=kv_heads, group=group, dim=dim
     )
@@ -215,7 +215,7 @@ def fused_case(
 def attention_cases(
     *, tiny: bool
 ) -> Iterator[tuple[str, Callable[[Draw], list[tuple[Tensor, Tensor, Tensor]]]]]:
-    """Name and case: lengths around a page, long ones, batches of 1 to 512, groups of 1 to 8, both dims."""
+    """Names and cases: lengths around a page, long ones, batches of 1 to 512, groups of 1 to 8, both dims."""
     far = 300 if tiny else 32768
     batches = [1, 3] if tiny else [1, 7, 64, 256, 512]
     shapes = [
@@ -293,7 +293,7 @@ def silu_case(draw: Draw, rows: int, inner: int) -> list[tuple[Tensor, Tensor, T
 def rotary_case(
     draw: Draw, rows: int, *, heads: int, kv_heads: int, dim: int, page: int, normed: bool
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Rows of padding are left out of the comparison; slots that no row names must stay as they are."""
+    """Padding rows are left out of the comparison; unmapped cells must not change."""
     fused = draw.normal(rows, (heads + 2 * kv_heads) * dim)
     q, k, v = fused.view(rows, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
     weights = [draw.uniform(0.5, 1.5, dim) if normed else None for _ in range(2)]

@@ -1,7 +1,7 @@
 """Times of kernels and their variants at the shapes of Qwen3 models; for benchmarks/gpu/kernels.py.
 
-Each timing is a name, a note on the variant, and a function giving seconds with the bytes and operations that
-cannot be avoided. `bar` names the timings that the goals speak of.
+Each timing is a name, the variant, and a function returning seconds with the minimum bytes and operations.
+Timings with a goal have a `bar`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Timing:
     name: str
     variant: str
     run: Run
-    bar: float = 0.0  # least share of the copy bandwidth that the goals ask for; 0: none
+    bar: float = 0.0  # minimum share of the copy bandwidth; 0: no goal
 
 
 def timings(*, quick: bool) -> Iterator[Timing]:
@@ -63,7 +63,7 @@ _pools: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
 
 def _pool(pages: int, page: int, kv_heads: int, dim: int) -> tuple[Tensor, Tensor]:
-    """One pool of random pages, kept between timings: making it takes longer than timing."""
+    """One pool of random pages, kept between timings: creating it takes longer than timing."""
     key = (page, kv_heads, dim)
     if key not in _pools or _pools[key][0].shape[0] < pages:
         _pools.clear()
@@ -76,7 +76,7 @@ def _pool(pages: int, page: int, kv_heads: int, dim: int) -> tuple[Tensor, Tenso
 def _batches(
     lengths: Tensor, rows: int, *, page: int, kv_heads: int, group: int, dim: int
 ) -> tuple[list[Paged], float]:
-    """Sets of inputs on disjoint pages of one pool, and the bytes a call must move. `rows`: of each span."""
+    """Sets of inputs on disjoint pages of one pool, and the bytes a call must move. `rows`: per span."""
     needed = (lengths + page - 1) // page
     pages = int(needed.sum())
     spans, heads = len(lengths), kv_heads * group
@@ -256,7 +256,7 @@ def _prefill(
 
 
 def _torch_causal(spans: int, chunk: int, *, group: int = 4) -> Run:
-    """torch's own fused attention on contiguous keys: the yardstick, not a competitor for paged ones."""
+    """torch's fused attention on contiguous keys, as a reference point for paged attention."""
 
     def run() -> tuple[float, float, float]:
         q = torch.randn(spans, 8 * group, chunk, 128, device="cuda", dtype=torch.bfloat16)
@@ -416,7 +416,7 @@ def sampling_timings(*, quick: bool) -> Iterator[Timing]:
 
 
 def moe_timings(*, quick: bool) -> Iterator[Timing]:
-    """Qwen3-30B-A3B: 128 experts, 8 chosen, 2,048 wide, 768 inside. Bytes: the experts that are read."""
+    """Qwen3-30B-A3B: 128 experts, 8 chosen, 2,048 wide, 768 inside. Bytes: the experts read."""
     for rows in (1, 32, 256) if quick else (1, 8, 32, 256, 2048):
 
         def run(rows: int = rows) -> tuple[float, float, float]:

@@ -3,12 +3,13 @@
     python benchmarks/gpu/kernels.py [--json FILE] [--check] [--only TEXT] [--quick] [--checks | --timings]
                                 [--budget-s N]
 
-First every kernel against float64 on ragged shapes with poisoned memory (error at most twice that of plain
-torch in bfloat16), sampling against exact distributions; then times, as a share of the measured copy
-bandwidth. A kernel that fails to compile or to run is reported and the rest goes on. `--only` takes names
-that contain TEXT (several: separated by commas). Past `--budget-s` seconds the rest is skipped and counted.
-`--check` exits 1 when a check fails, or decode attention misses 85 % of the copy bandwidth at 256 sequences
-of 1,024 tokens or 1/1.3 of it at one of 32,768. With TRITON_INTERPRET=1 and no device, the checks run tiny.
+First checks every kernel against float64 on ragged shapes with poisoned memory (error at most twice that of
+plain torch in bfloat16), and sampling against exact distributions; then measures times as a share of the
+measured copy bandwidth. A kernel that fails to compile or run is reported and the others continue. `--only`
+selects names that contain TEXT (several: separated by commas). After `--budget-s` seconds the rest is skipped
+and counted. `--check` exits 1 if a check fails, or if decode attention misses 85 % of the copy bandwidth at
+256 sequences of 1,024 tokens or 1/1.3 of it at one of 32,768. With TRITON_INTERPRET=1 and no device, small
+checks run on the interpreter.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import torch
 
 
 class Session:
-    """What was seen so far, and how much time is left."""
+    """Results so far, and the time left."""
 
     def __init__(self, only: str, budget_s: float) -> None:
         self.records: list[dict[str, Any]] = []

@@ -1,10 +1,10 @@
-"""Decode speed of few sequences at about 1k tokens of context, and how the total grows with their number.
+"""Measures decode speed of few sequences at about 1k tokens of context, and how it scales with their number.
 
     PYTHONPATH=src python benchmarks/gpu/latency.py --model qwen3-8b [--json FILE] [--check] [--profile]
 
-For each batch size: that many prompts of 1,024 tokens, then 256 tokens each, greedy by default; tokens a
-second count from the moment when all have their first token. Bars on an H200: batch 1 of Qwen3-8B 210 tok/s,
-of Qwen3-0.6B 1,300; total of 8B at 8 and 16 sequences 6.7 and 11.7 times that of one.
+For each batch size: that many prompts of 1,024 tokens, then 256 tokens each, greedy by default; tokens per
+second are counted once all have their first token. Bars on an H200: batch 1 of Qwen3-8B 210 tok/s, of
+Qwen3-0.6B 1,300; total of 8B at 8 and 16 sequences 6.7 and 11.7 times that of one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 import torch
-from offline import OfflineLoop, Profile, Run, find_shape, finish, make_request, parser, settle
+from offline import OfflineLoop, OfflineRun, Profile, find_shape, finish, make_request, parser, settle
 
 from stretto.backends.torch.loading import TorchOptions, open_model
 from stretto.core.request import Request
@@ -35,8 +35,8 @@ def make_requests(
     ]
 
 
-def measure(run: Run) -> dict[str, Any]:
-    """From when the last one began to when the first one ended: all of them decode all that time."""
+def measure(run: OfflineRun) -> dict[str, Any]:
+    """Tokens per second while all sequences decode: from the last first token to the first end."""
     begin = max(times[0] for times in run.token_times.values())
     end = min(times[-1] for times in run.token_times.values())
     tokens = sum(begin < at <= end for times in run.token_times.values() for at in times)
@@ -57,7 +57,7 @@ def main() -> int:
     made.add_argument("--batches", default="1,2,4,8,16,32,64")
     made.add_argument("--context", type=int, default=1024)
     made.add_argument("--outputs", type=int, default=256)
-    made.add_argument("--passes", type=int, default=3, help="the best of so many, each batch size")
+    made.add_argument("--passes", type=int, default=3, help="passes per batch size; the best counts")
     made.add_argument("--profile", action="store_true", help="profile 20 ticks of one sequence")
     options = made.parse_args()
     batches = [int(text) for text in options.batches.split(",")]

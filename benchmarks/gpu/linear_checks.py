@@ -1,4 +1,4 @@
-"""Linear layers of a few rows, with what surrounds them, against float64; for benchmarks/gpu/kernels.py."""
+"""Checks linear layers of a few rows, with fused operations, against float64; for kernels.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stretto.backends.torch.ops.linear import norm_linear_reference
 def linear_case(
     draw: Draw, rows: int, width: int, outs: int, *, kind: str, biased: bool
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Products of a few rows with what is around them; `kind` says which. Each row must be as it is alone."""
+    """Products of a few rows with fused operations, given by `kind`. Each row must equal its result alone."""
     x, residual = draw.normal(rows, width + 8)[:, :width], draw.normal(rows, width)
     gain, weight = draw.uniform(0.5, 1.5, width), draw.normal(outs, width) * width**-0.5
     bias, after = draw.normal(outs) if biased else None, draw.normal(rows, outs)
@@ -42,7 +42,7 @@ def linear_case(
     got = run(True, lambda t: t.to(draw.dtype))
     x[1:], residual[1:], after[1:] = x[:-1].clone(), torch.nan, torch.inf
     for before, now in zip(got, run(True, lambda t: t.to(draw.dtype)), strict=True):
-        assert torch.equal(before[:1], now[:1]), "a row depends on its neighbours"
+        assert torch.equal(before[:1], now[:1]), "a row depends on other rows"
     x, residual, after = (t.clone() for t in kept)
     plain, exact = run(False, lambda t: t.to(draw.dtype)), run(False, lambda t: t.double())
     if len(plain) < len(got):

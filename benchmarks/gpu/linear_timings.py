@@ -1,4 +1,4 @@
-"""Times of linear layers of a few rows at the shapes of Qwen3 models, against torch's; for kernels.py."""
+"""Times linear layers of a few rows at the shapes of Qwen3 models, against torch; for kernels.py."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _linear(
     return run
 
 
-LINEARS = [  # name, width, outs, what is around it; Qwen3-0.6B, then 8B
+LINEARS = [  # name, width, outs, fused operation; Qwen3-0.6B, then 8B
     ("qkv 0.6B", 1024, 4096, "norm"),
     ("output 0.6B", 2048, 1024, "add"),
     ("gate_up 0.6B", 1024, 6144, "gated"),
@@ -105,7 +105,7 @@ def linear_timings(*, quick: bool) -> Iterator[Timing]:
                 note = f"skinny, tile {block_n}×{block_k} warps {warps} stages {stages}"
                 yield Timing(label, note, _linear(rows, width, outs, kind="skinny", skinny_shape=many))
         label = f"linear {name} 1 rows {width}→{outs}"
-        yield Timing(label, "overlapped", _linear(1, width, outs, kind=kind, overlap=True))
+        yield Timing(label, "PDL", _linear(1, width, outs, kind=kind, overlap=True))
         if kind == "norm":
             yield Timing(label, "norm apart", _linear(1, width, outs, kind="own norm"))
         for block_n, warps in product((1, 2, 4, 8, 16), (4, 8)):

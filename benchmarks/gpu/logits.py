@@ -1,16 +1,16 @@
-"""Logits in half precision against transformers', and greedy tokens with and without CUDA graphs.
+"""Compares logits in half precision with transformers', and greedy tokens with and without CUDA graphs.
 
     PYTHONPATH=src python benchmarks/gpu/logits.py --model qwen3-0.6b [--json FILE] [--check]
 
-A model of the shape with random weights in transformers, its very tensors in ours. Per row the norm of the
-difference over the norm of the reference, teacher-forced: p99 at most 1e-2. Both are compared with the same
-weights in float32 as well, and transformers' model with itself when it reads the text in the same chunks and
-rows as we do: what is left of a difference then is rounding that depends on how a text is cut. The tokens of
-24 ragged requests must be the same with graphs and eagerly.
+A model with random weights in transformers, and the same tensors in ours. Per row: the norm of the difference
+over the norm of the reference, teacher-forced; p99 at most 1e-2. Both are also compared with the same weights
+in float32, and transformers' model with itself when it computes the text in our chunks: the difference that
+remains is rounding that depends on the chunks. The tokens of 24 ragged requests must be the same with graphs
+and eagerly.
 
-The bar is on transformers' own initialisation. `initialisations` has the same figures for the weights that
-the other benchmarks run with (`load_format: dummy`), as they are and with what each layer adds to the
-residual scaled by 1/sqrt(2 × layers), as training begins since GPT-2.
+The bar applies to transformers' own initialization. `initialisations` has the same figures for the weights of
+the other benchmarks (`load_format: dummy`), unchanged and with the residual contribution of each layer scaled
+by 1/sqrt(2 × layers), as in GPT-2's initialization.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHUNK = 193
 
 
 class StateSource:
-    """The tensors of a transformers model, as a source of weights."""
+    """A weight source with the tensors of a transformers model."""
 
     def __init__(self, model: Any) -> None:
         self._state = model.state_dict()
@@ -63,7 +63,7 @@ def reference(shape: TransformerShape, place: Placement) -> Any:
     here = str(Path(__file__).parent)
     sys.path[:] = [
         path for path in sys.path if path != here
-    ]  # transformers would take our `kernels` for its own
+    ]  # transformers would import our `kernels` as its own
     import transformers
 
     sizes = {
@@ -89,16 +89,16 @@ def reference(shape: TransformerShape, place: Placement) -> Any:
 
 @torch.inference_mode()
 def refill(theirs: Any, shape: TransformerShape, place: Placement, *, scaled: bool) -> None:
-    """The weights of `load_format: dummy`. `scaled`: less of what each layer adds to the residual."""
+    """The weights of `load_format: dummy`. `scaled`: residual projections scaled down."""
     source, factor = DummySource(place.device, place.dtype), (2 * shape.layers) ** -0.5
-    for name, weight in theirs.named_parameters():  # a tied output matrix is not named
+    for name, weight in theirs.named_parameters():  # does not include a tied output matrix
         weight.copy_(source.read(name, tuple(weight.shape)))
         if scaled and name.endswith(("o_proj.weight", "down_proj.weight")):
             weight.mul_(factor)
 
 
 class Recorder(_Model):
-    """Keeps the logits that it answered, when told to."""
+    """Records its logits on request."""
 
     kept: list[torch.Tensor]
 
@@ -109,7 +109,7 @@ class Recorder(_Model):
 
 
 def compare(model: CausalModel, theirs: Any, *, vocab: int, pages: int, page_tokens: int) -> dict[str, float]:
-    """Chunks of a prompt, then single rows, against the whole text computed at once by transformers."""
+    """Compares prompt chunks and single rows with the whole text computed at once by transformers."""
     model.__class__ = Recorder
     model.kept = []  # type: ignore[attr-defined]
     backend = TorchBackend(
@@ -140,18 +140,18 @@ def compare(model: CausalModel, theirs: Any, *, vocab: int, pages: int, page_tok
     prompts = {request.id: len(request.tokens) for request in requests}
     model.__class__ = CausalModel
     uncut = {name: at_once(model, backend.pool, text) for name, text in texts.items()}
-    cut = in_chunks(theirs, texts, prompts, model.place.device)
+    chunked = in_chunks(theirs, texts, prompts, model.place.device)
     half, whole = truths(theirs, texts, model.place.device)
     rows = [(row, half[name][position], whole[name][position]) for name, position, row in seen]
-    theirs_cut = [(cut[name][position], half[name][position]) for name, position, _ in seen]
+    theirs_chunked = [(chunked[name][position], half[name][position]) for name, position, _ in seen]
     return {
         "rows": len(rows),
         **spread("error", [distance(ours, they) for ours, they, _ in rows]),
         **spread("ours_from_float32", [distance(ours, truth) for ours, _, truth in rows]),
         **spread("theirs_from_float32", [distance(they, truth) for _, they, truth in rows]),
-        **spread("theirs_cut_from_theirs", [distance(one, other) for one, other in theirs_cut]),
+        **spread("theirs_cut_from_theirs", [distance(one, other) for one, other in theirs_chunked]),
         **spread("uncut_error", [distance(uncut[name][at], half[name][at]) for name, at, _ in seen]),
-        **spread("ours_from_theirs_cut", [distance(row, cut[name][at]) for name, at, row in seen]),
+        **spread("ours_from_theirs_cut", [distance(row, chunked[name][at]) for name, at, row in seen]),
         "best_token_agrees": sum(int(ours.argmax() == they.argmax()) for ours, they, _ in rows) / len(rows),
     }
 
@@ -194,8 +194,10 @@ def in_chunks(
 
 @torch.inference_mode()
 def truths(theirs: Any, texts: dict[str, list[int]], device: torch.device) -> list[dict[str, torch.Tensor]]:
-    """Logits of each whole text by transformers: as the model is, and with the same weights in float32."""
-    wide = copy.deepcopy(theirs).float()  # not there and back: that would round its rotary frequencies too
+    """Logits of each whole text by transformers: in the model's type, and with float32 weights."""
+    wide = copy.deepcopy(
+        theirs
+    ).float()  # not converted in place: that would round its rotary frequencies too
     return [
         {name: model(torch.tensor([text], device=device)).logits[0].float() for name, text in texts.items()}
         for model in (theirs, wide)

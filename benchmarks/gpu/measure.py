@@ -1,8 +1,8 @@
 # ruff: noqa: N803 - constants of a kernel
-"""How kernels are timed: replays of a CUDA graph of many calls over rotating inputs, by device events.
+"""Times kernels: replays a CUDA graph of many calls over rotating inputs, measured by device events.
 
-A graph leaves out the host's launch cost, as decoding does. Inputs rotate among sets that together exceed the
-L2 cache several times, so that every call reads device memory.
+A graph excludes the host's launch cost, as in decoding. The sets of inputs together exceed the L2 cache
+several times, so that every call reads device memory.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ ROTATION_BYTES = 5 * L2_BYTES
 
 
 def rotations(bytes_per_call: float, most: int = 64) -> int:
-    """How many sets of inputs are needed."""
+    """The number of input sets needed."""
     return max(2, min(most, int(ROTATION_BYTES // max(bytes_per_call, 1)) + 1))
 
 
 def seconds(calls: Sequence[Callable[[], object]], *, repeats: int = 7, calls_min: int = 20) -> float:
-    """The median time of one call, the calls taken in turn."""
+    """The median time of one call, cycling through the calls."""
     for call in calls[:2]:
         call()
     torch.cuda.synchronize()
@@ -55,10 +55,10 @@ def _copy(source, target, BLOCK: tl.constexpr, PARTS: tl.constexpr):
 
 
 def copy_bandwidth() -> float:
-    """Bytes per second of a large device-to-device copy, counting those read and those written.
+    """Bytes per second of a large device-to-device copy, counting reads and writes.
 
     The best of the driver's copy, torch's elementwise kernel and plain Triton kernels, at 2 and 4 GiB: the
-    driver's own copy reaches but two thirds of what kernels do.
+    driver's own copy reaches only two thirds of the kernels' bandwidth.
     """
     best = 0.0
     for words in (2**29, 2**30):

@@ -1,7 +1,7 @@
-"""What the GPU benchmarks share: named shapes, an offline loop of scheduler and backend, conditions, results.
+"""Shared by the GPU benchmarks: named shapes, an offline loop of scheduler and backend, conditions, results.
 
-The loop is the engine loop without threads and HTTP: plan, launch, collect the tick before, commit. It counts
-what the host spends in each part, and how long it waits for the GPU.
+The loop is the engine loop without threads and HTTP: plan, launch, collect the previous tick, commit. It
+measures the host's time in each part, and how long it waits for the GPU.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def find_shape(name: str) -> TransformerShape | Path:
 
 @dataclass(slots=True)
 class HostTimes:
-    """Seconds of the host by what it did; `wait` is the GPU's time that nothing hid."""
+    """Host seconds by activity; `wait` is GPU time not hidden by host work."""
 
     plan: float = 0.0
     launch: float = 0.0
@@ -117,8 +117,8 @@ HOST_PARTS = ("plan", "launch", "wait", "commit")
 
 
 @dataclass(slots=True)
-class Run:
-    """One pass over some requests."""
+class OfflineRun:
+    """One run over some requests."""
 
     seconds: float = 0.0
     outputs: dict[str, list[int]] = field(default_factory=dict)
@@ -146,9 +146,9 @@ class OfflineLoop:
         self.scheduler = Scheduler(Limits(**{**defaults, **limits}), can)
         self.on_tick: Callable[[int], None] | None = None
 
-    def run(self, requests: Sequence[Request]) -> Run:
-        """All requests at once, to the end of the last one."""
-        run, flying, ended = Run(), deque[Tick](), 0
+    def run(self, requests: Sequence[Request]) -> OfflineRun:
+        """Runs all requests to the end, submitted at once."""
+        run, flying, ended = OfflineRun(), deque[Tick](), 0
         run.outputs = {request.id: [] for request in requests}
         run.token_times = {request.id: [] for request in requests}
         started = time.perf_counter()
@@ -156,15 +156,15 @@ class OfflineLoop:
             answer = self.scheduler.submit(request, started)
             assert answer.accepted, answer.error
         while ended < len(requests):
-            events = self._turn(run, flying)
+            events = self._step(run, flying)
             ended += len(events.ends)
             self._take(run, events)
         run.seconds = time.perf_counter() - started
-        while flying:  # planned ahead for requests that have ended meanwhile
+        while flying:  # ticks planned ahead for requests that have ended
             self._take(run, self._finish(run.host, flying.popleft()))
         return run
 
-    def _turn(self, run: Run, flying: deque[Tick]) -> Events:
+    def _step(self, run: OfflineRun, flying: deque[Tick]) -> Events:
         host, clock = run.host, time.perf_counter
         t0 = clock()
         planned = self.scheduler.plan(t0)
@@ -203,7 +203,7 @@ class OfflineLoop:
             host.gpu_decode += pass_s
 
     @staticmethod
-    def _take(run: Run, events: Events) -> None:
+    def _take(run: OfflineRun, events: Events) -> None:
         at, now = 0, time.perf_counter()
         for request, count in zip(events.requests, events.counts, strict=True):
             run.outputs[request].extend(events.tokens[at : at + count])
@@ -224,7 +224,7 @@ def make_request(
 
 
 def settle() -> None:
-    """Nothing of the preparation is looked at by the collector again."""
+    """Excludes objects of the preparation from garbage collection."""
     gc.collect()
     gc.freeze()
 
@@ -264,17 +264,17 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     made.add_argument("--dtype", default="auto")
     made.add_argument("--page-tokens", type=int, default=32)
     made.add_argument("--no-graphs", action="store_true", help="run decode passes eagerly")
-    made.add_argument("--threads", type=int, default=0, help="of torch on the host; 0: its own choice")
+    made.add_argument("--threads", type=int, default=0, help="torch threads on the host; 0: torch's default")
     made.add_argument("--temperature", type=float, default=0.6)
-    made.add_argument("--json", help="where to write the results")
-    made.add_argument("--check", action="store_true", help="exit 1 when the bar is missed")
+    made.add_argument("--json", help="write the results to this file")
+    made.add_argument("--check", action="store_true", help="exit 1 if a bar is missed")
     return made
 
 
 def finish(options: argparse.Namespace, result: dict[str, Any]) -> int:
-    """Print, write, judge. `result["bars"]` maps a name to (measured, least)."""
+    """Prints, writes and checks. `result["bars"]` maps a name to (measured, minimum)."""
     bars = result.get("bars", {})
-    missed = [name for name, (got, least) in bars.items() if not got >= least]  # NaN is a miss, too
+    missed = [name for name, (got, least) in bars.items() if not got >= least]  # NaN is a miss too
     if options.check and not bars:
         missed = ["every bar: none was measured"]
     result |= {"conditions": conditions(), "missed": missed}
@@ -287,7 +287,7 @@ def finish(options: argparse.Namespace, result: dict[str, Any]) -> int:
 
 
 class Profile:
-    """torch.profiler over some ticks of a loop, and a table of where the GPU's time went."""
+    """torch.profiler over some ticks of a loop, with a table of GPU time."""
 
     def __init__(self, loop: OfflineLoop, *, first: int, count: int) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU]

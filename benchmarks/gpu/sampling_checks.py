@@ -1,6 +1,6 @@
-"""Sampling against the exact distribution, against the reference, and across batches; for kernels.py.
+"""Checks sampling against the exact distribution, the reference, and across batches; for kernels.py.
 
-The chi-square statistic is judged by the Wilson-Hilferty approximation: a standard normal above Z_MAX fails.
+The chi-square statistic uses the Wilson-Hilferty approximation: a standard normal above Z_MAX fails.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SETTINGS = {
     "penalties": SamplingParams(repeat_penalty=1.3, frequency_penalty=0.2, presence_penalty=0.1),
     "bias": SamplingParams(logit_bias={0: -100.0, 3: 2.0}, min_tokens=10**6, stop_token_ids=frozenset({5})),
 }
-Check = Callable[[], str]  # what was seen; raises AssertionError
+Check = Callable[[], str]  # returns a summary; raises AssertionError
 
 
 def checks(*, device: str, tiny: bool) -> Iterator[tuple[str, Check]]:
@@ -71,7 +71,7 @@ def chi_square(params: SamplingParams, *, device: str, tiny: bool) -> str:
 
 
 def _judge(seen: Tensor, expected: Tensor) -> str:
-    assert not seen[expected == 0].any(), "a token that was filtered out was drawn"
+    assert not seen[expected == 0].any(), "an excluded token was drawn"
     order = expected.argsort()
     seen, expected = seen[order], expected[order]
     rare = expected.cumsum(0) < 10  # pooled, so that the approximation holds
@@ -86,7 +86,7 @@ def _judge(seen: Tensor, expected: Tensor) -> str:
 
 
 def _rows(vocab: int, rows: int, device: str, seed: int) -> Tensor:
-    """Flat rows, peaked rows, and rows full of ties, as bfloat16 has them."""
+    """Flat rows, peaked rows, and rows with many ties, as in bfloat16."""
     generator = torch.Generator(device).manual_seed(seed)
     logits = torch.randn(rows, vocab, generator=generator, device=device) * 2
     logits[1::3] = logits[1::3] * 0.2
@@ -112,7 +112,7 @@ def _variety(rows: int) -> list[SamplingParams]:
 
 
 def same_filter_bounds(*, device: str, tiny: bool) -> str:
-    """The kept sets equal the sorted reference's; at a boundary of rounding they may differ by one token."""
+    """The kept sets equal those of the sorted reference; because of rounding they may differ by one token."""
     vocab, rows = (700, 24) if tiny else (151_936, 96)
     logits = _rows(vocab, rows, device, 5).float()
     params = [

@@ -1,9 +1,9 @@
-"""From process start to the first token: a fresh process with a cold kernel cache, then one with a warm one.
+"""Measures seconds from process start to the first token, with a cold and with a warm kernel cache.
 
     PYTHONPATH=src python benchmarks/gpu/startup.py --model qwen3-8b [--json FILE] [--check]
 
-Random weights, a prompt of 512 tokens, then eight tokens of decode (so that a CUDA graph is captured).
-The cache is a temporary directory, so nothing of earlier runs helps. Bar on an H200: under 20 s when warm.
+Random weights, a prompt of 512 tokens, then eight decode tokens (so that a CUDA graph is captured). The cache
+is a temporary directory, so earlier runs have no effect. Bar on an H200: under 20 s when warm.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MARK = "startup-result:"
 
 
 def child(options: Any, started: float) -> int:
-    """The fresh process. Seconds count from when its parent started it."""
+    """The fresh process. Seconds are counted from its start by the parent."""
     marks = {"python": time.time() - started}
 
     def mark(name: str) -> None:
@@ -89,7 +89,7 @@ def rounded(value: Any) -> Any:
 def main() -> int:
     began = time.time()
     sys.path.insert(0, str(Path(__file__).parent))
-    if "--child" in sys.argv:  # its clock runs: nothing is imported before this is known
+    if "--child" in sys.argv:  # its time is measured: import nothing before this check
         at = sys.argv.index("--child")
         started = float(sys.argv[at + 1])
         del sys.argv[at : at + 2]

@@ -1,10 +1,10 @@
-"""Offline throughput: 256 requests, prompts and outputs of 100 to 1,024 tokens (seed 0), after a warm-up.
+"""Measures offline throughput: 256 requests, prompts and outputs of 100 to 1,024 tokens (seed 0).
 
     PYTHONPATH=src python benchmarks/gpu/throughput.py --model qwen3-0.6b [--json FILE] [--check] [--profile]
 
-Output tokens a second from the first submit to the last token, with random weights and ignore_eos. The same
-lengths and the same order of draws as nano-vllm's published benchmark, so that figures can be compared. The
-untimed pass has other token ids: nothing is found in the cache. Bars on an H200: Qwen3-0.6B 24,000, 8B 9,000.
+Output tokens per second from the first submit to the last token, with random weights and ignore_eos, after a
+warm-up pass with other token ids, so that the prefix cache has no hits. The same lengths and order of draws
+as nano-vllm's published benchmark, for comparison. Bars on an H200: Qwen3-0.6B 24,000, 8B 9,000.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 import torch
-from offline import OfflineLoop, Profile, Run, find_shape, finish, make_request, parser, settle
+from offline import OfflineLoop, OfflineRun, Profile, find_shape, finish, make_request, parser, settle
 
 from stretto.backends.torch.loading import TorchOptions, open_model
 from stretto.core.request import Request
@@ -42,7 +42,7 @@ def make_requests(
     ]
 
 
-def describe(run: Run, requests: list[Request]) -> dict[str, Any]:
+def describe(run: OfflineRun, requests: list[Request]) -> dict[str, Any]:
     prompt_tokens = sum(len(request.tokens) for request in requests)
     firsts = sorted(times[0] for times in run.token_times.values())
     gaps = sorted(b - a for times in run.token_times.values() for a, b in itertools.pairwise(times))

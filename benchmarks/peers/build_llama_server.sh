@@ -1,11 +1,11 @@
 #!/bin/sh
-# Builds llama-server from the llama.cpp that the sdist of our own binding vendors, so that both servers run
-# the same kernels. The result is build/peers/llama-server (git-ignored); a second run finds it and does nothing.
+# Builds llama-server from the llama.cpp vendored in our binding's sdist, so that both servers run the same
+# kernels. The result is build/peers/llama-server (git-ignored); if it exists, nothing is done.
 #
-#   benchmarks/peers/build_llama_server.sh [JOBS]      JOBS: compilers at a time (default 2)
+#   benchmarks/peers/build_llama_server.sh [JOBS]      JOBS: parallel compile jobs (default 2)
 #
-# Native build. AMX is left out where the Makefile leaves it out for our binding, for the same reason: its tile
-# kernels crash here. No web UI (its assets are downloaded), no TLS.
+# Native build. AMX is disabled where the Makefile disables it for our binding, for the same reason: its tile
+# kernels crash. No web UI (its assets would be downloaded), no TLS.
 set -eu
 
 VERSION=0.3.36

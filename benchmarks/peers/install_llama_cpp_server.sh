@@ -1,6 +1,6 @@
 #!/bin/sh
 # An environment with `python -m llama_cpp.server`, the serial server of our binding: build/peers/llama-cpp-python.
-# It borrows the compiled binding from .venv, so that nothing is compiled twice and the kernels are the same.
+# It uses the compiled binding of .venv, so that nothing is compiled twice and the kernels are the same.
 set -eu
 
 ROOT=$(cd "$(dirname "$0")/../.." && pwd)

@@ -1,9 +1,9 @@
-"""Starts one of the compared servers and says its URL; Ctrl-C ends it.
+"""Starts one of the compared servers and prints its URL; Ctrl-C stops it.
 
     python benchmarks/peers/serve.py llama-server|llama-cpp-python|stretto [--slots 8] [--threads 2]
                                      [--model FILE]
 
-For trying things by hand: `benchmarks/compare.py` starts and ends its servers by itself.
+For manual experiments; `benchmarks/compare.py` starts and stops its own servers. Measures nothing.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import batcher, batcher_http, gateway, scheduler, slow_reader, soak
 from benchmarks.attack import judged
-from benchmarks.attack.callers import Call
+from benchmarks.attack.callers import CallRecord
 from stretto.testing import engine_simulate
 from tests.server import schemas100
 from tests.system.parity import Tally
@@ -132,7 +132,7 @@ def test_empty_or_different_answers_are_not_equal(batched, single):
 
 
 def attack(**changes: Any) -> judged.Report:
-    still = judged.Memory(100, 150, 100)
+    still = judged.ProcessMemory(100, 150, 100)
     good = judged.Report(
         attack="none",
         repeats=1,
@@ -155,9 +155,9 @@ def attack(**changes: Any) -> judged.Report:
         {"added_wait_s": {"chat": 0.1, "stream": 0.1}},
         {"added_wait_s": {"chat": 1.1, "stream": 0.1, "livez": 0.0}},
         {"failures": ["chat: 500"]},
-        {"server": judged.Memory(100, 150, 111)},
-        {"worker": judged.Memory(100, 150, 111)},
-        {"worker": judged.Memory(0, 0, 0)},
+        {"server": judged.ProcessMemory(100, 150, 111)},
+        {"worker": judged.ProcessMemory(100, 150, 111)},
+        {"worker": judged.ProcessMemory(0, 0, 0)},
         {"same_worker": False},
     ],
 )
@@ -167,7 +167,7 @@ def test_the_bars_of_attacks(changes):
 
 
 def test_a_client_that_was_never_served_has_no_latency():
-    calls = [Call("chat", 0.0, 2.0, ""), Call("chat", 0.0, 0.5, "")]
+    calls = [CallRecord("chat", 0.0, 2.0, ""), CallRecord("chat", 0.0, 0.5, "")]
     waits = judged.added_waits(calls, {"chat": 0.5, "stream": 0.5, "livez": 0.1})
     assert waits == {"chat": 1.5}
 
