@@ -126,7 +126,7 @@ def driver_slots(rows: list[Row]) -> Iterator[int]:
 def test_binding_with_generated_tokens_continues_the_text(subject):
     """As after a preemption: prompt and generated tokens are recomputed in another slot."""
     driver = needs(subject)
-    request = ask("parked", 25)
+    request = ask("preempted", 25)
     whole = driver.generate(request)
     driver.unbind(0)
     if subject.backend.capabilities.share is not Share.PAGES:

@@ -83,13 +83,13 @@ def test_only_output_rows_give_tokens(driver):
 # --- copy ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
-def test_copy(driver, subject, cut):
+@pytest.mark.parametrize("truncated", [False, True], ids=["whole", "truncated"])
+def test_copy(driver, subject, truncated):
     """The target holds exactly the first `length` tokens, and the source continues unaffected."""
-    need(copies(driver) and (not cut or driver.can.rewind is Rewind.ANY))
+    need(copies(driver) and (not truncated or driver.can.rewind is Rewind.ANY))
     donor = driver.bind(ask("donor", 12), 0)
     driver.tick((donor, 11))
-    length = 7 if cut else 11
+    length = 7 if truncated else 11
     branch = driver.bind(ask("branch", length, tail=[9, 8, 7]), 1)
     branch.computed = length
     driver.tick((branch, 3), (donor, 1), ops=[KvOp(OpKind.COPY, 1, 0, length)])
@@ -176,7 +176,7 @@ def test_restore_truncates_to_the_requested_length(driver, subject):
     first = driver.bind(ask("first", 12), 0)
     driver.tick((first, 11))
     driver.tick(ops=[KvOp(OpKind.SAVE, 0, length=11, blob=0)])
-    text = driver.bind(ask("cut", 6, tail=[9, 9]), 1)
+    text = driver.bind(ask("truncated", 6, tail=[9, 9]), 1)
     text.computed = 6
     ops = [KvOp(OpKind.CLEAR, 1), KvOp(OpKind.RESTORE, 1, length=6, blob=0)]
     assert driver.say(text, OUT, ops=ops) == alone(subject, text.request, OUT)

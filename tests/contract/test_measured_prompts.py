@@ -49,14 +49,14 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 @pytest.mark.parametrize("chunk", [3, 8, 22])
 def test_chunks_and_neighbours_change_nothing(subject: Subject, chunk: int) -> None:
     request = measuring(ask("a", PROMPT))
-    whole, cut = Driver(subject), Driver(subject)
+    whole, chunked = Driver(subject), Driver(subject)
     try:
         right = logprobs(measured(whole, whole.bind(request), PROMPT))
-        beside = cut.bind(ask("b", 9, start=5), 1)
-        got = logprobs(measured(cut, cut.bind(request, 0), chunk, beside=beside))
+        beside = chunked.bind(ask("b", 9, start=5), 1)
+        got = logprobs(measured(chunked, chunked.bind(request, 0), chunk, beside=beside))
     finally:
         whole.close()
-        cut.close()
+        chunked.close()
     assert np.allclose(got, right, atol=1e-4)
     assert all(value <= 0 for value in got)
 

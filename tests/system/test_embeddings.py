@@ -161,10 +161,10 @@ def test_a_lone_request_does_not_wait_for_a_long_one(llm):
 
 
 def test_dimensions_truncate_and_renormalize(llm):
-    whole, cut = llm.embed("cats and dogs")[0], llm.embed("cats and dogs", dimensions=64)[0]
-    assert cut.shape == (64,)
-    assert math.isclose(float(cut @ cut), 1.0, abs_tol=1e-5)
-    assert np.allclose(cut, whole[:64] / np.linalg.norm(whole[:64]), atol=1e-6)
+    whole, short = llm.embed("cats and dogs")[0], llm.embed("cats and dogs", dimensions=64)[0]
+    assert short.shape == (64,)
+    assert math.isclose(float(short @ short), 1.0, abs_tol=1e-5)
+    assert np.allclose(short, whole[:64] / np.linalg.norm(whole[:64]), atol=1e-6)
     raw = llm.embed("cats and dogs", normalize=False)[0]
     assert np.allclose(raw / np.linalg.norm(raw), whole, atol=1e-6)
 

@@ -138,9 +138,9 @@ def test_every_truncation_of_a_valid_file_is_rejected(build):
 
 def test_truncated_model(tiny, tmp_path):
     whole = tiny("embedding").read_bytes()
-    cut = tmp_path / "cut.gguf"
-    cut.write_bytes(whole[: len(whole) // 2])
-    refused(cut, TruncatedModelError, "the file at")
+    truncated = tmp_path / "truncated.gguf"
+    truncated.write_bytes(whole[: len(whole) // 2])
+    refused(truncated, TruncatedModelError, "the file at")
 
 
 @pytest.mark.parametrize(

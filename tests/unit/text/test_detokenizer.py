@@ -16,10 +16,10 @@ def reader(pieces: list[bytes]) -> Detokenizer:
 
 
 @settings(deadline=None)
-@given(text=st.text(), cuts=st.lists(st.integers(0, 200)))
-def test_any_split_gives_the_same_text(text: str, cuts: list[int]) -> None:
+@given(text=st.text(), splits=st.lists(st.integers(0, 200)))
+def test_any_split_gives_the_same_text(text: str, splits: list[int]) -> None:
     data = text.encode()
-    places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    places = [0, *sorted(min(place, len(data)) for place in splits), len(data)]
     pieces = [data[start:end] for start, end in pairwise(places)]
     stream = reader(pieces)
     shown = ""

@@ -31,9 +31,9 @@ def oracle(stops: list[str], tokens: list[str]) -> tuple[str, str | None, int]:
     if not ends:
         return text, None, len(tokens)
     end, _, stop = min(ends)
-    cut = end - len(stop)
+    end_of_text = end - len(stop)
     starts = [sum(map(len, tokens[:index])) for index in range(len(tokens))]
-    return text[:cut], stop, sum(start < cut for start in starts)
+    return text[:end_of_text], stop, sum(start < end_of_text for start in starts)
 
 
 letters = st.text("ab", max_size=4)
