@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.attack.callers import Callers
 from benchmarks.attack.catalog import ATTACKS
-from benchmarks.attack.judged import MEMORY_GROWTH_MAX, ProcessMemory, Report, added_waits, medians
-from benchmarks.attack.registry import Target
+from benchmarks.attack.judged import MEMORY_GROWTH_MAX, AttackReport, ProcessMemory, added_waits, medians
+from benchmarks.attack.registry import AttackTarget
 from benchmarks.server_process import ServerProcess, conditions, memory_bytes
 
 CONNECTIONS_MAX = 120
@@ -37,10 +37,10 @@ SAMPLE_S = 0.1
 SIMULATED = ("--backend", "simulated", "--simulated-tick-ms", "10")
 
 
-class Stage:
+class AttackRun:
     """A server, its clients, and one attack after the other."""
 
-    def __init__(self, server: ServerProcess, target: Target, *, repeats: int, quick: bool) -> None:
+    def __init__(self, server: ServerProcess, target: AttackTarget, *, repeats: int, quick: bool) -> None:
         self._server = server
         self._target = target
         self._repeats = repeats
@@ -49,7 +49,7 @@ class Stage:
         self._peaks = [0, 0]
         self.undisturbed: dict[str, float] = {}
 
-    async def run(self, names: list[str]) -> list[Report]:
+    async def run(self, names: list[str]) -> list[AttackReport]:
         callers = Callers(self._target)
         calling = asyncio.create_task(callers.run())
         sampling = asyncio.create_task(self._sample())
@@ -64,7 +64,7 @@ class Stage:
                 task.cancel()
             await asyncio.gather(calling, sampling, return_exceptions=True)
 
-    async def _attacked(self, name: str, callers: Callers) -> Report:
+    async def _attacked(self, name: str, callers: Callers) -> AttackReport:
         callers.calls.clear()
         worker_pid, before = self._server.runtime_pid(), self._memory()
         self._peaks = list(before)
@@ -72,7 +72,7 @@ class Stage:
         errors = await self._attack(name)
         seconds = time.monotonic() - started_s
         after = await self._settled(before)
-        report = Report(
+        report = AttackReport(
             attack=name,
             repeats=self._repeats,
             seconds=round(seconds, 1),
@@ -140,8 +140,8 @@ def measure(names: list[str], *, repeats: int, quick: bool, flags: tuple[str, ..
     flags = (*flags, "--connections-max", str(CONNECTIONS_MAX))
     with ServerProcess(*flags, environment={"STRETTO_API_KEY": key}) as server:
         host, port = server.address
-        target = Target(host, port, key, CONNECTIONS_MAX)
-        stage = Stage(server, target, repeats=repeats, quick=quick)
+        target = AttackTarget(host, port, key, CONNECTIONS_MAX)
+        stage = AttackRun(server, target, repeats=repeats, quick=quick)
         reports = asyncio.run(stage.run(names))
         undisturbed = {name: round(seconds, 4) for name, seconds in stage.undisturbed.items()}
     return {

@@ -49,9 +49,7 @@ class BatcherBench:
 
     engine: Engine
     events: list[BatchEvent] = field(default_factory=list)
-    lags_ms: list[float] = field(
-        default_factory=list
-    )  # wake-up delay of the event loop, caused by the machine
+    lags_ms: list[float] = field(default_factory=list)  # event loop delays, caused by the machine
     number: int = 0
     refused: int = 0
 

@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.attack.registry import Target
+from benchmarks.attack.registry import AttackTarget
 from benchmarks.fuzzed import cases
 from benchmarks.server_process import ServerProcess, conditions, memory_bytes
 
@@ -65,7 +65,7 @@ class Found:
         return [text for text, missed in bars.items() if missed]
 
 
-async def _canary(target: Target, found: Found) -> None:
+async def _canary(target: AttackTarget, found: Found) -> None:
     while True:
         started_s = time.monotonic()
         status, _ = await target.post(CHAT, target.chat("Say hello."), timeout_s=ANSWER_S_MAX)
@@ -74,7 +74,7 @@ async def _canary(target: Target, found: Found) -> None:
         await asyncio.sleep(CANARY_S)
 
 
-async def _fuzz(target: Target, count: int, seed: int, found: Found) -> None:
+async def _fuzz(target: AttackTarget, count: int, seed: int, found: Found) -> None:
     numbers = iter(range(count))
 
     async def worker() -> None:
@@ -108,7 +108,7 @@ def _templates(count: int, seed: int, found: Found) -> None:
             found.template_deaths.append(f"{seed}/template/{first}: status {status}")
 
 
-async def _run(server: ServerProcess, target: Target, count: int, seed: int, found: Found) -> None:
+async def _run(server: ServerProcess, target: AttackTarget, count: int, seed: int, found: Found) -> None:
     before, pid = memory_bytes(server.runtime_pid()), server.runtime_pid()
     canary = asyncio.create_task(_canary(target, found))
     try:
@@ -127,7 +127,7 @@ def fuzz(count: int, seed: int, flags: tuple[str, ...]) -> dict[str, Any]:
     _templates(templates, seed, found)
     with ServerProcess(*flags, environment={"STRETTO_API_KEY": key}) as server:
         host, port = server.address
-        target = Target(host, port, key, connections_max=120)
+        target = AttackTarget(host, port, key, connections_max=120)
         asyncio.run(_run(server, target, count - templates, seed, found))
     return {
         "conditions": conditions(),

@@ -57,7 +57,7 @@ class Setting:
 
 
 @dataclass(slots=True)
-class Tally:
+class ParityTally:
     setting: str
     promised: bool
     answers: int = 0
@@ -70,7 +70,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Conversation:
+class ParityConversation:
     """The messages of each turn, with the reference's answers in between."""
 
     asked: list[Messages] = field(default_factory=list)
@@ -110,15 +110,15 @@ def greedy(llm: LLM, messages: Messages, tokens: int) -> Completion:
 
 def reference(
     path: Path, attention: str, count: int, turns: int, threads: int, tokens: int = ANSWER_TOKENS
-) -> list[Conversation]:
+) -> list[ParityConversation]:
     """Without a cache, one request at a time."""
     options = {"cache": "none", "flash_attention": attention, "deterministic": True}
     with opened(path, options, threads) as llm:
         return [_reference_of(llm, subject, turns, tokens) for subject in SUBJECTS[:count]]
 
 
-def _reference_of(llm: LLM, subject: str, turns: int, tokens: int) -> Conversation:
-    made = Conversation(answer_tokens=tokens)
+def _reference_of(llm: LLM, subject: str, turns: int, tokens: int) -> ParityConversation:
+    made = ParityConversation(answer_tokens=tokens)
     messages: Messages = [{"role": "system", "content": SYSTEM}]
     for turn in TURNS[:turns]:
         messages = [*messages, {"role": "user", "content": turn.format(subject)}]
@@ -133,18 +133,20 @@ def _reference_of(llm: LLM, subject: str, turns: int, tokens: int) -> Conversati
     return made
 
 
-def ask_all(llm: LLM, conversations: Sequence[Conversation]) -> list[list[Completion]]:
+def ask_all(llm: LLM, conversations: Sequence[ParityConversation]) -> list[list[Completion]]:
     """All conversations concurrently, each turn after the previous one."""
 
-    def hold(conversation: Conversation) -> list[Completion]:
+    def hold(conversation: ParityConversation) -> list[Completion]:
         return [greedy(llm, messages, conversation.answer_tokens) for messages in conversation.asked]
 
     with ThreadPoolExecutor(len(conversations)) as pool:
         return list(pool.map(hold, conversations))
 
 
-def compare(path: Path, setting: Setting, conversations: Sequence[Conversation], threads: int) -> Tally:
-    tally, started = Tally(setting.name, setting.promised), time.monotonic()
+def compare(
+    path: Path, setting: Setting, conversations: Sequence[ParityConversation], threads: int
+) -> ParityTally:
+    tally, started = ParityTally(setting.name, setting.promised), time.monotonic()
     try:
         with opened(path, setting.options, threads) as llm:
             answers = ask_all(llm, conversations)
@@ -180,7 +182,7 @@ class TimedRun:
 
 def cost(
     path: Path,
-    conversations: Sequence[Conversation],
+    conversations: Sequence[ParityConversation],
     attentions: Sequence[str],
     *,
     repeats: int,
@@ -208,7 +210,7 @@ def cost(
     return found
 
 
-def _timed(llm: LLM, conversations: Sequence[Conversation]) -> TimedRun:
+def _timed(llm: LLM, conversations: Sequence[ParityConversation]) -> TimedRun:
     started, cpu = time.monotonic(), time.process_time()
     answers = [answer for got in ask_all(llm, conversations) for answer in got]
     seconds, cpu = time.monotonic() - started, time.process_time() - cpu
@@ -251,7 +253,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _line(tally: Tally) -> str:
+def _line(tally: ParityTally) -> str:
     what = f"refused: {tally.refused}" if tally.refused else f"{tally.identical} of {tally.answers} identical"
     where = f", first difference in {tally.first_difference}" if tally.first_difference else ""
     return f"{tally.setting}: {what}{where}, {tally.seconds} s{'' if tally.held else ', NOT HELD'}"
@@ -263,9 +265,9 @@ def main(arguments: list[str] | None = None) -> int:
     count = options.conversations or (3 if options.quick else len(SUBJECTS))
     turns = 2 if options.quick else len(TURNS)
     report: dict[str, Any] = {"model": path.name, "machine": platform.machine(), "conversations": count}
-    references: dict[str, list[Conversation]] = {}
+    references: dict[str, list[ParityConversation]] = {}
 
-    def expected(attention: str) -> list[Conversation]:
+    def expected(attention: str) -> list[ParityConversation]:
         if attention not in references:
             references[attention] = reference(
                 path, attention, count, turns, options.threads, options.answer_tokens

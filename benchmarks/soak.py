@@ -28,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.server_process import ServerProcess, conditions, descriptors, memory_bytes
-from benchmarks.sse_client import Reply, chat, stream
+from benchmarks.sse_client import StreamReply, chat, stream
 
 SLOTS, TICK_MS = 16, 10.0
 TOKENS_MEAN = 120
@@ -78,7 +78,7 @@ class Soak:
             await stream(self._server.address, body, leave_after_s=moment_s), left=moment_s is not None
         )
 
-    def _count(self, reply: Reply, *, left: bool) -> None:
+    def _count(self, reply: StreamReply, *, left: bool) -> None:
         self.tokens += reply.tokens
         name = str(reply.status or "no reply")
         if reply.error and reply.status == 200:

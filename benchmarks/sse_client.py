@@ -19,7 +19,7 @@ _TAIL_BYTES = 1 << 10
 
 
 @dataclass(slots=True)
-class Reply:
+class StreamReply:
     """One stream as received by its client."""
 
     status: int = 0
@@ -34,8 +34,8 @@ class Reply:
 
 
 @dataclass(slots=True, eq=False)
-class _Reader(asyncio.Protocol):
-    reply: Reply
+class _StreamReader(asyncio.Protocol):
+    reply: StreamReply
     over: asyncio.Future[None]
     leave_after_chunks: int | None = None
     transport: asyncio.Transport | None = None
@@ -89,14 +89,14 @@ async def stream(
     leave_after_chunks: int | None = None,
     leave_after_s: float | None = None,
     timeout_s: float = 300.0,
-) -> Reply:
+) -> StreamReply:
     """Runs one request to its end, or until the client disconnects."""
     loop = asyncio.get_running_loop()
-    reply = Reply()
+    reply = StreamReply()
     over: asyncio.Future[None] = loop.create_future()
     try:
         transport, _ = await loop.create_connection(
-            lambda: _Reader(reply, over, leave_after_chunks), *address
+            lambda: _StreamReader(reply, over, leave_after_chunks), *address
         )
     except OSError:
         return reply

@@ -7,7 +7,7 @@ import gzip
 import json
 from typing import Any
 
-from benchmarks.attack.registry import Target, attack
+from benchmarks.attack.registry import AttackTarget, attack
 
 BODY_BYTES = (4 << 20) - 1024
 CHAT = "/v1/chat/completions"
@@ -29,50 +29,50 @@ def chat_with(fields: str) -> bytes:
     return ('{"messages":[{"role":"user","content":"hi"}],"max_tokens":1,' + fields + "}").encode()
 
 
-async def together(target: Target, body: bytes, *, path: str = CHAT, count: int = 3) -> None:
+async def together(target: AttackTarget, body: bytes, *, path: str = CHAT, count: int = 3) -> None:
     await asyncio.gather(*(target.post(path, body) for _ in range(count)))
 
 
 @attack("unknown-fields", "4 MiB of 426,000 unknown fields")
-async def unknown_fields(target: Target) -> None:
+async def unknown_fields(target: AttackTarget) -> None:
     await together(target, chat_with(wide('"a#":1', 426_000)))
 
 
 @attack("logit-bias", "logit_bias with 388,000 bad keys")
-async def logit_bias(target: Target) -> None:
+async def logit_bias(target: AttackTarget) -> None:
     await together(target, chat_with('"logit_bias":{' + wide('"x#":1', 388_000) + "}"))
 
 
 @attack("tools-wide", "4 MiB of malformed tools")
-async def tools_wide(target: Target) -> None:
+async def tools_wide(target: AttackTarget) -> None:
     await together(target, chat_with('"tools":[' + wide('{"type":"x"}', 400_000) + "]"))
 
 
 @attack("messages-wide", "4 MiB of malformed messages")
-async def messages_wide(target: Target) -> None:
+async def messages_wide(target: AttackTarget) -> None:
     await together(target, ('{"messages":[' + wide('{"role":1}', 400_000) + "]}").encode())
 
 
 @attack("tool-properties", "a tool whose parameters have 300,000 properties")
-async def tool_properties(target: Target) -> None:
+async def tool_properties(target: AttackTarget) -> None:
     properties = '{"type":"object","properties":{' + wide('"p#":{}', 300_000) + "}}"
     tool = '{"type":"function","function":{"name":"f","parameters":' + properties + "}}"
     await together(target, chat_with('"tools":[' + tool + "]"))
 
 
 @attack("token-list", "a prompt of 1,000,000 invalid token ids")
-async def token_list(target: Target) -> None:
+async def token_list(target: AttackTarget) -> None:
     body = '{"prompt":[' + wide("-1", 1_000_000) + '],"max_tokens":1}'
     await together(target, body.encode(), path="/v1/completions")
 
 
 @attack("brackets", "4 MiB of opening brackets")
-async def brackets(target: Target) -> None:
+async def brackets(target: AttackTarget) -> None:
     await together(target, b"[" * BODY_BYTES)
 
 
 @attack("wide-everywhere", "the widest bodies on every route that reads JSON")
-async def wide_everywhere(target: Target) -> None:
+async def wide_everywhere(target: AttackTarget) -> None:
     routes: dict[str, str] = {
         "/v1/completions": "prompt",
         "/v1/responses": "input",
@@ -88,17 +88,17 @@ async def wide_everywhere(target: Target) -> None:
 
 
 @attack("gzip-bomb", "a body of 1 GB, compressed to 1 MB")
-async def gzip_bomb(target: Target) -> None:
+async def gzip_bomb(target: AttackTarget) -> None:
     await _compressed(target, gzip.compress(b" " * (64 << 20)) * 16)
 
 
 @attack("gzip-slow", "compressed bodies of 4 MiB")
-async def gzip_slow(target: Target) -> None:
+async def gzip_slow(target: AttackTarget) -> None:
     body: dict[str, Any] = target.chat("a b c d " * (BODY_BYTES // 8), max_tokens=1)
     await _compressed(target, gzip.compress(json.dumps(body).encode(), 1))
 
 
-async def _compressed(target: Target, data: bytes) -> None:
+async def _compressed(target: AttackTarget, data: bytes) -> None:
     lines = ("content-type: application/json", "content-encoding: gzip", f"content-length: {len(data)}")
     async with asyncio.timeout(60), target.connection() as (reader, writer):
         writer.write(target.head("POST", CHAT, *lines, key=True) + data)

@@ -11,7 +11,7 @@ import contextlib
 import time
 from dataclasses import dataclass, field
 
-from benchmarks.attack.registry import Target
+from benchmarks.attack.registry import AttackTarget
 
 PAUSE_S = 0.05
 TIMEOUT_S = 60.0
@@ -30,7 +30,7 @@ class CallRecord:
 class Callers:
     """`run` calls until it is cancelled; `calls` grows."""
 
-    target: Target
+    target: AttackTarget
     calls: list[CallRecord] = field(default_factory=list)
 
     async def run(self) -> None:

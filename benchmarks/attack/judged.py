@@ -27,7 +27,7 @@ class ProcessMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AttackReport:
     attack: str
     repeats: int
     seconds: float

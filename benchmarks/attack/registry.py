@@ -13,7 +13,7 @@ REPLY_BYTES_MAX = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AttackTarget:
     """The server under attack. `key` is a valid API key; unauthenticated attacks do not use it."""
 
     host: str
@@ -66,7 +66,7 @@ class Target:
         return {"messages": [message], "max_tokens": 8, **fields}
 
 
-Run = Callable[[Target], Awaitable[None]]
+Run = Callable[[AttackTarget], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)

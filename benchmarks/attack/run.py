@@ -14,10 +14,10 @@ import sys
 import time
 
 from benchmarks.attack.catalog import ATTACKS
-from benchmarks.attack.registry import Attack, Target
+from benchmarks.attack.registry import Attack, AttackTarget
 
 
-async def repeat(attack: Attack, target: Target, repeats: int) -> None:
+async def repeat(attack: Attack, target: AttackTarget, repeats: int) -> None:
     for number in range(repeats):
         started_s = time.monotonic()
         said = ""
@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--connections-max", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=1)
     chosen = parser.parse_args()
-    target = Target(chosen.host, chosen.port, chosen.key, chosen.connections_max)
+    target = AttackTarget(chosen.host, chosen.port, chosen.key, chosen.connections_max)
     asyncio.run(repeat(ATTACKS[chosen.name], target, chosen.repeats))
     return 0
 

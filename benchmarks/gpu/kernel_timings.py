@@ -1,4 +1,4 @@
-"""Times of kernels and their variants at the shapes of Qwen3 models; for benchmarks/gpu/kernels.py.
+"""Times attention and layer kernels and their variants at the shapes of Qwen3 models; for kernels.py.
 
 Each timing is a name, the variant, and a function returning seconds with the minimum bytes and operations.
 Timings with a goal have a `bar`.
@@ -15,39 +15,26 @@ from kernel_checks import Draw, Paged
 from measure import rotations, seconds
 from torch import Tensor
 
-from stretto.backends.torch.kernels import (
-    activation,
-    attention,
-    experts,
-    norm,
-    rotary,
-    sampling,
-)
+from stretto.backends.torch.kernels import activation, attention, norm, rotary
 from stretto.backends.torch.kernels.decode import DecodeShape, FusedInputs
 from stretto.backends.torch.kernels.prefill import PrefillShape
-from stretto.backends.torch.ops.experts import route
-from stretto.backends.torch.ops.sampling import SampledTokens, sample
-from stretto.backends.torch.sampling_table import SamplingMode, SamplingTable
-from stretto.core.request import SamplingParams
 
 VOCAB = 151_936
 Run = Callable[[], "tuple[float, float, float]"]  # seconds, bytes, operations
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class KernelTiming:
     name: str
     variant: str
     run: Run
     bar: float = 0.0  # minimum share of the copy bandwidth; 0: no goal
 
 
-def timings(*, quick: bool) -> Iterator[Timing]:
+def timings(*, quick: bool) -> Iterator[KernelTiming]:
     yield from decode_timings(quick=quick)
     yield from prefill_timings(quick=quick)
     yield from layer_timings(quick=quick)
-    yield from sampling_timings(quick=quick)
-    yield from moe_timings(quick=quick)
 
 
 # ── attention ───────────────────────────────────────────────────────────────────────────────────
@@ -158,12 +145,12 @@ LONG_SHAPES = tuple(
 )
 
 
-def decode_timings(*, quick: bool) -> Iterator[Timing]:
+def decode_timings(*, quick: bool) -> Iterator[KernelTiming]:
     for group, page in [(2, 16), (2, 64), (4, 16), (4, 32), (4, 64)]:
         label = f"decode 256×1024 group {group} page {page}"
-        yield Timing(label, "default", _decode(256, 1024, page=page, group=group), 0.85)
+        yield KernelTiming(label, "default", _decode(256, 1024, page=page, group=group), 0.85)
     for page in (16, 32, 64):
-        yield Timing(
+        yield KernelTiming(
             f"decode 1×32768 group 4 page {page}", "default", _decode(1, 32768, page=page, group=4), 1 / 1.3
         )
     for page, touch, (block_n, warps, stages) in product(
@@ -172,38 +159,40 @@ def decode_timings(*, quick: bool) -> Iterator[Timing]:
         shape = DecodeShape(block_n, splits=16, tiles_min=1, warps=warps, stages=stages, touch=touch)
         note = f"tile {block_n} warps {warps} stages {stages}{' touch' if touch else ''}"
         run = _decode(1, 32768, page=page, group=4, shape=shape)
-        yield Timing(f"decode 1×32768 group 4 page {page}", note, run)
+        yield KernelTiming(f"decode 1×32768 group 4 page {page}", note, run)
     for batch, context in ((1, 131_072), (8, 32_768)):
         run = _decode(batch, context, page=32, group=4)
-        yield Timing(f"decode {batch}×{context} group 4 page 32", "default", run)
+        yield KernelTiming(f"decode {batch}×{context} group 4 page 32", "default", run)
     for group, (batch, context) in product((2, 4), ((1, 1024), (8, 1024), (256, 1024), (1, 32768))):
         name = f"decode rotary {batch}×{context} group {group} page 64"
-        yield Timing(name, "default", _decode(batch, context, group=group, fused=True))
+        yield KernelTiming(name, "default", _decode(batch, context, group=group, fused=True))
     for splits, least in product((4, 8, 16), (1, 2, 4)):
         shape = DecodeShape(splits=splits, tiles_min=least)
         note = f"splits {splits} of {least} tiles"
         run = _decode(1, 1024, fused=True, shape=shape)
-        yield Timing("decode rotary 1×1024 group 2 page 64", note, run)
+        yield KernelTiming("decode rotary 1×1024 group 2 page 64", note, run)
     for batch, splits in product((8, 16, 64, 128), (1, 2, 3, 4, 6, 8, 12, 16)):
         if batch * splits <= 384:
             run = _decode(batch, 1024, group=4, fused=True, shape=DecodeShape(splits=splits, tiles_min=1))
-            yield Timing(f"decode rotary {batch}×1024 group 4 page 64", f"splits {splits}", run)
+            yield KernelTiming(f"decode rotary {batch}×1024 group 4 page 64", f"splits {splits}", run)
     for block_n, warps, stages, splits in LONG_SHAPES:
         shape = DecodeShape(block_n=block_n, splits=splits, tiles_min=1, warps=warps, stages=stages)
         note = f"tile {block_n} warps {warps} stages {stages} splits {splits}"
-        yield Timing("decode long 1×32768 group 4 page 64", note, _decode(1, 32768, group=4, shape=shape))
-        yield Timing(
+        yield KernelTiming(
+            "decode long 1×32768 group 4 page 64", note, _decode(1, 32768, group=4, shape=shape)
+        )
+        yield KernelTiming(
             "decode long 8×1024 group 4 page 64", note, _decode(8, 1024, group=4, shape=shape, fused=True)
         )
     for batch, tokens in product((32, 64, 128, 192), (256, 512, 1024, 8192)):
         runs = DecodeShape(splits=8, tiles_min=tokens // 64)
         run = _decode(batch, 1024, group=4, ragged=True, shape=runs)
-        yield Timing(f"decode {batch} ragged ~1024 group 4 page 64", f"runs of {tokens}", run)
-    yield Timing("decode 1×1024 group 2 page 64", "default", _decode(1, 1024))
-    yield Timing("decode 8×8192 group 4 page 64", "default", _decode(8, 8192, group=4))
-    yield Timing("decode 32×1024 group 4 page 64", "default", _decode(32, 1024, group=4))
-    yield Timing("decode 256 ragged ~1024 group 2 page 64", "default", _decode(256, 1024, ragged=True))
-    yield Timing(
+        yield KernelTiming(f"decode {batch} ragged ~1024 group 4 page 64", f"runs of {tokens}", run)
+    yield KernelTiming("decode 1×1024 group 2 page 64", "default", _decode(1, 1024))
+    yield KernelTiming("decode 8×8192 group 4 page 64", "default", _decode(8, 8192, group=4))
+    yield KernelTiming("decode 32×1024 group 4 page 64", "default", _decode(32, 1024, group=4))
+    yield KernelTiming("decode 256 ragged ~1024 group 2 page 64", "default", _decode(256, 1024, ragged=True))
+    yield KernelTiming(
         "decode 256 ragged ~1024 group 2 page 16", "default", _decode(256, 1024, ragged=True, page=16)
     )
     blocks = product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5))
@@ -217,20 +206,22 @@ def decode_timings(*, quick: bool) -> Iterator[Timing]:
         for page in (64,) if quick else (64, 16):
             whole = DecodeShape(block_n=block_n, splits=1, tiles_min=1, warps=warps, stages=stages)
             note = f"tile {block_n} warps {warps} stages {stages}"
-            yield Timing(
+            yield KernelTiming(
                 f"decode 256×1024 group 2 page {page}", note, _decode(256, 1024, page=page, shape=whole)
             )
     for block_n, warps, stages in ((64, 4, 3), (64, 4, 5), (128, 8, 3), (32, 4, 4), (32, 2, 4), (64, 8, 4)):
         for splits in (16, 33, 49, 66, 99, 128):
             shape = DecodeShape(block_n=block_n, splits=splits, tiles_min=1, warps=warps, stages=stages)
             note = f"tile {block_n} warps {warps} stages {stages} splits {splits}"
-            yield Timing("decode 1×32768 group 4 page 64", note, _decode(1, 32768, group=4, shape=shape))
+            yield KernelTiming(
+                "decode 1×32768 group 4 page 64", note, _decode(1, 32768, group=4, shape=shape)
+            )
         for tokens in (256, 512, 1024, 4096):
             shape = DecodeShape(
                 block_n=block_n, splits=8, tiles_min=tokens // block_n, warps=warps, stages=stages
             )
             note = f"tile {block_n} warps {warps} stages {stages} runs of {tokens}"
-            yield Timing(
+            yield KernelTiming(
                 "decode 256 ragged ~1024 group 2 page 64", note, _decode(256, 1024, ragged=True, shape=shape)
             )
         if quick and block_n == 128:
@@ -268,14 +259,14 @@ def _torch_causal(spans: int, chunk: int, *, group: int = 4) -> Run:
     return run
 
 
-def prefill_timings(*, quick: bool) -> Iterator[Timing]:
+def prefill_timings(*, quick: bool) -> Iterator[KernelTiming]:
     for spans, chunk, context in [(1, 4096, 4096), (8, 1024, 1024), (1, 512, 8192), (4, 512, 1024)]:
         for group in (2, 4):
             name = f"prefill {spans}×{chunk} of {context} group {group} page 64"
-            yield Timing(name, "default", _prefill(spans, chunk, context, group=group))
-    yield Timing("prefill 1×4096 of 4096 group 4 page 16", "default", _prefill(1, 4096, 4096, page=16))
-    yield Timing("prefill 1×4096 of 4096 group 4 page 64", "torch sdpa", _torch_causal(1, 4096))
-    yield Timing("prefill 8×1024 of 1024 group 4 page 64", "torch sdpa", _torch_causal(8, 1024))
+            yield KernelTiming(name, "default", _prefill(spans, chunk, context, group=group))
+    yield KernelTiming("prefill 1×4096 of 4096 group 4 page 16", "default", _prefill(1, 4096, 4096, page=16))
+    yield KernelTiming("prefill 1×4096 of 4096 group 4 page 64", "torch sdpa", _torch_causal(1, 4096))
+    yield KernelTiming("prefill 8×1024 of 1024 group 4 page 64", "torch sdpa", _torch_causal(8, 1024))
     shapes = [
         (128, 64, 8, 2),
         (128, 64, 8, 4),
@@ -288,8 +279,10 @@ def prefill_timings(*, quick: bool) -> Iterator[Timing]:
     for block_m, block_n, warps, stages in shapes[: 4 if quick else None]:
         shape = PrefillShape(block_m=block_m, block_n=block_n, warps=warps, stages=stages)
         note = f"tile {block_m}×{block_n} warps {warps} stages {stages}"
-        yield Timing("prefill 1×4096 of 4096 group 4 page 64", note, _prefill(1, 4096, 4096, shape=shape))
-        yield Timing("prefill 1×512 of 8192 group 4 page 64", note, _prefill(1, 512, 8192, shape=shape))
+        yield KernelTiming(
+            "prefill 1×4096 of 4096 group 4 page 64", note, _prefill(1, 4096, 4096, shape=shape)
+        )
+        yield KernelTiming("prefill 1×512 of 8192 group 4 page 64", note, _prefill(1, 512, 8192, shape=shape))
 
 
 # ── the rest of a layer ─────────────────────────────────────────────────────────────────────────
@@ -303,7 +296,7 @@ def rotated(bytes_per_call: float, call: Callable[[Draw], tuple[Callable[[], obj
     return run
 
 
-def layer_timings(*, quick: bool) -> Iterator[Timing]:
+def layer_timings(*, quick: bool) -> Iterator[KernelTiming]:
     for rows, width in [(1, 1024), (256, 1024), (256, 4096), (4096, 4096)]:
 
         def normed(draw: Draw, rows: int = rows, width: int = width, warps: int | None = None):  # type: ignore[no-untyped-def]
@@ -311,10 +304,10 @@ def layer_timings(*, quick: bool) -> Iterator[Timing]:
             return lambda: norm.add_rms_norm(x, residual, weight, 1e-6, warps=warps), rows * width * 8.0
 
         moved = rows * width * 8.0
-        yield Timing(f"add_rms_norm {rows}×{width}", "default", rotated(moved, normed))
+        yield KernelTiming(f"add_rms_norm {rows}×{width}", "default", rotated(moved, normed))
         for warps in () if quick else (1, 2, 4, 8, 16):
             run = rotated(moved, lambda draw, n=normed, w=warps: n(draw, warps=w))
-            yield Timing(f"add_rms_norm {rows}×{width}", f"warps {warps}", run)
+            yield KernelTiming(f"add_rms_norm {rows}×{width}", f"warps {warps}", run)
     for rows, inner in [(1, 3072), (256, 3072), (256, 12288), (4096, 12288)]:
         for block, warps in ((2048, 8),) if quick else ((512, 2), (1024, 4), (2048, 8), (4096, 8)):
 
@@ -325,7 +318,7 @@ def layer_timings(*, quick: bool) -> Iterator[Timing]:
                 return lambda: activation.silu_mul(x, block=block, warps=warps), rows * inner * 6.0
 
             note = f"block {block} warps {warps}"
-            yield Timing(f"silu_mul {rows}×{inner}", note, rotated(rows * inner * 6.0, gated))
+            yield KernelTiming(f"silu_mul {rows}×{inner}", note, rotated(rows * inner * 6.0, gated))
     for rows, heads in [(1, 16), (256, 16), (256, 32), (2048, 32)]:
         for block, warps in ((4, 2),) if quick else ((2, 1), (4, 1), (4, 2), (8, 2), (8, 4), (16, 4)):
 
@@ -336,7 +329,7 @@ def layer_timings(*, quick: bool) -> Iterator[Timing]:
 
             note = f"heads {block} warps {warps}"
             moved = rows * (heads + 16) * 128 * 4.0
-            yield Timing(f"rotary_write {rows} rows {heads}/8 heads", note, rotated(moved, written))
+            yield KernelTiming(f"rotary_write {rows} rows {heads}/8 heads", note, rotated(moved, written))
 
 
 def _rotary_call(
@@ -367,68 +360,3 @@ def _rotary_call(
         )
 
     return call, rows * (heads + 16) * 128 * 4.0
-
-
-# ── sampling and experts ────────────────────────────────────────────────────────────────────────
-
-SAMPLING = {
-    "greedy": SamplingParams(temperature=0.0),
-    "temperature": SamplingParams(temperature=0.8),
-    "top_p": SamplingParams(top_p=0.9),
-    "top_k + top_p": SamplingParams(temperature=0.8, top_k=40, top_p=0.95),
-    "penalties": SamplingParams(temperature=0.0, repeat_penalty=1.1),
-    "bias": SamplingParams(temperature=0.0, logit_bias={5: 1.0}),
-    "20 logprobs": SamplingParams(temperature=0.0, logprobs=20),
-}
-
-
-def _sampling(rows: int, params: SamplingParams, *, spread: float, block: int = 4096, warps: int = 8) -> Run:
-    def run() -> tuple[float, float, float]:
-        table = SamplingTable.allocate(rows, vocab=VOCAB, context_max=64, device="cuda", biases_max=16)
-        for slot in range(rows):
-            table.bind(slot, params, [1, 2, 3])
-        slots = torch.arange(rows, device="cuda")
-        moved = rows * VOCAB * 2.0
-        mode = SamplingMode.of([params])
-
-        def call(logits: Tensor) -> Tensor | SampledTokens:
-            if mode.logprobs >= 0:
-                return sample(logits, table, slots, slots=slots, mode=mode)
-            return sampling.sample_ids(logits, table, slots, slots, mode, block=block, warps=warps)
-
-        sets = [
-            (torch.randn(rows, VOCAB, device="cuda") * spread).bfloat16()
-            for _ in range(rotations(moved, most=16))
-        ]
-        return seconds([lambda one=one: call(one) for one in sets]), moved, 0.0
-
-    return run
-
-
-def sampling_timings(*, quick: bool) -> Iterator[Timing]:
-    for rows, (name, params) in product((1, 256), SAMPLING.items()):
-        yield Timing(f"sample {rows} rows {name}", "spread 3", _sampling(rows, params, spread=3.0))
-    yield Timing("sample 256 rows top_p", "flat", _sampling(256, SAMPLING["top_p"], spread=0.3))
-    for block, warps in () if quick else ((1024, 4), (2048, 4), (4096, 4), (8192, 8), (8192, 16)):
-        for name in ("greedy", "temperature"):
-            run = _sampling(256, SAMPLING[name], spread=3.0, block=block, warps=warps)
-            yield Timing(f"sample 256 rows {name}", f"block {block} warps {warps}", run)
-
-
-def moe_timings(*, quick: bool) -> Iterator[Timing]:
-    """Qwen3-30B-A3B: 128 experts, 8 chosen, 2,048 wide, 768 inside. Bytes: the experts read."""
-    for rows in (1, 32, 256) if quick else (1, 8, 32, 256, 2048):
-
-        def run(rows: int = rows) -> tuple[float, float, float]:
-            draw = Draw(rows, "cuda", torch.bfloat16)
-            gate_up, down = draw.normal(128, 1536, 2048) * 0.02, draw.normal(128, 2048, 768) * 0.02
-            x, logits = draw.normal(rows, 2048), draw.normal(rows, 128)
-            used = len(set(route(logits, 8, renormalize=True)[1].flatten().tolist()))
-
-            def call() -> Tensor:
-                weights, chosen = route(logits, 8, renormalize=True)
-                return experts.moe_experts(x, weights, chosen, gate_up, down)
-
-            return seconds([call]), used * 3 * 768 * 2048 * 2.0, rows * 8 * 6.0 * 768 * 2048
-
-        yield Timing(f"moe {rows} rows", "default", run)

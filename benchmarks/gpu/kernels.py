@@ -32,7 +32,7 @@ import sampling_checks
 import torch
 
 
-class Session:
+class KernelSession:
     """Results so far, and the time left."""
 
     def __init__(self, only: str, budget_s: float) -> None:
@@ -62,7 +62,7 @@ class Session:
         self.add(f"BROKEN {name}: {text[:300]}", name=name, error_text=text, trace=where[-12:], **record)
 
 
-def run_checks(session: Session, device: str, *, tiny: bool) -> None:
+def run_checks(session: KernelSession, device: str, *, tiny: bool) -> None:
     dtype = torch.float16 if tiny else torch.bfloat16  # the interpreter truncates to bfloat16
     cases = [
         *kernel_checks.layer_cases(tiny=tiny),
@@ -97,13 +97,19 @@ def run_checks(session: Session, device: str, *, tiny: bool) -> None:
                 session.add(f"ok     {name:58} {seen}", kind="check", name=name, passed=True, seen=seen)
 
 
-def run_timings(session: Session, *, quick: bool) -> None:
+def run_timings(session: KernelSession, *, quick: bool) -> None:
     import kernel_timings
     import linear_timings
+    import sampling_timings
 
     bandwidth = measure.copy_bandwidth()
     session.add(f"copy {bandwidth / 1e12:.2f} TB/s", kind="timing", name="copy", bytes_per_s=bandwidth)
-    groups = (linear_timings.linear_timings(quick=quick), kernel_timings.timings(quick=quick))
+    groups = (
+        linear_timings.linear_timings(quick=quick),
+        kernel_timings.timings(quick=quick),
+        sampling_timings.sampling_timings(quick=quick),
+        sampling_timings.moe_timings(quick=quick),
+    )
     for timing in itertools.chain(*groups):
         if session.wants(timing.name):
             try:
@@ -144,7 +150,7 @@ def main() -> int:
     parser.add_argument("--timings", action="store_true", help="only the times")
     parser.add_argument("--budget-s", type=float, default=1e9)
     options = parser.parse_args()
-    session = Session(options.only, options.budget_s)
+    session = KernelSession(options.only, options.budget_s)
     cuda = torch.cuda.is_available()
     try:
         if not options.timings:

@@ -8,7 +8,7 @@ from itertools import product
 import torch
 import triton
 from kernel_checks import Draw
-from kernel_timings import VOCAB, Run, Timing, rotated
+from kernel_timings import VOCAB, KernelTiming, Run, rotated
 
 from stretto.backends.torch.kernels import activation, linear, norm, skinny
 from stretto.backends.torch.kernels.linear import LinearShape
@@ -90,31 +90,31 @@ SKINNY = [
 ]
 
 
-def linear_timings(*, quick: bool) -> Iterator[Timing]:
+def linear_timings(*, quick: bool) -> Iterator[KernelTiming]:
     theirs = {"norm": "torch norm", "gated": "torch gated", "add": "torch", "plain": "torch"}
     for name, width, outs, kind in LINEARS:
         for rows in (1, 4) if quick else (1, 2, 3, 4):
             label = f"linear {name} {rows} rows {width}→{outs}"
-            yield Timing(label, "default", _linear(rows, width, outs, kind=kind))
-            yield Timing(label, theirs[kind], _linear(rows, width, outs, kind=theirs[kind]))
+            yield KernelTiming(label, "default", _linear(rows, width, outs, kind=kind))
+            yield KernelTiming(label, theirs[kind], _linear(rows, width, outs, kind=theirs[kind]))
         for rows in (8,) if quick else (8, 16):
             label = f"linear {name} {rows} rows {width}→{outs}"
-            yield Timing(label, "torch", _linear(rows, width, outs, kind="torch"))
+            yield KernelTiming(label, "torch", _linear(rows, width, outs, kind="torch"))
             for block_n, block_k, warps, stages in SKINNY[: 3 if quick else None]:
                 many = SkinnyShape(block_n, block_k, warps, stages)
                 note = f"skinny, tile {block_n}×{block_k} warps {warps} stages {stages}"
-                yield Timing(label, note, _linear(rows, width, outs, kind="skinny", skinny_shape=many))
+                yield KernelTiming(label, note, _linear(rows, width, outs, kind="skinny", skinny_shape=many))
         label = f"linear {name} 1 rows {width}→{outs}"
-        yield Timing(label, "PDL", _linear(1, width, outs, kind=kind, overlap=True))
+        yield KernelTiming(label, "PDL", _linear(1, width, outs, kind=kind, overlap=True))
         if kind == "norm":
-            yield Timing(label, "norm apart", _linear(1, width, outs, kind="own norm"))
+            yield KernelTiming(label, "norm apart", _linear(1, width, outs, kind="own norm"))
         for block_n, warps in product((1, 2, 4, 8, 16), (4, 8)):
             elements = block_n * triton.next_power_of_2(width) * (2 if kind == "gated" else 1)
             if width <= 4096 and (32 if quick else 24) <= elements // (warps * 32) <= (128 if quick else 256):
                 run = _linear(1, width, outs, kind=kind, shape=LinearShape(block_n, warps), long=False)
-                yield Timing(label, f"whole, columns {block_n} warps {warps}", run)
+                yield KernelTiming(label, f"whole, columns {block_n} warps {warps}", run)
         for block_n, warps, stages in ((4, 4, 4), (8, 4, 4), (2, 4, 4), (4, 8, 4), (8, 8, 3), (4, 4, 6)):
             if kind in ("add", "plain") and not (quick and (block_n == 2 or warps == 8 or width < 3072)):
                 shape = LinearShape(block_n, warps, stages)
                 run = _linear(1, width, outs, kind=kind, shape=shape, long=True)
-                yield Timing(label, f"long, columns {block_n} warps {warps} stages {stages}", run)
+                yield KernelTiming(label, f"long, columns {block_n} warps {warps} stages {stages}", run)

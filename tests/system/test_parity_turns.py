@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.parity import Conversation, Setting, compare, reference
+from benchmarks.parity import ParityConversation, Setting, compare, reference
 from stretto.errors import DeterminismError
 from stretto.llm import LLM
 
@@ -18,7 +18,7 @@ OFF = {
 
 
 @pytest.fixture(scope="module")
-def asked(smollm2: Path) -> list[Conversation]:
+def asked(smollm2: Path) -> list[ParityConversation]:
     return reference(smollm2, "off", 2, 2, THREADS)
 
 

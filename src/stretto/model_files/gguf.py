@@ -121,10 +121,10 @@ def read(path: Path | str) -> GgufFile:
     """Read and check the whole header; raises a `ModelError` with a one-line reason."""
     path = Path(path)
     with opened(path) as (descriptor, identity):
-        return _Reader(path, descriptor, identity).file()
+        return _HeaderReader(path, descriptor, identity).file()
 
 
-class _Reader:
+class _HeaderReader:
     """A cursor over a growing buffer with the start of the file."""
 
     def __init__(self, path: Path, descriptor: int, identity: FileIdentity) -> None:

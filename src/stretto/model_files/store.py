@@ -64,7 +64,7 @@ class StoredModel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Origin:
+class _PullOrigin:
     repository: str
     revision: str
     sha256: str | None
@@ -120,7 +120,7 @@ class Store:
             target = folder / file.name
             if not _is_same(target, file):
                 source.download(wanted.repository, revision, file, target, _shifted(progress, before, total))
-                _write_origin(target, _Origin(wanted.repository, revision, file.sha256))
+                _write_origin(target, _PullOrigin(wanted.repository, revision, file.sha256))
             before += file.size
         first = folder / files[0].name
         try:
@@ -207,7 +207,7 @@ def _is_same(target: Path, file: hub.RemoteFile) -> bool:
         return False
 
 
-def _write_origin(target: Path, origin: _Origin) -> None:
+def _write_origin(target: Path, origin: _PullOrigin) -> None:
     handle, part = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         json.dump(asdict(origin), file, indent=1)

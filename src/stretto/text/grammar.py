@@ -164,7 +164,7 @@ def _gbnf_character(escape: re.Match[str]) -> str:
 # ── vocabulary ──────────────────────────────────────────────────────────────────────────────────
 
 
-class _Vocabulary:
+class _LlguidanceVocabulary:
     """The tokenizer interface that llguidance expects."""
 
     is_tokenizer_wrapper = True
@@ -222,7 +222,7 @@ def build_ll_tokenizer(
     tokens = list(token_bytes)
     for token in special:
         tokens[token] = b"\xff" + tokens[token]  # llguidance's mark: no UTF-8 text contains it
-    vocabulary: Any = _Vocabulary(tokens, ends[0], special, encode)
+    vocabulary: Any = _LlguidanceVocabulary(tokens, ends[0], special, encode)
     return LLTokenizer(vocabulary, n_vocab=len(tokens), eos_token=ends)
 
 

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from benchmarks.server_process import ServerProcess, descriptors
-from benchmarks.sse_client import Reply, chat, stream
+from benchmarks.sse_client import StreamReply, chat, stream
 
 PROVE = os.environ.get("STRETTO_PROVE") == "1"
 TICK_MS = "10"
@@ -35,7 +35,7 @@ def get(running: ServerProcess, path: str) -> httpx.Response:
     return httpx.get(running.url + path, timeout=10, trust_env=False, verify=False)
 
 
-async def streams(running: ServerProcess, count: int, tokens: int) -> list[asyncio.Task[Reply]]:
+async def streams(running: ServerProcess, count: int, tokens: int) -> list[asyncio.Task[StreamReply]]:
     """So many streams, each of which has begun."""
     tasks = [
         asyncio.create_task(stream(running.address, chat("simulated", max_tokens=tokens, seed=index)))
@@ -61,7 +61,7 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("attempt", range(10 if PROVE else 2))
 def test_what_runs_finishes_and_what_comes_is_refused(attempt: int) -> None:
-    async def drain(running: ServerProcess) -> list[Reply]:
+    async def drain(running: ServerProcess) -> list[StreamReply]:
         tasks = await streams(running, 4, 200 + 20 * attempt)
         running.process.send_signal(signal.SIGTERM)
         await asyncio.sleep(0.2)
@@ -84,7 +84,7 @@ def test_what_runs_finishes_and_what_comes_is_refused(attempt: int) -> None:
 
 
 def test_what_waits_is_told_at_once() -> None:
-    async def drain(running: ServerProcess) -> tuple[list[Reply], list[Reply], float]:
+    async def drain(running: ServerProcess) -> tuple[list[StreamReply], list[StreamReply], float]:
         tasks = await streams(running, 2, 300)
         waiting = [
             asyncio.create_task(stream(running.address, chat("simulated", max_tokens=5, seed=50 + index)))
@@ -105,7 +105,7 @@ def test_what_waits_is_told_at_once() -> None:
 
 
 def test_the_time_out_cuts_with_a_last_word() -> None:
-    async def drain(running: ServerProcess) -> list[Reply]:
+    async def drain(running: ServerProcess) -> list[StreamReply]:
         tasks = await streams(running, 3, 4000)
         running.process.send_signal(signal.SIGTERM)
         return list(await asyncio.gather(*tasks))
@@ -124,7 +124,7 @@ def test_the_time_out_cuts_with_a_last_word() -> None:
 
 
 def test_a_second_signal_cuts_now() -> None:
-    async def drain(running: ServerProcess) -> list[Reply]:
+    async def drain(running: ServerProcess) -> list[StreamReply]:
         tasks = await streams(running, 3, 6000)
         running.process.send_signal(signal.SIGTERM)
         await asyncio.sleep(0.3)

@@ -131,9 +131,9 @@ def test_empty_or_different_answers_are_not_equal(batched, single):
 # ── attacks ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def attack(**changes: Any) -> judged.Report:
+def attack(**changes: Any) -> judged.AttackReport:
     still = judged.ProcessMemory(100, 150, 100)
-    good = judged.Report(
+    good = judged.AttackReport(
         attack="none",
         repeats=1,
         seconds=1.0,

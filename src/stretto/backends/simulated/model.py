@@ -20,7 +20,7 @@ DECODED = 1 << 20  # in a cell: written by a decode row, if that makes a differe
 DRAFTED = 1 << 21  # several rows of a sequence in one decode span
 
 
-class Measured(NamedTuple):
+class TokenScores(NamedTuple):
     """The scores of one prompt token, as every backend returns them."""
 
     logprob: float
@@ -60,11 +60,11 @@ class SimulatedModel:
             return self.eos
         return 1 + (value >> 7) % (self.vocab - 1)
 
-    def measured(self, cells: bytes, token: int) -> Measured:
+    def measured(self, cells: bytes, token: int) -> TokenScores:
         """A logprob that depends on the whole prefix and on the token."""
         likeliest = self.next_token(cells, 0)
         best = -((zlib.crc32(cells) % 1000 + 1) / 1000)
-        return Measured(
+        return TokenScores(
             best if token == likeliest else best - 1.0 - token / self.vocab, (likeliest,), (best,)
         )
 
