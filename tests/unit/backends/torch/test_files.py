@@ -111,7 +111,7 @@ def test_old_and_new_spellings_of_a_configuration():
 
 def test_pickles_and_strange_shard_names_are_refused(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
-    with pytest.raises(UnsupportedModelError, match="run code"):
+    with pytest.raises(UnsupportedModelError, match="execute code"):
         SafetensorsSource(tmp_path)
     index = tmp_path / "model.safetensors.index.json"
     for name in ("../secret.safetensors", "/etc/passwd", "weights.bin"):
