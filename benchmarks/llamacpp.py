@@ -241,7 +241,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", help="write the figures to this file")
-    parser.add_argument("--check", action="store_true", help="exit 1 when a bar is missed")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a bar is missed")
     parser.add_argument("--model", help="a GGUF file (default: the bundled SmolLM2-135M-Instruct as Q4_0)")
     parser.add_argument("--cache-dir", default=str(Path(tempfile.gettempdir()) / "stretto-bench"))
     parser.add_argument("--threads", type=int, default=1)

@@ -84,7 +84,7 @@ def load(curves: Curves) -> tuple[list[float], list[dict[str, Any]], str]:
 
 
 def cache(curves: Curves) -> tuple[list[float], list[dict[str, Any]], str]:
-    """q8_0 halves the KV cache: what it costs in speed."""
+    """q8_0 halves the KV cache, at some cost in speed."""
     shape = Shape(users=8, requests=8 if curves.quick else 24, input_tokens=1000)
     found = []
     for kind in CACHE_TYPES:
@@ -105,12 +105,10 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=list(CURVES), default=list(CURVES), metavar="CURVE")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", type=Path, help="a GGUF file (default: SmolLM2-135M-Instruct as Q4_0)")
-    parser.add_argument(
-        "--check", action="store_true", help="exit 1 when the curves are not as the guide says"
-    )
+    parser.add_argument("--check", action="store_true", help="exit 1 if a bar of the guide is missed")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
     chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped too
     model = chosen.model or bundled.ensure_default(cache_home())
     curves = Curves(model, threads=chosen.threads, quick=chosen.quick)
     report: dict[str, Any] = {"conditions": {**conditions(), "model": model.name, "threads": chosen.threads}}
@@ -136,7 +134,7 @@ def main() -> int:
 
 
 def bars(report: dict[str, Any]) -> list[Bar]:
-    """What the guide says of these curves."""
+    """The claims of the tuning guide."""
     runs = {name: [run["all"] for run in report[name]["runs"]] for name in CURVES if name in report}
     failed = sum(sum(run["errors"].values()) for found in runs.values() for run in found)
     asked = [run["requests"] for found in runs.values() for run in found]

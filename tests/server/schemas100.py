@@ -141,7 +141,7 @@ def main() -> int:
     parser.add_argument("--schemas", type=int, default=100)
     parser.add_argument("--tools", type=int, default=50)
     parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--check", action="store_true", help="exit 1 when the bar is missed")
+    parser.add_argument("--check", action="store_true", help="exit 1 if the bar is missed")
     options = parser.parse_args()
     with _server(options.url) as url:
         found = asyncio.run(measure(url, schemas=options.schemas, tools=options.tools))
