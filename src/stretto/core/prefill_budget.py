@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from stretto.core.capabilities import Parts
 from stretto.core.cost import CostModel
+from stretto.core.fairness import AGEING_PERIOD
 from stretto.core.slot import Slot
 
-OLDEST_PERIOD = 4  # in so many ticks the oldest prompt leads once: of a class, and of all
 NEARLY = 1.1  # times the room: rows that may be given to end a prompt
 
 
@@ -47,9 +47,9 @@ class ChunkSharer:
             return []
         oldest = self._leader(prompts)
         order = sorted(prompts, key=_shortest)
-        top = _priority(order[0])
-        rivals = _priority(oldest) == top and sum(_priority(slot) == top for slot in prompts) > 1
-        leads = not rivals or self._stood + 1 == OLDEST_PERIOD
+        top = order[0].priority
+        rivals = oldest.priority == top and sum(slot.priority == top for slot in prompts) > 1
+        leads = not rivals or self._stood + 1 == AGEING_PERIOD
         context = (oldest if leads else order[0]).planned
         left = min(self._cost.largest_chunk(context, allowance_s, least=least), rows)
         enough = left if enough is None else enough
@@ -60,18 +60,18 @@ class ChunkSharer:
         self._give_shortest(shares, order, left, enough, rows=rows, context=context)
         if not shares:
             self._give(shares, oldest, left, least=1)
-        if _priority(oldest) == top:
+        if oldest.priority == top:
             self._stood = 0 if leads else self._stood + 1  # who comes new has the first turn
         return [(slot, shares[slot.index]) for slot in order if shares.get(slot.index)]
 
     def _leader(self, prompts: Sequence[Slot]) -> Slot:
         """The oldest of the most urgent ones, and regularly the oldest of all."""
-        oldest = min(prompts, key=_arrival)
+        oldest = min(prompts, key=lambda slot: slot.arrival)
         first = min(prompts, key=_rank)
-        if _priority(first) == _priority(oldest):
+        if first.priority == oldest.priority:
             self._passed_over = 0
             return oldest
-        self._passed_over = (self._passed_over + 1) % OLDEST_PERIOD
+        self._passed_over = (self._passed_over + 1) % AGEING_PERIOD
         return first if self._passed_over else oldest
 
     def _give_shortest(
@@ -138,16 +138,8 @@ class ChunkSharer:
         return self._cost.chunk_s(count, context) > self._cost.chunk_s(self._quantum, context)
 
 
-def _arrival(slot: Slot) -> int:
-    return slot.job.arrival if slot.job is not None else 0
-
-
-def _priority(slot: Slot) -> int:
-    return slot.job.priority if slot.job is not None else 0
-
-
 def _rank(slot: Slot) -> tuple[int, int]:
-    return (_priority(slot), _arrival(slot))
+    return (slot.priority, slot.arrival)
 
 
 def _shortest(slot: Slot) -> tuple[int, int, int]:

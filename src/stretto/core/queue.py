@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from heapq import nsmallest
 from itertools import chain
 
+from stretto.core.fairness import AGEING_PERIOD
 from stretto.core.limits import Limits
 from stretto.core.request import Priority
 from stretto.core.slot import Job, Status
 
-AGEING_PERIOD = 4
 PRUNE_SLACK = 64
 
 
@@ -50,8 +50,6 @@ class Queue:
         )
 
     def push(self, job: Job, now: float) -> None:
-        job.seniors_before = self.size
-        job.admissions_before = self.admissions
         self._lines.setdefault((job.priority, job.account.tenant), deque()).append(job)
         self._by_age.append(job)
         if job.request.streamed and job.priority != Priority.BACKGROUND:
@@ -148,7 +146,6 @@ class Queue:
         else:
             self._take(job)
             self.admissions += counted
-            job.admissions_waited = self.admissions - job.admissions_before
             if overtakes:
                 self._waiting[job.priority] -= 1
                 self._enter(job, now)
@@ -192,7 +189,6 @@ class Queue:
             return  # it keeps its place: preempted requests are asked again each tick
         job.status = Status.DEFERRED
         job.deferrals += 1
-        job.deferred_at = self.admissions
         self.deferred.append(job)
 
     def resume(self, job: Job) -> None:
@@ -200,7 +196,6 @@ class Queue:
         self.deferred.remove(job)
         job.status = Status.WAITING
         job.wait_for = None
-        job.admissions_before += self.admissions - job.deferred_at
         _insert(self._lines.setdefault((job.priority, job.account.tenant), deque()), job)
         _insert(self._by_age, job)
 

@@ -2,7 +2,7 @@
 
 A slot has no phases. It has `known` tokens and `planned >= computed`; it prefills while more than one
 known token is not planned, then it generates. Chunking, resume, speculation, forks and planning ahead need
-no other state. `Slot.state` gives the seeds' names (idle, prefilling, generating) for telemetry.
+no other state. `Slot.state` (idle, prefilling, generating) is for telemetry.
 
 A job outlives its slot: preempted, it keeps its tokens and is opened again later, perhaps elsewhere.
 """
@@ -10,6 +10,7 @@ A job outlives its slot: preempted, it keeps its tokens and is opened again late
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
 from enum import Enum
 
 from stretto.core.fairness import TOKEN_COST, Account
@@ -29,13 +30,26 @@ class Status(Enum):
     ENDED = "ended"
 
 
+class WaitFor(Enum):
+    IDLE = "idle"  # the slot that holds the conversation finishes
+    LENGTH = "length"  # the slot has computed the tokens in common
+
+
+@dataclass(frozen=True, slots=True)
+class Defer:
+    """Wait for `slot` while it runs `request_id`; ends by itself when the time-out is over."""
+
+    what: WaitFor
+    slot: int
+    request_id: str
+    length: int
+
+
 class Job:
     """Mutable, core only. One for each accepted request, from submit to its terminal event."""
 
     __slots__ = (
         "account",
-        "admissions_before",
-        "admissions_waited",
         "admitted_s",
         "arrival",
         "arrival_s",
@@ -43,7 +57,6 @@ class Job:
         "caller_since_s",
         "cancelled",
         "deferrals",
-        "deferred_at",
         "entered_s",
         "first_token_s",
         "held_s",
@@ -58,7 +71,6 @@ class Job:
         "prompt_tokens",
         "request",
         "scope",
-        "seniors_before",
         "slice_preemptions",
         "status",
         "stopped_at",
@@ -99,12 +111,8 @@ class Job:
         self.cached = 0
         self.cancelled = ""  # reason, once asked for
         self.stopped_at = -1  # tokens kept, once the text layer saw a stop string
-        self.seniors_before = 0  # the ageing bound: r, and the admission count, at arrival
-        self.admissions_before = 0
-        self.admissions_waited = 0
         self.deferrals = 0
-        self.deferred_at = 0
-        self.wait_for: object = None  # the Defer verdict while deferred
+        self.wait_for: Defer | None = None  # while deferred
 
     def pay(self, cost: float) -> None:
         """From what was paid in advance, while there is some. A rest below 0 is settled with the slot."""
@@ -171,6 +179,16 @@ class Slot:
         self.tokens_min = 1  # progress in this residency before it yields to a more urgent request
         self.rebuilds = 0
         self.replay_from = NEVER  # from here on known tokens run one row a tick, as when they were generated
+
+    @property
+    def arrival(self) -> int:
+        """The arrival number of its request: smaller is older."""
+        return self.job.arrival if self.job is not None else NEVER
+
+    @property
+    def priority(self) -> int:
+        """The priority of its request: smaller is more urgent."""
+        return self.job.priority if self.job is not None else 0
 
     @property
     def rows_due(self) -> int:

@@ -72,7 +72,7 @@ class State:
 
     def oldest_running(self) -> Slot | None:
         """The oldest running request: a victim of time-outs and strictly more urgent requests alone."""
-        return min(self.active, key=_arrival, default=None)
+        return min(self.active, key=lambda slot: slot.arrival, default=None)
 
     def slot_requests(self) -> tuple[str, ...]:
         return tuple(slot.job.id if slot.job is not None else "" for slot in self.slots)
@@ -235,10 +235,6 @@ def _computed(job: Job) -> int:
     """Prompt tokens that were computed for a request, however far it came."""
     reached = job.prompt_tokens if job.first_token_s is not None else min(job.high_water, job.prompt_tokens)
     return max(0, reached - job.cached)
-
-
-def _arrival(slot: Slot) -> int:
-    return slot.job.arrival if slot.job is not None else 0
 
 
 def make_ledger(limits: Limits, capabilities: Capabilities) -> KvLedger:

@@ -164,7 +164,7 @@ class Started(NamedTuple):
 
 
 class Terminal(NamedTuple):
-    """The last word on a request, with seed 003's measurements. Times count from arrival.
+    """How a request ended, with its measurements. Times count from arrival.
 
     `queue_wait_s` of a request that never had a slot (`admitted` is False) is all the time it waited.
     `computed_tokens` are those prompt tokens that were computed for it; work that was redone does not count.
@@ -198,7 +198,7 @@ class Terminal(NamedTuple):
 
 
 class Note(NamedTuple):
-    """One telemetry event, under the seeds' names (see `event_names`)."""
+    """One log event; its name is one of `event_names`."""
 
     name: str
     request_id: str
@@ -207,7 +207,7 @@ class Note(NamedTuple):
 
 
 class TickMeasures(NamedTuple):
-    """Seed 003's per-tick measurements."""
+    """Measurements of one tick."""
 
     batch_size: int
     decode_tokens: int

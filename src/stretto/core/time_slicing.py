@@ -80,7 +80,7 @@ class TimeSlicer:
         tried = 0
         for waiter, least in waiters:
             enough = any(tokens >= least and _may_take(waiter, *whose) for whose, tokens in most.items())
-            if not enough or waiter in self._admission.promised:
+            if not enough or self._admission.is_promised(waiter):
                 continue
             tried += 1
             if tried > TRIED_MAX:
@@ -98,7 +98,7 @@ class TimeSlicer:
     def _change(self, slot: Slot, waiter: Job) -> None:
         self._newcomers_first = waiter.preemptions > 0
         self._state.preempt(slot, PreemptReason.TIME_SLICE, waiter)
-        self._admission.promised.append(waiter)
+        self._admission.promise(waiter)
 
     # --- whose slot ------------------------------------------------------------------------------
 

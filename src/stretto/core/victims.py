@@ -43,11 +43,11 @@ def for_memory(running: Sequence[Slot], oldest: Slot | None, needy: Slot) -> Slo
     The needy one itself comes after these. Only the oldest, which must advance, takes memory from more
     urgent requests, and only while it has not advanced in this residency.
     """
-    priority = _priority(needy)
+    priority = needy.priority
     others = [s for s in running if s is not needy]
-    able = [s for s in others if _priority(s) >= priority and (s is not oldest or yields_to(s, priority))]
+    able = [s for s in others if s.priority >= priority and (s is not oldest or yields_to(s, priority))]
     if not able and needy is oldest:
-        if any(yields_to(needy, _priority(s)) for s in others):
+        if any(yields_to(needy, s.priority) for s in others):
             return needy
         able = others
     if not able:
@@ -69,10 +69,6 @@ def _job_key(slot: Slot) -> tuple[int, float, int]:
     job = slot.job
     assert job is not None
     return (job.priority, job.account.served, job.arrival)
-
-
-def _priority(slot: Slot) -> int:
-    return slot.job.priority if slot.job is not None else 0
 
 
 def _preemptions(slot: Slot) -> int:

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable
 
 from stretto.core import event_names, invariants, victims
+from stretto.core.fairness import AGEING_PERIOD
 from stretto.core.ops import OpKind
 from stretto.core.preemption import PlannedPreemption
-from stretto.core.queue import AGEING_PERIOD
 from stretto.core.scheduler import Scheduler
 from stretto.core.slot import Job, Status
 from stretto.core.tick import (
@@ -30,12 +30,14 @@ from stretto.core.tick import (
 )
 from stretto.core.time_slicing import PAUSE_MAX_S, SHORT_SLICE
 from stretto.errors import InvariantError
+from stretto.testing.ageing import record_waits
 from stretto.testing.sometimes import SOMETIMES
 
 
 class Laws:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._waits = record_waits(scheduler)
         self._seen_admitted: set[str] = set()
         self._oldest_running: Job | None = None
         self._running_before: dict[str, Job] = {}
@@ -99,7 +101,7 @@ class Laws:
             self._seen_admitted.add(job.id)
             if job.preemptions == 0:
                 _need(not self._scheduler.draining, f"{job.id} was queued, and began to run after a drain")
-                invariants.check_admission(job)
+                self._waits.check(job)
                 waiting = [j.priority for j in state.queue.waiting()]
                 if waiting and min(waiting) < job.priority:
                     self.saw("ageing admission went to a lower class")
@@ -310,7 +312,7 @@ class Laws:
 
     def _observe_note(self, note: Note, now: float) -> None:
         name = note.name
-        if name in event_names.SEED_NAMES:
+        if name in event_names.STABLE_NAMES:
             self.saw(f"note: {name}")
         if name == event_names.SERVER_BUSY:
             since, limits = self._building_since, self._scheduler.state.limits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stretto.core import event_names
 
 SOMETIMES = (
-    *(f"note: {name}" for name in event_names.SEED_NAMES),
+    *(f"note: {name}" for name in event_names.STABLE_NAMES),
     "preempted and resumed",
     "preempted for priority",
     "the oldest running request yielded to a more urgent one",

@@ -8,12 +8,11 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stretto.core.fairness import Account
-from stretto.core.invariants import check_admission
+from stretto.core.fairness import AGEING_PERIOD, Account
 from stretto.core.limits import Limits
-from stretto.core.queue import AGEING_PERIOD, Queue
 from stretto.core.request import Priority, Request, SamplingParams
 from stretto.core.slot import Job, Status
+from stretto.testing.ageing import RecordingQueue
 from stretto.testing.strategies import text
 from tests.simulation.machines.profile import DICE, PROFILE
 
@@ -29,7 +28,7 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def begin(self, slots, depth, max_queue, wait_s):
         self.limits = Limits(n_seq_max=slots, queue_depth=depth, max_queue=max_queue, max_queue_wait_s=wait_s)
-        self.queue = Queue(self.limits)
+        self.queue = RecordingQueue(self.limits)
         self.accounts = {name: Account(name, 1.0) for name in ("a", "b", "c")}
         self.jobs: list[Job] = []  # everybody who has not ended, by arrival
         self.since: dict[str, float] = {}  # callers that stepped back
@@ -120,7 +119,7 @@ class QueueMachine(RuleBasedStateMachine):
         else:
             self.admissions += counted
             self._enter(job)
-            check_admission(job)
+            self.queue.check(job)
 
     def _enter(self, job: Job) -> None:
         """Who overtakes as a caller takes the place of the last who had entered and still waits."""

@@ -8,10 +8,12 @@ import pytest
 
 from stretto.backends.simulated import LatencyModel
 from stretto.core import event_names
+from stretto.core.fairness import AGEING_PERIOD
 from stretto.core.limits import Limits
 from stretto.core.request import Priority
 from stretto.core.slot import Status
 from stretto.core.tick import End, PreemptReason
+from stretto.testing.ageing import record_waits
 from tests.unit.core.rig import Rig, ask, paged, prompt, streams
 
 
@@ -96,14 +98,15 @@ def overload(seed: int, ticks: int = 4000) -> tuple[Rig, float]:
     flat = LatencyModel(a_s=3e-3, b_s=1e-5, c_s=2e-9, beta_s=6e-6, gamma_s=2e-10)
     can = paged(8, pages=160, page_tokens=16, window=2400, chunk_multiple=32)
     rig = Rig(limits, can, latency=flat, check=False)
-    worst, seen = 0.0, set()
+    waits, worst, seen = record_waits(rig.scheduler), 0.0, set()
 
     def look(_) -> None:
         nonlocal worst
         for slot in rig.state.active:
             if slot.job.id not in seen:
                 seen.add(slot.job.id)
-                ratio = slot.job.admissions_waited / (slot.job.seniors_before + 1 + slot.job.deferrals)
+                wait = waits.waits[slot.job.id]
+                ratio = AGEING_PERIOD * wait.admissions / wait.bound(slot.job)
                 worst = max(worst, ratio)
 
     rig.after_plan.append(look)

@@ -8,7 +8,7 @@ from stretto.core import event_names
 def test_every_name_is_its_own():
     names = [value for name, value in vars(event_names).items() if name.isupper() and isinstance(value, str)]
     assert len(set(names)) == len(names)
-    assert set(event_names.SEED_NAMES) <= set(names)
+    assert set(event_names.STABLE_NAMES) <= set(names)
 
 
 def test_the_seeds_log_messages_to_the_letter():

@@ -39,7 +39,7 @@ def test_tenants_that_come_once_are_forgotten():
     accounts = Accounts({})
     for number in range(ACCOUNTS_IDLE_MAX + 500):
         accounts.leave(accounts.join(f"t{number}"))
-    assert len(list(accounts)) <= ACCOUNTS_IDLE_MAX + 1
+    assert len(accounts) <= ACCOUNTS_IDLE_MAX + 1
 
 
 def test_what_is_done_again_after_parking_is_free():
@@ -111,6 +111,6 @@ def test_what_was_paid_in_advance_is_settled_whatever_the_length():
         rig.accept(ask(f"r{number}", 10, max_tokens=tokens, tenant=f"t{number}"))
     rig.run()
     for number, tokens in enumerate((1, 3, 200)):
-        account = next(a for a in rig.state.accounts if a.tenant == f"t{number}")
+        account = rig.state.accounts.of(f"t{number}")
         assert account.served >= 9 + 2 * tokens  # or lifted to what the others were served meanwhile
     assert rig.state.accounts._output_mean > OUTPUT_GUESS

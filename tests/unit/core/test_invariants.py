@@ -98,16 +98,6 @@ def test_a_slot_that_computed_more_than_was_planned():
         invariants.check_books(made.scheduler)
 
 
-def test_somebody_who_was_overtaken_too_often():
-    made = rig()
-    job = made.job("a")
-    job.seniors_before, job.admissions_waited = 1, 8
-    invariants.check_admission(job)
-    job.admissions_waited = 9
-    with pytest.raises(InvariantError, match="overtaken"):
-        invariants.check_admission(job)
-
-
 def test_idle_with_work_left():
     made = rig()
     with pytest.raises(InvariantError, match="idle, and"):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stretto.core.fairness import Account
+from stretto.core.fairness import AGEING_PERIOD, Account
 from stretto.core.limits import Limits
-from stretto.core.queue import AGEING_PERIOD, Queue
+from stretto.core.queue import Queue
 from stretto.core.request import Priority
 from stretto.core.slot import Job, Status
 from tests.unit.core.rig import ask

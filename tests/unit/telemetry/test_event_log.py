@@ -46,10 +46,10 @@ def test_every_event_has_a_level() -> None:
 
 def test_the_seeds_messages_reach_the_log_to_the_letter(out: io.StringIO) -> None:
     log = EventLog("tiny", name_of=lambda request_id: request_id.partition("/")[2])
-    log.take(Events(notes=[Note(name, "1/chatcmpl-x", 2, 1.5) for name in event_names.SEED_NAMES]))
+    log.take(Events(notes=[Note(name, "1/chatcmpl-x", 2, 1.5) for name in event_names.STABLE_NAMES]))
     log.close()
     found = lines(out)
-    assert [line["event"] for line in found] == list(event_names.SEED_NAMES)
+    assert [line["event"] for line in found] == list(event_names.STABLE_NAMES)
     assert {(line["model"], line["slot"], line["request_id"]) for line in found} == {
         ("tiny", 2, "chatcmpl-x")
     }

@@ -52,7 +52,6 @@ class PageLedger:
         self._updates: dict[int, TableUpdate] = {}
         self._copies: list[tuple[KvOp, int]] = []  # with the slot it is for
         self._issued: dict[int, list[tuple[KvOp, int]]] = {}
-        self._held_for_copy: dict[int, list[int]] = {}  # tick -> source pages that must stay
         self._newest_tick = -1
         self._shares = limits.cache != "none"
         self._system_only = limits.cache == "system_prompt"
@@ -134,7 +133,7 @@ class PageLedger:
         slot.computed = slot.planned = length
         slot.room = len(table.pages) * self._size
         self._send(table, 0)
-        self._register(table, length)
+        self._register(table, self._shared_length(table, length))
         return True
 
     def _copy_page(self, table: BlockTable, page: int, length: int) -> bool:
@@ -208,9 +207,8 @@ class PageLedger:
 
     def _register(self, table: BlockTable, length: int) -> None:
         """Pages that are full and certain become known by their digest."""
-        limit = self._shared_length(table, length) // self._size
         known = table.slot.known
-        while table.registered < limit:
+        while table.registered < length // self._size:
             start = table.registered * self._size
             tokens = known[start : start + self._size]
             page = self._pages[table.pages[table.registered]]
@@ -218,6 +216,7 @@ class PageLedger:
             table.registered += 1
 
     def _shared_length(self, table: BlockTable, length: int) -> int:
+        """Of the first `length` tokens, those that other requests may reuse."""
         if not self._shares or table.slot.job is None:
             return 0
         if self._system_only:
@@ -272,7 +271,7 @@ class PageLedger:
     def committed(self, slot: Slot) -> None:
         table = self._tables[slot.index]
         if not table.unsettled:
-            self._register(table, slot.computed)
+            self._register(table, self._shared_length(table, slot.computed))
 
     def checkpoint_at(self, job: Job, lengths: Seq[int]) -> tuple[int, ...]:
         return ()
@@ -290,17 +289,11 @@ class PageLedger:
             self._unregister(table, 0)
         elif private:
             table.chain, table.registered = root_digest(job.scope, job.id), 0
-            self._register_private(table, min(keep, slot.computed))
-        else:
             self._register(table, min(keep, slot.computed))
+        else:
+            self._register(table, self._shared_length(table, min(keep, slot.computed)))
         self._let_go(table.pages)
         slot.sequence = -1
-
-    def _register_private(self, table: BlockTable, length: int) -> None:
-        shares, system_only, exact = self._shares, self._system_only, self._exact
-        self._shares, self._system_only, self._exact = True, False, False
-        self._register(table, length)
-        self._shares, self._system_only, self._exact = shares, system_only, exact
 
     def _unregister(self, table: BlockTable, keep_pages: int) -> None:
         for index in table.pages[keep_pages:]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from stretto.core.request import Scope
-from stretto.core.slot import NEVER, Job
+from stretto.core.slot import NEVER, Job, Slot
 
 CHECKPOINTS_MAX = 8
 
@@ -56,27 +56,55 @@ class CachedPrefix:
     """
 
     __slots__ = (
+        "_length",
+        "_peak",
         "author",
         "checkpoints",
-        "length",
         "owner",
-        "peak",
         "prefilled",
         "reserved_for",
         "scope",
+        "slot",
         "tokens",
     )
 
     def __init__(self, tokens: array[int], length: int, scope: Scope, owner: str = "") -> None:
         self.tokens = tokens
-        self.length = length
-        self.peak = length  # the most it ever held: a sliding window has let go of what lies far behind it
         self.scope = scope
         self.owner = owner
+        self.slot: Slot | None = None  # the slot that computes more of it
         self.reserved_for = ""
         self.prefilled = NEVER
         self.author = -1
         self.checkpoints: list[Checkpoint] = []
+        self._length = length
+        self._peak = length
+
+    @property
+    def length(self) -> int:
+        """Tokens whose KV is certain. While a request runs here, its slot knows."""
+        return self._length if self.slot is None else self.slot.computed
+
+    @property
+    def peak(self) -> int:
+        """The most tokens it ever held: a sliding window has dropped what lies far before them."""
+        return max(self._peak, self.length)
+
+    def held(self, tokens: int) -> None:
+        """It held so many tokens for a while, whatever is left of them."""
+        self._peak = max(self._peak, tokens)
+
+    def shorten(self, length: int) -> None:
+        assert self.slot is None, "a prefix is shortened while a request runs in it"
+        self._length = length
+
+    def reset_to(self, length: int) -> None:
+        """A saved state was brought back: nothing after `length` was ever there."""
+        self._length = self._peak = length
+
+    def stop(self) -> None:
+        """The slot lets go of it: what was computed stays."""
+        self._length, self._peak, self.slot = self.length, self.peak, None
 
     @property
     def shared(self) -> int:
@@ -227,7 +255,7 @@ class PrefixStore:
     def fork(self, prefix: CachedPrefix, length: int, owner: str = "") -> CachedPrefix:
         """The first `length` tokens of a prefix as a prefix of its own, sharing checkpoints."""
         twin = CachedPrefix(prefix.tokens, length, prefix.scope, owner)
-        twin.peak = prefix.peak
+        twin.held(prefix.peak)
         twin.prefilled, twin.author = prefix.prefilled, prefix.author
         for checkpoint in prefix.checkpoints:
             if checkpoint.length <= length:
@@ -237,7 +265,7 @@ class PrefixStore:
 
     def trim(self, prefix: CachedPrefix, length: int) -> None:
         """Shorten a prefix; checkpoints behind the cut are of no use any more."""
-        prefix.length = length
+        prefix.shorten(length)
         for checkpoint in [c for c in prefix.checkpoints if c.length > length]:
             prefix.checkpoints.remove(checkpoint)
             self._unref(checkpoint.blob)

@@ -45,10 +45,7 @@ class Sequence:
 
     @property
     def held(self) -> int:
-        """Tokens whose KV is certain. While somebody runs here, the slot knows."""
-        if self.prefix is not None and self.slot is not None:
-            self.prefix.length = self.slot.computed
-            self.prefix.peak = max(self.prefix.peak, self.slot.computed)
+        """Tokens whose KV is certain."""
         return self.prefix.length if self.prefix is not None else 0
 
     @property
@@ -58,6 +55,11 @@ class Sequence:
             return True
         only_trimmed = self.trim is not None and self.copy is None and not self.incoming and not self.clear
         return only_trimmed and self.slot is not None
+
+    def run(self, slot: Slot) -> None:
+        """A request runs in this sequence: its prefix grows as the slot computes."""
+        assert self.prefix is not None
+        self.slot = self.prefix.slot = slot
 
     def forget_plans(self) -> None:
         self.copy, self.trim, self.clear, self.incoming = None, None, False, ()
@@ -130,8 +132,12 @@ class SequenceTable:
         return any(index in ends for ends in self.copying)
 
     def can_trim(self, prefix: CachedPrefix, length: int) -> bool:
-        """Can the prefix be shortened to `length`? What a window has let go of, no trim brings back."""
-        if length >= prefix.length or self.can.rewind is Rewind.ANY:
+        """Can the prefix be shortened to `length`? What a window has dropped, no trim brings back."""
+        return length >= prefix.length or self.can_rewind(prefix, length)
+
+    def can_rewind(self, prefix: CachedPrefix, length: int) -> bool:
+        """As `can_trim`, where the sequence holds rows after `length` for certain."""
+        if self.can.rewind is Rewind.ANY:
             return True
         return self.can.rewind is Rewind.WINDOW and prefix.peak - length <= self.can.rewind_tokens
 

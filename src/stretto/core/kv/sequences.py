@@ -73,10 +73,10 @@ class SequenceLedger:
             self._snapshots.came_back(job.id)
         if self._exact and target.prefix is not None:
             target.prefix.written_by(job)
-        target.slot = slot
-        target.last_used = self._clock
         slot.sequence = target.index
         slot.computed = slot.planned = length
+        target.run(slot)
+        target.last_used = self._clock
         slot.room = self._can.window if self._cells is None else self._cells.held(target.index)
         return True
 
@@ -97,7 +97,7 @@ class SequenceLedger:
                 checkpoint = prefix.nearest(length)
                 assert checkpoint is not None
                 target.incoming = (KvOp(OpKind.REWIND, target.index, length=length, blob=checkpoint.blob),)
-                prefix.peak = length
+                prefix.reset_to(length)
             target.unsettled = True
             self.store.trim(prefix, length)
             if self._cells is not None:
@@ -150,7 +150,7 @@ class SequenceLedger:
             checkpoint = prefix.checkpoints[-1]
             whole = KvOp(OpKind.RESTORE, target.index, length=snapshot.prefix.length, blob=blob)
             target.incoming = (whole, KvOp(OpKind.REWIND, target.index, length=length, blob=checkpoint.blob))
-            prefix.peak = length
+            prefix.reset_to(length)
         if self._cells is not None:
             self._cells.grow(target.index, length)
         return prefix
@@ -245,8 +245,8 @@ class SequenceLedger:
         sequence = self.table.of(slot)
         prefix = sequence.prefix
         assert prefix is not None
-        prefix.length = prefix.peak = max(prefix.peak, slot.planned)
-        if self.table.can_trim(prefix, length):
+        prefix.held(slot.planned)
+        if self.table.can_rewind(prefix, length):
             sequence.trim = length
         else:
             self.lose(slot.sequence)
@@ -255,7 +255,7 @@ class SequenceLedger:
         """A pass broke: some of the planned rows were there for a while, and a window has moved on."""
         prefix = self.table.of(slot).prefix
         assert prefix is not None
-        prefix.peak = max(prefix.peak, slot.planned)
+        prefix.held(slot.planned)
 
     def committed(self, slot: Slot) -> None:
         """Sequences need no word per tick: what a slot has computed is what its sequence holds."""
@@ -265,7 +265,8 @@ class SequenceLedger:
         prefix = sequence.prefix
         assert prefix is not None
         assert job is not None
-        keep = min(keep, sequence.held)
+        prefix.stop()
+        keep = min(keep, prefix.length)
         sequence.slot = None
         sequence.last_used = self._clock
         if private:
@@ -282,7 +283,7 @@ class SequenceLedger:
         slot.sequence = -1
 
     def _is_invalid(self, prefix: CachedPrefix, slot: Slot, job: Job) -> bool:
-        """Seed 000 §4.9: a hybrid conversation without a snapshot to come back to is not kept."""
+        """A hybrid model's conversation without a checkpoint to rewind to is not kept."""
         if self._limits.cache != "incremental" or self._can.rewind is not Rewind.CHECKPOINT:
             return False
         if job.status is Status.PREEMPTED:
@@ -328,10 +329,12 @@ class SequenceLedger:
         self._snapshots.evacuate(target, 0)
         prefix = self._copy(source, target, slot.computed)
         prefix.tokens = slot.known
-        target.prefix, target.slot, target.unsettled = prefix, slot, True
-        target.last_used = source.last_used
+        source.prefix.stop()
         source.slot = None
         self._empty(source)
+        target.prefix, target.unsettled = prefix, True
+        target.run(slot)
+        target.last_used = source.last_used
         slot.sequence = target.index
         job_id = slot.job.id if slot.job is not None else ""
         self.notes.append(Note(event_names.SEQUENCE_MOVED, job_id, slot.index, target.index))
@@ -391,6 +394,7 @@ class SequenceLedger:
             lost.prefix = CachedPrefix(slot.known, 0, prefix.scope)
             lost.prefix.prefilled, lost.prefix.author = prefix.prefilled, prefix.author
             slot.computed = slot.planned = 0
+            lost.run(slot)
             slot.room = self._can.window if self._cells is None else 0
         return slot
 
