@@ -1,7 +1,7 @@
-"""Who gets a slot next, and with which prefix.
+"""Admission: which request gets a free slot, and which cached prefix it starts from.
 
-Walks the queue's order, asks the cache policy for a verdict, checks that memory holds the whole prompt, and
-opens the slot. A request that must wait for a prefix stands aside; one that does not fit is not overtaken.
+Walks the queue in order, asks the cache policy for a verdict, checks that memory holds the whole prompt, and
+opens the slot. A request that waits for a prefix is skipped; one that does not fit is not overtaken.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Admission:
         return job in self._promised
 
     def run(self) -> None:
-        """Fill free slots until nobody is left, somebody does not fit, or no slot is free."""
+        """Fill free slots until none is free, no request waits, or the next one does not fit."""
         self.recall()
         while self._state.free_slot() is not None:
             job = self.next_in_line()
@@ -38,7 +38,7 @@ class Admission:
                 return
 
     def recall(self) -> None:
-        """Deferred requests whose reason is gone, or whose patience is over, take their place again."""
+        """Deferred requests return to their place when what they wait for is over, or their time-out is."""
         for job in list(self._state.queue.deferred):
             if not self._still_waits(job):
                 self._state.queue.resume(job)
@@ -54,16 +54,16 @@ class Admission:
         return self._is_patient(job) and (wait.what is WaitFor.IDLE or slot.computed < wait.length)
 
     def _is_patient(self, job: Job) -> bool:
-        """Parked requests do not wait for a cache; others do, for a time that counts from their entry."""
+        """Whether a request waits for a prefix: until its time-out, counted from its entry into the queue."""
         if job.status is Status.PREEMPTED:
             return False
         entered_s = job.entered_s if job.entered_s is not None else self._state.now
         return self._state.now - entered_s < self._state.limits.cache_slot_timeout_s
 
     def next_in_line(self) -> Job | None:
-        """Who was promised a slot; then who was preempted; then the queue's order.
+        """Requests that were promised a slot, then preempted ones, then the queue's order.
 
-        Streams that took a turn before others had one come back behind those who are oldest.
+        A time-sliced stream resumes after waiting requests that precede it in that order.
         """
         while self._promised:
             job = self._promised[0]
@@ -83,7 +83,7 @@ class Admission:
         return preempted
 
     def _admit(self, job: Job) -> bool:
-        """False when the job must be waited for. A deferral is an answer, too."""
+        """False when the request does not fit and must not be overtaken. A deferral counts as handled."""
         state = self._state
         match = state.ledger.match(job)
         verdict = state.policy.route(self._situation(job, match))
@@ -108,7 +108,7 @@ class Admission:
         return True
 
     def must_wait(self, job: Job) -> bool:
-        """Its prefix is still being computed: a slot would not help it yet."""
+        """Its prefix is still being computed, so a slot would not help yet."""
         state = self._state
         return isinstance(state.policy.route(self._situation(job, state.ledger.match(job))), Defer)
 
@@ -125,7 +125,7 @@ class Admission:
         )
 
     def fits(self, job: Job, source: Source | None, *, kept: int = 0, without: Sequence[Slot] = ()) -> bool:
-        """The whole prompt, the unfinished prompts of all who run, headroom for each, and what is kept.
+        """Whether memory holds the prompt, the rest of all running prompts, headroom for each, and `kept`.
 
         `without`: as if these running slots were preempted.
         """

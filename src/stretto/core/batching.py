@@ -1,8 +1,8 @@
-"""A tick's rows: memory first, then columns.
+"""The rows of a tick: memory is reserved first, then columns are written.
 
-Decode rows come first in the budget: one for each generating slot, 1 + k when it speculates. What is left is
-for prompts. Memory for all of them is reserved before any row is written down, because reserving may park
-somebody, and a victim must not have rows in the batch that it is cleaned from.
+Decode rows come first: one for each generating slot, 1 + k with k drafts. Prompts get the rest. Memory for
+all of them is reserved before any row is written, because reserving may preempt a request, and a victim must
+not have rows in the batch.
 
 Where a backend computes the two one after the other anyway (`Capabilities.mixed_batches` is False), decode
 and prefill ticks alternate: decoded tokens are delivered before prompts run, and new requests join those
@@ -33,11 +33,11 @@ class RowPlanner:
         self._recovery = recovery
         self._sharer = ChunkSharer(state.cost, quantum=state.chunk_multiple, chunk_max=state.chunk_max)
         self._budget = min(state.limits.n_batch, state.can.rows_max)
-        self._prompts_next = True  # where ticks do not mix: the last one was for decode
+        self._prompts_next = True  # with alternating ticks: the last one was for decode
         self._exact = state.exact
 
     def fill(self, tick: Tick) -> list[Slot]:
-        """Write rows for everybody who can have some. Answers the slots, in the order of the spans."""
+        """Write rows for every slot that can have some. Returns the slots in the order of the spans."""
         running = self._allowed()
         ready = [s for s in running if len(s.known) + s.pending - s.planned == 1 or s.replays]
         if len(ready) == len(running):
@@ -55,7 +55,7 @@ class RowPlanner:
         return self._write_decode(tick, decode, drafts) + self._write_chunks(tick, shares)
 
     def _fill_apart(self, tick: Tick, running: Sequence[Slot], ready: list[Slot]) -> list[Slot]:
-        """In turns. Decode never waits for more than one tick of prompts, nor prompts for one of decode."""
+        """Alternating ticks: decode waits for at most one tick of prompts, and prompts for one of decode."""
         if self._prompts_next:
             self._prompts_next = False
             drafts = sum(len(s.drafts) for s in ready)
@@ -70,10 +70,10 @@ class RowPlanner:
             return self._write_decode(tick, decode, proposed)
         return self._write_chunks(tick, self._plan_prompts(running, (), rows=self._budget))
 
-    # --- who -------------------------------------------------------------------------------------
+    # --- slots -----------------------------------------------------------------------------------
 
     def _allowed(self) -> list[Slot]:
-        """Everybody, or in a recovery only the requests on probation."""
+        """All running slots, or in a recovery only those of the requests on probation."""
         active = self._state.active
         if not self._recovery.active:
             return active
@@ -94,7 +94,7 @@ class RowPlanner:
         return [slot for slot in decode if slot.job is not None and slot not in refused]
 
     def _make_room(self, slot: Slot, length: int) -> bool:
-        """Idle entries first, then somebody else's slot, and only a request that is alone fails."""
+        """Evict idle entries, then preempt another request; only a request that is alone fails."""
         state = self._state
         while slot.job is not None:
             if state.ledger.reserve(slot, length):
@@ -115,7 +115,7 @@ class RowPlanner:
         state = self._state
         drafting = [s for s in decode if s.drafts and not s.pending]
         if not drafting or state.can.rewind is Rewind.CHECKPOINT or self._exact:
-            return {}  # where decode rows round by themselves, several of a sequence would not
+            return {}  # several rows of a sequence may round differently from one
         spare = min(self._budget, state.can.outputs_max) - len(decode)
         most = state.can.rewind_tokens if state.can.rewind is Rewind.WINDOW else spare
         plans: dict[int, array[int]] = {}
@@ -138,7 +138,7 @@ class RowPlanner:
     def _plan_prompts(
         self, running: Sequence[Slot], decode: Sequence[Slot], *, rows: int, extra: int = 0
     ) -> list[tuple[Slot, int]]:
-        """Rows for prompts, beside those who decode in this tick or in the one after it."""
+        """Rows for prompts, beside the slots that decode in this tick or in the next one."""
         state = self._state
         prompts = [s for s in running if s.job is not None and s.rows_due > 1 and not s.replays]
         if not prompts:
@@ -154,7 +154,7 @@ class RowPlanner:
                 enough = state.cost.enough(decode_s, oldest.planned)
         given = self._sharer.share(prompts, allowance_s=allowance_s, rows=rows, least=least, enough=enough)
         fitted = self._fit(given)
-        if not fitted and not decode:  # it was the others' turn, and memory has no room for them
+        if not fitted and not decode:  # those that got rows have no memory for them
             alone = sorted((s for s in prompts if s.job is not None), key=lambda slot: slot.arrival)[:1]
             fitted = self._fit(self._sharer.share(alone, allowance_s=allowance_s, rows=rows))
         return fitted
@@ -165,7 +165,7 @@ class RowPlanner:
     def _fit_chunk(self, slot: Slot, count: int) -> int:
         """As many of these rows as memory holds.
 
-        For a prompt only the oldest takes memory from others, or a request that is more urgent than these.
+        Only the oldest running request, or one more urgent than others, preempts for a prompt.
         """
         state = self._state
         if slot.job is None:
@@ -243,7 +243,7 @@ class RowPlanner:
 
 
 def _may_run_ahead(slot: Slot) -> bool:
-    """A grammar's mask needs the last token on the host; and the last token may be the last one wanted."""
+    """Not where a grammar needs the last token on the host, nor where that token may be the final one."""
     job = slot.job
     assert job is not None
     return not job.request.params.host_side and len(slot.known) + slot.pending < job.length_max

@@ -1,13 +1,13 @@
-"""Cache policies: what to keep of a prompt, and from where a new one begins.
+"""Cache policies: what to keep of a prompt, and which cached prefix a new one starts from.
 
-Each policy is two pure functions. `keep` names the lengths worth coming back to; `route` turns what a
-ledger found into a verdict: admit (from a source or from nothing), or wait for something that is on its way.
-A policy holds no state, so deferring a request blocks nobody and a verdict can be asked for again each tick.
+Each policy is two pure functions. `keep` names the lengths worth saving; `route` turns what a ledger found
+into a verdict: admit (from a source or from nothing), or defer until a prefix in progress is available. A
+policy has no state, so a deferred request blocks no other, and its verdict can be computed again every tick.
 
-none            keeps nothing, begins with nothing
-system_prompt   keeps the first message, apart from all slots; begins with exactly the prompt that was sent
-incremental     keeps each conversation; extends it, else cuts at the divergence; busy: shares it, else waits
-prefix          keeps everything computed; begins with the cheapest source, waits for a donor on its way
+none            keeps nothing, starts from nothing
+system_prompt   keeps the first message, apart from all slots; starts from exactly the prompt that was sent
+incremental     keeps each conversation; extends it, else trims it; if its slot is busy: shares it, else waits
+prefix          keeps everything computed; starts from the cheapest source, waits for one in progress
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Verdict = Admit | Defer
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What `route` may look at besides the match."""
+    """What `route` may use besides the match."""
 
     job: Job
     match: Match
@@ -40,10 +40,10 @@ class Situation:
 
 
 class Policy:
-    """The common ground: resuming and forking share KV under every policy."""
+    """What all policies share: resumed requests and forks reuse KV under every one."""
 
     name = "none"
-    keeps_resident = False  # idle sequences stay as they are, for others to use
+    keeps_resident = False  # idle sequences keep what they hold, for other requests
     rejects_while_building = False  # requests that wait too long meanwhile are told `server busy`
 
     def keep(self, job: Job) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ class Policy:
         return self._resume(situation) or fork(situation) or self.route_new(situation)
 
     def _resume(self, situation: Situation) -> Verdict | None:
-        """A preempted request finds its own KV again, also where nobody else may use it."""
+        """A preempted request resumes from its own KV, also where no other request may use it."""
         if not situation.job.preemptions:
             return None
         own = [s for s in situation.match.sources if self.keeps_resident or s.kind is not Kind.RUNNING]
@@ -80,7 +80,7 @@ class SystemPrompt(Policy):
         return min(computed, *job.request.boundaries[:1]) if job.request.boundaries else 0
 
     def route_new(self, situation: Situation) -> Verdict:
-        """Only what was computed for exactly this system prompt, and no token more."""
+        """Only KV that was computed for exactly this system prompt."""
         for own in self.keep(situation.job):
             for source in situation.match.sources:
                 exact = source.kind is Kind.SNAPSHOT and source.held == source.common == own
@@ -100,7 +100,7 @@ class Incremental(Policy):
         return job.request.boundaries[-1:]
 
     def route_new(self, situation: Situation) -> Verdict:
-        """The conversation's own entry; when somebody runs in it, share it or wait for it."""
+        """The conversation's own entry; while a request runs in it, share it or wait for it."""
         sources = worthwhile(situation)
         best = max(sources, key=lambda s: (s.extends, s.length, -s.seconds), default=None)
         have = best.length if best is not None else 0
@@ -119,7 +119,7 @@ class Prefix(Policy):
         return tuple(sorted({*boundaries[:1], *boundaries[-1:]}))
 
     def route_new(self, situation: Situation) -> Verdict:
-        """The source that saves most time; or wait for a donor that is computing what we need."""
+        """The source that saves most time, or wait for a request that is computing this prefix."""
         per_token = situation.prefill_s_per_token
         sources = worthwhile(situation)
         best = max(sources, key=lambda s: (s.length * per_token - s.seconds, s.length), default=None)

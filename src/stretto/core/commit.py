@@ -1,4 +1,4 @@
-"""What a finished tick changes: operations settle, tokens join, requests end, slots come free.
+"""What a finished tick changes: operations are settled, tokens are appended, requests end, slots become free.
 
 The only place where `computed` and `known` grow. A row whose slot was released while the tick was in flight
 belongs to an older epoch and is discarded. After a failed pass nothing grows: recovery decides what to try.
@@ -25,7 +25,7 @@ class InFlight(NamedTuple):
     tick: Tick
     slots: list[Slot]
     epochs: list[int]
-    void: bool = False  # the tick before it failed: it will not have run
+    void: bool = False  # the tick before it failed, so this one does not run
 
     @classmethod
     def of(cls, tick: Tick, slots: list[Slot]) -> InFlight:
@@ -114,7 +114,7 @@ class Committer:
         return ended
 
     def _take_mixed(self, flight: InFlight, outcome: Outcome) -> list[tuple[Slot, End, str]]:
-        """Prompts, drafts or failures among the spans. Ends are collected and carried out afterwards."""
+        """Prompts, drafts or failures among the spans. Requests that ended are finished afterwards."""
         tick, failed, at = flight.tick, outcome.failed, 0
         ended: list[tuple[Slot, End, str]] = []
         rows = zip(
@@ -155,8 +155,8 @@ class Committer:
     def _take_tokens(
         self, slot: Slot, job: Job, start: int, outputs: int, tokens: array[int]
     ) -> tuple[End, str] | None:
-        """What a span's output rows gave, from position `start` on: one token, or a speculation's accepted
-        prefix. All of it counts, up to the token that ends the request."""
+        """Append what a span's output rows gave from position `start` on: one token, or the accepted drafts.
+        Tokens after the one that ends the request are dropped."""
         state = self._state
         end: tuple[End, str] | None = None
         taken: array[int] = array("i")
@@ -189,7 +189,7 @@ class Committer:
         return "length" if len(job.known) >= job.length_max else ""
 
     def _pass_on(self, flight: InFlight, outcome: Outcome) -> None:
-        """Proposals for the next tick, and logprobs for the caller."""
+        """Drafts for the next tick, and logprobs for the caller."""
         for slot in flight.alive():
             assert slot.job is not None
             if slot.index in outcome.drafts:
@@ -211,14 +211,14 @@ class Committer:
     # --- failures --------------------------------------------------------------------------------
 
     def _rebuild(self, slot: Slot) -> None:
-        """Its KV is not what was promised: compute again from the start, or give up after a few times."""
+        """Its KV is not valid: compute it again from the start, or fail after `rebuilds_max` times."""
         state, job = self._state, slot.job
         assert job is not None
-        slot.epoch += 1  # rows in flight stood on what is gone
+        slot.epoch += 1  # rows in flight were computed on KV that is gone
         slot.pending = 0
         slot.rebuilds += 1
         if job.first_token_s is None:
-            job.cached = min(job.cached, slot.computed)  # what was found in a cache is computed after all
+            job.cached = min(job.cached, slot.computed)  # the cached part is computed after all
         slot.checkpoint_at = state.ledger.checkpoint_at(job, state.policy.keep(job))
         state.note(event_names.SLOT_REBUILD, job, slot.index, slot.rebuilds)
         if slot.rebuilds > state.limits.rebuilds_max:
@@ -252,7 +252,7 @@ class Committer:
                 state.finish(slot, End.FAILED, PassFailedError.code)
 
     def _take_no_room(self, running: Sequence[Slot], tick: Tick) -> None:
-        """Idle entries first, then preemption, then smaller chunks; only what is alone and smallest fails."""
+        """Evict idle entries, then preempt, then halve the chunk; only a lone request of one row fails."""
         state = self._state
         self._recovery.tight = True
         if not running or state.ledger.relieve():

@@ -1,11 +1,11 @@
-"""Fair share between tenants: one virtual counter each, lifted when a tenant comes back from idle.
+"""Fair share between tenants: one virtual counter each, raised when a tenant comes back from idle.
 
-A tenant pays for new prompt tokens computed and twice for each generated token, divided by its weight.
-Redone work (after preemption) is free. The tenant with the smallest counter goes first within a priority.
+A tenant pays one for each new prompt token and two for each generated token, divided by its weight. Work that
+is repeated after a preemption is free. Within a priority, the tenant with the smallest counter goes first.
 
-A request that takes a slot pays in advance what answers cost on average, and gets back what it did not use.
-Else slots that become free at the same time would all go to the same tenant, and the others' turn would come
-when these are free again: shares would be even over minutes, and uneven at any time.
+A request pays for an average answer when it gets its slot, and is refunded what it did not use. Otherwise
+slots that become free together would all go to the same tenant: shares would be even over minutes but not at
+any time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 AGEING_PERIOD = 4  # every fourth admission, and every fourth prefill tick, goes to the oldest first
 ACCOUNTS_IDLE_MAX = 1024
 TOKEN_COST = 2.0  # of a generated one, in prompt tokens
-OUTPUT_GUESS = 64.0  # tokens of an answer, before one was seen
+OUTPUT_GUESS = 64.0  # tokens of an answer, before one has ended
 OUTPUT_WEIGHT = 0.1
 
 
@@ -53,13 +53,13 @@ class Accounts:
         return account
 
     def pay_ahead(self, account: Account, generated: int) -> float:
-        """Charge what an answer of which this much is there will probably cost; how much that is."""
+        """Charge the expected cost of the rest of an answer. Returns that cost."""
         cost = TOKEN_COST * max(0.0, self._output_mean - generated) / account.weight
         account.served += cost
         return cost
 
     def learn(self, generated: int) -> None:
-        """An answer ended with so many tokens."""
+        """Learn from the length of an answer that ended."""
         self._output_mean += OUTPUT_WEIGHT * (generated - self._output_mean)
 
     def leave(self, account: Account) -> None:

@@ -1,8 +1,7 @@
-"""Laws that can be read off the scheduler's books: what must hold after every plan and every commit.
+"""Invariants of the scheduler's state: what must hold after every plan and every commit.
 
-Used by the simulator after each tick and by tests; production code does not call it on the hot path.
-Each law raises InvariantError and says what it saw. Laws about time or about text need a witness from
-outside and live with the simulator.
+Checked by the simulator after each tick and by tests, not in production. Each raises InvariantError and says
+what it found. Invariants about time or text need an outside witness and are in `stretto.testing.laws`.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def check_tick(scheduler: Scheduler, tick: Tick) -> None:
 
 
 def _check_decode_first(scheduler: Scheduler, tick: Tick) -> None:
-    """No decode row goes without budget because of a prefill row; where ticks are in turns, one may wait."""
+    """No decode row loses its place to a prefill row; with alternating ticks it may wait for one."""
     if not scheduler.state.can.mixed_batches:
         _need(tick.decode_rows in (0, tick.rows), f"tick {tick.id} mixes prompts and streams")
         if tick.rows and not tick.decode_rows:
@@ -68,7 +67,7 @@ def _check_decode_first(scheduler: Scheduler, tick: Tick) -> None:
 
 
 def _check_saves(scheduler: Scheduler, tick: Tick) -> None:
-    """What preempted requests come back for is saved in any case; they are few."""
+    """States of preempted requests are saved whatever they take; they are few."""
     ledger = scheduler.state.ledger
     if isinstance(ledger, SequenceLedger):
         due = {snapshot.id for snapshot in ledger.store if snapshot.due}
@@ -91,7 +90,7 @@ def check_books(scheduler: Scheduler) -> None:
     waiting = [job for job in state.jobs.values() if job.status in (Status.WAITING, Status.DEFERRED)]
     _need(queue.size == len(waiting), f"the queue counts {queue.size}, and {len(waiting)} wait")
     seen = sorted(job.id for job in queue.waiting())
-    _need(seen == sorted(j.id for j in waiting if j.status is Status.WAITING), "somebody waits in no line")
+    _need(seen == sorted(j.id for j in waiting if j.status is Status.WAITING), "a request waits in no line")
     for priority in Priority:
         mine = [job for job in state.jobs.values() if job.priority == priority]
         entered = sum(1 for job in mine if job.entered_s is not None)
@@ -101,7 +100,7 @@ def check_books(scheduler: Scheduler) -> None:
         )
         pushed_out = sum(
             job.preemptions > 0 for job in mine
-        )  # they keep their places while others take their slots
+        )  # they stay in flight while others have their slots
         _need(entered - pushed_out <= state.limits.in_flight_max, f"{priority.name}: {entered} are in flight")
         _need(queue.callers(priority) == len(mine) - entered, f"{priority.name}: callers are miscounted")
         _need(queue.callers(priority) <= state.limits.max_queue, f"{priority.name}: too many callers wait")
@@ -127,8 +126,8 @@ def _check_slots(scheduler: Scheduler) -> None:
         _need(job is None or len(slot.known) <= job.length_max, f"slot {slot.index}: text is over its limit")
 
 
-def check_nobody_blocked(scheduler: Scheduler) -> None:
-    """After a plan in which nobody was preempted: nobody who fits waits beside a free slot."""
+def check_none_blocked(scheduler: Scheduler) -> None:
+    """After a plan without preemptions: no request that fits waits beside a free slot."""
     state = scheduler.state
     if scheduler.recovering or state.free_slot() is None:
         return

@@ -4,10 +4,10 @@ The order of `OpKind` is the order of execution (the normal form). Why this orde
 read before anything changes; COPY before TRIM and CLEAR makes a move right (copy, clear the source,
 refill it in the same pass); CLEAR before RESTORE frees cells in a shared pool.
 
-Laws (checked by `check_order`, and by the simulated backend at run time):
+Rules (checked by `check_order`, and by the simulated backend at run time):
 (a) a tick's list is sorted by kind;
 (b) no sequence is an end of a COPY and the target of a RESTORE or REWIND in one tick;
-(c) COPY empties its target and cuts it to `length`;
+(c) COPY empties its target and trims it to `length`;
 (d) every operation answers ok(bytes) or failed(reason);
 (e) after a failed operation the rows of its sequence are not run, and commit rebuilds that slot.
 """
@@ -28,8 +28,8 @@ class OpKind(IntEnum):
     COPY = 3  # other -> sequence, length
     TRIM = 4  # sequence keeps its first `length` tokens
     CLEAR = 5  # sequence is empty
-    RESTORE = 6  # blob -> sequence, cut to length
-    REWIND = 7  # state-only blob -> sequence, which is cut to length
+    RESTORE = 6  # blob -> sequence, trimmed to length
+    REWIND = 7  # state-only blob -> sequence, which is trimmed to length
     COPY_PAGES = 8  # page `other` -> page `sequence`, first `length` tokens
 
 
@@ -49,11 +49,11 @@ class OpResult(NamedTuple):
 
 
 WRITES = frozenset({OpKind.COPY, OpKind.TRIM, OpKind.CLEAR, OpKind.RESTORE, OpKind.REWIND})
-"""Kinds that change their sequence: when one fails, that sequence's rows are not run."""
+"""Kinds that change their sequence: when one fails, the rows of that sequence are not run."""
 
 
 def check_order(ops: Sequence[KvOp]) -> None:
-    """Laws (a) and (b). Raises InvariantError."""
+    """Rules (a) and (b). Raises InvariantError."""
     kinds = [op.kind for op in ops]
     if kinds != sorted(kinds):
         raise InvariantError(f"operations out of order: {[kind.name for kind in kinds]}")

@@ -1,14 +1,14 @@
-"""Who waits, in which order, and for how long at most.
+"""Requests that wait: their order, their limits, and how long at most.
 
 One ordered list with two limits. The first `n_seq_max * queue_depth` requests of a priority, those in slots
-included, are *in flight*: they have entered. Those behind them are callers that wait to enter, at most
-`max_queue` of each priority and for at most `max_queue_wait_s`. Bounds hold per priority, so that background
-work cannot lock urgent work out. Submitting never blocks: it is accepted or refused.
+included, have *entered* and are in flight. The rest are callers that wait to enter, at most `max_queue` of
+each priority and for at most `max_queue_wait_s`. Limits hold per priority, so that background work cannot
+lock out urgent work. Submitting never blocks: a request is accepted or refused.
 
-Order of first admission: priority, then the tenant's counter, then arrival; but every fourth goes to the
-oldest waiting request of any class. That is the ageing: it bounds every wait without a clock.
-Parked requests go first unless a strictly more urgent one waits, or somebody whom they overtook to have a
-turn. A deferred request stands aside, so it blocks nobody; it comes back when its reason is gone.
+Order of first admission: priority, then the tenant's counter, then arrival; but every fourth admission goes
+to the oldest waiting request of any class (ageing), which bounds every wait without a clock. Preempted
+requests resume first unless a strictly more urgent one waits, or, for time-sliced ones, one that precedes
+them in the order. A deferred request is skipped until what it waits for is over.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Queue:
         self._limits = limits
         self._lines: dict[tuple[int, str], deque[Job]] = {}  # (priority, tenant) -> first come, first served
         self._by_age: deque[Job] = deque()
-        self._streaming: list[Job] = []  # of these, who reads along and is in a hurry
+        self._streaming: list[Job] = []  # of these, streamed ones that are not background work
         self._callers: list[deque[Job]] = [deque() for _ in Priority]  # not entered yet, oldest first
         self._entered = [0 for _ in Priority]  # in flight, slots included
         self._waiting = [0 for _ in Priority]  # callers that have not entered
         self.deferred: list[Job] = []
         self.preempted: list[Job] = []  # by arrival
-        self.admissions = 0  # first ones; and returns from a turn, which take slots as those do
+        self.admissions = 0  # first admissions, and resumed time slices, which take slots as these do
         self._aged_at = 0  # how many there were when a preempted request last passed a more urgent one
         self.size = 0  # waiting or deferred, preempted not included
 
@@ -88,7 +88,7 @@ class Queue:
         return self.admissions % AGEING_PERIOD == AGEING_PERIOD - 1
 
     def next_first(self) -> Job | None:
-        """Who is admitted next of those that never ran; the ageing admission goes to the oldest."""
+        """The next request to run for the first time; an ageing admission goes to the oldest."""
         if self.is_ageing_admission:
             return self._oldest()
         best: Job | None = None
@@ -125,17 +125,17 @@ class Queue:
         return min([*priorities, first.priority] if first is not None else priorities, default=None)
 
     def contenders(self, count: int) -> list[Job]:
-        """The first of all that wait for a slot: by class, preempted ones before others, by their order."""
+        """The first requests that wait for a slot: by class, preempted ones first, then in order."""
         waiting = (job for job in self._by_age if job.status is Status.WAITING)
         return nsmallest(count, chain(self.preempted, waiting), key=_contends)
 
     def streaming(self, count: int) -> list[Job]:
-        """The first ones who read along and wait; background work is in no hurry."""
+        """The first streamed requests that wait, background work excluded."""
         self._streaming = [job for job in self._streaming if _waits(job)]
         return nsmallest(count, (job for job in self._streaming if job.status is Status.WAITING), key=order)
 
     def admit(self, job: Job, now: float, *, counted: bool = True) -> None:
-        """The job leaves the queue for a slot. A slot taken away for it does not count as a turn."""
+        """The job leaves the queue for a slot; not `counted` where it was taken from another request."""
         overtakes = job.entered_s is None
         if job.status is Status.PREEMPTED:
             self.preempted.remove(job)
@@ -154,7 +154,7 @@ class Queue:
             self._step_back(job.priority, now)
 
     def _step_back(self, priority: int, now: float) -> None:
-        """A caller overtook those who had entered: the last of them gives its place and waits as a caller."""
+        """A caller overtook entered requests: the youngest of these becomes a caller again."""
         entered = [j for j in (*self.waiting(), *self.deferred) if j.entered_s is not None]
         last = max((j for j in entered if j.priority == priority), key=lambda j: j.arrival, default=None)
         if last is not None:
@@ -175,7 +175,7 @@ class Queue:
             self.deferred.remove(job)
         self.size -= 1
 
-    # --- standing aside --------------------------------------------------------------------------
+    # --- preempted and deferred -----------------------------------------------------------------------
 
     def add_preempted(self, job: Job) -> None:
         if not self.preempted:
@@ -192,7 +192,7 @@ class Queue:
         self.deferred.append(job)
 
     def resume(self, job: Job) -> None:
-        """The reason to wait is gone: the job is back at its place, by arrival."""
+        """The job no longer waits for a prefix: it returns to its place by arrival."""
         self.deferred.remove(job)
         job.status = Status.WAITING
         job.wait_for = None
@@ -226,7 +226,7 @@ class Queue:
         return min((job.caller_since_s + wait_s for job in chain(*self._callers)), default=None)
 
     def waiting(self) -> Iterator[Job]:
-        """Everybody who waits and is not deferred, oldest first."""
+        """Waiting requests that are not deferred, oldest first."""
         return (job for job in self._by_age if job.status is Status.WAITING)
 
     def _head(self, line: tuple[int, str]) -> Job | None:
@@ -244,7 +244,7 @@ class Queue:
         return self._by_age[0] if self._by_age else None
 
     def _prune(self) -> None:
-        """Jobs leave from the middle of the lines by changing where they are; sweep them out now and then."""
+        """Jobs leave the middle of a line by changing their status; remove them now and then."""
         self._by_age = deque(job for job in self._by_age if job.status is Status.WAITING)
         self._streaming = [job for job in self._streaming if _waits(job)]
         for line, jobs in list(self._lines.items()):
@@ -254,7 +254,7 @@ class Queue:
             self._sweep(priority)
 
     def _sweep(self, priority: int) -> None:
-        """Callers that have entered or ended are callers no more."""
+        """Remove callers that have entered or ended."""
         callers = self._callers[priority]
         if any(job.entered_s is not None or not _waits(job) for job in callers):
             self._callers[priority] = deque(job for job in callers if job.entered_s is None and _waits(job))
@@ -277,7 +277,7 @@ def _order_back(job: Job) -> tuple[bool, int, float, int]:
 
 
 def _insert(line: deque[Job], job: Job) -> None:
-    """Into its place by arrival. A line may still hold this very job from before it stood aside."""
+    """Insert by arrival. A line may still hold this job from before it was deferred."""
     if job in line:
         return
     at = next((i for i, other in enumerate(line) if other.arrival > job.arrival), len(line))

@@ -1,7 +1,7 @@
 """After a failed pass: find the request that broke it, with ordinary smaller ticks.
 
-The requests of the failed tick are split in halves; each half runs alone until it has passed or is a single
-request that fails again. Only that one fails. A failure that does not come back costs nobody anything.
+The requests of the failed tick are split in halves; each half runs alone until it passes or is a single
+request that fails again. Only that request fails. A failure that does not recur fails no request.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 
 class Recovery:
-    """Groups of request ids on probation, first one first. Empty in ordinary times."""
+    """Groups of request ids on probation, in order. Empty unless a pass has failed."""
 
     def __init__(self) -> None:
         self._groups: list[list[str]] = []
         self._failed_before: dict[str, None] = {}
         self.rows_max = 0  # 0: no cap; else the most rows of one prompt, after memory ran out
-        self.tight = False  # the last pass found no room: nobody comes in before one has run
+        self.tight = False  # the last pass found no room: no admissions before one has run
 
     @property
     def active(self) -> bool:
@@ -32,7 +32,7 @@ class Recovery:
         return list(running)
 
     def failed(self, requests: Sequence[str], *, alone: bool) -> str | None:
-        """These ran in a pass that failed, `alone` or with others that are gone. Answers the one to blame."""
+        """These ran in a failed pass, `alone` or with others that have left. Returns the one to blame."""
         if self._groups:
             self._groups.pop(0)
         if len(requests) == 1:

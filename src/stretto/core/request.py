@@ -1,7 +1,7 @@
-"""What a caller asks for: tokens and parameters, never text.
+"""A request to the scheduler: tokens and parameters, never text.
 
-Knows: token ids, where messages end, how to sample, who asks and how urgently.
-Does not know: templates, stop strings, sockets. The text layer makes requests, the scheduler reads them.
+Knows token ids, where messages end, how to sample, the tenant and the priority. Does not know templates, stop
+strings or sockets. The text layer makes requests, the scheduler reads them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Priority(IntEnum):
 
 
 class Scope(NamedTuple):
-    """Whose cache a prompt may use. Two requests share a prefix only when their scopes are equal."""
+    """The cache that a prompt may use. Requests share a prefix only when their scopes are equal."""
 
     group: str
     salt: str
@@ -58,17 +58,15 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int = -1
-    prompt_logprobs: int = (
-        -1
-    )  # as `logprobs`, of the prompt's tokens: its rows are measured as they are computed
+    prompt_logprobs: int = -1  # as `logprobs`, for the tokens of the prompt
     grammar: str = ""
     draft_tokens: int = 0
 
     @property
     def host_side(self) -> bool:
-        """True where the next row's mask or penalty needs the last token on the host.
+        """Whether the next row's mask or penalty needs the last token on the host.
 
-        Such a request is planned only when its last token is known, also where planning runs ahead.
+        Such a request is planned only when its last token is known, also with `plan_ahead`.
         """
         return bool(self.grammar) or self.draft_tokens > 0
 
@@ -77,9 +75,9 @@ class SamplingParams:
 class Request:
     """One prompt to continue.
 
-    `boundaries` are ascending token offsets where messages end, so that caches can cut there.
+    `boundaries` are ascending token offsets at which messages end, for caches to save at.
     `cache_group` is set by the operator alone and joins tenants; `cache_salt` divides a tenant.
-    `streamed`: somebody reads the text as it comes, so the first word is worth another's slot.
+    `streamed`: the client reads tokens as they come, so the request takes part in time slicing.
     `fork_of` names a request with the same prompt (n > 1): its KV is shared under every cache policy.
     """
 
@@ -94,7 +92,7 @@ class Request:
     deadline_s: float | None = None
     fork_of: str = ""
     streamed: bool = False
-    progress: bool = False  # events tell how much of the prompt is computed
+    progress: bool = False  # events report how much of the prompt is computed
 
     @property
     def scope(self) -> Scope:
@@ -103,7 +101,7 @@ class Request:
         )
 
     def measured_rows(self, start: int, count: int) -> int:
-        """Of these rows, the first so many are followed by a prompt token whose logprob is wanted."""
+        """How many of these rows, from the first, precede a prompt token whose logprob is wanted."""
         if self.params.prompt_logprobs < 0:
             return 0
         return max(0, min(start + count, len(self.tokens) - 1) - start)

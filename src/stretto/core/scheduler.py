@@ -1,13 +1,13 @@
-"""The scheduler: a pure state machine that is asked to plan ticks and told what became of them.
+"""The scheduler: a pure state machine that plans ticks and is told their outcomes.
 
     submit / cancel / stop    at any time
     plan(now)                 -> Tick | Idle
     commit(outcome, now)      -> Events
 
-A plan, in this order: preemptions that the last plan chose and requests that are over, before any row is
-added; admission, for which less urgent work gives way at once, and streams take turns; rows (decode first,
-then prompts); the choice of who gives way next after a time-out. A commit settles operations, adds tokens,
-ends what is done and frees its slot. No I/O, no clock, no threads: time comes in.
+A plan, in this order: preemptions that the last plan chose, and requests that have ended, before any row is
+added; admission, with preemption for more urgent requests and time slicing; rows (decode first, then
+prompts); the choice of requests to preempt after time-outs. A commit settles operations, appends tokens, ends
+requests and frees their slots. No I/O, no clock, no threads: time is an argument.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from stretto.errors import (
 
 
 class Submitted(NamedTuple):
-    """Accepted, or refused with the reason. A refused request has no other end."""
+    """Accepted, or refused with the reason. A refused request has no terminal event."""
 
     accepted: bool
     error: StrettoError | None = None
@@ -113,7 +113,7 @@ class Scheduler:
             self._asked.append(job)
 
     def stop(self, request_id: str, tokens_kept: int) -> None:
-        """The text layer saw a stop string: finish, and count only the first `tokens_kept` tokens."""
+        """The text layer found a stop string: finish, counting only the first `tokens_kept` tokens."""
         job = self.state.jobs.get(request_id)
         if job is not None and job.stopped_at < 0:
             job.stopped_at = tokens_kept
@@ -128,7 +128,7 @@ class Scheduler:
                 self.state.end(job, End.REJECTED, ShuttingDownError.code)
 
     def shutdown(self, now: float) -> None:
-        """Drain, and cut what still runs at the next plan."""
+        """Drain, and cancel running requests at the next plan."""
         self.drain(now)
         for request_id in list(self.state.jobs):
             self.cancel(request_id, "shutdown")
@@ -145,7 +145,7 @@ class Scheduler:
         self._end_what_is_over()
         if self._in_flight and (self._recovery.active or self._in_flight[0].void):
             self._preemptor.watch_building()
-            return Idle(self._next_due_s())  # judge tick by tick, and on nothing that is not certain
+            return Idle(self._next_due_s())  # recover tick by tick, from committed state only
         if not self._recovery.active and not (self._recovery.tight and state.active):
             self._admission.run()
             self._preemptor.make_way()
@@ -186,7 +186,7 @@ class Scheduler:
         return self.take_events()
 
     def take_events(self) -> Events:
-        """What happened since the last look; `commit` calls it, and the loop when a plan was idle."""
+        """Events since the last call; called by `commit`, and by the loop after an idle plan."""
         state = self.state
         events, state.events = state.events, Events()
         if state.ledger.notes:
@@ -196,21 +196,21 @@ class Scheduler:
 
     @property
     def recovering(self) -> bool:
-        """After a failed pass some requests run alone, or nobody new comes in, until one has run."""
+        """After a failed pass: some requests run alone, or none is admitted, until a pass has run."""
         return self._recovery.active or self._recovery.tight
 
     @property
     def planned_preemptions(self) -> tuple[PlannedPreemption, ...]:
-        """Who will give way at the next plan after a time-out, and for whom."""
+        """Preemptions after time-outs that the next plan carries out."""
         return tuple(self._preemptor.planned)
 
     @property
     def preemptions(self) -> tuple[Preempted, ...]:
-        """Slots that were taken away since the last look at events, in order."""
+        """Preemptions since the last `take_events`, in order."""
         return tuple(self.state.events.preemptions)
 
     def next_that_fits(self) -> Job | None:
-        """Who would be admitted now if a slot were free, without any prefix to share."""
+        """The request that would be admitted now if a slot were free, without a cached prefix."""
         job = self._admission.next_in_line()
         return job if job is not None and self._admission.fits(job, None) else None
 

@@ -1,10 +1,16 @@
-"""Slot and Job: a place in the running set, and a request's life inside the scheduler.
+"""Slot and Job: a place in the running set, and the scheduler's state of a request.
 
-A slot has no phases. It has `known` tokens and `planned >= computed`; it prefills while more than one
-known token is not planned, then it generates. Chunking, resume, speculation, forks and planning ahead need
-no other state. `Slot.state` (idle, prefilling, generating) is for telemetry.
+A slot has no phases. It has `known` tokens; the KV of the first `computed` ones is certain, and rows for the
+first `planned` ones are computed or in flight:
 
-A job outlives its slot: preempted, it keeps its tokens and is opened again later, perhaps elsewhere.
+    known     t0 t1 t2 t3 t4 t5 t6 t7
+    planned   t0 t1 t2 t3 t4 t5
+    computed  t0 t1 t2
+
+It prefills while more than one known token is not planned, then it generates. Chunking, resuming,
+speculation, forks and planning ahead need no other state. `Slot.state` (idle, prefilling, generating) is for
+telemetry. A job outlives its slot: a preempted one keeps its tokens and resumes later, possibly in another
+slot.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ NEVER = 1 << 62
 
 
 class Status(Enum):
-    """Where a job is. Only for bookkeeping: what it has computed says the rest."""
+    """The status of a job. Its progress is in its slot."""
 
     WAITING = "waiting"
     DEFERRED = "deferred"
@@ -95,9 +101,9 @@ class Job:
         self.arrival = arrival  # arrival number, kept for life
         self.account = account
         self.token_charge = TOKEN_COST / account.weight  # what one generated token costs the tenant
-        self.prepaid = 0.0  # of what was charged in advance, not used yet
+        self.prepaid = 0.0  # charged in advance and not used yet
         self.arrival_s = now
-        self.caller_since_s = now  # since when it waits to enter
+        self.caller_since_s = now  # when it began to wait as a caller
         self.entered_s: float | None = None  # when it took one of the in-flight places
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
@@ -115,7 +121,7 @@ class Job:
         self.wait_for: Defer | None = None  # while deferred
 
     def pay(self, cost: float) -> None:
-        """From what was paid in advance, while there is some. A rest below 0 is settled with the slot."""
+        """Charge the prepaid amount first. What it overdraws is settled when the slot is released."""
         if self.prepaid > 0.0:
             self.prepaid -= cost
         else:
@@ -123,7 +129,7 @@ class Job:
 
     @property
     def waits_since_s(self) -> float:
-        """Since when it has waited for a slot: preempted, in the queue, or to enter it."""
+        """When its current wait for a slot began: by preemption, entry into the queue, or arrival."""
         if self.status is Status.PREEMPTED:
             return self.preempted_at_s
         return self.arrival_s if self.entered_s is None else self.entered_s
@@ -170,15 +176,17 @@ class Slot:
         self.sequence = -1
         self.computed = 0  # tokens whose KV is certain
         self.planned = 0  # computed, and what is in flight
-        self.pending = 0  # outputs in flight: known will grow by as many at least
+        self.pending = 0  # outputs in flight: known will grow by at least as many
         self.room = 0  # tokens for which the ledger has reserved memory
-        self.drafts = _EMPTY  # proposals to verify next
-        self.checkpoint_at: tuple[int, ...] = ()  # lengths still ahead at which a prefix is saved
+        self.drafts = _EMPTY  # drafts to verify next
+        self.checkpoint_at: tuple[int, ...] = ()  # lengths still ahead at which state is saved
         self.started_s = 0.0
-        self.started_at = 0  # tokens ever computed when this residency began: progress counts from here
+        self.started_at = 0  # tokens computed when this residency began: progress counts from here
         self.tokens_min = 1  # progress in this residency before it yields to a more urgent request
         self.rebuilds = 0
-        self.replay_from = NEVER  # from here on known tokens run one row a tick, as when they were generated
+        self.replay_from = (
+            NEVER  # from here on known tokens run one row per tick, as when they were generated
+        )
 
     @property
     def arrival(self) -> int:
@@ -192,17 +200,17 @@ class Slot:
 
     @property
     def rows_due(self) -> int:
-        """Known or soon known tokens that no tick carries yet."""
+        """Tokens, known or about to be, that no tick has rows for yet."""
         return len(self.known) + self.pending - self.planned
 
     @property
     def prefill_due(self) -> int:
-        """Of these, rows that may run as chunks of a prompt."""
+        """Of these, rows that may run as prompt chunks."""
         return min(len(self.known) + self.pending, self.replay_from) - self.planned
 
     @property
     def replays(self) -> bool:
-        """Its KV was lost, and the next row is one that had been generated: it runs alone again."""
+        """Its KV was lost, and the next row was a decode row: it runs as one again."""
         return self.planned >= self.replay_from and self.rows_due > 1
 
     @property

@@ -1,6 +1,6 @@
-"""What the parts of the scheduler share: slots, queue, ledger, and the events of this moment.
+"""What the parts of the scheduler share: slots, queue, ledger, and the events since the last look.
 
-Has the few moves that every part needs (start, release, preempt, end) and nothing that decides.
+Has the transitions that every part needs (start, release, preempt, end) and makes no decisions.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class State:
         return next(slot for slot in self.slots if slot.job is None)
 
     def oldest_running(self) -> Slot | None:
-        """The oldest running request: a victim of time-outs and strictly more urgent requests alone."""
+        """The oldest running request: preempted only after time-outs or for strictly more urgent requests."""
         return min(self.active, key=lambda slot: slot.arrival, default=None)
 
     def slot_requests(self) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ class State:
         return 4 * self.limits.priority_preempt_min_tokens if aged or often else 1
 
     def swap_s(self, slot: Slot, *, kept: bool) -> float:
-        """What it takes to set a request aside and to resume it. `kept`: memory holds it meanwhile."""
+        """Seconds to preempt and resume a request. `kept`: its KV stays in memory meanwhile."""
         can, bytes_ = self.can, self.can.snapshot_bytes(slot.computed)
         if can.share is Share.PAGES and kept:
             return 0.0
@@ -143,7 +143,7 @@ class State:
     def preempt(
         self, slot: Slot, reason: PreemptReason, waiter: Job | None = None, *, resumes: bool = True
     ) -> Preempted:
-        """Take the slot away. The only way: every reason leaves the same record and the same notes."""
+        """Take the slot away, for whatever reason: always the same record and the same log events."""
         job = slot.job
         assert job is not None
         waits = waiter is not None and waiter.status is not Status.RUNNING  # else it only needs memory
@@ -188,7 +188,7 @@ class State:
         *,
         preempted: Preempted | None = None,
     ) -> None:
-        """What a request leaves is for others, unless its outputs were bad: then what it left may be, too."""
+        """End a running request. Its KV stays reusable unless its output was bad: its KV may be, too."""
         job = slot.job
         assert job is not None
         keep = 0 if reason == BadOutputError.code else self.policy.keep_at_close(job, slot.computed)
@@ -200,7 +200,7 @@ class State:
     def end(
         self, job: Job, end: End, reason: str, kept: int | None = None, *, preempted: Preempted | None = None
     ) -> None:
-        """The last word on a request. Exactly once."""
+        """The request ends. Called exactly once for each."""
         if job.status is Status.ENDED:
             raise InvariantError(f"request {job.id} ended twice: {end.value} {reason}")
         self.queue.remove(job)

@@ -3,7 +3,7 @@
 Per-token data are columns (arrays), because one object per token costs more than the scheduling.
 A span is one slot's share of the tick: `counts[i]` rows from position `starts[i]`, of which the last
 `outputs[i]` produce a token. `tokens` holds the rows of all spans one after the other, never padded.
-A token of -1 stands for what the tick before samples for this slot (only where planning runs ahead).
+A token of -1 means the one that the previous tick samples for this slot (only with `plan_ahead`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _ints() -> array[int]:
 
 
 class Span(NamedTuple):
-    """One row of the columns, for readers that prefer names to speed."""
+    """One span by name, where speed does not matter."""
 
     slot: int
     sequence: int
@@ -35,7 +35,7 @@ class Span(NamedTuple):
 
 
 class TableUpdate(NamedTuple):
-    """Pages that a slot's block table gains, from index `offset` on (what was behind it is gone)."""
+    """Pages that a slot's block table gains, from index `offset` on (later entries are dropped)."""
 
     slot: int
     offset: int
@@ -109,7 +109,7 @@ class Outcome:
     tick_id: int
     tokens: array[int] = field(default_factory=_ints)
     counts: array[int] = field(default_factory=_ints)
-    failed: dict[int, str] = field(default_factory=dict)  # slot -> error code; the others stand
+    failed: dict[int, str] = field(default_factory=dict)  # slot -> error code; other slots are not affected
     op_results: tuple[OpResult, ...] = ()
     drafts: dict[int, array[int]] = field(default_factory=dict)  # proposals for the next tick
     extras: dict[int, object] = field(default_factory=dict)  # slot -> logprobs and the like, passed through

@@ -17,15 +17,15 @@ from stretto.core.slot import Slot
 
 
 def yields_to(slot: Slot, priority: int) -> bool:
-    """Whether the slot's request gives way to a request of this priority: less urgent, and it got further."""
+    """Whether the slot's request yields to this priority: it is less urgent and has made progress."""
     job = slot.job
     return job is not None and job.priority > priority and slot.computed - slot.started_at >= slot.tokens_min
 
 
 def for_priority(running: Sequence[Slot], oldest: Slot | None, priority: int, limits: Limits) -> list[Slot]:
-    """All that yield to this priority, the first to go first: the lowest class, the oldest last within it.
+    """Slots that yield to this priority, first victim first: the lowest class, its oldest running one last.
 
-    Within a class rather one that has computed `priority_preempt_min_tokens` since it got its slot, then one
+    Within a class first those that have computed `priority_preempt_min_tokens` in this residency, then those
     whose tenant was served most, then the youngest.
     """
 
@@ -40,8 +40,8 @@ def for_priority(running: Sequence[Slot], oldest: Slot | None, priority: int, li
 def for_memory(running: Sequence[Slot], oldest: Slot | None, needy: Slot) -> Slot | None:
     """A request that is not more urgent: the lowest class, fewest preemptions, most served, youngest.
 
-    The needy one itself comes after these. Only the oldest, which must advance, takes memory from more
-    urgent requests, and only while it has not advanced in this residency.
+    The needy request itself comes after these. Only the oldest running one, which must advance, takes memory
+    from more urgent requests, and only while it has not advanced in this residency.
     """
     priority = needy.priority
     others = [s for s in running if s is not needy]
@@ -61,7 +61,7 @@ def for_memory(running: Sequence[Slot], oldest: Slot | None, needy: Slot) -> Slo
 
 
 def held_s(slot: Slot, now: float) -> float:
-    """How long it has had a slot; a time slice of another request does not begin it anew."""
+    """How long it has held a slot, not interrupted by time slices of others."""
     return now - slot.started_s + slot.job.held_s if slot.job is not None else 0.0
 
 

@@ -1,7 +1,7 @@
-"""Simulated clients: they send requests, hold conversations, change their minds, and check every token.
+"""Simulated clients: they send requests, hold conversations, cancel, and check every token.
 
-A client knows the one right text for its request (the simulated model is a hash), so it is the witness that
-nothing of another request, tenant, chunk or cache leaked into its answer.
+A client knows the only right text for its request (the simulated model is a hash), so it detects anything of
+another request, tenant, chunk or cache that leaks into its answer.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Witness:
 
 
 class Clients:
-    """All clients of one simulation: draws new requests, remembers conversations that may go on."""
+    """All clients of one simulation: draws new requests, keeps conversations that may continue."""
 
     def __init__(self, scenario: Scenario, model: SimulatedModel) -> None:
         self._s = scenario
@@ -222,13 +222,13 @@ class Clients:
         return witness
 
     def ended(self, witness: Witness) -> None:
-        """The conversation rests, its answer added as the next turn's template would: rewritten at times."""
+        """Add the answer to the conversation, at times rewritten as a template would for the next turn."""
         del self.witnesses[witness.request.id]
         conversation, terminal = witness.conversation, witness.end
         if conversation is None or terminal is None or terminal.end is not End.FINISHED:
             return
         if len(conversation.tokens) != len(witness.request.tokens):
-            return  # somebody else has carried it on meanwhile
+            return  # another request has continued it meanwhile
         answer = witness.output
         if self._r.random() < self._t.rewrite:
             answer = answer[: self._r.randrange(len(answer) + 1)] + self._text(2)

@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Stuck(Exception):
-    """Everybody waits and no timer is set: a lost wake-up."""
+    """All tasks wait and no timer is set: a lost wake-up."""
 
 
 class _JumpingSelector(selectors.BaseSelector):

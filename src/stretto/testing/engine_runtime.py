@@ -77,7 +77,7 @@ class SimulatedChild:
         self._left: dict[str, int] = {}  # stream id -> tokens left
         self._done: dict[str, int] = {}
         self._tick_timer: asyncio.TimerHandle | None = None
-        self._wire.runtime.open(self._receive, lambda _error: None)  # it lives on, for nobody
+        self._wire.runtime.open(self._receive, lambda _error: None)  # it lives on without a client
         self._wire.engine.heard = self._note_heard
         record.lives.append(self)
         if self._chance("die young", odds.die_young):

@@ -2,7 +2,7 @@
 
 Everything that ships runs as it is (engine, traffic, batcher, registry, supervisor, transport, frames); only
 the clock, the process and the wire are simulated. Clients submit, read fast or slowly, and leave early. Then
-the faults stop, everybody reads to the end, and the laws are checked.
+the faults stop, every client reads to the end, and the laws are checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stretto.testing.engine_runtime import Odds, SimulatedLauncher, token_text
 REQUESTS = 60
 LOST_ERROR_S_MAX = 1.0
 ENDLESS = 100_000  # tokens: only for a reader that leaves
-PATIENCE_S = 200.0  # of virtual time, for everybody to end once the faults have stopped
+PATIENCE_S = 200.0  # of virtual time, for all requests to end once the faults have stopped
 
 
 class LawBroken(AssertionError):
@@ -126,7 +126,7 @@ class EngineSimulation:
         try:
             loop.run_until_complete(self._run(loop))
             if loop.unhandled:
-                raise LawBroken(f"an exception that nobody handled: {loop.unhandled[0]}")
+                raise LawBroken(f"an unhandled exception: {loop.unhandled[0]}")
         finally:
             _wind_up(loop)
         self.report.faults += self.launcher.record.faults
@@ -147,7 +147,7 @@ class EngineSimulation:
             return
         readers = await self._traffic(loop)
         self.launcher.faults_on = False
-        await self._everybody_ends(readers, loop)
+        await self._all_end(readers, loop)
         await self._settle()
         self._check_laws()
         await self.engine.close()
@@ -217,7 +217,7 @@ class EngineSimulation:
         client.generation.cancel()
         client.ends = client.ends or ["left"]
 
-    async def _everybody_ends(self, readers: list[asyncio.Task[None]], loop: VirtualLoop) -> None:
+    async def _all_end(self, readers: list[asyncio.Task[None]], loop: VirtualLoop) -> None:
         _, late = await asyncio.wait(readers, timeout=PATIENCE_S)
         if late:
             waiting = [c.params.stream_id for c in self.clients if not c.ends]
@@ -228,7 +228,7 @@ class EngineSimulation:
             reader.result()
         active = self.engine.batch_stats()["streams"]["active"]
         if active:
-            raise LawBroken(f"everybody has ended or left, and {active} streams are still counted")
+            raise LawBroken(f"all clients have ended or left, and {active} streams are still counted")
 
     async def _settle(self) -> None:
         await asyncio.sleep(self.settings.engine.slow_consumer_timeout_s + 5.0)
@@ -236,7 +236,7 @@ class EngineSimulation:
     # --- laws ------------------------------------------------------------------------------------
 
     def _dispatched(self, event: BatchEvent) -> None:
-        """Without faults nobody waits longer than the longest hold and one pause; urgent not at all."""
+        """Without faults requests wait at most for the longest hold and one pause, urgent ones not at all."""
         batching = self.settings.generate_batcher
         if not self.calm:
             return
@@ -334,7 +334,7 @@ class EngineSimulation:
             raise LawBroken(f"{len(alive)} runtimes live at once")
         for child in alive:
             if child.busy_with:
-                raise LawBroken(f"the runtime works for nobody: {child.busy_with}")
+                raise LawBroken(f"the runtime works without a client: {child.busy_with}")
 
     def _count_sometimes(self) -> None:
         stats = self.engine.batch_stats()

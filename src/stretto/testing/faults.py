@@ -28,7 +28,7 @@ class FaultWeights:
 
 @dataclass(slots=True)
 class SeededFaults:
-    """Draws once for each tick id, so a plan does not depend on who asks how often."""
+    """Draws once for each tick id, so a plan does not depend on how often it is read."""
 
     seed: str
     weights: FaultWeights

@@ -1,8 +1,8 @@
-"""What a simulation watches: laws that must hold after every step, and things that must happen sometimes.
+"""What a simulation checks: laws that must hold after every step, and events that must occur sometimes.
 
-The *always* laws that can be read off the books are in `stretto.core.invariants`; here are those that need
-a witness: time, text, promises to one caller. The *sometimes* laws are coverage of meaning: a run in which
-nobody was ever preempted has proven nothing about preemption.
+Invariants of the scheduler's state are in `stretto.core.invariants`; here are those that need a witness:
+time, text, promises to one client. The *sometimes* laws are coverage of behaviour: a run without a preemption
+has proven nothing about preemption.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Laws:
         invariants.check_books(scheduler)
         preempted = any(record.resumes for record in scheduler.preemptions)
         if not self._recovering_before and not preempted and (isinstance(planned, Tick) or not in_flight):
-            invariants.check_nobody_blocked(scheduler)
+            invariants.check_none_blocked(scheduler)
         self._check_admissions()
         self._check_resumed()
         self._watch_building(now)
@@ -108,7 +108,7 @@ class Laws:
             self._check_reuse(job, slot.index)
 
     def _check_resumed(self) -> None:
-        """The oldest admitted request is not passed over for good: four admissions, then it resumes.
+        """The oldest admitted request is passed over by at most four admissions, then it resumes.
 
         A residency that began before a more urgent request that waited is an ageing admission.
         """
@@ -153,7 +153,7 @@ class Laws:
             self.saw("fork shared its parent's prompt")
 
     def _check_orders(self, orders: Iterable[PlannedPreemption], now: float) -> None:
-        """The slot time-out counts from entry into the queue, and only against one who had his time."""
+        """The slot time-out counts from entry into the queue, and its victim has held its slot as long."""
         limits = self._scheduler.state.limits
         for order in orders:
             victim = self._scheduler.state.slots[order.slot]
@@ -180,7 +180,7 @@ class Laws:
                 self._check_time_slice(record, victim, waiter, now)
 
     def _check_priority(self, record: Preempted, victim: Job, waiter: Job) -> None:
-        """Only for a strictly more urgent one, and each residency advances: so background work ends, too."""
+        """Only for strictly more urgent requests, and after progress: so background work ends, too."""
         limits = self._scheduler.state.limits
         _need(victim.priority > waiter.priority, "preempted for a request that is not more urgent")
         often = victim.preemptions - victim.slice_preemptions > limits.priority_preemptions_max
@@ -191,7 +191,7 @@ class Laws:
             self.saw("the oldest running request yielded to a more urgent one")
 
     def _check_time_slice(self, record: Preempted, victim: Job, waiter: Job, now: float) -> None:
-        """Only for newcomers who read along, only from one who wrote enough, and not for many at once."""
+        """Only for streamed requests, only from one that generated enough, and within the limit."""
         state = self._scheduler.state
         whole, back = state.limits.slice_tokens, waiter.preemptions > 0
         least = whole if back and now - waiter.preempted_at_s < PAUSE_MAX_S else min(SHORT_SLICE, whole)
@@ -218,7 +218,7 @@ class Laws:
             self._building_since = None
 
     def _check_alternation(self, tick: Tick) -> None:
-        """Where prompts have ticks of their own, nobody who could decode waits for two of them in a row."""
+        """With alternating ticks, no slot that could decode waits for two ticks of prompts in a row."""
         state = self._scheduler.state
         if not tick.rows or state.can.mixed_batches:
             return
@@ -274,7 +274,7 @@ class Laws:
             self.saw("row of a finished request discarded")
 
     def _note_failure(self, tick: Tick) -> None:
-        """Who was in the failed pass, and who was alone in it: only those may be blamed."""
+        """Requests of a failed pass; only one that was alone in it may be blamed."""
         self._troubled.update(self._running_before)
         if len(tick.slots) == 1:
             self._failed_alone.update(
@@ -300,7 +300,7 @@ class Laws:
     def _observe_end(self, terminal: Terminal) -> None:
         request_id, how = terminal.request_id, (terminal.end, terminal.reason)
         if terminal.end is End.FINISHED and request_id in self._troubled:
-            self.saw("pass failed and nobody was hurt")
+            self.saw("pass failed and no request did")
         if how == (End.FAILED, "pass_failed"):
             guilty = request_id in self._failed_alone or request_id in self._rebuilt
             _need(guilty, f"{request_id} is blamed for a pass in which it was not alone")
@@ -339,7 +339,7 @@ class Laws:
             self.saw("hit by copying a running sequence")
 
     def cancelled(self, job: Job) -> None:
-        """A client changes its mind: in which state did that meet the request?"""
+        """A client cancels: record the state of its request."""
         state = job.status.value
         if job.status is Status.RUNNING:
             slot = next(slot for slot in self._scheduler.state.active if slot.job is job)

@@ -70,7 +70,7 @@ class Traffic:
     panic: float  # chance that a client gives up when a pass fails
     poison: float  # chance that a request breaks every pass that carries it
     drain: float  # chance per run that the operator drains half-way
-    streamed: float  # share of requests that somebody reads along
+    streamed: float  # share of requests that are streamed
 
 
 def draw(seed: int) -> Scenario:

@@ -2,7 +2,7 @@
 
 Everything is drawn from the seed, so the same seed gives the same trace, byte for byte. After the given
 number of ticks the faults stop, no more requests come, and everything must end within a bounded number of
-ticks: that is the liveness law.
+ticks (liveness).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Simulation:
         return self.report
 
     def _settle(self) -> None:
-        """Faults are over and nobody new comes: everything that was accepted must end."""
+        """Without faults and new requests, every accepted request must end."""
         for _ in range(SETTLING_TICKS_MAX):
             if not self._step() and not self._flying:
                 break
@@ -140,7 +140,7 @@ class Simulation:
         self.clock.advance_to(until_s)
 
     def _check_blobs(self, outcome: Outcome) -> None:
-        """No snapshot is leaked in host memory, and none is gone that the books still count on."""
+        """No snapshot is leaked in host memory, and none is missing that the ledger counts on."""
         ledger = self.scheduler.state.ledger
         if isinstance(ledger, SequenceLedger) and not isinstance(self.backend.memory, PagedMemory):
             held, known = sorted(self.backend.memory.blobs), ledger.blobs()
@@ -207,7 +207,7 @@ class Simulation:
             self.laws.saw("refused: invalid")
 
     def _panic(self, tick: Tick) -> None:
-        """Some of those whose pass has failed do not wait for the next one."""
+        """Some clients whose pass has failed do not wait for the next one."""
         for index in tick.slots:
             job = self.scheduler.state.slots[index].job
             witness = self.clients.witnesses.get(job.id) if job is not None else None
@@ -215,7 +215,7 @@ class Simulation:
                 self._cancel(witness)
 
     def _has_place(self, request: Request) -> bool:
-        """Counted afresh from the jobs: in flight or among the callers of its own priority."""
+        """Counted from the jobs: in flight or among the callers of its priority."""
         limits = self.scheduler.state.limits
         mine = [job for job in self.scheduler.state.jobs.values() if job.priority == request.priority]
         callers = sum(1 for job in mine if job.entered_s is None)

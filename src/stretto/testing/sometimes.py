@@ -1,4 +1,4 @@
-"""What a simulation must have seen at least once: coverage of meaning, not of lines."""
+"""What a simulation must have seen at least once: coverage of behaviour, not of lines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SOMETIMES = (
     "running work cut by a shutdown",
     "out of memory and recovered",
     "no room reported and recovered",
-    "pass failed and nobody was hurt",
+    "pass failed and no request did",
     "request failed alone after a bisection",
     "bad output failed one request",
     "operation failed and the slot was rebuilt",

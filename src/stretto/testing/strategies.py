@@ -1,7 +1,7 @@
-"""Hypothesis strategies for whoever tests against the core: prompts, requests, limits, layouts, faults.
+"""Hypothesis strategies for tests of the core: prompts, requests, limits, layouts, faults.
 
 The only module of the test kit that needs hypothesis (a development dependency), so nothing here imports it
-for anybody else. Sizes are small on purpose: prompts over few distinct tokens share prefixes often, and
+for anything else. Sizes are small on purpose: prompts over few distinct tokens share prefixes often, and
 memory that holds little is fought over.
 """
 

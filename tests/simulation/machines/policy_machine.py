@@ -211,7 +211,7 @@ class PolicyMachine(RuleBasedStateMachine):
                     )  # who starts next in this plan may branch off it
         for slot in self.state.active:
             self._remember(slot.job, slot.planned)
-        self._check_nobody_blocked(planned)
+        self._check_none_blocked(planned)
 
     def _remember(self, job: Job, computed: int) -> None:
         past = self.past.setdefault(job.id, Past(job))
@@ -246,13 +246,13 @@ class PolicyMachine(RuleBasedStateMachine):
     def promise_fork(self, job: Job, reused: int) -> None:
         """A branch may share its parent's prompt under every policy."""
 
-    def _check_nobody_blocked(self, planned: Tick | Idle) -> None:
+    def _check_none_blocked(self, planned: Tick | Idle) -> None:
         """Unless memory or a slot came free after admission: a request was preempted or failed in it."""
         events = self.state.events
         left = any(note.name == event_names.SLOT_PREEMPTED for note in events.notes)
         left = left or any(end.end is End.FAILED for end in events.ends)
         if not left and not self.recovering_before and (isinstance(planned, Tick) or not self.rig.flying):
-            invariants.check_nobody_blocked(self.rig.scheduler)
+            invariants.check_none_blocked(self.rig.scheduler)
 
     def teardown(self):
         """Nobody new comes and nothing goes wrong any more: every request ends, and all is free."""

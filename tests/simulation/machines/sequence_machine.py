@@ -116,25 +116,25 @@ class SequenceMachine(RuleBasedStateMachine):
     def close(self, dice):
         slot = dice.choice(self.active)
         keep = dice.choice((slot.computed, slot.computed, slot.computed, slot.computed // 2, 0))
-        self._close(slot, keep, park=False)
+        self._close(slot, keep, preempts=False)
 
     @precondition(lambda self: self.active)
     @rule(dice=DICE, private=st.booleans())
-    def add_preempted(self, dice, private):
+    def preempt(self, dice, private):
         slot = dice.choice(self.active)
-        self._close(slot, slot.computed, park=True, private=private)
+        self._close(slot, slot.computed, preempts=True, private=private)
 
-    def _close(self, slot: Slot, keep: int, *, park: bool, private: bool = False) -> None:
+    def _close(self, slot: Slot, keep: int, *, preempts: bool, private: bool = False) -> None:
         job = slot.job
         assert job is not None
-        if park:
+        if preempts:
             job.status = Status.PREEMPTED
             job.preemptions += 1
             self.preempted.append(job)
-        self.ledger.close(slot, keep, private=park and private)
+        self.ledger.close(slot, keep, private=preempts and private)
         slot.epoch += 1
         slot.clear()
-        if not park:
+        if not preempts:
             job.status = Status.ENDED
             if job.preemptions:
                 self.ledger.forget(job.id)
@@ -175,7 +175,7 @@ class SequenceMachine(RuleBasedStateMachine):
             if self.active and dice.random() < 0.2:
                 self.close(dice)
             elif self.active and dice.random() < 0.1:
-                self.park(dice, dice.random() < 0.5)
+                self.preempt(dice, dice.random() < 0.5)
             elif self.preempted and self.free and dice.random() < 0.3:
                 self.resume(dice)
             elif self.free:
@@ -312,7 +312,7 @@ class SequenceMachine(RuleBasedStateMachine):
         """A slot gave no valid token: its last row is taken back and the request ends."""
         slot = dice.choice([s for s in self.active if s.planned == s.computed > 0])
         self.ledger.rollback(slot, slot.computed)
-        self._close(slot, slot.computed, park=False)
+        self._close(slot, slot.computed, preempts=False)
 
     # --- the promises ----------------------------------------------------------------------------
 
@@ -358,7 +358,7 @@ class SequenceMachine(RuleBasedStateMachine):
         if not hasattr(self, "ledger") or sys.exc_info()[0] is not None:
             return
         for slot in self.active:
-            self._close(slot, 0, park=False)
+            self._close(slot, 0, preempts=False)
         while self.preempted:
             self.forget()
         while self.ledger.relieve():

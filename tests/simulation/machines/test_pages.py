@@ -99,25 +99,25 @@ class PageMachine(RuleBasedStateMachine):
     @rule(dice=DICE)
     def close(self, dice):
         slot = dice.choice(self.active)
-        self._close(slot, dice.choice((slot.computed, slot.computed, slot.computed // 2, 0)), park=False)
+        self._close(slot, dice.choice((slot.computed, slot.computed, slot.computed // 2, 0)), preempts=False)
 
     @precondition(lambda self: self.active)
     @rule(dice=DICE, private=st.booleans())
-    def add_preempted(self, dice, private):
+    def preempt(self, dice, private):
         slot = dice.choice(self.active)
-        self._close(slot, slot.computed, park=True, private=private)
+        self._close(slot, slot.computed, preempts=True, private=private)
 
-    def _close(self, slot: Slot, keep: int, *, park: bool, private: bool = False) -> None:
+    def _close(self, slot: Slot, keep: int, *, preempts: bool, private: bool = False) -> None:
         job = slot.job
         assert job is not None
-        if park:
+        if preempts:
             job.status = Status.PREEMPTED
             job.preemptions += 1
             self.preempted.append(job)
-        self.ledger.close(slot, keep, private=park and private)
+        self.ledger.close(slot, keep, private=preempts and private)
         slot.epoch += 1
         slot.clear()
-        if not park:
+        if not preempts:
             job.status = Status.ENDED
             self.ledger.forget(job.id)
 
@@ -126,7 +126,7 @@ class PageMachine(RuleBasedStateMachine):
             if self.active and dice.random() < 0.2:
                 self.close(dice)
             elif self.active and dice.random() < 0.1:
-                self.park(dice, dice.random() < 0.5)
+                self.preempt(dice, dice.random() < 0.5)
             elif self.preempted and self.free and dice.random() < 0.3:
                 self.resume(dice)
             elif self.free:
@@ -299,7 +299,7 @@ class PageMachine(RuleBasedStateMachine):
             return
         self.wait()
         for slot in self.active:
-            self._close(slot, slot.computed, park=False)
+            self._close(slot, slot.computed, preempts=False)
         self._execute(self.ledger.take_ops(self.tick_id), -1)
         self.ledger.settle(self.tick_id, (), ran=False)
         self.ledger.check()

@@ -154,7 +154,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.of(Status.RUNNING))
     @rule(dice=DICE)
-    def add_preempted(self, dice):
+    def preempt(self, dice):
         job = dice.choice(self.of(Status.RUNNING))
         job.preemptions += 1
         job.time_sliced = dice.random() < 0.5
@@ -182,14 +182,14 @@ class QueueMachine(RuleBasedStateMachine):
                 self.entered[self.callers(job.priority)[0].id] = self.now
 
     @rule(dice=DICE)
-    def turns(self, dice):
+    def several_moves(self, dice):
         """Several moves in a row, whatever rules hypothesis leaves out of an example."""
         for _ in range(6):
             running, waiting = self.of(Status.RUNNING), self.of(Status.WAITING)
             moves = [self._push]
             if len(running) < self.limits.n_seq_max:
                 moves += [self.admit, self.admit]
-            moves += [self.finish, self.park] if running else []
+            moves += [self.finish, self.preempt] if running else []
             moves += [lambda _: self.defer()] if waiting else []
             moves += [self.resume] if self.of(Status.DEFERRED) else []
             dice.choice(moves)(dice)

@@ -107,4 +107,4 @@ def test_idle_with_work_left():
 def test_somebody_waits_beside_a_free_slot():
     made = rig()
     with pytest.raises(InvariantError, match="waits beside a free slot"):
-        invariants.check_nobody_blocked(made.scheduler)
+        invariants.check_none_blocked(made.scheduler)

@@ -1,4 +1,4 @@
-"""The moves that every part shares: start, park, release, end. Exactly one end for each request."""
+"""The moves that every part shares: start, preempt, release, end. Exactly one end for each request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KV memory as the scheduler keeps it in its books: one ledger protocol, and two ledgers.
+"""The scheduler's records of KV memory: one ledger protocol, and two ledgers.
 
 `SequenceLedger` is for llama.cpp (streams and unified pools), `PageLedger` for paged attention. What backends
 carry out is in `stretto.core.ops`.

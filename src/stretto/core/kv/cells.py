@@ -1,7 +1,7 @@
 """Cells of a unified pool, counted by shared runs.
 
 A run is a stretch of cells that one or more sequences hold. Sharing a prefix adds a holder, it takes no cell.
-Only counts live here: which physical cell is used is llama.cpp's business.
+Only counts: llama.cpp decides which physical cells are used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CellPool:
         return sum(run.length for run in self._runs[sequence])
 
     def gain(self, sequence: int) -> int:
-        """Cells that come free when the sequence lets go of everything."""
+        """Cells that become free when the sequence releases all of its."""
         return sum(run.length for run in self._runs[sequence] if run.holders == 1)
 
     def used_by(self, sequences: Iterable[int]) -> int:

@@ -1,8 +1,8 @@
-"""The ledger protocol: who holds which KV memory, and what a backend must do to make it so.
+"""The ledger protocol: which slot holds which KV memory, and the operations that make it so.
 
 Two implementations: `sequences` (llama.cpp, streams or unified layout) and `pages` (torch). A ledger decides
-*where* KV lives and emits operations; it never decides *who* runs. The scheduler calls it between ticks, and
-nothing is believed before `settle` has seen the operation succeed.
+where KV lives and emits operations; it does not decide which request runs. The scheduler calls it between
+ticks, and an operation counts only once `settle` has seen it succeed.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from stretto.core.tick import Note, TableUpdate
 class Kind(Enum):
     """Where a reusable prefix is, cheapest first."""
 
-    RESIDENT = "resident"  # an idle sequence: adopt it in place
+    RESIDENT = "resident"  # an idle sequence: continue in place
     PAGES = "pages"  # shared by reference
     SNAPSHOT = "snapshot"  # bytes in host memory: restore
-    RUNNING = "running"  # a sequence somebody runs in: copy
+    RUNNING = "running"  # a sequence in which a request runs: copy
 
 
 class Source(NamedTuple):
-    """One way to begin with KV that exists already."""
+    """One way to start from KV that exists."""
 
     kind: Kind
     length: int  # tokens that can be brought in, always less than the prompt
     common: int  # tokens in common, before the model's rewind rules
-    held: int  # tokens that the entry holds: `common == held` means we extend it
+    held: int  # tokens that the entry holds: `common == held` means that the prompt extends it
     place: int  # sequence, blob or page
     seconds: float  # what bringing it in costs
     slot: int = -1  # the running donor
@@ -42,7 +42,7 @@ class Source(NamedTuple):
 
 
 class Donor(NamedTuple):
-    """A running request with which we have, or will have, `length` tokens in common."""
+    """A running request that has, or will have, `length` tokens in common with the prompt."""
 
     slot: int
     request_id: str
@@ -50,16 +50,16 @@ class Donor(NamedTuple):
 
 
 class Match(NamedTuple):
-    """All that a prompt could reuse, longest first."""
+    """Everything that a prompt could reuse, longest first."""
 
     sources: tuple[Source, ...] = ()
-    coming: Donor | None = None  # it is still computing what we need, and we can share it then
-    busy: Donor | None = None  # it holds what we need, and we can have it only when it is done
-    out_of_reach: int = 0  # tokens in common with an entry that this model cannot be rewound to
+    coming: Donor | None = None  # it is computing the common prefix, which can be shared then
+    busy: Donor | None = None  # it holds the common prefix, which is available only when it ends
+    out_of_reach: int = 0  # tokens in common with an entry that the model cannot be rewound to
 
 
 class Settled(NamedTuple):
-    rebuild: list[Slot]  # their KV is not what was promised: start again from nothing
+    rebuild: list[Slot]  # their KV is not valid: start again from nothing
 
 
 class KvLedger(Protocol):
@@ -67,13 +67,13 @@ class KvLedger(Protocol):
 
     - `open` binds memory to a slot and sets `computed`, `planned`, `room`; False: no room, nothing is bound.
     - `reserve` grows `slot.room`; it evicts idle entries but never touches another running slot.
-    - `close` gives everything back but the first `keep` computed tokens, which stay reusable; `private` keeps
-      them for this request alone.
+    - `close` releases everything but the first `keep` computed tokens, which stay reusable; `private`: only
+      by this request.
     - operations taken by `take_ops` are answered by exactly one `settle` with the same tick id, in order.
     - `room_for` and `room_free` count in the ledger's own unit (cells, pages; none needed without a pool);
-      `room_shared` is the part of a source that others hold anyway.
-    - `relieve` gives up one idle entry when the backend found no room although the books had some.
-    - `check` raises when the books do not balance.
+      `room_shared` is the part of a source that other slots hold anyway.
+    - `relieve` evicts one idle entry when the backend found no room although the ledger had some.
+    - `check` raises when the ledger is inconsistent.
     """
 
     notes: list[Note]

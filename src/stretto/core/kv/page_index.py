@@ -1,8 +1,7 @@
 """Which page holds which tokens: prefixes found page by page.
 
-A full page carries the digest of all tokens up to its end, so equal prompts find each other's pages; the
-tokens themselves are compared as well. The chain begins with the scope, so no page of one scope is found
-from another.
+A full page has the digest of all tokens up to its end, so equal prompts find each other's pages; the tokens
+are compared as well. The digest chain starts with the scope, so no page of another scope is found.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Digest = bytes
 
 
 def root_digest(scope: Scope, owner: str = "") -> Digest:
-    """The chain's beginning; with an owner it is a chain that only one request can find."""
+    """The start of a chain; with an owner, one that only that request can find."""
     text = f"{len(scope.group)}:{scope.group}|{len(scope.salt)}:{scope.salt}|{owner}"
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
@@ -64,7 +63,7 @@ class PageIndex:
         return best, most
 
     def add(self, page: Page, parent: Digest, tokens: array[int]) -> Digest:
-        """Make a full page known, unless it or an equal one is already. Answers the digest at its end."""
+        """Add a full page, unless it or an equal one is known. Returns the digest at its end."""
         digest = _next_digest(parent, tokens.tobytes())
         if page.digest is None and digest not in self._known:
             page.digest, page.parent, page.tokens = digest, parent, tokens

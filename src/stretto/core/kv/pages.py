@@ -1,8 +1,8 @@
 """The ledger for paged attention: block tables, reference counts, and prefixes shared page by page.
 
-A page that nobody holds stays known until it is reused, least recently used first. Writing into a page that
-others hold is avoided by copying it (COPY_PAGES). A page that is freed while a tick is in flight stays fenced
-until that tick is committed: it may still write it.
+A page without a holder stays known until it is reused, least recently used first. A page that other slots
+hold is copied before it is written (COPY_PAGES). A page that is freed while a tick is in flight stays fenced
+until that tick is committed, because the tick may still write it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PageLedger:
         self._limits = limits
         self._size = capabilities.page_tokens
         self._pages = [Page(index) for index in range(capabilities.pages)]
-        self._blank = list(range(capabilities.pages - 1, -1, -1))  # free, nothing to lose
+        self._blank = list(range(capabilities.pages - 1, -1, -1))  # free, without content
         self._cached: OrderedDict[int, None] = OrderedDict()  # free, still known by digest; oldest first
         self._fenced: dict[int, list[int]] = {}  # last tick in flight at the time -> pages freed then
         self._index = PageIndex(self._pages, self._size)
@@ -69,11 +69,11 @@ class PageLedger:
         return Match(tuple(sources), self._coming(job))
 
     def _findable(self, job: Job, owner: str) -> array[int]:
-        """Its tokens, of what others have left only the prompt where decode rows round by themselves."""
+        """Tokens to look up: only the prompt in pages of others, where decode rows round differently."""
         return job.known[: job.prompt_tokens] if self._exact and not owner else job.known
 
     def _walk(self, job: Job, owner: str) -> Source | None:
-        """As many whole pages as are known, then as much as possible of one more."""
+        """As many whole pages as are known, then part of one more."""
         known = self._findable(job, owner)
         pages, last = self._index.chain(known, root_digest(job.scope, owner))
         cap = min(len(known), len(job.known) - 1)
@@ -87,7 +87,7 @@ class PageLedger:
         return Source(Kind.PAGES, length, length, length, pages[0] if pages else -1, 0.0)
 
     def _running(self, job: Job) -> Source | None:
-        """A fork's parent shares its pages under every policy, also those that no index knows."""
+        """A fork's parent shares its pages under every policy, also those not in the index."""
         parent = job.request.fork_of
         for table in self._tables.values():
             slot = table.slot
@@ -137,7 +137,7 @@ class PageLedger:
         return True
 
     def _copy_page(self, table: BlockTable, page: int, length: int) -> bool:
-        """A copy of the page's beginning to go on in. The page itself is held until the copy is done."""
+        """Copy the first part of a page, to continue in the copy. The page is held until the copy is done."""
         self._take(page)
         copy = self._allocate(1)
         if copy is None:
@@ -189,7 +189,7 @@ class PageLedger:
         return taken
 
     def _let_go(self, indices: Seq[int]) -> None:
-        """The last pages go first, so that the beginning of a prompt is what stays longest."""
+        """The last pages are released first, so that the beginning of a prompt stays cached longest."""
         for index in reversed(indices):
             page = self._pages[index]
             page.refs -= 1
@@ -206,7 +206,7 @@ class PageLedger:
             self._blank.append(index)
 
     def _register(self, table: BlockTable, length: int) -> None:
-        """Pages that are full and certain become known by their digest."""
+        """Enter full, certain pages of the first `length` tokens into the index."""
         known = table.slot.known
         while table.registered < length // self._size:
             start = table.registered * self._size
@@ -245,7 +245,7 @@ class PageLedger:
         self._updates[table.slot.index] = TableUpdate(table.slot.index, offset, tuple(table.pages[offset:]))
 
     def relieve(self) -> bool:
-        """A page pool has no hidden costs: what the books call free is free."""
+        """A page pool has no hidden costs: pages that the ledger counts as free are free."""
         return False
 
     def room_for(self, tokens: int) -> int:
@@ -263,10 +263,10 @@ class PageLedger:
         return sum(1 for index, count in held.items() if self._pages[index].refs == count)
 
     def rollback(self, slot: Slot, length: int) -> None:
-        """Rows behind the committed length are simply written again."""
+        """Rows after the committed length are overwritten."""
 
     def overrun(self, slot: Slot) -> None:
-        """Rows behind the committed length are simply written again."""
+        """Rows after the committed length are overwritten."""
 
     def committed(self, slot: Slot) -> None:
         table = self._tables[slot.index]
@@ -301,16 +301,16 @@ class PageLedger:
                 self._index.forget(self._pages[index])
 
     def _drop_copies(self, slot: int) -> None:
-        """Copies planned for a slot that will not run: their sources are free to go."""
+        """Copies planned for a slot that will not run: release their sources."""
         for op, owner in [c for c in self._copies if c[1] == slot]:
             self._copies.remove((op, owner))
             self._let_go([op.other])
 
     def forget(self, request_id: str) -> None:
-        """Pages only this request could find age out by themselves: their digest is its secret."""
+        """Pages that only this request could find are evicted in time: no other request has their digest."""
 
     def compact(self, slots: Seq[Slot]) -> None:
-        """A block table has no gaps to close."""
+        """Block tables have no gaps."""
 
     # --- operations ------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ NARROW = 16
 
 
 def common_prefix(left: array[int], right: array[int], limit: int) -> int:
-    """How many leading tokens are equal, at most `limit`. Slices compare in C, only the last few here."""
+    """How many leading tokens are equal, at most `limit`. Slices compare in C, the last few here."""
     limit = min(limit, len(left), len(right))
     if limit <= 0 or left[0] != right[0]:
         return 0
@@ -39,7 +39,7 @@ def common_prefix(left: array[int], right: array[int], limit: int) -> int:
 
 
 class Checkpoint(NamedTuple):
-    """A saved state that cannot be recomputed by cutting: valid for the first `length` tokens."""
+    """A saved state that trimming cannot reproduce: valid for the first `length` tokens."""
 
     length: int
     blob: int
@@ -103,43 +103,44 @@ class CachedPrefix:
         self._length = self._peak = length
 
     def stop(self) -> None:
-        """The slot lets go of it: what was computed stays."""
+        """The slot releases it: what was computed stays."""
         self._length, self._peak, self.slot = self.length, self.peak, None
 
     @property
     def shared(self) -> int:
-        """Tokens that others than the author may use."""
+        """Tokens that requests other than the author may use."""
         return min(self.length, self.prefilled)
 
     @property
     def wanted(self) -> int:
-        """Tokens that a request may come for."""
+        """Tokens that some request may reuse."""
         return self.length if self.reserved_for else self.shared
 
     def usable(self, job: Job) -> int:
-        """Tokens that this request may begin with.
+        """Tokens that this request may start from.
 
-        Never what decode rows of others wrote, nor others' rows in place of its own decode rows.
+        Never KV that decode rows of other requests wrote, nor other requests' KV in place of its own decode
+        rows.
         """
         if self.prefilled == NEVER or self.author == job.arrival:
             return self.length
         return min(self.shared, job.prompt_tokens)
 
     def written_by(self, job: Job) -> None:
-        """From here on this request's rows are added."""
+        """From here on rows of this request are added."""
         self.prefilled, self.author = job.prompt_tokens, job.arrival
 
     def visible_to(self, scope: Scope, request_id: str) -> bool:
         return self.scope == scope and self.owner in ("", request_id)
 
     def covers(self, other: CachedPrefix) -> bool:
-        """Does this hold all of `other`'s tokens, for everybody who may use `other`?"""
+        """Does this hold all tokens of `other`, for every request that may use `other`?"""
         last = other.wanted - 1
         have = self.length if self.author == other.author else self.shared
         if last >= have or self.scope != other.scope or self.owner not in ("", other.owner):
             return False
         if last >= 0 and self.tokens[last] != other.tokens[last]:
-            return False  # the usual case: conversations begin alike and end differently
+            return False  # the usual case: conversations start alike and end differently
         return common_prefix(self.tokens, other.tokens, last + 1) == last + 1
 
     def nearest(self, length: int) -> Checkpoint | None:
@@ -148,9 +149,9 @@ class CachedPrefix:
 
 
 class Snapshot:
-    """A blob in host memory. It can be matched once `ready`; while `pins` > 0 it may not be dropped.
+    """A blob in host memory. It can be matched once `ready`; while `pins` > 0 it is not evicted.
 
-    `due`: it was written for a preempted request, which may come back for it in the same tick.
+    `due`: it was written for a preempted request, which may resume from it in the same tick.
     """
 
     __slots__ = ("bytes", "due", "id", "last_used", "pins", "prefix", "ready")
@@ -166,7 +167,7 @@ class Snapshot:
 
 
 class PrefixStore:
-    """Snapshots and checkpoints under one byte budget. Dropped blob ids are collected by the ledger."""
+    """Snapshots and checkpoints under one byte budget. The ledger collects ids of dropped blobs."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -190,7 +191,7 @@ class PrefixStore:
     # --- snapshots -------------------------------------------------------------------------------
 
     def add(self, prefix: CachedPrefix, size: int, now: int) -> Snapshot | None:
-        """A new snapshot of a prefix that is now the store's, not ready yet; None when it does not fit."""
+        """A new snapshot, not ready yet, of a prefix that the store now owns; None when it does not fit."""
         if not self._make_room(size):
             return None
         snapshot = Snapshot(self._take_id(), prefix, size, now)
@@ -223,7 +224,7 @@ class PrefixStore:
     # --- checkpoints -----------------------------------------------------------------------------
 
     def add_checkpoint(self, size: int) -> int | None:
-        """A blob id for a state; it joins a prefix with `attach` once it is real."""
+        """A blob id for a state; `attach` adds it to a prefix once it is written."""
         if not self._make_room(size):
             return None
         blob = self._take_id()
@@ -233,7 +234,7 @@ class PrefixStore:
         return blob
 
     def attach(self, prefix: CachedPrefix, checkpoint: Checkpoint) -> None:
-        """The checkpoint is real: let the prefix use it. Beyond the bound the second shortest goes."""
+        """The checkpoint is written, and the prefix may use it. Beyond the limit the second shortest goes."""
         prefix.checkpoints.append(checkpoint)
         prefix.checkpoints.sort()
         self._state_refs[checkpoint.blob] += 1
@@ -241,7 +242,7 @@ class PrefixStore:
             self._unref(prefix.checkpoints.pop(1).blob)
 
     def detach(self, prefix: CachedPrefix, blob: int) -> None:
-        """A checkpoint that failed to restore: nobody shall try it again through this prefix."""
+        """A checkpoint that failed to restore is not tried again through this prefix."""
         kept = [c for c in prefix.checkpoints if c.blob != blob]
         for _ in range(len(prefix.checkpoints) - len(kept)):
             self._unref(blob)
@@ -253,7 +254,7 @@ class PrefixStore:
             self._drop_state(blob, exists=exists)
 
     def fork(self, prefix: CachedPrefix, length: int, owner: str = "") -> CachedPrefix:
-        """The first `length` tokens of a prefix as a prefix of its own, sharing checkpoints."""
+        """The first `length` tokens as a separate prefix that shares checkpoints."""
         twin = CachedPrefix(prefix.tokens, length, prefix.scope, owner)
         twin.held(prefix.peak)
         twin.prefilled, twin.author = prefix.prefilled, prefix.author
@@ -264,14 +265,14 @@ class PrefixStore:
         return twin
 
     def trim(self, prefix: CachedPrefix, length: int) -> None:
-        """Shorten a prefix; checkpoints behind the cut are of no use any more."""
+        """Shorten a prefix; checkpoints after its new end are dropped."""
         prefix.shorten(length)
         for checkpoint in [c for c in prefix.checkpoints if c.length > length]:
             prefix.checkpoints.remove(checkpoint)
             self._unref(checkpoint.blob)
 
     def release(self, prefix: CachedPrefix) -> None:
-        """The prefix is gone: let go of its checkpoints."""
+        """The prefix is gone: release its checkpoints."""
         for checkpoint in prefix.checkpoints:
             self._unref(checkpoint.blob)
         prefix.checkpoints = []

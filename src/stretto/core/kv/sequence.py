@@ -1,8 +1,8 @@
-"""Sequences in the books: what each holds, who runs in it, what is still to be done to it.
+"""The state of sequences: what each holds, which slot runs in it, and its pending operations.
 
-Operations are not queued one by one: a sequence remembers what it must become, and `ops` says how. So a
-sequence that is cleared and refilled between two ticks is not cleared after it was filled.
-`SequenceTable` answers questions about all of them; it changes nothing. The ledger does that.
+Operations are not queued one by one: a sequence records what it must become, and `ops` derives the
+operations. So a sequence that is cleared and refilled between two ticks is not cleared after it was filled.
+`SequenceTable` answers questions about all sequences and changes nothing; the ledger does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Sequence:
         self.last_used = 0
         self.unsettled = False  # an operation on it has not been confirmed
         self.copy: KvOp | None = None
-        self.copy_order = 0  # copies are carried out in the order in which they were decided
+        self.copy_order = 0  # copies run in the order in which they were planned
         self.trim: int | None = None
         self.clear = False
         self.incoming: tuple[KvOp, ...] = ()  # RESTORE, REWIND
@@ -50,7 +50,7 @@ class Sequence:
 
     @property
     def readable(self) -> bool:
-        """Can it be copied from in this plan? Copies go before trims: one that is only cut short will do."""
+        """Can it be copied from in this plan? Copies run before trims, so a pending trim does not matter."""
         if not self.unsettled:
             return True
         only_trimmed = self.trim is not None and self.copy is None and not self.incoming and not self.clear
@@ -75,7 +75,7 @@ class Sequence:
 
 
 class SequenceTable:
-    """All sequences, the snapshots beside them, and the copies that no pass has carried out yet."""
+    """All sequences, their snapshots, and copies that no pass has carried out yet."""
 
     def __init__(self, capabilities: Capabilities, store: PrefixStore, limits: Limits) -> None:
         self.can = capabilities
@@ -97,7 +97,7 @@ class SequenceTable:
         return [s for s in self.all if s.slot is None]
 
     def idle_prefixes(self) -> list[Sequence]:
-        """Those that hold something, least worth keeping first: preempted requests' last, then by use."""
+        """Idle sequences with content, in order of eviction: by last use, preempted requests' last."""
         held = [(s, s.prefix) for s in self.all if s.slot is None and s.prefix is not None]
         held.sort(key=lambda pair: (pair[1].reserved_for != "", pair[0].last_used, pair[0].index))
         return [sequence for sequence, _ in held]
@@ -109,10 +109,10 @@ class SequenceTable:
             donor = self.all[source.place] if source.kind is not Kind.SNAPSHOT else None
             copies = donor is not None and self.can_copy(donor, source.length)
             if donor is not None and donor.slot is None and not copies:
-                return donor  # it can only be adopted where it is
+                return donor  # it can only be continued in place
             if not copies:
                 idle = [s for s in idle if not self.is_copy_end(s.index)]
-        if self.can.contiguous and self.can.snapshots:  # losses are saved first: only places count
+        if self.can.contiguous and self.can.snapshots:  # losses are saved first, so only positions count
             fewest = min((self.runs_with(s.index) for s in idle), default=0)
             idle = [s for s in idle if self.runs_with(s.index) == fewest]
         return min(idle, key=lambda s: self._price(s, source), default=None)
@@ -142,7 +142,7 @@ class SequenceTable:
         return self.can.rewind is Rewind.WINDOW and prefix.peak - length <= self.can.rewind_tokens
 
     def reach(self, prefix: CachedPrefix, want: int) -> tuple[int, Checkpoint | None]:
-        """The longest prefix, at most `want`, to which the prefix can be brought, and by which state."""
+        """The longest reachable length, at most `want`, and the checkpoint that it takes."""
         if self.can_trim(prefix, want):
             return min(want, prefix.length), None
         checkpoint = prefix.nearest(want)
@@ -154,7 +154,7 @@ class SequenceTable:
         return self.can_trim(donor.prefix, length) and (donor.slot is None or self.can.share_from_running)
 
     def can_copy_by_snapshot(self, donor: Sequence, length: int) -> bool:
-        """Save and restore instead of a copy."""
+        """Whether saving and restoring can replace a copy."""
         if not self.can_save(donor) or donor.held < length or donor.prefix is None:
             return False
         return self.can_trim(donor.prefix, length)
@@ -173,7 +173,7 @@ class SequenceTable:
         return self.can.snapshot_bytes(length) / self.can.snapshot_bytes_per_s
 
     def loss(self, sequence: Sequence, keep: int) -> int:
-        """Tokens worth keeping that go when the sequence is overwritten behind `keep`."""
+        """Tokens worth keeping that are lost when the sequence is overwritten after `keep`."""
         prefix = sequence.prefix
         if prefix is None:
             return 0
@@ -187,7 +187,7 @@ class SequenceTable:
         )
 
     def _is_covered(self, sequence: Sequence, prefix: CachedPrefix) -> bool:
-        """Looked up once a plan where the answer is no: with n sequences a burst would ask n² times."""
+        """Computed once per plan where the answer is no: a burst on n sequences would ask n² times."""
         if prefix.reserved_for:
             return self._is_saved(prefix)
         if self._only_copies.get(sequence.index) == (prefix, prefix.length):
@@ -198,7 +198,7 @@ class SequenceTable:
         return False
 
     def end_plan(self) -> None:
-        """Passes will run: what others hold grows."""
+        """Passes will run, and sequences will hold more."""
         self._only_copies.clear()
 
     def _is_held_elsewhere(self, sequence: Sequence, prefix: CachedPrefix) -> bool:
@@ -215,19 +215,19 @@ class SequenceTable:
         return boundaries[0] if boundaries and self._branches else 0
 
     def runs_with(self, index: int) -> int:
-        """How many runs of consecutive ids more there are when this sequence runs, too (-1: it joins two)."""
+        """How many more runs of consecutive ids there are if this sequence runs, too (-1: it joins two)."""
         left = index > 0 and self.all[index - 1].slot is not None
         right = index + 1 < len(self.all) and self.all[index + 1].slot is not None
         return 1 - left - right
 
     def gap(self) -> tuple[Sequence | None, Sequence | None]:
-        """The last running sequence, and the idle one before it that it would best be moved into."""
+        """The last running sequence, and the best idle one before it to move it into."""
         last = next((s for s in reversed(self.all) if s.slot is not None), None)
         gaps = [s for s in self.idle() if last is not None and s.index < last.index]
         return last, min(gaps, key=lambda s: (self.runs_with(s.index), s.index), default=None)
 
     def can_move(self, sequence: Sequence) -> bool:
-        """Not while anything about it is pending, and not when it is about to be saved where it is."""
+        """Not while an operation on it is pending, nor when its state is about to be saved."""
         slot = sequence.slot
         if slot is None or sequence.unsettled or sequence.trim is not None or slot.computed == 0:
             return False

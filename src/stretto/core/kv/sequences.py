@@ -1,10 +1,10 @@
 """The ledger for llama.cpp: sequences in streams or unified layout, and snapshots in host memory.
 
-The cache has tiers. What idle and running sequences still hold is free. Snapshots cost bytes under
-`cache_ram_bytes` and are written only when a prefix worth keeping is about to be overwritten, or at a mark
-that the cache policy asks for. The source that the policy chose is brought in by adopting, restoring or
-copying. A copy between streams happens only when the next pass runs: until a pass has run, its target is
-not read and neither end is restored into.
+The cache has tiers. What idle and running sequences hold costs nothing. Snapshots take bytes of
+`cache_ram_bytes` and are written only when a prefix worth keeping is about to be overwritten, or at a length
+that the cache policy asks for. A slot starts from the source that the policy chose by continuing in place,
+restoring or copying. A copy between streams happens only when the next pass runs: until then its target is
+not read, and neither end is restored into.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class SequenceLedger:
         self.table = SequenceTable(capabilities, self.store, limits)
         self._cells = CellPool(capabilities.pages, capabilities.sequences_max) if capabilities.pages else None
         self._snapshots = Snapshots(self.table, limits)
-        self._keeps = limits.cache in ("incremental", "prefix")  # what requests leave is for others, too
+        self._keeps = limits.cache in (
+            "incremental",
+            "prefix",
+        )  # other requests may reuse what a request leaves
         self._exact = is_exact(limits, capabilities)
         self._issued: dict[int, tuple[tuple[KvOp, ...], list[int]]] = {}  # tick -> operations, pinned blobs
         self._clock = 0
@@ -120,7 +123,7 @@ class SequenceLedger:
             if donor is not None:
                 self._snapshots.pin(blob)  # saved from a running sequence, to be restored in the same tick
                 if not self._keeps:
-                    self._snapshots.own(blob, job.id)  # nobody else may find it
+                    self._snapshots.own(blob, job.id)  # no other request may find it
             prefix = self._restore(target, blob, source.length)
         prefix.tokens = job.known
         target.prefix = prefix
@@ -156,7 +159,7 @@ class SequenceLedger:
         return prefix
 
     def _empty(self, sequence: Sequence) -> None:
-        """Nothing of the sequence's prefix is needed any more."""
+        """Drop what the sequence holds."""
         sequence.forget_plans()
         sequence.clear = True
         if sequence.prefix is not None:
@@ -166,7 +169,7 @@ class SequenceLedger:
             self._cells.trim(sequence.index, 0)
 
     def checkpoint_at(self, job: Job, lengths: Seq[int]) -> tuple[int, ...]:
-        """Lengths at which this memory is saved on the way, because it cannot be cut back to them later."""
+        """Lengths at which state is saved on the way, because it cannot be trimmed to them later."""
         if not self._can.snapshots or (self._can.rewind is Rewind.ANY and not self._snapshots.apart):
             return ()
         return tuple(n for n in lengths if self._limits.cache_min_tokens <= n < len(job.known) - 1)
@@ -214,7 +217,7 @@ class SequenceLedger:
         self.notes.append(Note(event_names.CACHE_EVICTED, "", -1, sequence.index))
 
     def relieve(self) -> bool:
-        """The backend found no room although the books say there is: give up one idle entry."""
+        """The backend found no room although the ledger has some: evict one idle entry."""
         idle = self.table.idle_prefixes()
         if idle:
             self._evict(idle[0])
@@ -241,7 +244,7 @@ class SequenceLedger:
         return self._cells.used_by(running) - self._cells.used_by(rest)
 
     def rollback(self, slot: Slot, length: int) -> None:
-        """The backend holds rows up to `planned`: behind `length` are rejected drafts or a failure's rows."""
+        """The backend holds rows up to `planned`; those after `length` are rejected drafts or failed rows."""
         sequence = self.table.of(slot)
         prefix = sequence.prefix
         assert prefix is not None
@@ -252,13 +255,13 @@ class SequenceLedger:
             self.lose(slot.sequence)
 
     def overrun(self, slot: Slot) -> None:
-        """A pass broke: some of the planned rows were there for a while, and a window has moved on."""
+        """A pass failed: some planned rows were there for a while, and a sliding window has moved on."""
         prefix = self.table.of(slot).prefix
         assert prefix is not None
         prefix.held(slot.planned)
 
     def committed(self, slot: Slot) -> None:
-        """Sequences need no word per tick: what a slot has computed is what its sequence holds."""
+        """Nothing to record: a prefix follows what its slot has computed."""
 
     def close(self, slot: Slot, keep: int, *, private: bool = False) -> None:
         sequence, job = self.table.of(slot), slot.job
@@ -303,7 +306,7 @@ class SequenceLedger:
             self._evict(idle.pop(0))
 
     def forget(self, request_id: str) -> None:
-        """The request is over: what only it could use is of no use."""
+        """The request has ended: drop what only it could use."""
         for sequence in self.table.idle():
             if sequence.prefix is not None and sequence.prefix.owner == request_id:
                 self._empty(sequence)
@@ -313,7 +316,7 @@ class SequenceLedger:
     # --- keeping running ids together ------------------------------------------------------------
 
     def compact(self, slots: Seq[Slot]) -> None:
-        """Close a gap that has lasted by moving the last running sequence into it. One move a tick."""
+        """Close a lasting gap by moving the last running sequence into it, at most one per tick."""
         if not self._can.contiguous or self._can.share is not Share.COPY or not self._can.share_from_running:
             return
         last, gap = self.table.gap()
@@ -386,7 +389,7 @@ class SequenceLedger:
                 self._snapshots.discard(op.blob)
 
     def lose(self, sequence: int) -> Slot | None:
-        """What the sequence holds is not known any more. Its slot, if any, starts again from nothing."""
+        """What the sequence holds is unknown. Its slot, if any, starts again from nothing."""
         lost = self.table.all[sequence]
         slot, prefix = lost.slot, lost.prefix
         self._empty(lost)

@@ -1,9 +1,9 @@
-"""Snapshots and checkpoints of sequences: when they are written, kept for a tick, confirmed, thrown away.
+"""Snapshots and checkpoints of sequences: written, pinned for a tick, confirmed, discarded.
 
-A snapshot is written when prefix worth keeping is about to be overwritten, or at a mark from which others
-may start. A checkpoint is the part of a state that cannot be cut back to later (hybrid and recurrent models).
-Both are real only once their operation has succeeded. The ledger decides what happens to sequences; this
-part only reads them.
+A snapshot is written when a prefix worth keeping is about to be overwritten, or at a length from which other
+requests may start. A checkpoint is the part of a state that cannot be trimmed to later (hybrid and recurrent
+models). Both exist only once their operation has succeeded. The ledger changes sequences; this part only
+reads them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Snapshots:
     def save(self, sequence: Sequence, length: int) -> int | None:
         """The blob that will hold the sequence's first `length` tokens; None when it would take too much.
 
-        What a preempted request comes back for is saved whatever it takes: to compute it again takes longer.
+        The state of a preempted request is saved whatever it takes: recomputing it takes longer.
         """
         prefix = sequence.prefix
         assert prefix is not None
@@ -84,7 +84,7 @@ class Snapshots:
                 snapshot.pins -= 1
 
     def checkpoint(self, slot: Slot, job: Job, length: int) -> None:
-        """The slot has computed exactly `length` tokens, a place to come back to: keep the state."""
+        """The slot has computed exactly `length` tokens, at which its state is to be saved."""
         sequence = self._table.of(slot)
         prefix = sequence.prefix
         assert prefix is not None
@@ -103,14 +103,12 @@ class Snapshots:
         return any(s.prefix.length == length and s.prefix.covers(prefix) for s in self._store)
 
     def take(self) -> tuple[list[KvOp], list[int]]:
-        """This tick's operations on blobs, and the snapshots to keep until it has settled."""
-        stillborn = {op.blob for op in self._saves} & set(
-            self._store.dropped
-        )  # saved and given up in one plan
-        for blob in stillborn:
+        """Operations on blobs of this tick, and the snapshots to keep until it is settled."""
+        unborn = {op.blob for op in self._saves} & set(self._store.dropped)  # saved and given up in one plan
+        for blob in unborn:
             self._checkpointing.pop(blob, None)
-        ops = [op for op in self._saves if op.blob not in stillborn]
-        ops += [KvOp(OpKind.DROP, blob=blob) for blob in self._store.dropped if blob not in stillborn]
+        ops = [op for op in self._saves if op.blob not in unborn]
+        ops += [KvOp(OpKind.DROP, blob=blob) for blob in self._store.dropped if blob not in unborn]
         pinned = self._pinned
         self._saves, self._store.dropped, self._pinned, self._save_bytes = [], [], [], 0
         return ops, pinned
@@ -142,13 +140,13 @@ class Snapshots:
         )
 
     def discard(self, blob: int) -> None:
-        """It failed to restore: nobody shall try it again."""
+        """It failed to restore, and is not tried again."""
         self._store.discard(blob)
         for prefix in self._table.prefixes():
             self._store.detach(prefix, blob)
 
     def came_back(self, request_id: str) -> None:
-        """Nobody waits any more for what a preempted request had left."""
+        """A preempted request has resumed or ended: its state is no longer reserved."""
         for prefix in self._table.prefixes():
             if prefix.reserved_for == request_id:
                 prefix.reserved_for = ""
