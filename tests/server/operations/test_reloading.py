@@ -1,4 +1,4 @@
-"""A model that was unloaded because it was idle: every request that arrives while it loads again waits for it."""
+"""Requests that arrive while an idle-unloaded model loads again wait for it."""
 
 from __future__ import annotations
 
