@@ -1,8 +1,7 @@
 """Measures Stretto against llama-server: the claims of benchmarks/README.md, in one run on one machine.
 
-    benchmarks/peers/build_llama_server.sh       once: builds the peer from the llama.cpp vendored by our
-    binding python benchmarks/compare.py --trace FILE [--json FILE] [--check] [--plots DIR] [--only steady
-    stall …]
+    benchmarks/peers/build_llama_server.sh       once: builds the peer from our binding's llama.cpp
+    python benchmarks/compare.py --trace FILE [--json FILE] [--check] [--plots DIR] [--only steady stall …]
 
 Every measurement starts fresh servers (same model, `-np N -c 4096×N -t 2`), pages the model in with a few
 other texts, and sends new texts. Rounds are interleaved in alternating order; a ratio is taken within a
