@@ -66,7 +66,7 @@ class AttackRun:
 
     async def _attacked(self, name: str, callers: Callers) -> AttackReport:
         callers.calls.clear()
-        worker_pid, before = self._server.runtime_pid(), self._memory()
+        worker_pid, before = self._server.worker_pid(), self._memory()
         self._peaks = list(before)
         started_s = time.monotonic()
         errors = await self._attack(name)
@@ -81,7 +81,7 @@ class AttackRun:
             added_wait_s=added_waits(callers.calls, self.undisturbed),
             server=ProcessMemory(before[0], self._peaks[0], after[0]),
             worker=ProcessMemory(before[1], self._peaks[1], after[1]),
-            same_worker=self._server.runtime_pid() == worker_pid,
+            same_worker=self._server.worker_pid() == worker_pid,
             attacker_errors=dict(errors),
         )
         print(report.line(), flush=True)
@@ -125,7 +125,7 @@ class AttackRun:
         """Of the server and its worker; 0 for a process that ended."""
         found = [memory_bytes(self._server.pid), 0]
         with contextlib.suppress(OSError, IndexError, ValueError):
-            found[1] = memory_bytes(self._server.runtime_pid())
+            found[1] = memory_bytes(self._server.worker_pid())
         return found
 
     async def _sample(self) -> None:

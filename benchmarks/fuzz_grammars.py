@@ -109,15 +109,15 @@ def _templates(count: int, seed: int, found: Found) -> None:
 
 
 async def _run(server: ServerProcess, target: AttackTarget, count: int, seed: int, found: Found) -> None:
-    before, pid = memory_bytes(server.runtime_pid()), server.runtime_pid()
+    before, pid = memory_bytes(server.worker_pid()), server.worker_pid()
     canary = asyncio.create_task(_canary(target, found))
     try:
         await _fuzz(target, count, seed, found)
     finally:
         canary.cancel()
         await asyncio.gather(canary, return_exceptions=True)
-    found.same_worker = server.process.poll() is None and server.runtime_pid() == pid
-    found.worker_bytes = (before, memory_bytes(server.runtime_pid()))
+    found.same_worker = server.process.poll() is None and server.worker_pid() == pid
+    found.worker_bytes = (before, memory_bytes(server.worker_pid()))
 
 
 def fuzz(count: int, seed: int, flags: tuple[str, ...]) -> dict[str, Any]:

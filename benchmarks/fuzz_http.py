@@ -107,13 +107,13 @@ def _good(outcome: str, *, whole: bool) -> bool:
 
 
 def measure(server: ServerProcess, *, count: int, seed: int) -> dict[str, Any]:
-    pids, before = (server.pid, server.runtime_pid()), memory_bytes(server.pid)
+    pids, before = (server.pid, server.worker_pid()), memory_bytes(server.pid)
     fuzz = Fuzz(server.address, count, seed)
     started_s = time.monotonic()
     asyncio.run(fuzz.run())
     seconds = time.monotonic() - started_s
     alive = server.process.poll() is None
-    if not alive or (server.pid, server.runtime_pid()) != pids:
+    if not alive or (server.pid, server.worker_pid()) != pids:
         fuzz.faults.append("a process died")
     return {
         "conditions": conditions(),

@@ -57,7 +57,7 @@ class ServerProcess:
     def pid(self) -> int:
         return self.process.pid
 
-    def runtime_pid(self) -> int:
+    def worker_pid(self) -> int:
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         return int(children[0])
 

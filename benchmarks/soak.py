@@ -144,7 +144,7 @@ def main() -> int:
         time.sleep(1)
         after = descriptors(server.pid)
         health = get(server, "/health")
-        runtime_bytes = memory_bytes(server.runtime_pid())
+        runtime_bytes = memory_bytes(server.worker_pid())
     report = {
         "conditions": conditions(),
         "minutes": options.minutes,

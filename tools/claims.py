@@ -113,7 +113,7 @@ ENGINE = (
     by_script(
         "engine-kills",
         "25 × kill -9 under 16 streams of SmolLM2, a killed parent, 10 × SIGSTOP: nothing is lost or leaked",
-        *("-m", "tests.system.process.kill_runtime", "--model", "default", "--tokens", "32"),
+        *("-m", "tests.system.process.kill_worker", "--model", "default", "--tokens", "32"),
     ),
     by_tests("engine-process", "mixed batches, tokens, uids, signals", "tests/system/process"),
     by_script(

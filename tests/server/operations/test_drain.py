@@ -75,7 +75,7 @@ def test_what_runs_finishes_and_what_comes_is_refused(attempt: int) -> None:
         return list(await asyncio.gather(*tasks))
 
     with server() as running:
-        runtime = running.runtime_pid()
+        runtime = running.worker_pid()
         replies = asyncio.run(drain(running))
         assert [reply.tokens for reply in replies] == [200 + 20 * attempt] * 4
         assert all(reply.done and not reply.error for reply in replies)
@@ -111,7 +111,7 @@ def test_the_time_out_cuts_with_a_last_word() -> None:
         return list(await asyncio.gather(*tasks))
 
     with server("--drain-timeout-s", "0.5") as running:
-        runtime = running.runtime_pid()
+        runtime = running.worker_pid()
         started = time.monotonic()
         replies = asyncio.run(drain(running))
         assert running.stop() == 0

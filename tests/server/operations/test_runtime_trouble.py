@@ -42,7 +42,7 @@ def ready(client: httpx.Client) -> bool:
 def test_a_runtime_that_is_stopped_is_not_ready_and_comes_back(
     running: ServerProcess, client: httpx.Client
 ) -> None:
-    runtime = running.runtime_pid()
+    runtime = running.worker_pid()
     assert ready(client)
     os.kill(runtime, signal.SIGSTOP)
     try:
@@ -66,7 +66,7 @@ def test_a_thousand_requests_leave_no_memory_behind(running: ServerProcess) -> N
 
         await asyncio.gather(*(one(index) for index in range(count)))
 
-    pids = (running.pid, running.runtime_pid())
+    pids = (running.pid, running.worker_pid())
     asyncio.run(many(400))
     before = [memory_bytes(pid) for pid in pids]
     asyncio.run(many(1000))
@@ -75,12 +75,12 @@ def test_a_thousand_requests_leave_no_memory_behind(running: ServerProcess) -> N
 
 
 def test_a_runtime_that_is_killed_is_replaced(running: ServerProcess, client: httpx.Client) -> None:
-    first = running.runtime_pid()
+    first = running.worker_pid()
     os.kill(first, signal.SIGKILL)
     within(10, lambda: not ready(client))
     body = {key: value for key, value in chat("simulated", max_tokens=5).items() if "stream" not in key}
     refused = client.post("/v1/chat/completions", json=body)
     assert refused.status_code in (200, 503)  # refused, or the new one is already there
     within(40, lambda: ready(client))
-    assert running.runtime_pid() != first
+    assert running.worker_pid() != first
     assert client.post("/v1/chat/completions", json=body).json()["usage"]["completion_tokens"] == 5

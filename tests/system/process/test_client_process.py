@@ -25,7 +25,7 @@ from stretto.errors import (
 from stretto.rpc.messages import GenerateParams, TokenizeParams
 from stretto.settings import EngineSettings, GenerateBatcherSettings, RuntimeSettings, Settings
 from stretto.testing.engine_capability import OldLauncher
-from tests.system.process import kill_runtime
+from tests.system.process import kill_worker
 
 FLAGS: dict[str, Any] = {
     "backend": "simulated",
@@ -186,7 +186,7 @@ def test_a_drain_finishes_running_requests_and_rejects_new_ones():
 
 def test_closing_ends_waiting_requests_and_leaks_nothing():
     async def scenario() -> None:
-        before = kill_runtime.descriptors()
+        before = kill_worker.descriptors()
         settings = Settings()
         launcher = ProcessLauncher(RuntimeStart(flags=FLAGS))
         host = SupervisedHost(launcher, settings.engine)
@@ -201,9 +201,9 @@ def test_closing_ends_waiting_requests_and_leaks_nothing():
         await asyncio.sleep(0.05)
         await made.close()
         assert await asyncio.wait_for(reader, 5) is ShuttingDownError
-        assert not kill_runtime.alive(pid)
+        assert not kill_worker.alive(pid)
         assert not directory.exists()
-        assert kill_runtime.descriptors() <= before + 1
+        assert kill_worker.descriptors() <= before + 1
 
     asyncio.run(scenario())
 
@@ -221,9 +221,9 @@ def test_a_worker_that_cannot_start_is_reported_and_not_restarted_forever():
 
 @pytest.mark.slow
 def test_kill_9_under_load_loses_no_request_silently():
-    """Must-show 2, small. The full size: python tests/system/process/kill_runtime.py --model default."""
+    """Must-show 2, small. The full size: python tests/system/process/kill_worker.py --model default."""
     report = asyncio.run(
-        kill_runtime.run(kill_runtime.simulated(), kills=2, stops=1, streams=16, max_tokens=100)
+        kill_worker.run(kill_worker.simulated(), kills=2, stops=1, streams=16, max_tokens=100)
     )
     assert report.problems == []
     assert report.lost >= 8
@@ -233,11 +233,11 @@ def test_kill_9_under_load_loses_no_request_silently():
 
 @pytest.mark.slow
 def test_kill_9_of_the_parent_leaves_no_runtime():
-    assert kill_runtime.kill_parent([]) <= kill_runtime.ORPHAN_S_MAX
+    assert kill_worker.kill_parent([]) <= kill_worker.ORPHAN_S_MAX
 
 
 def test_the_leak_checks_count_something():
     """A check of the helpers above."""
-    assert kill_runtime.descriptors() > 2
-    assert kill_runtime.alive(os.getpid())
-    assert kill_runtime.zombies() == []
+    assert kill_worker.descriptors() > 2
+    assert kill_worker.alive(os.getpid())
+    assert kill_worker.zombies() == []

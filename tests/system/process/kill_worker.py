@@ -1,7 +1,7 @@
 """`kill -9`, SIGSTOP and a dead parent, against a real worker process under load.
 
-    python tests/system/process/kill_runtime.py --model default            25 kills under 16 streams, SmolLM2
-    python tests/system/process/kill_runtime.py --kills 3 --stops 1        small, with the simulated backend
+    python tests/system/process/kill_worker.py --model default            25 kills under 16 streams, SmolLM2
+    python tests/system/process/kill_worker.py --kills 3 --stops 1        small, with the simulated backend
 
 Checks: a request that had a token gets exactly one `runtime_lost` within a second; every other one is
 replayed once and finishes; the service recovers; no zombie, leaked descriptor or directory remains; a worker
@@ -167,7 +167,7 @@ async def stop_once(rig: Rig, report: Report) -> None:
     report.stops += 1
     probe = await rig.answer()
     if probe.ends not in (["stop"], ["length"]) or rig.host.pid == pid:
-        report.problems.append(f"stop {report.stops}: no new runtime answers: {probe.ends}")
+        report.problems.append(f"stop {report.stops}: no new worker answers: {probe.ends}")
 
 
 def zombies() -> list[int]:
