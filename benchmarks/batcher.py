@@ -29,14 +29,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.batcher_http import Row, http_bars, http_lines, measure_http
 from benchmarks.server_process import conditions
 from stretto.client.batch_stats import BatchEvent, percentile
-from stretto.client.engine import Engine
 from stretto.client.host import SupervisedHost
-from stretto.client.process import ProcessLauncher, RuntimeStart
+from stretto.client.process import ProcessLauncher, WorkerStart
+from stretto.client.rpc_client import RpcClient
 from stretto.errors import CapacityError
 from stretto.rpc import gc_policy
 from stretto.rpc.messages import GenerateParams
 from stretto.settings import EngineSettings, GenerateBatcherSettings, Settings
-from stretto.testing.engine_capability import OldLauncher
+from stretto.testing.client_capability import OldLauncher
 
 SPREAD_S = 0.002
 HTTP_PASSES = 5
@@ -47,7 +47,7 @@ FLAGS = {"backend": "simulated", "seed": 7, "context_window": 2048, "max_queue":
 class BatcherBench:
     """One client with one worker process, and its batcher's figures."""
 
-    engine: Engine
+    client: RpcClient
     events: list[BatchEvent] = field(default_factory=list)
     lags_ms: list[float] = field(default_factory=list)  # event loop delays, caused by the machine
     number: int = 0
@@ -67,7 +67,7 @@ class BatcherBench:
         """Runs one generation: seconds to its first token, and its text."""
         started_s = time.perf_counter()
         first_s, text = 0.0, ""
-        async for delta in self.engine.generate(self.params(**options)):
+        async for delta in self.client.generate(self.params(**options)):
             if delta.token_count and not first_s:
                 first_s = time.perf_counter() - started_s
             text += delta.text
@@ -82,7 +82,7 @@ class BatcherBench:
 
     @property
     def frames_sent(self) -> int:
-        connection = self.engine.transport.connection
+        connection = self.client.transport.connection
         assert connection is not None
         return connection.counters.frames_sent
 
@@ -101,12 +101,12 @@ async def bench(
 ) -> AsyncIterator[BatcherBench]:
     engine_settings = EngineSettings(streams_max=100_000, calls_max=100_000)
     settings = Settings(engine=engine_settings, generate_batcher=GenerateBatcherSettings(enabled=batching))
-    start = RuntimeStart(flags={**FLAGS, "n_seq_max": slots, "simulated_tick_ms": tick_ms, **flags})
+    start = WorkerStart(flags={**FLAGS, "n_seq_max": slots, "simulated_tick_ms": tick_ms, **flags})
     launcher = (OldLauncher if old else ProcessLauncher)(start)
     events: list[BatchEvent] = []
-    engine = Engine(SupervisedHost(launcher, engine_settings), settings, on_dispatched=events.append)
-    await engine.start()
-    made = BatcherBench(engine, events)
+    client = RpcClient(SupervisedHost(launcher, engine_settings), settings, on_dispatched=events.append)
+    await client.start()
+    made = BatcherBench(client, events)
     for _ in range(40):  # load the model and let the batcher's target converge
         await made.read(max_tokens=1)
     events.clear()
@@ -114,7 +114,7 @@ async def bench(
     try:
         yield made
     finally:
-        await engine.close()
+        await client.close()
 
 
 # --- calls saved ---------------------------------------------------------------------------------
@@ -163,12 +163,12 @@ async def measure_fallback() -> dict[str, Any]:
     prompts = [f"the same question {index}" for index in range(32)]
     async with bench() as new:
         batched = [text for _, text in await _asked(new, prompts)]
-        calls = dict(new.engine.batch_stats()["transport"]["calls"])
+        calls = dict(new.client.batch_stats()["transport"]["calls"])
     async with bench(old=True) as old:
-        before = old.engine.batch_stats()["generate"]["fallback_count"]
+        before = old.client.batch_stats()["generate"]["fallback_count"]
         single = [text for _, text in await _asked(old, prompts)]
-        fallbacks = old.engine.batch_stats()["generate"]["fallback_count"] - before
-        old_calls = dict(old.engine.batch_stats()["transport"]["calls"])
+        fallbacks = old.client.batch_stats()["generate"]["fallback_count"] - before
+        old_calls = dict(old.client.batch_stats()["transport"]["calls"])
     return {
         "fallback": {
             "requests": len(prompts),
@@ -237,7 +237,7 @@ async def measure_open_loop(seconds: float) -> dict[str, Any]:
 async def measure_urgent(seconds: float) -> dict[str, Any]:
     async with bench(slots=64, tick_ms=2.0) as made:
         sent = await open_loop(made, 500, seconds, lambda number: "urgent" if number % 10 == 0 else "default")
-        stats = made.engine.batch_stats()["generate"]
+        stats = made.client.batch_stats()["generate"]
         waits = made.waits_ms("urgent")
         return {
             "urgent": {
@@ -251,9 +251,9 @@ async def measure_urgent(seconds: float) -> dict[str, Any]:
 
 async def measure_frames(tokens: int) -> dict[str, Any]:
     async with bench(slots=16) as made:
-        before = made.engine.batch_stats()["streams"]
+        before = made.client.batch_stats()["streams"]
         await asyncio.gather(*(made.read(max_tokens=tokens) for _ in range(16)))
-        after = made.engine.batch_stats()["streams"]
+        after = made.client.batch_stats()["streams"]
         frames = after["frames"] - before["frames"]
         generated = after["tokens"] - before["tokens"]
         return {"frames": {"frames": frames, "tokens": generated, "tokens_per_frame": generated / frames}}
@@ -280,12 +280,12 @@ async def measure(*, quick: bool) -> dict[str, Any]:
 
 def bars(found: dict[str, Any]) -> list[Row]:
     """(what, measured, relation, bar). A percentile of no samples is 0, so each has a row with its share."""
-    return (engine_bars(found) if "saved_one_turn" in found else []) + (
+    return (client_bars(found) if "saved_one_turn" in found else []) + (
         http_bars(found) if "http" in found else []
     )
 
 
-def engine_bars(found: dict[str, Any]) -> list[Row]:
+def client_bars(found: dict[str, Any]) -> list[Row]:
     rows: list[Row] = [
         (f"calls saved, {count} in one iteration", found["saved_one_turn"][count], ">=", bar)
         for count, bar in ((8, 0.87), (16, 0.93), (64, 0.93))

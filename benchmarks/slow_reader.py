@@ -20,23 +20,23 @@ from typing import Any
 import uvloop
 
 from stretto.client.batch_stats import percentile
-from stretto.client.engine import Engine
-from stretto.client.process import RuntimeStart
+from stretto.client.process import WorkerStart
+from stretto.client.rpc_client import RpcClient
 from stretto.rpc.messages import GenerateParams
 from stretto.settings import EngineSettings, Settings
 
 SLOTS, TICK_MS = 8, 20
 RATIO_MAX = 1.15
 BUFFER_BYTES = 64 << 10
-START = RuntimeStart(
+START = WorkerStart(
     flags={"backend": "simulated", "n_seq_max": SLOTS, "simulated_tick_ms": TICK_MS, "context_window": 4096}
 )
 SETTINGS = Settings(engine=EngineSettings(stream_buffer_bytes=BUFFER_BYTES, slow_consumer_timeout_s=60.0))
 
 
 class SlowReaderBench:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, client: RpcClient) -> None:
+        self._client = client
         self._number = 0
 
     def params(self, max_tokens: int) -> GenerateParams:
@@ -51,7 +51,7 @@ class SlowReaderBench:
     async def quick(self, tokens: int) -> list[float]:
         """Reads without delay; returns the gaps between tokens, in milliseconds."""
         gaps, last_s = [], 0.0
-        async for delta in self._engine.generate(self.params(tokens)):
+        async for delta in self._client.generate(self.params(tokens)):
             now_s = time.perf_counter()
             if last_s and delta.token_count:
                 gaps.append((now_s - last_s) * 1000 / delta.token_count)
@@ -60,7 +60,7 @@ class SlowReaderBench:
 
     async def slow(self, tokens: int) -> int:
         """Reads once per second until cancelled; returns the tokens received."""
-        generation, got = self._engine.generate(self.params(tokens)), 0
+        generation, got = self._client.generate(self.params(tokens)), 0
         try:
             async for delta in generation:
                 got += delta.token_count
@@ -96,7 +96,7 @@ class SlowReaderBench:
         gaps = await asyncio.wait_for(self.quick(20), 60)
         done_s = time.perf_counter() - started_s
         still = sum(not reader.done() for reader in readers)
-        kept = self._engine.batch_stats()["streams"]["unread_bytes_max"]
+        kept = self._client.batch_stats()["streams"]["unread_bytes_max"]
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
@@ -109,10 +109,10 @@ class SlowReaderBench:
 
 
 async def measure(pairs: int, tokens: int) -> dict[str, Any]:
-    engine = Engine.supervised(START, SETTINGS)
-    await engine.start()
+    client = RpcClient.supervised(START, SETTINGS)
+    await client.start()
     try:
-        made = SlowReaderBench(engine)
+        made = SlowReaderBench(client)
         await made.quick(5)
         rows = await made.pairs(pairs, tokens)
         return {
@@ -121,7 +121,7 @@ async def measure(pairs: int, tokens: int) -> dict[str, Any]:
             "ninth": await made.ninth(),
         }
     finally:
-        await engine.close()
+        await client.close()
 
 
 def main() -> int:

@@ -144,7 +144,7 @@ def main() -> int:
         time.sleep(1)
         after = descriptors(server.pid)
         health = get(server, "/health")
-        runtime_bytes = memory_bytes(server.worker_pid())
+        worker_bytes = memory_bytes(server.worker_pid())
     report = {
         "conditions": conditions(),
         "minutes": options.minutes,
@@ -152,7 +152,7 @@ def main() -> int:
         "replies": dict(soak.replies),
         "tokens": soak.tokens,
         "memory_mb": [round(sample[1] / 1e6, 1) for sample in soak.samples],
-        "runtime_memory_mb": round(runtime_bytes / 1e6, 1),
+        "runtime_memory_mb": round(worker_bytes / 1e6, 1),
         "memory_growth_mb_per_min": round(slope_mb_per_min(soak.samples), 3),
         "descriptors": {"before": before, "most": max(s[2] for s in soak.samples), "after": after},
         "idle_after": idle,

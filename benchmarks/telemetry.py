@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.server_process import conditions
 from stretto import LLM
 from stretto.worker.model import Call, ModelRuntime
-from stretto.worker.text_stream import Delta
+from stretto.worker.text_stream import TextDelta
 
 BAR = 1.02
 TOKENS = 400
@@ -35,7 +35,7 @@ def round_us(runtime: ModelRuntime, call: Call, streams: int) -> float:
     """CPU microseconds per token of `streams` concurrent requests."""
     ends: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def sink(delta: Delta) -> None:
+    def sink(delta: TextDelta) -> None:
         if delta.end is not None:
             ends.put(None)
 

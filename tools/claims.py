@@ -128,8 +128,8 @@ ENGINE = (
     ),
     by_script(
         "engine-simulation",
-        "registry, batcher and supervisor under broken wires and dying runtimes: each request ends once",
-        *("-m", "stretto.testing.engine_simulate", "--seeds", "1000"),
+        "registry, batcher and supervisor under broken wires and dying workers: each request ends once",
+        *("-m", "stretto.testing.client_simulate", "--seeds", "1000"),
     ),
 )
 

@@ -12,7 +12,7 @@ from stretto.server.app import create_app
 from stretto.server.http.ignored import UnknownFields
 from stretto.settings import ServerSettings
 from tests.server.running import serving
-from tests.server.scripted import ScriptedEngine, usual
+from tests.server.scripted import ScriptedClient, usual
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Rig:
     """A server over a scripted engine, and how to reach it."""
 
     url: str
-    engine: ScriptedEngine
+    worker_client: ScriptedClient
     openai: openai.OpenAI
     anthropic: anthropic.Anthropic
     http: httpx2.Client
@@ -33,17 +33,17 @@ class Rig:
 
 
 def _rig(unknown_fields: UnknownFields) -> Iterator[Rig]:
-    engine = ScriptedEngine()
+    worker_client = ScriptedClient()
     options = ServerSettings(
         ping_interval_s=0.2, first_byte_s=0.2, log_level="error", unknown_fields=unknown_fields
     )
     with (
-        serving(create_app(engine, options)) as url,
+        serving(create_app(worker_client, options)) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as openai_client,
         anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as anthropic_client,
         httpx2.Client(base_url=url, timeout=30) as http,
     ):
-        yield Rig(url, engine, openai_client, anthropic_client, http)
+        yield Rig(url, worker_client, openai_client, anthropic_client, http)
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +69,8 @@ def strict_rig(_served_strictly: Rig) -> Rig:
 
 
 def _forgetful(rig: Rig) -> Rig:
-    engine = rig.engine
-    engine.script, engine.vectors = usual, False
-    for memory in (engine.calls, engine.asked, engine.cancelled):
+    worker_client = rig.worker_client
+    worker_client.script, worker_client.vectors = usual, False
+    for memory in (worker_client.calls, worker_client.asked, worker_client.cancelled):
         memory.clear()
     return rig

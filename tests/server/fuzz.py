@@ -22,7 +22,7 @@ from stretto.settings import ServerSettings
 from stretto.telemetry import logs
 from tests.server.process import served
 from tests.server.running import serving
-from tests.server.scripted import ScriptedEngine
+from tests.server.scripted import ScriptedClient
 
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"
@@ -72,7 +72,7 @@ def _served(backend: str) -> Iterator[str]:
         with served("--backend", backend, "--log-level", "error", "--context-window", "512") as url:
             yield url
         return
-    app = create_app(ScriptedEngine(vectors=True), ServerSettings(log_level="error"))
+    app = create_app(ScriptedClient(vectors=True), ServerSettings(log_level="error"))
     with serving(app) as url:
         yield url
 

@@ -66,10 +66,10 @@ def usual(params: GenerateParams) -> Sequence[Step]:
 
 
 class ScriptedStream:
-    def __init__(self, engine: ScriptedEngine, params: GenerateParams, steps: Sequence[Step]) -> None:
+    def __init__(self, worker_client: ScriptedClient, params: GenerateParams, steps: Sequence[Step]) -> None:
         self.stream_id = params.stream_id
         self.prompt_tokens = 7
-        self._engine = engine
+        self._worker_client = worker_client
         self._steps = list(steps)
         self._over = False
         self._end: StreamEnd | None = None
@@ -99,7 +99,7 @@ class ScriptedStream:
                 self._end = step.end
                 self._over = step.end is not None
                 return step
-        self._engine.running.discard(self.stream_id)
+        self._worker_client.running.discard(self.stream_id)
         raise StopAsyncIteration
 
     async def accepted(self) -> int:
@@ -109,12 +109,12 @@ class ScriptedStream:
 
     def cancel(self) -> None:
         if not self._over and not self._cancelled.is_set():
-            self._engine.cancelled.append(self.stream_id)
-        self._engine.running.discard(self.stream_id)
+            self._worker_client.cancelled.append(self.stream_id)
+        self._worker_client.running.discard(self.stream_id)
         self._cancelled.set()
 
 
-class ScriptedEngine:
+class ScriptedClient:
     """One chat model, `tiny`; with `vectors` also an embedding model and a reranker."""
 
     def __init__(self, script: Script = usual, *, vectors: bool = False) -> None:

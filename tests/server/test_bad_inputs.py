@@ -25,7 +25,7 @@ def test_the_table_is_large() -> None:
 
 @pytest.mark.parametrize("path", list(GOOD))
 def test_what_the_table_changes_is_good(rig: Rig, path: str) -> None:
-    rig.engine.vectors = True
+    rig.worker_client.vectors = True
     assert rig.http.post(path, json=GOOD[path]).status_code == 200
 
 
@@ -46,7 +46,7 @@ def test_bad_input(rig: Rig, case: Case) -> None:
 
 @pytest.mark.parametrize("case", UNKNOWN_CASES, ids=lambda case: case.name)
 def test_unknown_fields_are_ignored_and_named(rig: Rig, case: Case) -> None:
-    rig.engine.vectors = True
+    rig.worker_client.vectors = True
     reply = rig.http.post(case.path, content=json.dumps(case.body).encode(), headers=case.headers)
     if case.missing_without:  # the field stood where another was required
         assert reply.json()["error"]["code"] == "missing_field"
@@ -70,4 +70,4 @@ def check_refused(rig: Rig, case: Case) -> None:
     assert named.startswith(case.param), reply.text
     assert not LEAKS.search(reply.text)
     assert len(reply.text) < 2000
-    assert not rig.engine.calls, "a refused request reached the engine"
+    assert not rig.worker_client.calls, "a refused request reached the engine"

@@ -35,8 +35,8 @@ def test_one_answer(rig: Rig) -> None:
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.usage.total_tokens) == (7, 5, 12)
     assert reply.usage.prompt_tokens_details is not None
     assert reply.usage.prompt_tokens_details.cached_tokens == 3
-    assert rig.engine.last.messages == [{"role": "user", "content": "Hello?"}]
-    assert rig.engine.last.priority == "default"
+    assert rig.worker_client.last.messages == [{"role": "user", "content": "Hello?"}]
+    assert rig.worker_client.last.priority == "default"
 
 
 def test_every_field_reaches_the_engine(rig: Rig) -> None:
@@ -76,7 +76,7 @@ def test_every_field_reaches_the_engine(rig: Rig) -> None:
             "chat_template_kwargs": {"enable_thinking": True},
         },
     )
-    asked = rig.engine.last
+    asked = rig.worker_client.last
     assert asked.sampling == {
         "temperature": 0.5,
         "top_p": 0.9,
@@ -145,21 +145,21 @@ def test_raw_stream_ends_with_done_and_has_no_usage_unasked(rig: Rig) -> None:
 def test_the_engine_knows_who_reads_along(rig: Rig, path: str, asked: dict, stream: bool) -> None:
     reply = rig.http.post(path, json={"model": "tiny", "stream": stream, **asked})
     assert reply.status_code == 200, reply.text
-    assert rig.engine.last.streamed is stream
+    assert rig.worker_client.last.streamed is stream
 
 
 def test_several_answers_fork_off_the_first(rig: Rig) -> None:
     reply = rig.openai.chat.completions.create(model="tiny", messages=HELLO, n=3, seed=10)
     assert [choice.index for choice in reply.choices] == [0, 1, 2]
-    first, *forks = rig.engine.calls
+    first, *forks = rig.worker_client.calls
     assert [fork.fork_of for fork in forks] == [first.stream_id] * 2
-    assert [call.sampling["seed"] for call in rig.engine.calls] == [10, 11, 12]
+    assert [call.sampling["seed"] for call in rig.worker_client.calls] == [10, 11, 12]
     assert reply.usage is not None
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (7, 15)
 
 
 def test_several_answers_stream_side_by_side(rig: Rig) -> None:
-    rig.engine.script = said("a", "b")
+    rig.worker_client.script = said("a", "b")
     texts = ["", ""]
     finished = []
     for chunk in rig.openai.chat.completions.create(model="tiny", messages=HELLO, n=2, stream=True):
@@ -173,7 +173,7 @@ def test_several_answers_stream_side_by_side(rig: Rig) -> None:
 
 def test_logprobs(rig: Rig) -> None:
     reply = rig.openai.chat.completions.create(model="tiny", messages=HELLO, logprobs=True, top_logprobs=2)
-    assert rig.engine.last.sampling["logprobs"] == 2
+    assert rig.worker_client.last.sampling["logprobs"] == 2
     assert reply.choices[0].logprobs is not None
     entries = reply.choices[0].logprobs.content or []
     assert [entry.token for entry in entries] == ["Hello", " there", "."]
@@ -183,7 +183,7 @@ def test_logprobs(rig: Rig) -> None:
 
 def test_streamed_logprobs_come_with_their_text_and_minus_infinity_is_a_number(rig: Rig) -> None:
     steps = [Delta(text="x", logprobs=[logprob("x", float("-inf"), ("y", -1.0))]), end()]
-    rig.engine.script = lambda params: steps
+    rig.worker_client.script = lambda params: steps
     chunks = list(
         rig.openai.chat.completions.create(model="tiny", messages=HELLO, stream=True, logprobs=True)
     )
@@ -194,7 +194,7 @@ def test_streamed_logprobs_come_with_their_text_and_minus_infinity_is_a_number(r
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_is_kept_apart(rig: Rig, stream: bool) -> None:
-    rig.engine.script = lambda params: [
+    rig.worker_client.script = lambda params: [
         Delta(reasoning="let me"),
         Delta(reasoning=" think"),
         Delta(text="42"),
@@ -226,7 +226,7 @@ def test_tool_calls(rig: Rig) -> None:
     assert choice.message.tool_calls is not None
     assert choice.message.tool_calls[0].function.name == "weather"
     assert choice.message.tool_calls[0].id.startswith("call_")
-    use = rig.engine.last.tool_use
+    use = rig.worker_client.last.tool_use
     assert use is not None
     assert (use.choice, use.parallel) == ("required", False)
     assert use.tools[0]["function"]["parameters"]["required"] == ["a"]
@@ -234,7 +234,7 @@ def test_tool_calls(rig: Rig) -> None:
 
 def test_streamed_tool_calls_are_numbered(rig: Rig) -> None:
     calls = [ToolCallDelta(index=at, name="weather", arguments=f'{{"a": {at}}}') for at in range(2)]
-    rig.engine.script = lambda params: [Delta(text="Well"), Delta(tool_calls=calls), end()]
+    rig.worker_client.script = lambda params: [Delta(text="Well"), Delta(tool_calls=calls), end()]
     chunks = list(
         rig.openai.chat.completions.create(model="tiny", messages=HELLO, tools=[WEATHER], stream=True)
     )
@@ -247,14 +247,14 @@ def test_streamed_tool_calls_are_numbered(rig: Rig) -> None:
 
 def test_a_call_that_was_cut_short_ends_by_length(rig: Rig) -> None:
     call = ToolCallDelta(index=0, name="weather", arguments="{}")
-    rig.engine.script = lambda params: [Delta(tool_calls=[call]), end("length")]
+    rig.worker_client.script = lambda params: [Delta(tool_calls=[call]), end("length")]
     reply = rig.openai.chat.completions.create(model="tiny", messages=HELLO, tools=[WEATHER])
     assert reply.choices[0].finish_reason == "length"
 
 
 def test_a_cut_call_of_a_whole_reply_goes_as_far_as_it_came(rig: Rig) -> None:
     call = ToolCallDelta(index=0, name="weather", arguments='{"city": "Par', done=False)
-    rig.engine.script = lambda params: [Delta(tool_calls=[call]), end("length")]
+    rig.worker_client.script = lambda params: [Delta(tool_calls=[call]), end("length")]
     asked = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], "tool_choice": "required"}
     (choice,) = rig.openai.chat.completions.create(**asked).choices
     assert (choice.finish_reason, choice.message.content) == ("length", None)
@@ -265,8 +265,8 @@ def test_a_cut_call_of_a_whole_reply_goes_as_far_as_it_came(rig: Rig) -> None:
 def test_named_tool_choice(rig: Rig) -> None:
     choice = {"type": "function", "function": {"name": "weather"}}
     rig.openai.chat.completions.create(model="tiny", messages=HELLO, tools=[WEATHER], tool_choice=choice)
-    assert rig.engine.last.tool_use is not None
-    assert rig.engine.last.tool_use.choice == choice
+    assert rig.worker_client.last.tool_use is not None
+    assert rig.worker_client.last.tool_use.choice == choice
 
 
 def test_a_conversation_with_tool_results(rig: Rig) -> None:
@@ -278,7 +278,7 @@ def test_a_conversation_with_tool_results(rig: Rig) -> None:
         {"role": "tool", "tool_call_id": "c1", "content": "rain"},
     ]
     rig.openai.chat.completions.create(model="tiny", messages=messages, tools=[WEATHER])
-    asked = rig.engine.last.messages
+    asked = rig.worker_client.last.messages
     assert asked is not None
     assert asked[2]["tool_calls"] == [call]
     assert asked[3] == {"role": "tool", "content": "rain", "tool_call_id": "c1"}
@@ -287,9 +287,9 @@ def test_a_conversation_with_tool_results(rig: Rig) -> None:
 def test_instructions_of_the_developer_are_the_systems(rig: Rig) -> None:
     messages = [{"role": "developer", "content": "Be brief"}, *HELLO]
     rig.openai.chat.completions.create(model="tiny", messages=messages)
-    chat = rig.engine.last.messages
+    chat = rig.worker_client.last.messages
     rig.openai.responses.create(model="tiny", input=messages)
-    assert chat == rig.engine.last.messages == [{"role": "system", "content": "Be brief"}, *HELLO]
+    assert chat == rig.worker_client.last.messages == [{"role": "system", "content": "Be brief"}, *HELLO]
 
 
 class Answer(BaseModel):
@@ -299,7 +299,7 @@ class Answer(BaseModel):
 def test_parsed_answers(rig: Rig) -> None:
     reply = rig.openai.chat.completions.parse(model="tiny", messages=HELLO, response_format=Answer)
     assert reply.choices[0].message.parsed == Answer(a=1)
-    guidance = rig.engine.last.guidance
+    guidance = rig.worker_client.last.guidance
     assert guidance is not None
     assert guidance.mode == "json_schema"
     assert guidance.value["properties"]["a"]["type"] == "integer"
@@ -315,13 +315,15 @@ def test_parsed_answers(rig: Rig) -> None:
 )
 def test_guidance(rig: Rig, fields: dict[str, object], mode: str, value: object) -> None:
     rig.openai.chat.completions.create(model="tiny", messages=HELLO, extra_body=fields)
-    assert rig.engine.last.guidance is not None
-    assert (rig.engine.last.guidance.mode, rig.engine.last.guidance.value) == (mode, value)
+    assert rig.worker_client.last.guidance is not None
+    assert (rig.worker_client.last.guidance.mode, rig.worker_client.last.guidance.value) == (mode, value)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_is_refused_at_once_has_its_own_status(rig: Rig, stream: bool) -> None:
-    rig.engine.script = lambda params: [PromptTooLongError("the prompt has 9000 tokens, room is for 2048")]
+    rig.worker_client.script = lambda params: [
+        PromptTooLongError("the prompt has 9000 tokens, room is for 2048")
+    ]
     with pytest.raises(openai.BadRequestError) as caught:
         rig.openai.chat.completions.create(model="tiny", messages=HELLO, stream=stream)
     assert caught.value.code == "context_length_exceeded"
@@ -330,7 +332,7 @@ def test_what_is_refused_at_once_has_its_own_status(rig: Rig, stream: bool) -> N
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_contended_capacity_is_429_with_retry_after(rig: Rig, stream: bool) -> None:
-    rig.engine.script = lambda params: [QueueFullError("64 callers wait already")]
+    rig.worker_client.script = lambda params: [QueueFullError("64 callers wait already")]
     with pytest.raises(openai.RateLimitError) as caught:
         rig.openai.chat.completions.create(model="tiny", messages=HELLO, stream=stream)
     assert int(caught.value.response.headers["retry-after"]) >= 1
@@ -338,7 +340,10 @@ def test_contended_capacity_is_429_with_retry_after(rig: Rig, stream: bool) -> N
 
 
 def test_a_failure_in_the_middle_is_an_error_event(rig: Rig) -> None:
-    rig.engine.script = lambda params: [Delta(text="so far"), StrettoError("the model at /srv/m.gguf broke")]
+    rig.worker_client.script = lambda params: [
+        Delta(text="so far"),
+        StrettoError("the model at /srv/m.gguf broke"),
+    ]
     seen: list[str | None] = []
     stream = rig.openai.chat.completions.create(model="tiny", messages=HELLO, stream=True)
     with pytest.raises(openai.APIError, match="broke") as caught:
@@ -351,7 +356,7 @@ def test_our_own_bugs_tell_nothing(rig: Rig) -> None:
     def broken(params: GenerateParams) -> list[Delta]:
         raise KeyError("/etc/secret at 0xdeadbeef")
 
-    rig.engine.script = broken
+    rig.worker_client.script = broken
     reply = rig.http.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO})
     assert reply.status_code == 500
     assert reply.json()["error"]["code"] == "internal_error"
@@ -368,7 +373,7 @@ def test_a_request_id_of_the_client_comes_back(rig: Rig) -> None:
 
 
 def test_silence_is_filled_with_pings(rig: Rig) -> None:
-    rig.engine.script = lambda params: [0.7, Delta(text="late"), end()]
+    rig.worker_client.script = lambda params: [0.7, Delta(text="late"), end()]
     body = {"model": "tiny", "messages": HELLO, "stream": True}
     reply = rig.http.post("/v1/chat/completions", json=body)
     assert reply.text.startswith(": ping\n\n")
@@ -379,7 +384,7 @@ def test_silence_is_filled_with_pings(rig: Rig) -> None:
 
 
 def test_unicode_arrives_whole(rig: Rig) -> None:
-    rig.engine.script = said("naïve ", "日本", "🦊\n\u2028\x00", '"\\')
+    rig.worker_client.script = said("naïve ", "日本", "🦊\n\u2028\x00", '"\\')
     chunks = list(rig.openai.chat.completions.create(model="tiny", messages=HELLO, stream=True))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert text == 'naïve 日本🦊\n\u2028\x00"\\'

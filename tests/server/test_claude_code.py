@@ -33,7 +33,7 @@ def post(rig: Rig, path: str, body: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("turn", range(len(claude_code.TURNS)))
 def test_every_turn_is_answered_with_a_streamed_call(rig: Rig, turn: int) -> None:
-    rig.engine.script = lambda params: CALLS
+    rig.worker_client.script = lambda params: CALLS
     reply = post(rig, "/v1/messages", claude_code.request(claude_code.TURNS[turn]))
     assert reply.status_code == 200, reply.text
     found = events(reply.text)
@@ -47,7 +47,7 @@ def test_every_turn_is_answered_with_a_streamed_call(rig: Rig, turn: int) -> Non
 
 def test_what_the_model_is_told(rig: Rig) -> None:
     post(rig, "/v1/messages", claude_code.request(claude_code.TURNS[2]))
-    asked = rig.engine.last
+    asked = rig.worker_client.last
     assert asked.messages is not None
     assert [message["role"] for message in asked.messages] == [
         *("system", "user", "system", "assistant", "tool", "assistant", "user", "system"),
@@ -76,10 +76,10 @@ def test_what_is_ignored_is_named(rig: Rig) -> None:
 def test_tokens_are_counted_as_the_request_would_cost(rig: Rig) -> None:
     for messages in claude_code.TURNS:
         assert post(rig, "/v1/messages/count_tokens", claude_code.count(messages)).status_code == 200
-        counted = rig.engine.asked[-1]
+        counted = rig.worker_client.asked[-1]
         assert isinstance(counted, TokenizeParams)
         post(rig, "/v1/messages", claude_code.request(messages))
-        asked = rig.engine.last
+        asked = rig.worker_client.last
         assert asked.tool_use is not None
         assert (counted.messages, counted.tools) == (asked.messages, asked.tool_use.tools)
         assert counted.template_options == asked.template_options
@@ -87,7 +87,7 @@ def test_tokens_are_counted_as_the_request_would_cost(rig: Rig) -> None:
 
 
 def test_the_first_and_the_last_event_agree_on_the_prompt(rig: Rig) -> None:
-    rig.engine.script = lambda params: CALLS
+    rig.worker_client.script = lambda params: CALLS
     found = events(post(rig, "/v1/messages", claude_code.request(claude_code.TURNS[0])).text)
     first, last = found[0]["message"]["usage"], found[-2]["usage"]
     for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"):

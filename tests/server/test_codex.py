@@ -85,7 +85,7 @@ class Conversation:
         def says(_: GenerateParams) -> list[Step]:
             return [*script, end()]
 
-        self.rig.engine.script = says
+        self.rig.worker_client.script = says
         reply = self.rig.http.post("/v1/responses", json=request(self.items))
         assert reply.status_code == 200, reply.text
         lines = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
@@ -136,7 +136,7 @@ def test_a_whole_conversation(rig: Rig) -> None:
     (text,) = codex.turn([Delta(text="Fixed", token_count=1), Delta(text=".", token_count=1)])
     assert text["content"][0]["text"] == "Fixed."
 
-    told = rig.engine.last.messages
+    told = rig.worker_client.last.messages
     assert told is not None
     assert [one["role"] for one in told] == ["system", "system", "user", *["assistant", "tool"] * 3]
     names = [one["tool_calls"][0]["function"]["name"] for one in told if one.get("tool_calls")]
@@ -146,7 +146,7 @@ def test_a_whole_conversation(rig: Rig) -> None:
 
 def test_the_tools_that_the_model_sees(rig: Rig) -> None:
     reply = rig.http.post("/v1/responses", json={**request([message("user", "Hi")]), "stream": False})
-    use = rig.engine.last.tool_use
+    use = rig.worker_client.last.tool_use
     assert use is not None
     assert [tool["function"]["name"] for tool in use.tools] == [
         "exec_command",
@@ -180,7 +180,7 @@ def test_a_choice_within_a_namespace(rig: Rig) -> None:
 def test_allowed_tools(rig: Rig) -> None:
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "apply_patch"}]}
     rig.http.post("/v1/responses", json={**request([message("user", "Hi")]), "tool_choice": choice})
-    use = rig.engine.last.tool_use
+    use = rig.worker_client.last.tool_use
     assert use is not None
     assert [tool["function"]["name"] for tool in use.tools] == ["apply_patch"]
 
@@ -189,7 +189,7 @@ def test_long_names_stay_apart(rig: Rig) -> None:
     inner = [{"type": "function", "name": "n" * 50 + str(at)} for at in range(2)]
     tools = [{"type": "namespace", "name": "s" * 40, "tools": inner}]
     rig.http.post("/v1/responses", json={"input": "Hi", "tools": tools})
-    use = rig.engine.last.tool_use
+    use = rig.worker_client.last.tool_use
     assert use is not None
     names = [tool["function"]["name"] for tool in use.tools]
     assert len(set(names)) == 2
@@ -199,4 +199,4 @@ def test_long_names_stay_apart(rig: Rig) -> None:
 def test_truncation_auto_reaches_the_runtime(rig: Rig) -> None:
     reply = rig.http.post("/v1/responses", json={"input": "Hi", "truncation": "auto", "max_tool_calls": 3})
     assert reply.json()["truncation"] == "auto"
-    assert rig.engine.last.truncate_messages
+    assert rig.worker_client.last.truncate_messages

@@ -13,8 +13,8 @@ def test_a_text_is_continued(rig: Rig) -> None:
     reply = rig.openai.completions.create(model="tiny", prompt="Once")
     assert reply.choices[0].text == "Hello there."
     assert reply.object == "text_completion"
-    assert rig.engine.last.prompt == "Once"
-    assert rig.engine.last.max_tokens == 16
+    assert rig.worker_client.last.prompt == "Once"
+    assert rig.worker_client.last.max_tokens == 16
 
 
 @pytest.mark.parametrize(
@@ -27,10 +27,10 @@ def test_a_text_is_continued(rig: Rig) -> None:
 )
 def test_prompts_of_every_kind(rig: Rig, prompt: object, texts: list[object], tokens: list[object]) -> None:
     reply = rig.openai.completions.create(model="tiny", prompt=prompt, n=2)  # type: ignore[arg-type]
-    firsts = rig.engine.calls[::2]
+    firsts = rig.worker_client.calls[::2]
     assert [call.prompt for call in firsts] == texts
     assert [call.tokens for call in firsts] == tokens
-    assert [call.fork_of for call in rig.engine.calls[1::2]] == [call.stream_id for call in firsts]
+    assert [call.fork_of for call in rig.worker_client.calls[1::2]] == [call.stream_id for call in firsts]
     assert [choice.index for choice in reply.choices] == list(range(2 * len(texts)))
     assert reply.usage is not None
     assert reply.usage.prompt_tokens == 7 * len(texts)
@@ -68,7 +68,7 @@ def test_streamed_offsets_go_on(rig: Rig) -> None:
 
 
 def test_stream_and_usage(rig: Rig) -> None:
-    rig.engine.script = said("a", "b", reason="length")
+    rig.worker_client.script = said("a", "b", reason="length")
     chunks = list(
         rig.openai.completions.create(
             model="tiny", prompt=["x", "y"], stream=True, stream_options={"include_usage": True}
@@ -87,5 +87,5 @@ def test_stream_and_usage(rig: Rig) -> None:
 
 
 def test_thoughts_are_part_of_a_plain_text(rig: Rig) -> None:
-    rig.engine.script = lambda params: [Delta(reasoning="hm "), Delta(text="so"), end()]
+    rig.worker_client.script = lambda params: [Delta(reasoning="hm "), Delta(text="so"), end()]
     assert rig.openai.completions.create(model="tiny", prompt="x").choices[0].text == "hm so"

@@ -8,7 +8,7 @@ from stretto.server.app import create_app
 from stretto.settings import ServerSettings
 from tests.server.conftest import Rig
 from tests.server.fuzz import fuzz
-from tests.server.scripted import ScriptedEngine
+from tests.server.scripted import ScriptedClient
 
 POSTS = (
     "/v1/chat/completions",
@@ -50,7 +50,7 @@ def test_every_route_is_described(rig: Rig) -> None:
 
 
 def test_streams_are_described_where_there_are_some() -> None:
-    document = create_app(ScriptedEngine()).api.openapi()
+    document = create_app(ScriptedClient()).api.openapi()
     streaming = [
         path
         for path in POSTS
@@ -60,7 +60,7 @@ def test_streams_are_described_where_there_are_some() -> None:
 
 
 def test_errors_have_each_dialects_shape() -> None:
-    document = create_app(ScriptedEngine()).api.openapi()
+    document = create_app(ScriptedClient()).api.openapi()
 
     def shape(path: str) -> str:
         reply = document["paths"][path]["post"]["responses"]["400"]
@@ -72,13 +72,13 @@ def test_errors_have_each_dialects_shape() -> None:
 
 
 def test_what_cannot_be_honoured_is_described_as_null() -> None:
-    schemas = create_app(ScriptedEngine()).api.openapi()["components"]["schemas"]
+    schemas = create_app(ScriptedClient()).api.openapi()["components"]["schemas"]
     assert schemas["CompletionRequest"]["properties"]["suffix"]["type"] == "null"
 
 
 def test_the_document_says_what_becomes_of_unknown_fields() -> None:
-    lenient = create_app(ScriptedEngine()).api.openapi()["components"]["schemas"]
-    strict = create_app(ScriptedEngine(), ServerSettings(unknown_fields="refuse")).api.openapi()
+    lenient = create_app(ScriptedClient()).api.openapi()["components"]["schemas"]
+    strict = create_app(ScriptedClient(), ServerSettings(unknown_fields="refuse")).api.openapi()
     assert "additionalProperties" not in lenient["ChatRequest"]
     assert strict["components"]["schemas"]["ChatRequest"]["additionalProperties"] is False
     assert lenient["ChatCompletion"]["additionalProperties"] is False, "replies hold what is described"

@@ -46,38 +46,40 @@ def _until(condition: object, timeout_s: float = 10.0) -> None:
 def test_work_stops_when_its_client_goes(
     rig: Rig, path: str, body: dict[str, object], stream: bool, said: list[object]
 ) -> None:
-    rig.engine.script = lambda params: said  # type: ignore[assignment,return-value]
+    rig.worker_client.script = lambda params: said  # type: ignore[assignment,return-value]
     client = _send(rig.url, path, {**body, "stream": stream})
-    _until(lambda: rig.engine.running)
-    expected = len(rig.engine.running)
+    _until(lambda: rig.worker_client.running)
+    expected = len(rig.worker_client.running)
     client.close()
-    _until(lambda: not rig.engine.running)
-    assert len(rig.engine.cancelled) == expected == len(rig.engine.calls)
+    _until(lambda: not rig.worker_client.running)
+    assert len(rig.worker_client.cancelled) == expected == len(rig.worker_client.calls)
 
 
 def test_a_finished_generation_is_not_cancelled(rig: Rig) -> None:
     rig.http.post(CHAT[0], json=CHAT[1])
     rig.http.post(CHAT[0], json={**CHAT[1], "stream": True})
-    assert rig.engine.cancelled == []
+    assert rig.worker_client.cancelled == []
 
 
 def test_one_failed_answer_cancels_the_others(rig: Rig) -> None:
     from stretto.errors import PassFailedError
 
-    rig.engine.script = lambda params: [HANG] if params.fork_of else [PassFailedError("broke")]
+    rig.worker_client.script = lambda params: [HANG] if params.fork_of else [PassFailedError("broke")]
     for stream in (False, True):
         reply = rig.http.post(CHAT[0], json={**CHAT[1], "n": 3, "stream": stream})
         assert reply.status_code == 500
-    assert len(rig.engine.cancelled) == 4
-    assert not rig.engine.running - {call.stream_id for call in rig.engine.calls if not call.fork_of}
+    assert len(rig.worker_client.cancelled) == 4
+    assert not rig.worker_client.running - {
+        call.stream_id for call in rig.worker_client.calls if not call.fork_of
+    }
 
 
 def test_a_quiet_client_that_stays_is_pinged_and_served(rig: Rig) -> None:
-    rig.engine.script = lambda params: [HANG]
+    rig.worker_client.script = lambda params: [HANG]
     client = _send(rig.url, CHAT[0], {**CHAT[1], "stream": True})
     data = b""
     while data.count(b": ping") < 2:
         data += client.recv(4096)
     assert b"200 OK" in data
     client.close()
-    _until(lambda: not rig.engine.running)
+    _until(lambda: not rig.worker_client.running)

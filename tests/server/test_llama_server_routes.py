@@ -13,14 +13,14 @@ DOCUMENTS = ["short", "a longer text"]
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v1/reranking", "/reranking"])
 def test_rerank_at_every_address(rig: Rig, path: str) -> None:
-    rig.engine.vectors = True
+    rig.worker_client.vectors = True
     reply = rig.http.post(path, json={"query": "q", "documents": DOCUMENTS}).json()
     assert [item["index"] for item in reply["results"]] == [1, 0]
     assert reply["object"] == "list"
 
 
 def test_cohere(rig: Rig) -> None:
-    rig.engine.vectors = True
+    rig.worker_client.vectors = True
     body = {"model": "ranks", "query": "q", "documents": DOCUMENTS, "top_n": 1, "max_tokens_per_doc": 4096}
     reply = rig.http.post("/v2/rerank", json=body)
     assert set(reply.json()) == {"id", "results", "meta"}
@@ -31,14 +31,14 @@ def test_cohere(rig: Rig) -> None:
 
 
 def test_texts_are_answered_as_tei_does(rig: Rig) -> None:
-    rig.engine.vectors = True
+    rig.worker_client.vectors = True
     body = {"query": "q", "texts": DOCUMENTS, "return_text": True, "truncate": True}
     reply = rig.http.post("/rerank", json=body).json()
     assert reply == [
         {"index": 1, "score": 0.13, "text": "a longer text"},
         {"index": 0, "score": 0.05, "text": "short"},
     ]
-    assert rig.engine.asked[-1].truncate == "right"
+    assert rig.worker_client.asked[-1].truncate == "right"
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def test_apply_template(rig: Rig) -> None:
     reply = rig.http.post("/apply-template", json={"messages": messages, "enable_thinking": False})
     assert reply.status_code == 200
     assert "Hi" in reply.json()["prompt"]
-    asked = rig.engine.asked[-1]
+    asked = rig.worker_client.asked[-1]
     assert asked.continue_final
     assert asked.template_options == {"enable_thinking": False}
 
 
 def test_tokenize_reads_control_tokens_for_vllm_clients(rig: Rig) -> None:
     rig.http.post("/tokenize", json={"prompt": "<|im_end|>", "add_special_tokens": False})
-    assert rig.engine.asked[-1].special
+    assert rig.worker_client.asked[-1].special
     rig.http.post("/tokenize", json={"content": "<|im_end|>"})
-    assert not rig.engine.asked[-1].special
+    assert not rig.worker_client.asked[-1].special

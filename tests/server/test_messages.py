@@ -39,7 +39,7 @@ def test_one_message(rig: Rig) -> None:
     assert (reply.stop_reason, reply.role, reply.type) == ("end_turn", "assistant", "message")
     assert (reply.usage.input_tokens, reply.usage.cache_read_input_tokens) == (4, 3)
     assert reply.usage.output_tokens == 5
-    asked = rig.engine.last
+    asked = rig.worker_client.last
     assert asked.messages == [{"role": "system", "content": "Be brief"}, HELLO[0]]
     assert (asked.max_tokens, asked.stops, asked.priority) == (9, ["END"], "background")
     assert asked.sampling == {"temperature": 0.3, "top_k": 5, "top_p": 0.8, "seed": 3}
@@ -54,7 +54,7 @@ def test_one_message(rig: Rig) -> None:
     ],
 )
 def test_stop_reasons(rig: Rig, last: Delta, reason: str, sequence: str | None) -> None:
-    rig.engine.script = lambda params: [Delta(text="x"), last]
+    rig.worker_client.script = lambda params: [Delta(text="x"), last]
     reply = rig.anthropic.messages.create(model="tiny", max_tokens=9, messages=HELLO)
     assert (reply.stop_reason, reply.stop_sequence) == (reason, sequence)
     with rig.anthropic.messages.stream(model="tiny", max_tokens=9, messages=HELLO) as stream:
@@ -63,7 +63,7 @@ def test_stop_reasons(rig: Rig, last: Delta, reason: str, sequence: str | None) 
 
 
 def test_blocks(rig: Rig) -> None:
-    rig.engine.script = lambda params: THINKS_AND_CALLS
+    rig.worker_client.script = lambda params: THINKS_AND_CALLS
     thinking = {"type": "enabled", "budget_tokens": 1024}
     reply = rig.anthropic.messages.create(
         model="tiny", max_tokens=2000, messages=HELLO, tools=[TOOL], thinking=thinking
@@ -72,11 +72,11 @@ def test_blocks(rig: Rig) -> None:
     assert reply.content[2].type == "tool_use"
     assert (reply.content[2].name, reply.content[2].input) == ("weather", {"a": 1})
     assert reply.stop_reason == "tool_use"
-    assert rig.engine.last.template_options == {"enable_thinking": True}
+    assert rig.worker_client.last.template_options == {"enable_thinking": True}
 
 
 def test_events(rig: Rig) -> None:
-    rig.engine.script = lambda params: THINKS_AND_CALLS
+    rig.worker_client.script = lambda params: THINKS_AND_CALLS
     with rig.anthropic.messages.stream(model="tiny", max_tokens=2000, messages=HELLO, tools=[TOOL]) as stream:
         names = [event.type for event in stream]
         final = stream.get_final_message()
@@ -107,7 +107,7 @@ def test_tool_choice(rig: Rig, sent: dict[str, object], choice: object, parallel
         tools=[TOOL],
         tool_choice=sent,  # type: ignore[arg-type]
     )
-    use = rig.engine.last.tool_use
+    use = rig.worker_client.last.tool_use
     assert use is not None
     assert (use.choice, use.parallel) == (choice, parallel)
 
@@ -131,7 +131,7 @@ def test_tool_results_become_messages_of_their_own(rig: Rig) -> None:
         },
     ]
     rig.anthropic.messages.create(model="tiny", max_tokens=9, messages=messages, tools=[TOOL])
-    asked = rig.engine.last.messages
+    asked = rig.worker_client.last.messages
     assert asked is not None
     assert [message["role"] for message in asked] == ["user", "assistant", "tool", "user"]
     assert asked[1]["reasoning_content"] == "hm"
@@ -141,7 +141,7 @@ def test_tool_results_become_messages_of_their_own(rig: Rig) -> None:
 
 def test_count_tokens(rig: Rig) -> None:
     counted = rig.anthropic.messages.count_tokens(model="tiny", messages=HELLO, system="S", tools=[TOOL])
-    asked = rig.engine.asked[-1]
+    asked = rig.worker_client.asked[-1]
     assert isinstance(asked, TokenizeParams)
     assert asked.messages == [{"role": "system", "content": "S"}, HELLO[0]]
     assert asked.tools is not None
@@ -161,7 +161,7 @@ def test_count_tokens(rig: Rig) -> None:
 def test_errors_in_anthropics_shape(
     rig: Rig, stream: bool, error: Exception, caught: type[Exception], kind: str
 ) -> None:
-    rig.engine.script = lambda params: [error]
+    rig.worker_client.script = lambda params: [error]
     with pytest.raises(caught) as seen:
         rig.anthropic.messages.create(model="tiny", max_tokens=9, messages=HELLO, stream=stream)
     body = seen.value.body  # type: ignore[attr-defined]
@@ -171,7 +171,7 @@ def test_errors_in_anthropics_shape(
 
 
 def test_a_failure_in_the_middle_is_an_error_event(rig: Rig) -> None:
-    rig.engine.script = lambda params: [Delta(text="so far"), PassFailedError("the pass broke")]
+    rig.worker_client.script = lambda params: [Delta(text="so far"), PassFailedError("the pass broke")]
     stream = rig.anthropic.messages.create(model="tiny", max_tokens=9, messages=HELLO, stream=True)
     with pytest.raises(anthropic.APIStatusError, match="the pass broke"):
         list(stream)
@@ -185,7 +185,7 @@ def test_models_for_this_client_too(rig: Rig) -> None:
 
 
 def test_async_client(rig: Rig) -> None:
-    rig.engine.script = said("a", "b")
+    rig.worker_client.script = said("a", "b")
 
     async def ask() -> str:
         async with (
@@ -200,15 +200,15 @@ def test_async_client(rig: Rig) -> None:
 def test_an_answer_that_was_begun_is_continued(rig: Rig) -> None:
     begun = [*HELLO, {"role": "assistant", "content": "The answer is"}]
     rig.anthropic.messages.create(model="tiny", max_tokens=9, messages=begun)
-    assert rig.engine.last.continue_final
+    assert rig.worker_client.last.continue_final
     rig.anthropic.messages.create(model="tiny", max_tokens=9, messages=HELLO)
-    assert not rig.engine.last.continue_final
+    assert not rig.worker_client.last.continue_final
     for empty in ("", []):
         rig.anthropic.messages.create(
             model="tiny", max_tokens=9, messages=[*HELLO, {"role": "assistant", "content": empty}]
         )
-        assert rig.engine.last.messages == HELLO
-        assert not rig.engine.last.continue_final
+        assert rig.worker_client.last.messages == HELLO
+        assert not rig.worker_client.last.continue_final
 
 
 def test_counted_tokens_know_choice_thinking_and_prefill(rig: Rig) -> None:
@@ -220,14 +220,14 @@ def test_counted_tokens_know_choice_thinking_and_prefill(rig: Rig) -> None:
         tool_choice={"type": "none"},
         thinking={"type": "disabled"},
     )
-    asked = rig.engine.asked[-1]
+    asked = rig.worker_client.asked[-1]
     assert (asked.tools, asked.continue_final) == (None, True)
     assert asked.template_options == {"enable_thinking": False}
 
 
 @pytest.mark.parametrize("message", ["the prompt has 9000 tokens, the context window holds 8192", "10 > 10"])
 def test_a_prompt_that_is_too_long_is_told_in_anthropics_words(rig: Rig, message: str) -> None:
-    rig.engine.script = lambda params: [PromptTooLongError(message)]
+    rig.worker_client.script = lambda params: [PromptTooLongError(message)]
     with pytest.raises(anthropic.BadRequestError) as seen:
         rig.anthropic.messages.create(model="tiny", max_tokens=9, messages=HELLO)
     told = seen.value.body["error"]["message"]  # type: ignore[index]
@@ -266,13 +266,13 @@ def test_the_tool_runner_works_unmodified(rig: Rig) -> None:
         call = ToolCallDelta(index=0, name="weather", arguments='{"city": "Rome"}')
         return [Delta(text="Rain."), end()] if answered else [Delta(tool_calls=[call]), end()]
 
-    rig.engine.script = script
+    rig.worker_client.script = script
     runner = rig.anthropic.beta.messages.tool_runner(
         model="tiny", max_tokens=99, tools=[weather], messages=HELLO
     )
     final = runner.until_done()
     assert final.content[0].text == "Rain."  # type: ignore[union-attr]
-    asked = rig.engine.last.messages
+    asked = rig.worker_client.last.messages
     assert asked is not None
     assert asked[-1]["content"] in ("rain in Rome", [{"type": "text", "text": "rain in Rome"}])
     with pytest.raises(anthropic.BadRequestError) as seen:
@@ -288,14 +288,14 @@ def test_a_cut_call_has_no_block_in_a_whole_message(rig: Rig) -> None:
         ToolCallDelta(index=0, name="weather", arguments='{"a": 1}'),
         ToolCallDelta(index=1, name="weather", arguments='{"a": ', done=False),
     ]
-    rig.engine.script = lambda params: [Delta(tool_calls=calls), end("length")]
+    rig.worker_client.script = lambda params: [Delta(tool_calls=calls), end("length")]
     asked = {"model": "tiny", "max_tokens": 9, "messages": HELLO, "tools": [TOOL]}
     reply = rig.anthropic.messages.create(**asked)
     assert [(block.type, getattr(block, "input", None)) for block in reply.content] == [
         ("tool_use", {"a": 1})
     ]
     assert reply.stop_reason == "max_tokens"
-    rig.engine.script = lambda params: [Delta(tool_calls=calls[1:]), end("length")]
+    rig.worker_client.script = lambda params: [Delta(tool_calls=calls[1:]), end("length")]
     reply = rig.anthropic.messages.create(**asked)
     assert [(block.type, getattr(block, "text", None)) for block in reply.content] == [("text", "")]
     assert reply.stop_reason == "max_tokens"

@@ -22,7 +22,7 @@ def asked(rig: Rig, fields: dict[str, Any], path: str = CHAT) -> GenerateParams:
     reply = rig.http.post(path, json={**body, **fields})
     assert reply.status_code == 200, reply.text
     assert "x-stretto-ignored-fields" not in reply.headers
-    return rig.engine.last
+    return rig.worker_client.last
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_hosted_tools_are_left_out_and_named(rig: Rig) -> None:
     tools = [{"type": "web_search"}, {"type": "function", "function": {"name": "a"}}]
     reply = rig.http.post(CHAT, json={"messages": HELLO, "tools": tools})
     assert reply.headers["x-stretto-ignored-fields"] == "tools.web_search"
-    assert rig.engine.last.tool_use is not None
-    assert [tool["function"]["name"] for tool in rig.engine.last.tool_use.tools] == ["a"]
+    assert rig.worker_client.last.tool_use is not None
+    assert [tool["function"]["name"] for tool in rig.worker_client.last.tool_use.tools] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_hosted_tools_are_left_out_and_named(rig: Rig) -> None:
 )
 def test_mixed_prompts(rig: Rig, prompt: Any, fields: list[dict[str, Any]]) -> None:
     asked(rig, {"prompt": prompt}, TEXT)
-    for call, wanted in zip(rig.engine.calls, fields, strict=True):
+    for call, wanted in zip(rig.worker_client.calls, fields, strict=True):
         for name in ("prompt", "tokens", "pieces"):
             assert getattr(call, name) == wanted.get(name)
 
@@ -191,7 +191,7 @@ def events(rig: Rig, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_usage_in_every_chunk(rig: Rig, path: str) -> None:
-    rig.engine.script = said("a", "b", "c", completion_tokens=3)
+    rig.worker_client.script = said("a", "b", "c", completion_tokens=3)
     body = {"messages": HELLO} if path == CHAT else {"prompt": "x"}
     options = {"include_usage": True, "continuous_usage_stats": True}
     found = events(rig, path, {**body, "stream_options": options})
@@ -205,10 +205,10 @@ def test_usage_in_every_chunk(rig: Rig, path: str) -> None:
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_progress_of_the_prompt(rig: Rig, path: str) -> None:
     half = Delta(progress=PromptProgress(computed=8, total=16, cached=4, time_s=0.25))
-    rig.engine.script = lambda params: [half, Delta(text="a", token_count=1), end()]
+    rig.worker_client.script = lambda params: [half, Delta(text="a", token_count=1), end()]
     body = {"messages": HELLO} if path == CHAT else {"prompt": "x"}
     found = events(rig, path, {**body, "return_progress": True})
-    assert rig.engine.last.progress
+    assert rig.worker_client.last.progress
     assert found[0]["prompt_progress"] == {"total": 16, "cache": 4, "processed": 8, "time_ms": 250}
     assert not any("prompt_progress" in chunk for chunk in found[1:])
 
@@ -231,7 +231,7 @@ def measured(params: GenerateParams) -> list[Any]:
 
 
 def test_echo_with_logprobs(rig: Rig) -> None:
-    rig.engine.script = measured
+    rig.worker_client.script = measured
     body = {"prompt": "Once upon", "echo": True, "logprobs": 1, "max_tokens": 1}
     (choice,) = rig.http.post(TEXT, json=body).json()["choices"]
     assert choice["text"] == "Once upon!"
@@ -244,7 +244,7 @@ def test_echo_with_logprobs(rig: Rig) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo_without_an_answer(rig: Rig, stream: bool) -> None:
-    rig.engine.script = measured
+    rig.worker_client.script = measured
     body = {"prompt": "Once upon", "echo": True, "logprobs": 1, "max_tokens": 0}
     if stream:
         found = events(rig, TEXT, {**body, "stream_options": {"include_usage": True}})
@@ -259,7 +259,7 @@ def test_echo_without_an_answer(rig: Rig, stream: bool) -> None:
 
 
 def test_prompt_logprobs_as_vllm_shows_them(rig: Rig) -> None:
-    rig.engine.script = measured
+    rig.worker_client.script = measured
     reply = rig.http.post(CHAT, json={"messages": HELLO, "prompt_logprobs": 1}).json()
     first, second, third = reply["prompt_logprobs"]
     assert first is None
@@ -270,5 +270,5 @@ def test_prompt_logprobs_as_vllm_shows_them(rig: Rig) -> None:
 def test_texts_are_banned_in_the_other_dialect_too(rig: Rig) -> None:
     body = {"messages": HELLO, "max_tokens": 8, "logit_bias": [["Paris", False], [3, 1]]}
     assert rig.http.post("/v1/messages", json=body).status_code == 200
-    assert rig.engine.last.bias_texts == [("Paris", -100.0)]
-    assert rig.engine.last.sampling["logit_bias"] == {3: 1.0}
+    assert rig.worker_client.last.bias_texts == [("Paris", -100.0)]
+    assert rig.worker_client.last.sampling["logit_bias"] == {3: 1.0}

@@ -40,15 +40,15 @@ def test_one_response(rig: Rig) -> None:
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (7, 5)
     assert reply.usage.input_tokens_details.cached_tokens == 3
     assert reply.metadata == {"k": "v"}
-    assert rig.engine.last.max_tokens == 9
-    assert rig.engine.last.messages == [
+    assert rig.worker_client.last.max_tokens == 9
+    assert rig.worker_client.last.messages == [
         {"role": "system", "content": "Be brief"},
         {"role": "user", "content": "Hello?"},
     ]
 
 
 def test_items_of_a_response(rig: Rig) -> None:
-    rig.engine.script = lambda params: THINKS_AND_CALLS
+    rig.worker_client.script = lambda params: THINKS_AND_CALLS
     reply = rig.openai.responses.create(model="tiny", input="x", tools=[TOOL])
     assert [item.type for item in reply.output] == ["reasoning", "message", "function_call"]
     assert reply.output[2].type == "function_call"
@@ -61,7 +61,7 @@ def test_a_cut_call_is_an_incomplete_item(rig: Rig) -> None:
         ToolCallDelta(index=0, name="weather", arguments="{}"),
         ToolCallDelta(index=1, name="weather", arguments='{"a": ', done=False),
     ]
-    rig.engine.script = lambda params: [Delta(tool_calls=calls), end("length")]
+    rig.worker_client.script = lambda params: [Delta(tool_calls=calls), end("length")]
     reply = rig.openai.responses.create(model="tiny", input="x", tools=[TOOL])
     items = [(item.status, item.arguments) for item in reply.output if item.type == "function_call"]
     assert items == [("completed", "{}"), ("incomplete", '{"a": ')]
@@ -90,7 +90,7 @@ def test_a_conversation_of_items(rig: Rig) -> None:
         {"role": "user", "content": "Thanks"},
     ]
     rig.openai.responses.create(model="tiny", input=items, tools=[TOOL])  # type: ignore[arg-type]
-    asked = rig.engine.last.messages
+    asked = rig.worker_client.last.messages
     assert asked is not None
     assert [message["role"] for message in asked] == ["user", "assistant", "tool", "assistant", "user"]
     assert asked[1]["reasoning_content"] == "h"
@@ -106,10 +106,10 @@ def test_named_choice_and_effort(rig: Rig) -> None:
         tool_choice={"type": "function", "name": "weather"},
         reasoning={"effort": "none"},
     )
-    use = rig.engine.last.tool_use
+    use = rig.worker_client.last.tool_use
     assert use is not None
     assert use.choice == {"type": "function", "function": {"name": "weather"}}
-    assert rig.engine.last.template_options["enable_thinking"] is False
+    assert rig.worker_client.last.template_options["enable_thinking"] is False
 
 
 class Answer(BaseModel):
@@ -119,8 +119,8 @@ class Answer(BaseModel):
 def test_parsed(rig: Rig) -> None:
     reply = rig.openai.responses.parse(model="tiny", input="x", text_format=Answer)
     assert reply.output_parsed == Answer(a=1)
-    assert rig.engine.last.guidance is not None
-    assert rig.engine.last.guidance.mode == "json_schema"
+    assert rig.worker_client.last.guidance is not None
+    assert rig.worker_client.last.guidance.mode == "json_schema"
 
 
 def test_logprobs(rig: Rig) -> None:
@@ -135,7 +135,7 @@ def test_logprobs(rig: Rig) -> None:
 
 
 def test_events(rig: Rig) -> None:
-    rig.engine.script = lambda params: THINKS_AND_CALLS
+    rig.worker_client.script = lambda params: THINKS_AND_CALLS
     with rig.openai.responses.stream(model="tiny", input="x", tools=[TOOL]) as stream:
         events = list(stream)
         final = stream.get_final_response()
@@ -152,7 +152,7 @@ def test_events(rig: Rig) -> None:
 
 
 def test_a_response_without_words_still_has_its_message(rig: Rig) -> None:
-    rig.engine.script = lambda params: [end()]
+    rig.worker_client.script = lambda params: [end()]
     with rig.openai.responses.stream(model="tiny", input="x") as stream:
         final = stream.get_final_response()
     assert [item.type for item in final.output] == ["message"]
@@ -160,7 +160,7 @@ def test_a_response_without_words_still_has_its_message(rig: Rig) -> None:
 
 
 def test_a_failure_in_the_middle_fails_the_response(rig: Rig) -> None:
-    rig.engine.script = lambda params: [Delta(text="so far"), PassFailedError("the pass broke")]
+    rig.worker_client.script = lambda params: [Delta(text="so far"), PassFailedError("the pass broke")]
     events = list(rig.openai.responses.create(model="tiny", input="x", stream=True))
     assert events[-1].type == "response.failed"
     assert events[-1].response.error is not None

@@ -26,7 +26,7 @@ def test_an_unknown_model_is_told_those_that_are_served(rig: Rig) -> None:
 
 
 def test_without_a_name_the_server_chooses_by_kind(rig: Rig) -> None:
-    rig.engine.vectors = True
+    rig.worker_client.vectors = True
     reply = rig.http.post("/v1/embeddings", json={"input": "a"})
     assert reply.json()["model"] == "vectors"
     reply = rig.http.post("/v1/completions", json={"prompt": "a"})
@@ -44,21 +44,21 @@ def test_tokens_there_and_back(rig: Rig, name: str) -> None:
 
 def test_messages_are_counted_with_their_template(rig: Rig) -> None:
     rig.http.post("/tokenize", json={"messages": [{"role": "user", "content": "x"}]})
-    assert rig.engine.asked[-1].messages == [{"role": "user", "content": "x"}]
+    assert rig.worker_client.asked[-1].messages == [{"role": "user", "content": "x"}]
 
 
 @pytest.mark.parametrize("given", ["one", ["one", "two"], [1, 2], [[1], [2, 3]]])
 def test_embeddings(rig: Rig, given: object) -> None:
-    rig.engine.vectors = True
+    rig.worker_client.vectors = True
     reply = rig.openai.embeddings.create(model="vectors", input=given, dimensions=3)  # type: ignore[arg-type]
     assert reply.data[0].embedding == [1.0, 2.0, 3.0]
-    assert rig.engine.asked[-1].dimensions == 3
-    assert len(reply.data) == len(rig.engine.asked[-1].inputs)
+    assert rig.worker_client.asked[-1].dimensions == 3
+    assert len(reply.data) == len(rig.worker_client.asked[-1].inputs)
     assert reply.usage.prompt_tokens == 2 * len(reply.data)
 
 
 def test_embeddings_in_both_encodings(rig: Rig) -> None:
-    rig.engine.vectors = True
+    rig.worker_client.vectors = True
     plain = rig.http.post("/v1/embeddings", json={"input": "x", "encoding_format": "float"}).json()
     coded = rig.http.post("/v1/embeddings", json={"input": "x", "encoding_format": "base64"}).json()
     floats = array("f", base64.b64decode(coded["data"][0]["embedding"]))
@@ -76,7 +76,7 @@ def test_a_model_without_vectors_says_so(rig: Rig) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank"])
 def test_rerank(rig: Rig, path: str) -> None:
-    rig.engine.vectors = True
+    rig.worker_client.vectors = True
     documents = ["a", {"text": "the longest"}, "mid"]
     body = {"query": "q", "documents": documents, "top_n": 2, "return_documents": True}
     reply = rig.http.post(path, json=body).json()
@@ -89,12 +89,12 @@ def test_rerank(rig: Rig, path: str) -> None:
 
 
 def test_embeddings_and_rankings_carry_their_priority(rig: Rig) -> None:
-    rig.engine.vectors = True
+    rig.worker_client.vectors = True
     rig.http.post("/v1/embeddings", json={"input": "x", "priority": "urgent"}).raise_for_status()
-    assert rig.engine.asked[-1].priority == "urgent"
+    assert rig.worker_client.asked[-1].priority == "urgent"
     body = {"query": "q", "documents": ["d"], "priority": "background"}
     rig.http.post("/v1/rerank", json=body).raise_for_status()
-    assert rig.engine.asked[-1].priority == "background"
+    assert rig.worker_client.asked[-1].priority == "background"
     rig.http.post("/v1/rerank", json={"query": "q", "documents": ["d"]}).raise_for_status()
-    assert rig.engine.asked[-1].priority == "default"
+    assert rig.worker_client.asked[-1].priority == "default"
     assert rig.http.post("/v1/embeddings", json={"input": "x", "priority": "now"}).status_code == 400

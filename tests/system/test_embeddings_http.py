@@ -92,7 +92,11 @@ def test_a_ranking_over_http(address, models):
         ("embeddings", {"model": "vectors", "input": ""}, "empty"),
         ("embeddings", {"model": "vectors", "input": ["x"] * 10_000}, "2048"),
         ("embeddings", {"model": "vectors", "input": [[40_000]]}, "40000"),
-        ("embeddings", {"model": "vectors", "input": "word " * 300}, "302 tokens, the model takes 256"),
+        (
+            "embeddings",
+            {"model": "vectors", "input": "word " * 300},
+            "302 tokens, the model's maximum is 256",
+        ),
         ("embeddings", {"model": "scores", "input": "x"}, "reranker"),
         ("embeddings", {"model": "words", "input": "x"}, "dense language model"),
         ("rerank", {"model": "vectors", "query": "a", "documents": ["b"]}, "embedding model"),

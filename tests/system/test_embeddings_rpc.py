@@ -9,31 +9,31 @@ import time
 import numpy as np
 import pytest
 
-from stretto.client.engine import Engine
+from stretto.client.rpc_client import RpcClient
 from stretto.errors import DeadlineError, InvalidTokenError, UnsupportedByModelError
 from stretto.rpc.connection import memory_pair
 from stretto.rpc.messages import EmbedParams, RerankParams, TokenizeParams
 from stretto.testing import tiny_models
 from stretto.worker.catalogue import Catalogue, Launch
-from stretto.worker.server import RuntimeServer
+from stretto.worker.server import WorkerServer
 
 WAIT_S = 60.0
 
 
 @contextlib.asynccontextmanager
-async def engine_over(kind: str):
+async def client_over(kind: str):
     launch = Launch(models=(str(tiny_models.make(kind)),), flags={"n_threads": 1, "n_seq_max": 1})
     catalogue = Catalogue(launch)
-    server = RuntimeServer(catalogue, catalogue.settings.runtime)
+    server = WorkerServer(catalogue, catalogue.settings.runtime)
     server.start()
     here, there = memory_pair()
     server.accept(there)
-    engine = Engine.over(here)
-    await engine.start()
+    client = RpcClient.over(here)
+    await client.start()
     try:
-        yield engine, server
+        yield client, server
     finally:
-        await engine.close()
+        await client.close()
         await server.close()
 
 
@@ -46,22 +46,22 @@ async def until(condition) -> None:
 
 def test_embeddings_and_their_errors():
     async def run():
-        async with engine_over("embedding") as (engine, _):
-            result = await engine.embed(EmbedParams(inputs=["the cat", "it was on this"]))
+        async with client_over("embedding") as (client, _):
+            result = await client.embed(EmbedParams(inputs=["the cat", "it was on this"]))
             vectors = np.frombuffer(result.vectors, dtype="<f4").reshape(-1, result.width)
             assert vectors.shape == (2, 64)
             assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-4)
-            tokens = await engine.tokenize(TokenizeParams(text="the cat"))
-            again = await engine.embed(EmbedParams(inputs=[[2, *tokens, 3]]))
+            tokens = await client.tokenize(TokenizeParams(text="the cat"))
+            again = await client.embed(EmbedParams(inputs=[[2, *tokens, 3]]))
             assert np.allclose(np.frombuffer(again.vectors, dtype="<f4"), vectors[0], atol=1e-3)
             with pytest.raises(UnsupportedByModelError, match="embedding model"):
-                await engine.rerank(RerankParams(query="a", documents=["b"]))
+                await client.rerank(RerankParams(query="a", documents=["b"]))
             with pytest.raises(InvalidTokenError):
-                await engine.embed(EmbedParams(inputs=[[10**7]]))
+                await client.embed(EmbedParams(inputs=[[10**7]]))
             with pytest.raises(DeadlineError):
-                await engine.embed(EmbedParams(inputs=["it was on this " * 60] * 400, deadline_ms=5))
-            assert [model.kind for model in await engine.models()] == ["embedding"]
-            (stats,) = (await engine.stats()).models
+                await client.embed(EmbedParams(inputs=["it was on this " * 60] * 400, deadline_ms=5))
+            assert [model.kind for model in await client.models()] == ["embedding"]
+            (stats,) = (await client.stats()).models
             assert stats.ticks >= 2
             assert stats.prompt_tokens >= result.prompt_tokens
 
@@ -70,33 +70,33 @@ def test_embeddings_and_their_errors():
 
 def test_rerank_scores_and_a_model_without_them():
     async def run():
-        async with engine_over("reranker") as (engine, _):
-            result = await engine.rerank(RerankParams(query="the", documents=["of it", "in"]))
+        async with client_over("reranker") as (client, _):
+            result = await client.rerank(RerankParams(query="the", documents=["of it", "in"]))
             assert len(result.scores) == 2
             assert all(0 < score < 1 for score in result.scores)
-        async with engine_over("dense") as (engine, _):
+        async with client_over("dense") as (client, _):
             with pytest.raises(UnsupportedByModelError, match=r"dense language model.*pooling"):
-                await engine.embed(EmbedParams(inputs=["x"]))
+                await client.embed(EmbedParams(inputs=["x"]))
 
     asyncio.run(run())
 
 
 def test_a_cancelled_call_frees_its_contexts():
     async def run():
-        async with engine_over("embedding") as (engine, server):
-            await engine.embed(EmbedParams(inputs=["x"]))
+        async with client_over("embedding") as (client, server):
+            await client.embed(EmbedParams(inputs=["x"]))
             (_, resident), *_ = server.pool.loaded()
-            leaving = asyncio.create_task(engine.embed(EmbedParams(inputs=["it was on this " * 60] * 2000)))
+            leaving = asyncio.create_task(client.embed(EmbedParams(inputs=["it was on this " * 60] * 2000)))
             await until(lambda: resident.stats.busy)
-            assert not await engine.wait_idle(0.01)
+            assert not await client.wait_idle(0.01)
             leaving.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await leaving
             await until(lambda: resident.stats.requests == 0 and not resident.stats.busy)
             assert resident.stats.inputs < 1500
-            await until(lambda: not engine.transport._pending)
-            assert await engine.wait_idle(1)
-            await engine.embed(EmbedParams(inputs=["x"]))
-            await engine.unload("")
+            await until(lambda: not client.transport._pending)
+            assert await client.wait_idle(1)
+            await client.embed(EmbedParams(inputs=["x"]))
+            await client.unload("")
 
     asyncio.run(run())

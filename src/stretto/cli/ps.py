@@ -170,7 +170,7 @@ def _show(
     if waits is not None:
         line(f"queue wait: mean {1000 * waits.mean_s:.0f} ms, 95 % within {1000 * waits.p95_s:.0f} ms")
     if (memory := (health.get("runtime") or {}).get("memory_bytes")) is not None:
-        line(f"memory of the runtime: {size(memory)}")
+        line(f"memory of the worker: {size(memory)}")
     if advice:
         line()
         line("Requests wait long for a slot. What helps:")

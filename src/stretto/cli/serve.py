@@ -1,6 +1,6 @@
 """`stretto serve`: a model over HTTP. Flags, variables and the file have the same names.
 
-The model is found (or pulled) here, with its progress on the terminal; it is loaded by the runtime, a process
+The model is found (or pulled) here, with its progress on the terminal; it is loaded by the worker, a process
 of its own. Messages go to stderr: the URL once the model answers, and before it how far it is.
 """
 
@@ -19,8 +19,8 @@ from stretto.cli.output import messages_as_json, note, progress, say, tell
 from stretto.cli.text import size
 
 if TYPE_CHECKING:
-    from stretto.client.api import EngineApi
-    from stretto.client.engine import Engine
+    from stretto.client.api import WorkerClient
+    from stretto.client.rpc_client import RpcClient
     from stretto.rpc.messages import ModelInfo
     from stretto.server.run import Listening
     from stretto.settings import Loaded
@@ -55,7 +55,7 @@ def serve(
         note(text)
     run.check(chosen)  # before anything heavy
     name = _prepared(context, loaded, model)
-    run.serve(_engine(context, loaded, name, given, json_lines=json_lines), chosen, started=_announce)
+    run.serve(_worker_client(context, loaded, name, given, json_lines=json_lines), chosen, started=_announce)
 
 
 def _set_up_logs(log_format: str, level: str) -> bool:
@@ -72,7 +72,7 @@ def _set_up_logs(log_format: str, level: str) -> bool:
 
 
 def _prepared(context: Context, loaded: Loaded, model: str | None) -> str | None:
-    """The name that the runtime will know the model by; pulled or converted first where that is needed."""
+    """The name that the worker will know the model by; pulled or converted first where that is needed."""
     from stretto.errors import ModelNotFoundError
     from stretto.model_files import bundled
     from stretto.model_files.store import DEFAULT_NAMES
@@ -109,13 +109,13 @@ def _pull(context: Context, model: str) -> None:
 # --- the engine ----------------------------------------------------------------------------------
 
 
-def _engine(
+def _worker_client(
     context: Context, loaded: Loaded, model: str | None, flags: dict[str, Any], *, json_lines: bool
-) -> Engine:
-    from stretto.client.engine import Engine
-    from stretto.client.process import RuntimeStart
+) -> RpcClient:
+    from stretto.client.process import WorkerStart
+    from stretto.client.rpc_client import RpcClient
 
-    start = RuntimeStart(
+    start = WorkerStart(
         models=() if model is None else (model,),
         flags=_with_server_defaults(loaded, flags),
         config=None if loaded.path is None else str(loaded.path),
@@ -124,7 +124,7 @@ def _engine(
         log_format="json" if json_lines else "console",
         log_level=loaded.settings.server.log_level,
     )
-    return Engine.supervised(start, loaded.settings)
+    return RpcClient.supervised(start, loaded.settings)
 
 
 def _with_server_defaults(loaded: Loaded, flags: dict[str, Any]) -> dict[str, Any]:
@@ -140,10 +140,10 @@ async def _announce(listening: Listening) -> None:
     """A bar while the model loads, then one paragraph. A model that cannot be loaded ends the server."""
     if not tell("listening", url=listening.url):
         say(f"listening on {listening.url}; the model is loading")
-    found = await _loaded(listening.engine)
+    found = await _loaded(listening.worker_client)
     for warning in found.description.get("warnings", ()):
         note(str(warning))
-    stats = await listening.engine.stats()
+    stats = await listening.worker_client.stats()
     told = tell(
         "ready",
         url=listening.url,
@@ -157,12 +157,12 @@ async def _announce(listening: Listening) -> None:
         say(banner(listening.url, found, stats.memory_bytes))
 
 
-async def _loaded(engine: EngineApi) -> ModelInfo:
-    loading = asyncio.ensure_future(engine.load(""))
+async def _loaded(worker_client: WorkerClient) -> ModelInfo:
+    loading = asyncio.ensure_future(worker_client.load(""))
     try:
         with progress("loading the model") as shown:
             while not (await asyncio.wait({loading}, timeout=LOOK_EVERY_S))[0]:
-                done = engine.health.progress
+                done = worker_client.health.progress
                 if done is not None:
                     shown(int(1000 * done), 1000)
         return loading.result()
@@ -188,7 +188,7 @@ def banner(url: str, model: ModelInfo, memory_bytes: int) -> str:
         [
             f"serving {model.id} ({model.backend or 'unknown backend'})",
             f"  slots    {model.slots}, each with a window of {model.context_window:,} tokens",
-            f"  memory   {size(memory_bytes)} in use by the runtime",
+            f"  memory   {size(memory_bytes)} in use by the worker",
             f"  try      curl {url}/v1/{route} -H 'content-type: application/json' \\",
             f"             -d '{body}'",
             f"  clients  OPENAI_BASE_URL={url}/v1",

@@ -1,1 +1,1 @@
-"""The client of runtimes: streams, batching of calls, transport, supervision. Not what tokens mean."""
+"""The client side of a worker: streams, call batching, transport, supervision. Knows nothing about tokens."""

@@ -1,7 +1,7 @@
-"""What the server sees of the engine: one protocol, whoever is behind it.
+"""`WorkerClient`: the protocol through which the server uses a worker.
 
-`Engine` (in `engine.engine`) is the implementation, over a supervised runtime process or, for the SDK and for
-tests, over a runtime in the same process. Everything here belongs to one event loop.
+`RpcClient` (in `client.rpc_client`) implements it over a supervised worker process or, in tests, over a
+worker in the same process. All objects here belong to one event loop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OnStart = Callable[[float], None]
 
 @dataclass(slots=True)
 class Delta:
-    """What a stream received since the reader last looked: pieces that came together are joined."""
+    """What a stream received since the last read; pieces that arrived together are joined."""
 
     text: str = ""
     reasoning: str = ""
@@ -42,7 +42,7 @@ class Delta:
     tokens: list[int] = field(default_factory=list)
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    start: StreamStart | None = None  # with the first delta after the stream had its slot
+    start: StreamStart | None = None  # on the first delta after admission to a slot
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     progress: PromptProgress | None = None  # the latest
     end: StreamEnd | None = None  # on the last delta, and only there
@@ -54,14 +54,14 @@ class Health:
 
     ready: bool
     reason: str = ""
-    progress: float | None = None  # of a load that is under way
+    progress: float | None = None  # of a load in progress
 
 
 class GenerationStream(Protocol):
-    """One generation. Iterate over it to its end; the last delta carries `end`.
+    """One generation. Iterate to the end; the last delta carries `end`.
 
-    An end with an error is raised as the matching StrettoError. Leaving early: call `cancel`, which is safe
-    at any time and twice; the slot is free within a tick.
+    An error is raised as the matching StrettoError. To stop early, call `cancel`: it is safe at any time and
+    idempotent, and frees the slot within one tick.
     """
 
     @property
@@ -69,34 +69,34 @@ class GenerationStream(Protocol):
 
     @property
     def prompt_tokens(self) -> int:
-        """0 until the runtime has taken it in."""
+        """0 until the worker has accepted the request."""
 
     @property
     def end(self) -> StreamEnd | None:
-        """Its end with usage and timing, once there is one; after `cancel` what was known by then."""
+        """Usage and timing once the stream has ended; after `cancel`, what was known at that point."""
 
     def __aiter__(self) -> AsyncIterator[Delta]: ...
 
     async def __anext__(self) -> Delta: ...
 
     async def accepted(self) -> int:
-        """Wait until the runtime has taken it in (its prompt tokens), or raise what refused it."""
+        """Wait until the worker accepts the request; its prompt tokens. Raises if it is rejected."""
 
     def cancel(self) -> None: ...
 
 
-class EngineApi(Protocol):
+class WorkerClient(Protocol):
     async def start(self) -> None:
-        """Bring the runtime up. Answers when it accepts calls; models may still be loading."""
+        """Start the worker. Returns once it accepts calls; models may still be loading."""
 
     async def close(self) -> None:
-        """Cut what runs and end the runtime. No process, socket or file is left."""
+        """Cancel running requests and stop the worker. Leaves no process, socket or file behind."""
 
     def drain(self) -> None:
-        """Refuse new work with shutting_down, end what is queued, let what runs finish."""
+        """Reject new requests with shutting_down, end queued ones, let running ones finish."""
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """After `drain`: True once nothing runs any more."""
+        """After `drain`: True once no request is running."""
 
     @property
     def health(self) -> Health: ...
@@ -108,14 +108,14 @@ class EngineApi(Protocol):
     async def unload(self, model_id: str) -> None: ...
 
     def generate(self, params: GenerateParams) -> GenerationStream:
-        """Never blocks, never raises for what the request says: refusals come from the stream."""
+        """Never blocks and never raises because of the request: rejections are raised by the stream."""
 
     async def tokenize(self, params: TokenizeParams) -> list[int]: ...
 
     async def detokenize(self, tokens: list[int], model_id: str = "") -> str: ...
 
     async def embed(self, params: EmbedParams, *, on_start: OnStart | None = None) -> EmbedResult:
-        """`on_start` is told once, when its first pass begins: how many seconds it had waited."""
+        """`on_start` is called once, when the first pass begins, with the seconds spent waiting."""
 
     async def rerank(self, params: RerankParams, *, on_start: OnStart | None = None) -> RerankResult:
         """As `embed`."""
@@ -126,13 +126,15 @@ class EngineApi(Protocol):
         """Seed 002's getBatchStats(): {"generate": {...}} of the batcher, and {"streams": {...}}."""
 
     def arriving(self) -> AbstractContextManager[None]:
-        """While a request is being read: others that are queued may wait a moment for it.
+        """Hold this context while a request is being read: queued requests may wait briefly to join it in a
+        batch.
 
-        It has come once it asks the engine for anything from inside; leaving ends it in any case.
+        The request counts as arrived at its first call to this client; leaving the context ends it in any
+        case.
         """
 
     def on_batch_dispatched(self, listener: Callable[[BatchEvent], None]) -> None:
-        """Seed 002's onBatchDispatched: called for every call to the runtime that carried generations."""
+        """Seed 002's onBatchDispatched: `listener` is called after every RPC that carried generations."""
 
     def watch(self) -> AsyncIterator[EngineEvents]:
-        """Ticks as they happen, for the dashboard. Ends with the iterator; slow watchers lose events."""
+        """Ticks as they happen, for the dashboard. Stops with the iterator; slow readers lose events."""

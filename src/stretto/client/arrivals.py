@@ -1,9 +1,9 @@
-"""Requests on their way to the batcher: the server is reading, checking or preparing them.
+"""Requests that have not reached the batcher yet: the server is reading, validating or preparing them.
 
-The server announces a request when its head is there (`arriving`); the engine notes that it has come when it
-asks for anything (`came`, found by the context of the task and of those it starts). A hold in the batcher can
-so end as soon as nothing more is coming. A request that takes its time, e.g. one whose body comes slowly, is
-waited for no longer than `window_s`.
+The server announces a request once its headers are read (`arriving`); it counts as arrived at its first call
+to the client (`came`, tracked through the task's context and its child tasks). The batcher can therefore end
+a hold as soon as no announced request is outstanding. A slow request, e.g. one with a slow body, is waited
+for at most `window_s`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _current: ContextVar[Arrival | None] = ContextVar("stretto_arrival", default=Non
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrival:
-    """One request that was announced."""
+    """One announced request."""
 
     since_s: float
 
 
 class Arrivals:
-    """`settled` is called when the last one that was waited for has come or has gone."""
+    """`settled` is called when the last outstanding request has arrived or was dropped."""
 
     def __init__(self, *, window_s: float, clock: Callable[[], float], settled: Callable[[], None]) -> None:
         self._window_s = window_s
         self._clock = clock
         self._settled = settled
-        self._coming: dict[Arrival, None] = {}  # the oldest first
+        self._coming: dict[Arrival, None] = {}  # oldest first
 
     @contextmanager
     def arriving(self) -> Iterator[None]:
@@ -44,13 +44,13 @@ class Arrivals:
             self._remove(arrival)
 
     def came(self) -> None:
-        """The request of this task is here; once is enough, more is harmless."""
+        """The current task's request has arrived. Idempotent."""
         arrival = _current.get()
         if arrival is not None:
             self._remove(arrival)
 
     def until_s(self) -> float:
-        """How long to wait for what is coming: until the youngest is too old; -inf when nothing is."""
+        """Until when outstanding requests are worth waiting for; -inf if there are none."""
         return next(reversed(self._coming)).since_s + self._window_s if self._coming else float("-inf")
 
     def _remove(self, arrival: Arrival) -> None:

@@ -1,4 +1,4 @@
-"""A call to the worker and the requests that it carries, for the batcher, its statistics and its callers."""
+"""BatchCall and Entry: an RPC to the worker and the requests it carries."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ PartitionKey = tuple[str, str, str]  # model, draft model, guidance mode
 
 class EntryState(Enum):
     QUEUED = "queued"
-    TAKEN = "taken"  # in a call that is not sent yet
+    TAKEN = "taken"  # in a call that has not been sent yet
     SENT = "sent"
     DROPPED = "dropped"
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One request on its way to a call."""
+    """One request that waits to be sent."""
 
     params: GenerateParams
     priority: PriorityName
@@ -38,6 +38,6 @@ class BatchCall:
     key: PartitionKey
     entries: list[Entry]
     taken_s: float
-    single: bool = False  # to be sent as a `generate`
+    single: bool = False  # send as `generate`
     sent_s: float = 0.0
-    aborted: int = 0  # entries that left between the batch's making and its sending
+    aborted: int = 0  # entries cancelled between forming and sending the batch

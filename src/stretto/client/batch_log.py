@@ -1,4 +1,4 @@
-"""One line at debug for every batch that was sent and answered, with the ids of its requests."""
+"""Logs each completed batch at debug level, with the ids of its requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = structlog.get_logger("stretto.engine")
 
 def log_batch(event: BatchEvent) -> None:
     if not logging.getLogger("stretto.engine").isEnabledFor(logging.DEBUG):
-        return  # nothing is built for a line that is not written
+        return  # build nothing for a line that is not written
     log.debug(
         "batch-dispatched",
         model=event.key[0],

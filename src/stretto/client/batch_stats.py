@@ -1,7 +1,7 @@
-"""What the batcher measures, over seed 002's window of 100 batches, and the target size that follows it.
+"""Batcher statistics over seed 002's window of 100 batches, and the adaptive target batch size.
 
-The target only ever ends a hold early; it never caps a batch. It grows while waits are short and calls quick,
-and under backlog; it shrinks only when requests were held in vain: late, with nobody behind them.
+The target only ends holds early; it never caps a batch. It grows under backlog and while waits are short and
+calls fast; it shrinks only after requests were held without another request joining them.
 (The original halved it whenever waits were long, which made them longer: it settled at two.)
 """
 
@@ -16,12 +16,12 @@ from stretto.settings import GenerateBatcherSettings
 WINDOW = 100
 WAIT_SHORT_MS, WAIT_LONG_MS = 1.5, 4.0
 SLOW_CALL = 1.3  # times target_batch_time_ms
-LEARN_EVERY = 4  # percentiles of a window are not free
+LEARN_EVERY = 4  # computing percentiles of a window costs time
 
 
 @dataclass(frozen=True, slots=True)
 class BatchEvent:
-    """One call that was sent and answered: what `on_dispatched` is told."""
+    """One completed call, as passed to `on_dispatched`."""
 
     key: PartitionKey
     size: int
@@ -31,11 +31,11 @@ class BatchEvent:
     target_size: int
     active_streams: int
     failed: bool  # as a whole
-    single: bool = False  # sent as a `generate`: batching is off, or the request bypasses it
-    rejected: int = 0  # requests that the runtime refused, each by its own error
-    aborted: int = 0  # requests that were cancelled between the batch's making and its sending
+    single: bool = False  # sent as `generate`: batching is off, or the request bypasses it
+    rejected: int = 0  # requests that the worker rejected, each with its own error
+    aborted: int = 0  # requests cancelled between forming and sending the batch
     request_ids: tuple[str, ...] = ()
-    sent_s: float = 0.0  # on the engine's clock
+    sent_s: float = 0.0  # on the client's clock
 
     @classmethod
     def of(
@@ -60,7 +60,7 @@ class BatchEvent:
 
     @property
     def hold_ms(self) -> float:
-        """How long its first request waited."""
+        """How long its first request was held."""
         return max(self.waits_ms, default=0.0)
 
     @property
@@ -70,7 +70,7 @@ class BatchEvent:
 
 @dataclass(slots=True)
 class BatchStats:
-    """Counters of all partitions together."""
+    """Counters over all partitions."""
 
     enqueued_by_priority: Counter[str] = field(default_factory=Counter)
     batches: int = 0
@@ -125,7 +125,7 @@ class BatchStats:
 
 
 class Target:
-    """How much company is enough, for one partition."""
+    """Target batch size of one partition."""
 
     def __init__(self, settings: GenerateBatcherSettings) -> None:
         self._settings = settings
@@ -162,7 +162,7 @@ class Target:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Linear between the two nearest; 0 when there are none."""
+    """Linear interpolation; 0 for an empty list."""
     if not values:
         return 0.0
     ordered = sorted(values)

@@ -1,16 +1,17 @@
-"""GenerateBatcher: requests that arrive together become one call. A machine without a clock.
+"""GenerateBatcher: combines requests that arrive together into one call. A pure state machine without a
+clock.
 
-It knows queues, holds and measurements; `now_s` is an argument, and the caller is told which calls to send
-(`due`) and when to ask again (`wake_at_s`). It does not know sockets: `engine.traffic` drives it.
+It keeps queues, holds and measurements. `now_s` is an argument; `due` returns the calls to send and
+`wake_at_s` when to ask again. It knows nothing about sockets: `client.traffic` drives it.
 
-A request alone leaves in the turn in which it came. A hold begins only while further requests are on their
-way (`expect`), or behind a call that is in flight (or was sent less than `min_hold_ms` ago: an answer that
-quick says nothing about what is coming). It ends when nothing more is on its way and nothing came for
-`min_hold_ms` (a request that is still alone waits on, while the call is in flight), when the batch is full
-or, with nothing on its way, as large as the target, and at the latest after `max_hold_ms` (`min_hold_ms` more
-for requests that are on their way by then). Then everything queued leaves, in as many calls as it takes.
-Urgent requests never hold, and neither do those whose deadline is near. Requests with a field that `bypass`
-lists are calls of their own.
+A lone request is sent in the event-loop iteration in which it arrived. A hold starts only while announced
+requests are outstanding (`expect`), or while a call is in flight (or was sent less than `min_hold_ms` ago:
+such a fast answer says nothing about what is coming). It ends when no announced request is outstanding and
+none arrived for `min_hold_ms` (a lone request keeps waiting while the call is in flight), when the batch is
+full or, with nothing outstanding, has reached the target size, and at the latest after `max_hold_ms` (plus
+`min_hold_ms` for requests announced by then). Then the whole queue is sent, in as many calls as needed.
+Urgent requests and requests close to their deadline are never held. Requests that use a field listed in
+`bypass` are sent alone.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from stretto.settings import GenerateBatcherSettings
 
 PRIORITIES: tuple[PriorityName, ...] = ("urgent", "default", "background")
 BYPASS: PartitionKey = ("", "", "bypass")  # no guidance mode has this name
-ANONYMOUS_PAUSE_SHARE = 0.1  # of the time, at most: without tenants a pause holds up every client
+ANONYMOUS_PAUSE_SHARE = 0.1  # upper bound: without tenants a pause delays every client
 
 
 @dataclass(slots=True)
 class _Partition:
-    """The three queues of one kind of request, and what its calls measured."""
+    """The three priority queues of one partition, and the measurements of its calls."""
 
     key: PartitionKey
     target: Target
@@ -75,7 +76,7 @@ class GenerateBatcher:
         self.counters = BatchStats()
         self.allow_batching(True)
 
-    # --- what comes in ---------------------------------------------------------------------------
+    # --- input -----------------------------------------------------------------------------------
 
     def enqueue(
         self,
@@ -98,7 +99,7 @@ class GenerateBatcher:
         self.counters.enqueued_by_priority[priority] += 1
 
     def abort(self, stream_id: str) -> bool:
-        """Take a request out before it is sent. False: it is not here (sent, answered, unknown)."""
+        """Remove a request before it is sent. False if it is not queued here (sent, answered, unknown)."""
         entry = self._entries.pop(stream_id, None)
         if entry is None:
             return False
@@ -109,10 +110,11 @@ class GenerateBatcher:
         return True
 
     def pause(self, tenant: str, now_s: float) -> None:
-        """A client's streams are full: its new requests wait a little, those of other tenants do not.
+        """Delay a tenant's new requests briefly because its stream buffers are full; other tenants are
+        unaffected.
 
-        Requests without a tenant (no API keys) count as one client, and are paused at most a tenth of the
-        time: one slow reader must not stop all the others.
+        Requests without a tenant (no API keys) count as one tenant and are paused at most a tenth of the
+        time, so that one slow reader cannot stall all others.
         """
         if not self._pause_s:
             return
@@ -124,17 +126,17 @@ class GenerateBatcher:
         self.counters.backpressure_pauses += 1
 
     def expect(self, until_s: float) -> None:
-        """Further requests are on their way, worth waiting for until then; a moment that is over: none."""
+        """Announced requests are outstanding until `until_s`; a time in the past means none."""
         self._expected_until_s = until_s
 
     def allow_batching(self, allowed: bool, /) -> None:
-        """Whether the runtime announces `batch_generate`; without it every request is a call."""
+        """Whether the worker announces `batch_generate`; without it every request is its own call."""
         self.batching = allowed and self._settings.enabled and self._settings.max_batch_size > 1
 
-    # --- what goes out ---------------------------------------------------------------------------
+    # --- output ----------------------------------------------------------------------------------
 
     def due(self, now_s: float) -> list[BatchCall]:
-        """Calls to send now. Ask at the end of the turn that enqueued something, and at `wake_at_s`."""
+        """Calls to send now. Ask after each loop iteration that enqueued requests, and at `wake_at_s`."""
         self._forget_pauses(now_s)
         calls: list[BatchCall] = []
         for partition in self._partitions.values():
@@ -143,8 +145,8 @@ class GenerateBatcher:
         return calls
 
     def overdue(self, now_s: float) -> bool:
-        """Something must leave now, not at the end of the turn: a batch is full, or waited long enough."""
-        if not self._entries or not self.batching:  # asked on every path: quick while nothing waits
+        """A batch is full or has waited long enough: do not wait for the end of the iteration."""
+        if not self._entries or not self.batching:  # hot path: fast while nothing is queued
             return False
         return any(
             partition.size >= self._settings.max_batch_size
@@ -157,12 +159,12 @@ class GenerateBatcher:
         return entry.enqueued_s + (self._expected_hold_s if expected else self._max_hold_s) <= now_s
 
     def wake_at_s(self) -> float | None:
-        """When something becomes due without anything new happening; None when nothing is queued."""
+        """When a call becomes due without further input; None if nothing is queued."""
         moments = [self._release_at_s(partition) for partition in self._partitions.values()]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def seal(self, call: BatchCall, now_s: float) -> list[Entry]:
-        """Just before sending: leave out whoever was aborted meanwhile, and count the rest as sent."""
+        """Just before sending: drop entries that were aborted meanwhile and count the rest as sent."""
         sent = [entry for entry in call.entries if entry.state is EntryState.TAKEN]
         for entry in sent:
             entry.state = EntryState.SENT
@@ -177,7 +179,7 @@ class GenerateBatcher:
         return sent
 
     def expired(self, now_s: float) -> list[Entry]:
-        """Requests whose deadline passed while they waited: taken out, for the caller to end."""
+        """Remove and return requests whose deadline passed in the queue; the caller ends them."""
         late = [e for e in self._entries.values() if e.deadline_s is not None and e.deadline_s <= now_s]
         for entry in late:
             self.abort(entry.params.stream_id)
@@ -186,7 +188,7 @@ class GenerateBatcher:
         return late
 
     def answered(self, call: BatchCall, now_s: float, *, failed: bool = False, rejected: int = 0) -> None:
-        """The call is over. Measured, and the target follows. `rejected`: entries that were refused."""
+        """Record a completed call and adapt the target. `rejected`: number of rejected entries."""
         partition = self._calls.pop(call.id, None)
         if partition is None:
             return
@@ -200,7 +202,7 @@ class GenerateBatcher:
             self._on_dispatched(event)
 
     def lost(self) -> list[Entry]:
-        """The runtime is gone: calls in flight get no answer. What was taken but not sent comes back."""
+        """The worker died: forget calls in flight; return entries that were taken but not sent."""
         unsent = [e for e in self._entries.values() if e.state is EntryState.TAKEN]
         for entry in reversed(unsent):
             entry.state = EntryState.QUEUED
@@ -228,13 +230,13 @@ class GenerateBatcher:
         key = self._key(params)
         found = self._partitions.get(key)
         if found is None:
-            if len(self._partitions) >= 256:  # keys come from callers: those that hold nothing are forgotten
+            if len(self._partitions) >= 256:  # callers choose the keys: drop empty partitions
                 self._partitions = {k: p for k, p in self._partitions.items() if p.size or p.calls}
             found = self._partitions[key] = _Partition(key, Target(self._settings))
         return found
 
     def _take(self, partition: _Partition, now_s: float) -> list[Entry]:
-        """The next batch, when one is due: urgent first, then default, and background where room is left."""
+        """The next batch, if due: urgent first, then default, then background where room is left."""
         if not self._batches(partition):
             return self._fill(partition, 1, now_s)
         moment = self._release_at_s(partition)
@@ -278,7 +280,7 @@ class GenerateBatcher:
         self.counters.bypassed += bypassed and self.batching
 
     def _release_at_s(self, partition: _Partition) -> float | None:
-        """When this partition's queue may leave."""
+        """When this partition's queue may be sent."""
         if not self._batches(partition) or self._full(partition):
             return self._first_free_s(partition)
         urgent, default, background = (partition.queues[priority] for priority in PRIORITIES)
@@ -299,11 +301,11 @@ class GenerateBatcher:
             return free_s
         alone = partition.size < self._settings.min_batch_size and bool(partition.calls)
         if alone or entry.priority == "background":
-            return max(free_s, latest_s)  # background waits for a batch to ride along with
+            return max(free_s, latest_s)  # background requests wait to join another batch
         return max(free_s, min(partition.last_arrival_s + self._min_hold_s, latest_s))
 
     def _full(self, partition: _Partition) -> bool:
-        """As many as fit, or as the target while no more are on their way (background can wait)."""
+        """Full, or of target size with no announced request outstanding (background does not count)."""
         if partition.size >= self._settings.max_batch_size:
             return True
         newest_s = partition.last_arrival_s
@@ -321,7 +323,7 @@ class GenerateBatcher:
     # --- pauses ----------------------------------------------------------------------------------
 
     def _free_at_s(self, entry: Entry) -> float:
-        """When the pause of its client lets it go: no request waits longer for it than one pause."""
+        """When its tenant's pause ends; no request is delayed by more than one pause."""
         if not self._paused_until_s:
             return entry.enqueued_s
         paused_s = self._paused_until_s.get(entry.params.tenant)
@@ -331,7 +333,7 @@ class GenerateBatcher:
         if self._paused_until_s:
             self._paused_until_s = {t: s for t, s in self._paused_until_s.items() if s > now_s}
 
-    # --- for people ------------------------------------------------------------------------------
+    # --- statistics ------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, object]:
         """Seed 002's getBatchStats().generate."""

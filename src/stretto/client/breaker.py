@@ -1,7 +1,7 @@
-"""A circuit breaker: after failures in a row, stop asking for a while, then ask once to see.
+"""Circuit breaker: after consecutive failures, reject calls for a while, then let one probe through.
 
-Pure: `now_s` is an argument. It opens at the moment of the failure that opened it. (The original stamped the
-start of the failing call, so that after a long time-out its open time was over before it began.)
+Pure: `now_s` is an argument. The open period starts at the failure that opens it. (The original took the
+start of the failing call, so after a long time-out the open period was already over.)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CircuitBreaker:
     _probing: bool = False
 
     def admit(self, now_s: float) -> bool:
-        """Whether a call may be made. In the half-open state one at a time."""
+        """Whether a call may be made; in the half-open state, one at a time."""
         if self.state is Circuit.CLOSED:
             return True
         if self.state is Circuit.OPEN:
@@ -64,5 +64,5 @@ class CircuitBreaker:
         self.state, self.opened_s, self._failures, self._probing = Circuit.OPEN, now_s, 0, False
 
     def abandoned(self) -> None:
-        """A call whose outcome nobody will learn: it neither proves nor disproves anything."""
+        """A call was abandoned: its outcome is unknown and counts neither as success nor as failure."""
         self._probing = False

@@ -1,8 +1,8 @@
-"""What a runtime process writes to stderr, passed on as JSON lines: one object a line, whatever wrote it.
+"""Relays a worker's stderr as JSON lines: one object per line, whatever wrote it.
 
-Its own log is JSON already and passes as it is. Anything else (C++ libraries, the interpreter's fault
-handler, an abort) is wrapped. A thread reads, so that neither a blocked terminal nor a talkative library
-touches the event loop; it ends when the process and all that it started have closed their end.
+The worker's own log lines are JSON and pass unchanged. Anything else (C++ libraries, the interpreter's fault
+handler, an abort) is wrapped in an object. Reading happens on a thread, so neither a blocked terminal nor a
+verbose library stalls the event loop; it ends when the process and its children have closed the pipe.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOGGER = "stretto.runtime.stderr"
 
 
 class LineRelay:
-    """`descriptor` is for the process; close it here once the process has it."""
+    """`descriptor` is the write end for the process; close it here once the process has inherited it."""
 
     def __init__(self, write: Callable[[str], None] | None = None) -> None:
         self._write = write or _to_stderr
@@ -28,17 +28,17 @@ class LineRelay:
         self._thread = threading.Thread(target=self._run, name="stretto-stderr", daemon=True)
 
     def start(self) -> None:
-        """The process has its end."""
+        """Start reading, after the process has inherited its end."""
         os.close(self.descriptor)
         self._thread.start()
 
     def abandon(self) -> None:
-        """No process came of it."""
+        """Close both ends: the process was not started."""
         os.close(self.descriptor)
         os.close(self._read_end)
 
     def finish(self, timeout_s: float = 0.5) -> None:
-        """After the death of the process: wait until its last words are out."""
+        """After the process has exited: wait until its remaining output is relayed."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -49,7 +49,7 @@ class LineRelay:
 
 
 def as_json(line: str) -> str:
-    """The line itself where it is an object, else an object around it."""
+    """The line itself if it is a JSON object, else an object that contains it."""
     if line.startswith("{"):
         try:
             msgspec.json.decode(line, type=dict)

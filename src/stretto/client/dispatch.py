@@ -1,7 +1,7 @@
-"""Sends the batcher's calls and brings the answers back to `engine.traffic`, each request's to itself.
+"""Sends the batcher's calls and hands each request's answer to `client.traffic`.
 
-A request that spoils the frame of its batch (it cannot be encoded, or not be decoded) spoils nobody else: the
-batch is then sent one by one.
+A request that cannot be encoded, or whose frame the worker cannot decode, must not fail the rest of its
+batch: the batch is then sent request by request.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Dispatcher:
         except RuntimeUnavailableError as error:
             self._traffic.failed(call, m.error_from(error), self._clock())
         except (TooLargeError, CapacityError, TypeError, ValueError, RecursionError, OverflowError):
-            self._one_by_one(call, requests)  # one of them cannot be encoded, or all are too much at once
+            self._one_by_one(call, requests)  # one cannot be encoded, or together they exceed a frame
         else:
             future.add_done_callback(lambda done: self._answered(call, requests, done))
 
@@ -68,9 +68,9 @@ class Dispatcher:
         elif error is None:
             self._traffic.answered(call, [m.BatchItem(success=True, result=done.result())], now_s)
         elif isinstance(error, RuntimeLostError):
-            return  # `runtime_lost` has dealt with everything that was sent
+            return  # `worker_lost` has dealt with everything that was sent
         elif isinstance(error, InvalidRequestError) and len(requests) > 1:
-            self._one_by_one(call, requests)  # one of them spoils the frame for all
+            self._one_by_one(call, requests)  # one request makes the whole frame invalid
             return
         elif isinstance(error, CallTimeoutError) or len(requests) > 1:
             self._traffic.failed(call, m.error_from(error), now_s)

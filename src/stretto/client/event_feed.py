@@ -1,6 +1,6 @@
-"""Watchers of ticks (the dashboard): the runtime is asked for events while there is at least one.
+"""Fans out tick events to watchers (the dashboard); the worker sends events only while there is a watcher.
 
-A watcher that does not keep up loses events, never time of the engine.
+A watcher that falls behind loses events and never slows down the client.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 from stretto.rpc.messages import EngineEvents
 
-KEPT_MAX = 64  # notifications; at 20 a second three seconds
+KEPT_MAX = 64  # notifications: three seconds at 20 per second
 
 
 class Watchers:

@@ -1,4 +1,4 @@
-"""One generation as its reader holds it: an iterator over deltas that wakes when something came."""
+"""One generation as seen by its reader: an async iterator over deltas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stretto.rpc.messages import Error, StreamEnd, exception_of
 
 
 class Generation:
-    """Implements `GenerationStream`. Belongs to the engine's event loop, like everything else here."""
+    """Implements `GenerationStream`. Belongs to the client's event loop."""
 
     def __init__(
         self,
@@ -20,7 +20,7 @@ class Generation:
         registry: StreamRegistry,
         leave: Callable[[Ticket], None],
         *,
-        reading: Callable[[], None] = lambda: None,  # called before each delta: a turn may bring many
+        reading: Callable[[], None] = lambda: None,  # called before each delta
     ) -> None:
         self.stream_id = stream_id
         self._registry = registry
@@ -41,7 +41,7 @@ class Generation:
 
     @property
     def ticket(self) -> Ticket:
-        assert self._ticket is not None, "a generation is bound before anybody sees it"
+        assert self._ticket is not None, "a generation is bound before it is returned"
         return self._ticket
 
     @property
@@ -66,7 +66,7 @@ class Generation:
             if delta.end is not None and delta.end.error is not None:
                 if not _says_something(delta):
                     break
-                delta.end = None  # what came before the failure is delivered; the failure comes next
+                delta.end = None  # deliver what arrived before the failure; raise on the next read
             return delta
         return self._after_end()
 
@@ -90,7 +90,7 @@ class Generation:
         return self.ticket.prompt_tokens
 
     def _refused(self, error: Error) -> None:
-        """Whoever is told here does not iterate any more: the stream is closed for it."""
+        """`accepted` raised this error, so the caller does not iterate: close the stream."""
         delta = self._registry.read(self.ticket.stream)
         if delta is not None:
             self._end = delta.end

@@ -1,7 +1,7 @@
-"""Where the engine's runtime comes from: a process that is watched over, or a connection that was given.
+"""Hosts provide the client with a connected worker: a supervised process, or an existing connection.
 
-`SupervisedHost` does what `engine.supervisor` says with whatever a launcher starts: real processes, or
-simulated ones. It does not know what is said over the connection: the listener (the engine) does.
+`SupervisedHost` carries out the decisions of `client.supervisor` on processes from a launcher, real or
+simulated. It does not interpret what is sent over the connection; that is the listener's (the client's) job.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ log = structlog.get_logger("stretto.engine")
 
 
 class Listener(Protocol):
-    async def runtime_up(self, connection: Connection, epoch: int) -> None:
-        """Greet it. Raises when it is not one that can be used."""
+    async def worker_up(self, connection: Connection, epoch: int) -> None:
+        """Perform the handshake. Raises if the worker cannot be used."""
 
-    def runtime_lost(self) -> None: ...
+    def worker_lost(self) -> None: ...
 
-    def runtime_failed(self, error: StrettoError) -> None:
-        """None will come soon: do not wait. Should one come all the same, `runtime_up` says so."""
+    def worker_failed(self, error: StrettoError) -> None:
+        """Do not wait: no worker will be up soon. If one starts later, `worker_up` is called."""
 
 
 class Host(Protocol):
-    """Contract: `runtime_up` for every life, `runtime_lost` after each that ends unasked, in turns."""
+    """Contract: `worker_up` for every worker process, `worker_lost` after each unrequested exit."""
 
     async def start(self, listener: Listener) -> None:
-        """Answers when the first runtime is up, or raises why none is."""
+        """Returns when the first worker is up; raises if none starts."""
 
     async def stop(self) -> None:
-        """End the runtime, politely first. Nothing is left: no process, no socket, no file."""
+        """Stop the worker, with SIGTERM first. Leaves no process, socket or file behind."""
 
     def connection_lost(self) -> None:
         """The listener's connection broke."""
@@ -55,7 +55,7 @@ class Host(Protocol):
 
 
 class GivenHost:
-    """A connection that somebody else made, to a runtime that somebody else watches."""
+    """An existing connection to a worker that is supervised elsewhere."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -68,7 +68,7 @@ class GivenHost:
 
     async def start(self, listener: Listener) -> None:
         self._listener = listener
-        await listener.runtime_up(self._connection, 0)
+        await listener.worker_up(self._connection, 0)
         self._state = State.UP
 
     async def stop(self) -> None:
@@ -77,31 +77,31 @@ class GivenHost:
     def connection_lost(self) -> None:
         if self._listener is not None and self._state is State.UP:
             self._state = State.FAILED
-            self._listener.runtime_lost()
-            self._listener.runtime_failed(RuntimeUnavailableError("the runtime closed the connection"))
+            self._listener.worker_lost()
+            self._listener.worker_failed(RuntimeUnavailableError("the worker closed the connection"))
 
     def stats(self) -> dict[str, object]:
         return {"state": self._state.value}
 
 
 class Child(Protocol):
-    """One life of a runtime."""
+    """One worker process."""
 
     @property
     def pid(self) -> int: ...
 
     async def wait(self) -> int:
-        """Its exit status, once it is dead and no zombie."""
+        """Its exit status, once it has exited and been reaped."""
 
     def signal(self, number: int) -> None: ...
 
     async def connect(self) -> Connection:
-        """As soon as it listens."""
+        """Connect as soon as the worker listens."""
 
     def heartbeat(self) -> Heartbeat | None: ...
 
     def clean_up(self) -> None:
-        """After its death: its socket and its heartbeat file."""
+        """After exit: remove its socket and its heartbeat file."""
 
 
 class Launcher(Protocol):
@@ -185,7 +185,7 @@ class SupervisedHost:
     def connection_lost(self) -> None:
         self._act(self._supervisor.connection_lost(self._loop.time()))
 
-    # --- the watch -------------------------------------------------------------------------------
+    # --- supervision -----------------------------------------------------------------------------
 
     async def _poll(self) -> None:
         while True:
@@ -206,11 +206,11 @@ class SupervisedHost:
             if action is Action.SPAWN:
                 self._spawner = self._loop.create_task(self._spawn())
             elif action is Action.LOST:
-                self._listener.runtime_lost()
+                self._listener.worker_lost()
             elif action is Action.GIVE_UP:
                 self._give_up(self._listener)
             else:
-                log.warning("the runtime gets a signal", signal=action.value, why=self._why())
+                log.warning("sending a signal to the worker", signal=action.value, why=self._why())
                 self._signal(_SIGNALS[action])
         self._changed.set()
 
@@ -224,19 +224,19 @@ class SupervisedHost:
     def _give_up(self, listener: Listener) -> None:
         deaths = self._supervisor.deaths
         error = RuntimeUnavailableError(
-            f"the runtime died {deaths.in_a_row} times in a row, last: {deaths.last_reason}",
-            hint="its output says why; it is started again from time to time",
+            f"the worker died {deaths.in_a_row} times in a row, last: {deaths.last_reason}",
+            hint="its output says why; restarts continue at intervals",
         )
         log.critical(
-            "the runtime is in a crash loop",
+            "the worker is in a crash loop",
             reason=error.message,
             next_try_s=self._settings.restart_backoff_max_s,
         )
         if self._first_up is not None and not self._first_up.done():
             self._first_up.set_exception(error)
-        listener.runtime_failed(error)
+        listener.worker_failed(error)
 
-    # --- one life --------------------------------------------------------------------------------
+    # --- one process -----------------------------------------------------------------------------
 
     async def _spawn(self) -> None:
         epoch, self._epoch = self._epoch, self._epoch + 1
@@ -250,13 +250,13 @@ class SupervisedHost:
         life.reaper = self._loop.create_task(self._reap(life))
 
     async def _bring_up(self, life: _Life) -> None:
-        """Connect as soon as it listens, and greet it."""
+        """Connect as soon as the worker listens, then perform the handshake."""
         assert self._listener is not None
         try:
             connection = await life.child.connect()
-            await self._listener.runtime_up(connection, life.epoch)
+            await self._listener.worker_up(connection, life.epoch)
         except (StrettoError, OSError) as error:
-            log.error("the runtime came up wrong", error=str(error))
+            log.error("the worker failed its handshake", error=str(error))
             life.child.signal(signal.SIGKILL)
             return
         self._supervisor.connected(self._loop.time())
@@ -275,5 +275,5 @@ class SupervisedHost:
 
 def _described(code: int) -> str:
     if code >= 0:
-        return f"it ended with status {code}"
-    return f"it was ended by {signal.Signals(-code).name}"
+        return f"it exited with status {code}"
+    return f"it was killed by {signal.Signals(-code).name}"

@@ -1,6 +1,6 @@
-"""Calls that take long and have a name: embeddings, rankings and long texts to tokenize.
+"""Long calls with an id: embedding, reranking and tokenizing long texts.
 
-By its name the runtime tells when the work on a call began, and a caller that stops waiting stops the work.
+The id lets the worker report when work on a call began, and lets a caller that stops waiting cancel it.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class NamedCalls:
         return len(self._open)
 
     def in_flight(self) -> list[bytes]:
-        """Digests of the calls that the runtime works on."""
+        """Digests of the calls that the worker is processing."""
         return [self._quarantine.digest(params) for params in self._sent.values()]
 
     async def call(self, method: str, params: _Params, on_start: OnStart | None) -> Any:
-        """To its end; once more after a death, where that changes nothing, and then as the only suspect."""
+        """Call and wait; idempotent calls are retried once after a worker death, then as the only suspect."""
         self._check(params)
         attempts = ATTEMPTS if METHODS[method].idempotent else 1
         for left in range(attempts - 1, -1, -1):
@@ -86,7 +86,7 @@ class NamedCalls:
                 self._quarantine.end_trial(digest, passed=passed)
 
     async def _turn(self, params: _Params) -> bytes:
-        """Wait until a suspect may be tried. Empty where nothing died lately."""
+        """Wait until this suspect may be tried. Empty if no worker died recently."""
         if self._quarantine.empty:
             return b""
         digest = self._quarantine.digest(params)
@@ -99,7 +99,7 @@ class NamedCalls:
         return digest
 
     def started(self, starts: Iterable[m.StreamStart]) -> None:
-        """Starts of streams are among them; those are not ours."""
+        """`starts` also contains starts of streams, which are ignored here."""
         for start in starts:
             on_start = self._open.get(start.stream_id)
             if on_start is not None:

@@ -1,7 +1,7 @@
-"""A runtime as a process of this machine: started, connected to, signalled, reaped.
+"""A worker as a local process: start, connect, signal, reap.
 
-Every life has a socket and a heartbeat file of its own, in one directory of mode 0700 that goes with the
-launcher. Decides nothing: `engine.host` does what the supervisor says.
+Each process has its own socket and heartbeat file, in a directory of mode 0700 that the launcher removes.
+Makes no decisions: `client.host` carries out those of the supervisor.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ CONNECT_EVERY_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What one life of the runtime is told."""
+    """Paths given to one worker process."""
 
     socket: Path
     heartbeat: Path
 
 
 @dataclass(frozen=True, slots=True)
-class RuntimeStart:
+class WorkerStart:
     """How `python -m stretto.worker` is started. `flags` are settings by their dotted names."""
 
     models: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class RuntimeStart:
     config: str | None = None
     cache_dir: str | None = None
     preload: tuple[str, ...] = ()
-    log_format: Literal["console", "json"] = "console"  # json: every line on stderr is an object
+    log_format: Literal["console", "json"] = "console"  # json: every stderr line is a JSON object
     log_level: str = "info"
 
     def command(self, places: Places) -> list[str]:
@@ -54,7 +54,7 @@ class RuntimeStart:
         return [sys.executable, "-m", "stretto.worker", "--settings", "-", *chosen, *logs, *preloads]
 
     def line(self) -> bytes:
-        """Its first line of input. What follows is silence, until we are gone."""
+        """The first line on its stdin, which then stays open; end of file means this process is gone."""
         given = {
             "models": self.models,
             "flags": self.flags,
@@ -113,7 +113,7 @@ class ProcessChild:
 class ProcessLauncher:
     child: type[ProcessChild] = ProcessChild
 
-    def __init__(self, start: RuntimeStart, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+    def __init__(self, start: WorkerStart, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._start = start
         self._frame_bytes_max = frame_bytes_max
         self.directory: Path | None = None

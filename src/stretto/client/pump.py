@@ -1,8 +1,8 @@
-"""Pump: when the batcher's calls leave. It knows the event loop's turns and timers; the batcher decides.
+"""Pump: asks the batcher for due calls at the right moments. It knows event-loop iterations and timers.
 
-What is enqueued is sent after its turn: whatever that turn read off the sockets has then been announced
-(`engine.arrivals`) and is waited for. Or when the batcher wants to be asked again; inside a turn only what is
-overdue is sent.
+Enqueued requests are sent at the end of the loop iteration, when every request read from a socket in that
+iteration has been announced (`client.arrivals`), and when the batcher's wake-up time comes. Within an
+iteration only overdue calls are sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stretto.client.traffic import Traffic
 
 
 class Pump:
-    """`send` sends one call, `cancel` withdraws one stream from the runtime."""
+    """`send` sends one call, `cancel` withdraws one stream from the worker."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Pump:
             asyncio.get_running_loop().call_soon(self._run)
 
     def overdue(self) -> None:
-        """A long turn, one that reads many requests, must not keep what is full or has waited long enough."""
+        """Send full or overdue batches before the end of an iteration that reads many requests."""
         batcher = self._traffic.batcher
         batcher.expect(self.arrivals.until_s())
         if batcher.overdue(self._clock()):

@@ -1,10 +1,11 @@
-"""Quarantine: requests that were in flight when a runtime died, and which of them are refused for a while.
+"""Quarantine: tracks requests that were in flight when a worker died, and rejects the likely culprits for a
+while.
 
-A machine without a clock. The rule: every request in flight at a death becomes a suspect. A suspect is tried
-alone: no other suspect is sent until it has brought its first token or its end. One that is being tried when
-the runtime dies again is refused; so is one that was in flight at three deaths without an end between them.
-What ends well is cleared. Requests are known by a keyed digest of their content: ids, deadlines and the
-caller play no part in it.
+A pure state machine without a clock. Every request in flight at a death becomes a suspect. Suspects are
+retried one at a time: the next is sent only after the current one has produced a token or ended. A request is
+rejected if the worker dies while it is on trial, or if it was in flight at three deaths without completing in
+between. A request that completes is cleared. Requests are identified by a keyed digest of their content; ids,
+deadlines and callers do not count.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import msgspec
 from stretto.errors import RequestRefusedError
 from stretto.rpc import messages as m
 
-REFUSE_S, REFUSE_S_MAX = 600.0, 86_400.0  # twice as long each time
+REFUSE_S, REFUSE_S_MAX = 600.0, 86_400.0  # doubles each time
 SUSPECT_S = 600.0
 STRIKES_MAX = 3
 KNOWN_MAX = 4096
@@ -53,11 +54,11 @@ class Quarantine:
 
     @property
     def empty(self) -> bool:
-        """The usual case, in which nothing needs a digest."""
+        """The usual case: no digests need to be computed."""
         return not self._known
 
     def digest(self, params: m.Message) -> bytes:
-        """Of the content; what cannot be encoded has none, and is refused elsewhere."""
+        """Digest of the content; empty if it cannot be encoded (rejected elsewhere)."""
         names = params.__struct_fields__
         apart = {name: value for name, value in {**_APART, **_APART_TOO}.items() if name in names}
         try:
@@ -74,7 +75,7 @@ class Quarantine:
         record = self._known.get(digest)
         if record is None:
             return Standing.FREE
-        if now_s >= record.until_s and record.refused:  # once more, alone: it may be innocent
+        if now_s >= record.until_s and record.refused:  # retry it alone: it may not be the cause
             record.refused, record.until_s = False, now_s + SUSPECT_S
         if now_s >= record.until_s:
             del self._known[digest]
@@ -85,7 +86,7 @@ class Quarantine:
         self.refusals += 1
         left_s = max(0.0, self._known[digest].until_s - now_s)
         return RequestRefusedError(
-            f"the runtime died while it worked on this request; it is refused for {left_s:.0f} s more"
+            f"the worker died while processing this request; it is rejected for another {left_s:.0f} s"
         )
 
     def begin_trial(self, digest: bytes) -> bool:
@@ -96,7 +97,7 @@ class Quarantine:
         return True
 
     def end_trial(self, digest: bytes, *, passed: bool) -> None:
-        """`passed`: it brought a token, or ended as requests do."""
+        """`passed`: it produced a token or ended normally."""
         if self.on_trial == digest:
             self.on_trial = None
         record = self._known.get(digest)
@@ -106,7 +107,7 @@ class Quarantine:
     # --- deaths ----------------------------------------------------------------------------------
 
     def died(self, in_flight: Iterable[bytes], now_s: float) -> None:
-        """A runtime died with these at work. The one on trial takes the blame for all."""
+        """A worker died with these requests in flight. If one was on trial, only that one is blamed."""
         suspects = [digest for digest in dict.fromkeys(in_flight) if digest]
         tried, self.on_trial = self.on_trial, None
         if tried is not None and tried in suspects:

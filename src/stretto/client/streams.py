@@ -1,9 +1,10 @@
-"""StreamRegistry: every generation that somebody waits for, from before it is queued to its one end.
+"""StreamRegistry: all open generations, from before they are queued until their single end.
 
-A machine without a clock. It routes what the runtime sends (one lookup per stream of a frame), joins what
-piles up, and ends whoever is too slow, too long or too silent. A reader that does not read pauses delivery
-only: the slot goes on, the output waits up to a byte cap. Frames of a runtime that is gone, of streams that
-ended and of streams that never were are counted and ignored. It does not know calls: see `engine.traffic`.
+A pure state machine without a clock. It routes output from the worker (one lookup per stream of a frame),
+joins unread pieces, and ends streams that are read too slowly, run too long or stay silent too long. A reader
+that stops reading only pauses delivery: the slot keeps generating and output is buffered up to a byte limit.
+Frames for ended or unknown streams, or from a previous worker process, are counted and ignored. Calls are
+`client.traffic`'s.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ from stretto.errors import DuplicateRequestError, QueueFullError, SlowConsumerEr
 from stretto.rpc.messages import Error, StreamBatch, StreamEnd, StreamStart, Timing, Usage, error_from
 from stretto.settings import EngineSettings
 
-NOWHERE = -1  # not with any runtime
-PIECE_BYTES = 64  # what Python keeps beside the letters of a piece of text, or for an item of a list
+NOWHERE = -1  # not assigned to a worker process
+PIECE_BYTES = 64  # Python's overhead per string or list item
 _Item = TypeVar("_Item")
 
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One generation as its reader's side sees it."""
+    """One generation, on the reader's side."""
 
     id: str
     tenant: str
     started_s: float
     wake: Callable[[], None]
-    epoch: int = NOWHERE  # the life of the runtime that works on it
+    epoch: int = NOWHERE  # the worker process that runs it
     heard_s: float = 0.0
-    sent_s: float | None = None  # to the runtime, whose times count from then on
+    sent_s: float | None = None  # when it was sent; the worker's timings start here
     start: StreamStart | None = None
     first_token_s: float | None = None
     tokens: int = 0
-    unread: Delta = field(default_factory=Delta)  # all but the text, which is joined when it is read
+    unread: Delta = field(default_factory=Delta)  # everything except the text, which is joined on read
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     unread_bytes: int = 0
@@ -48,12 +49,12 @@ class Stream:
 
     @property
     def delivered(self) -> bool:
-        """Something of its answer has arrived: it can not be begun anew."""
+        """Some output has arrived, so the request can no longer be replayed."""
         return self.first_token_s is not None
 
     @property
     def held_s(self) -> float:
-        """How long it waited on this side before it was sent."""
+        """How long it was queued in the client before it was sent."""
         return 0.0 if self.sent_s is None else self.sent_s - self.started_s
 
     @property
@@ -92,7 +93,7 @@ class StreamRegistry:
     def register(
         self, stream_id: str, *, tenant: str, now_s: float, wake: Callable[[], None] = lambda: None
     ) -> Stream:
-        """Before the request is queued, so that nothing that comes early is lost."""
+        """Called before the request is queued, so that early output is not lost."""
         if stream_id in self._streams:
             raise DuplicateRequestError(f"stream {stream_id[:80]!r} is already open")
         if len(self._streams) >= self._settings.streams_max:
@@ -106,38 +107,38 @@ class StreamRegistry:
         self.metrics.opened += 1
         return stream
 
-    def stillborn(self, stream_id: str, error: Error, *, now_s: float) -> Stream:
-        """A stream that was refused: it is in no table, and holds nothing but its end."""
+    def rejected(self, stream_id: str, error: Error, *, now_s: float) -> Stream:
+        """A stream rejected at registration: not in the registry, contains only its end."""
         stream = Stream(stream_id, "", now_s, lambda: None, heard_s=now_s, unread_since_s=now_s)
         stream.end = stream.unread.end = self._end(stream, "error", now_s, error)
         return stream
 
     def capacity(self) -> tuple[int, int]:
-        """(active, limit). A stream counts once, from its registration until its end was read."""
+        """(active, limit). A stream is active from its registration until its end has been read."""
         return len(self._streams), self._settings.streams_max
 
     @property
     def running(self) -> int:
-        """Streams whose end has not come."""
+        """Streams that have not ended."""
         return self._unended
 
     def find(self, stream_id: str) -> Stream | None:
-        """The stream, while it can still end."""
+        """The stream, if it has not ended."""
         stream = self._streams.get(stream_id)
         return stream if stream is not None and stream.end is None else None
 
     def all_running(self) -> list[Stream]:
         return [stream for stream in self._streams.values() if stream.end is None]
 
-    # --- from the runtime ------------------------------------------------------------------------
+    # --- from the worker ------------------------------------------------------------------------
 
     def route(self, batch: StreamBatch, *, epoch: int, now_s: float) -> None:
-        """What one tick brought. Texts first, ends after them."""
+        """Route the output of one tick: text first, then ends."""
         self.metrics.frames += 1
         for start in batch.starts:
-            stream = self._streams.get(start.stream_id)  # other calls have starts, too
+            stream = self._streams.get(start.stream_id)  # other calls have starts as well
             if stream is not None and stream.end is None and stream.epoch == epoch:
-                stream.start = stream.unread.start = start  # wakes no reader: there is nothing to show
+                stream.start = stream.unread.start = start  # does not wake the reader: nothing to deliver yet
         for index, stream_id in enumerate(batch.streams):
             stream = self._addressee(stream_id, epoch)
             if stream is not None:
@@ -212,7 +213,7 @@ class StreamRegistry:
             stream.wake()
 
     def finish(self, stream: Stream, end: StreamEnd, now_s: float) -> None:
-        """The one end. Whatever else comes for this stream is too late."""
+        """End the stream, exactly once. Anything that arrives later is ignored."""
         if stream.end is not None:
             return
         stream.end = stream.unread.end = end
@@ -224,7 +225,7 @@ class StreamRegistry:
         self.finish(stream, self._end(stream, "error", now_s, error), now_s)
 
     def _end(self, stream: Stream, reason: str, now_s: float, error: Error | None) -> StreamEnd:
-        """An end that the runtime did not send: what is known on this side."""
+        """An end not sent by the worker, built from what the client knows."""
         ttft_s = None if stream.first_token_s is None else stream.first_token_s - stream.started_s
         start, duration_s = stream.start, now_s - stream.started_s
         usage = Usage(completion_tokens=stream.tokens)
@@ -244,13 +245,13 @@ class StreamRegistry:
         )
 
     def begin_anew(self, stream: Stream) -> None:
-        """Its runtime is gone and nothing had come: it waits as it did at first."""
+        """Reset the stream for replay: its worker died before any output arrived."""
         stream.epoch, stream.start, stream.sent_s = NOWHERE, None, None
 
     # --- to the reader ---------------------------------------------------------------------------
 
     def read(self, stream: Stream) -> Delta | None:
-        """Everything since the last look, joined; None when there is nothing. The end closes the stream."""
+        """Everything since the last read, joined; None if there is nothing. The end closes the stream."""
         if stream.unread_since_s is None:
             return None
         delta = self._empty(stream)
@@ -267,7 +268,7 @@ class StreamRegistry:
         return delta
 
     def leave(self, stream: Stream, now_s: float) -> bool:
-        """The reader goes. True: the generation was still running, and must be told."""
+        """The reader leaves. True if the generation was still running and must be cancelled."""
         running = stream.end is None
         if running:
             self.finish(stream, self._end(stream, "cancelled", now_s, None), now_s)
@@ -277,12 +278,12 @@ class StreamRegistry:
     def _forget(self, stream: Stream) -> None:
         if self._streams.get(stream.id) is stream:
             del self._streams[stream.id]
-        stream.wake = _nobody  # its reader holds it: without this cycle no garbage collector is needed
+        stream.wake = _no_reader  # breaks the reference cycle with the reader
 
     # --- time ------------------------------------------------------------------------------------
 
     def expire(self, now_s: float) -> list[Stream]:
-        """End whoever ran out of time. Answers those that ran: their generations are to be cancelled."""
+        """End streams that timed out. Returns those still running, for the caller to cancel."""
         ended: list[Stream] = []
         for stream in list(self._streams.values()):
             problem = self._overdue(stream, now_s)
@@ -291,9 +292,9 @@ class StreamRegistry:
         return ended
 
     def take_overfull(self, now_s: float) -> list[Stream]:
-        """End whoever let more pile up than is allowed. Answers those that ran, as `expire` does."""
+        """End streams with too much unread output. Returns those still running, as `expire` does."""
         overfull, self._overfull = self._overfull, []
-        problem = SlowConsumerError(f"more than {self._settings.stream_buffer_bytes} bytes wait to be read")
+        problem = SlowConsumerError(f"more than {self._settings.stream_buffer_bytes} bytes are unread")
         return [stream for stream in overfull if self._break_off(stream, problem, now_s)]
 
     def _break_off(self, stream: Stream, problem: Exception, now_s: float) -> bool:
@@ -310,7 +311,7 @@ class StreamRegistry:
             stream.unread_since_s is not None
             and now_s - stream.unread_since_s > settings.slow_consumer_timeout_s
         ):
-            return SlowConsumerError(f"nobody read for {settings.slow_consumer_timeout_s:g} s")
+            return SlowConsumerError(f"the client did not read for {settings.slow_consumer_timeout_s:g} s")
         if stream.end is not None:
             return None
         if now_s - stream.started_s > settings.stream_timeout_s:
@@ -320,7 +321,7 @@ class StreamRegistry:
         return None
 
     def _drop(self, stream: Stream, problem: SlowConsumerError, now_s: float) -> None:
-        """Free what waits for a reader that does not come; should it come, it is told why."""
+        """Free the unread output of a stalled reader; its next read raises the reason."""
         self.metrics.slow_drops += 1
         self._empty(stream)
         stream.unread.end = self._end(stream, "error", now_s, error_from(problem))
@@ -339,12 +340,12 @@ class StreamRegistry:
         }
 
 
-def _nobody() -> None:
-    """Nobody is left to be woken."""
+def _no_reader() -> None:
+    """Wake callback of a stream without a reader."""
 
 
 def _from_arrival(end: StreamEnd, held_s: float) -> StreamEnd:
-    """The runtime's times count from when it read the call; a caller's count from when it asked."""
+    """Shift the worker's timings, which start when it reads the call, to start at submission."""
     timing = end.timing
     ttft_s = None if timing.ttft_s is None else timing.ttft_s + held_s
     moved = msgspec.structs.replace(

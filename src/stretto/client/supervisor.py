@@ -1,10 +1,10 @@
-"""Supervisor: when to start the runtime, when it hangs, when to end it, when to try again, when to give up.
+"""Supervisor: decides when to start the worker, when it hangs, and when to kill, restart or give up on it.
 
-A machine without a clock: the shell (`engine.process`) tells it what it sees and does what it answers. It
-knows nothing of requests. A life that ends soon after its start counts; so many of those in a row are a crash
-loop: callers are refused, loudly, and one more start is tried after each `restart_backoff_max_s`, so that the
-loop ends by itself once its cause is gone. A runtime that hangs is first asked for its stacks, then aborted,
-then killed; one whose connection is gone is killed too, after a moment in which its own exit status may come.
+A pure state machine without a clock: the shell (`client.host`) reports events and carries out the actions. It
+knows nothing about requests. Workers that die soon after their start count towards a crash loop: then
+requests are rejected, the error is logged, and one restart is tried every `restart_backoff_max_s`, so the
+loop ends once its cause is gone. A hung worker is asked for its stacks, then aborted, then killed; a worker
+whose connection broke is killed too, after a short wait for its own exit status.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from enum import Enum
 
 from stretto.settings import EngineSettings
 
-EXIT_STATUS_S = 0.5  # how long the exit status of a runtime whose connection broke may take
+EXIT_STATUS_S = 0.5  # wait for the exit status after the connection broke
 
 
 class State(Enum):
-    DOWN = "down"  # not started, or ended on request
+    DOWN = "down"  # not started, or stopped on request
     STARTING = "starting"
     UP = "up"
     HUNG = "hung"
-    ENDING = "ending"  # told to die, not dead yet
+    ENDING = "ending"  # killed, not exited yet
     WAITING = "restarting"
-    FAILED = "crash loop"  # the next try comes later, and callers are not kept waiting for it
+    FAILED = "crash loop"  # a restart is tried later; requests are rejected meanwhile
 
 
 class Action(Enum):
@@ -33,7 +33,7 @@ class Action(Enum):
     DUMP = "dump stacks"
     ABORT = "abort"
     KILL = "kill"
-    LOST = "lost"  # what it worked on is lost: say so to everybody who waits
+    LOST = "lost"  # its work is lost: notify all waiting requests
     GIVE_UP = "give up"
 
 
@@ -53,14 +53,14 @@ class Supervisor:
     jitter: Callable[[], float] = lambda: 0.0  # 0 to 1
     state: State = State.DOWN
     deaths: Deaths = field(default_factory=Deaths)
-    hang: str = ""  # what hangs, in words
+    hang: str = ""  # what hangs, as text
     _since_s: float = 0.0
     _kill_at_s: float | None = None
-    _killed: bool = False  # its end is our doing: what it exits with says nothing
+    _killed: bool = False  # we killed it: its exit status says nothing
     _lost_told: bool = True
     _stopping: bool = False
 
-    # --- what happens ----------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def start(self, now_s: float) -> list[Action]:
         self._stopping = False
@@ -73,9 +73,10 @@ class Supervisor:
             self._lost_told = False
 
     def connection_lost(self, now_s: float, reason: str = "its connection broke") -> list[Action]:
-        """Nobody can talk to it any more: what it did is lost, and so is it.
+        """The worker is unreachable: its work is lost and the process is ended.
 
-        Mostly it is dead already and its exit status follows, which says more than this; else it is killed.
+        Usually it has already died and its exit status, which says more, follows shortly; otherwise it is
+        killed.
         """
         if self.state not in {State.UP, State.HUNG}:
             return []
@@ -97,7 +98,7 @@ class Supervisor:
         return [*actions, *self._after_death(now_s)]
 
     def stop(self, now_s: float) -> list[Action]:
-        """On request. The shell asks it politely first; it is killed when that takes too long."""
+        """Stop on request. The shell sends SIGTERM first; the worker is killed if that takes too long."""
         self._stopping = True
         if self.state in {State.DOWN, State.WAITING, State.FAILED}:
             self._enter(State.DOWN, now_s)
@@ -109,7 +110,7 @@ class Supervisor:
     # --- time ------------------------------------------------------------------------------------
 
     def poll(self, now_s: float, hang: Callable[[float], str] = lambda _seconds: "") -> list[Action]:
-        """`hang(s)`: what has shown no life for so long, in words; empty when all is well."""
+        """`hang(s)`: which part has made no progress for `s` seconds, as text; empty if none."""
         if self.state in {State.WAITING, State.FAILED} and now_s >= self._since_s:
             return self._spawn(now_s)
         if self.state is State.ENDING and self._kill_at_s is not None and now_s >= self._kill_at_s:
@@ -125,9 +126,9 @@ class Supervisor:
     def _watch(self, now_s: float, hang: Callable[[float], str]) -> list[Action]:
         self.hang = hang(self.settings.hang_soft_s)
         if now_s - self._since_s >= self.settings.stable_after_s:
-            self.deaths.in_a_row = 0  # it stays up: whatever killed the ones before it is gone
+            self.deaths.in_a_row = 0  # stable: the cause of earlier deaths is gone
         if not self.hang:
-            self.state = State.UP  # it woke up again
+            self.state = State.UP  # it recovered
             return []
         actions: list[Action] = []
         if self.state is State.UP:
@@ -151,7 +152,7 @@ class Supervisor:
         return [Action.SPAWN]
 
     def _end(self, now_s: float, action: Action) -> list[Action]:
-        """Note how long it served before it is told to die."""
+        """Record its uptime, then kill it."""
         self._note_life(now_s)
         self.state, self._killed = State.ENDING, True
         self._kill_at_s = now_s + self.settings.kill_grace_s if action is Action.ABORT else None
@@ -172,7 +173,7 @@ class Supervisor:
         self.deaths.in_a_row = 1 if served_s >= self.settings.stable_after_s else self.deaths.in_a_row + 1
 
     def _backoff_s(self) -> float:
-        """The first restart comes at once; after that each waits twice as long, give or take a quarter."""
+        """No delay before the first restart, then doubling, with a jitter of 25 %."""
         if self.deaths.in_a_row <= 1:
             return 0.0
         doubled = self.settings.restart_backoff_s * 2.0 ** (self.deaths.in_a_row - 2)

@@ -1,8 +1,8 @@
-"""Refuses texts that cannot fit a model's window before they are sent to the runtime.
+"""Rejects texts that cannot fit a model's context window before they are sent to the worker.
 
-A text of megabytes would occupy the one connection and both event loops only to be refused. Counts
-nothing that a chat template may leave out (answers of the assistant, white space around texts), and nothing
-where the caller asks for truncation: what is refused here would be refused by the runtime as well.
+A text of megabytes would occupy the connection and both event loops only to be rejected. The lower bound
+ignores everything a chat template may drop (assistant messages, surrounding white space) and does not apply
+to requests that ask for truncation: the worker would reject everything that is rejected here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TextLimits:
         self._bounds = {one.id: one.text_bound for one in models if one.text_bound is not None}
 
     def check(self, params: m.Message) -> None:
-        """Raises PromptTooLongError where a text of a call cannot fit."""
+        """Raises PromptTooLongError if a text of the call cannot fit."""
         bound = self._bounds.get(getattr(params, "model_id", ""))
         if bound is None:
             return
@@ -39,7 +39,7 @@ class TextLimits:
             return
         longest = max(texts, key=len)
         count = bound.exceeds(longest, most)
-        if not count and len(texts) > 1:  # neighbours may share a token
+        if not count and len(texts) > 1:  # a token may span two texts
             count = sum(map(bound.tokens_at_least, texts)) - len(texts)
         if count >= most:
             self.refused += 1
@@ -57,13 +57,13 @@ class TextLimits:
             if isinstance(one, str) and len(one) > most and bound.exceeds(one, most):
                 self.refused += 1
                 raise PromptTooLongError(
-                    f"a text has more than {most} tokens, which is all that the model takes",
+                    f"a text has more than {most} tokens, the model's maximum",
                     hint="shorten it, or set truncate: left or right",
                 )
 
 
 def _tokens_max(params: m.Message, bound: TextBound) -> int:
-    """More than the window is tokenized where tokens are only counted, or cut afterwards."""
+    """Texts longer than the window are allowed where tokens are only counted or truncated afterwards."""
     if isinstance(params, m.TokenizeParams):
         return max(TOKENS_MAX, bound.tokens_max)
     if isinstance(params, m.GenerateParams) and params.truncate_prompt_tokens is not None:
@@ -72,7 +72,7 @@ def _tokens_max(params: m.Message, bound: TextBound) -> int:
 
 
 def _texts(params: m.Message) -> Iterator[str]:
-    """What surely becomes a part of the prompt."""
+    """Texts that are certain to become part of the prompt."""
     if isinstance(params, m.GenerateParams):
         yield from [params.prompt] if params.prompt is not None else ()
         yield from (piece for piece in params.pieces or () if isinstance(piece, str))
@@ -84,7 +84,7 @@ def _texts(params: m.Message) -> Iterator[str]:
 
 
 def _kept(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What stays where the oldest messages may be left out: system messages first, and the last turn."""
+    """Messages that remain when the oldest may be dropped: leading system messages and the last turn."""
     system = next((at for at, one in enumerate(messages) if one.get("role") != "system"), len(messages))
     users = (at for at in range(len(messages) - 1, system - 1, -1) if messages[at].get("role") == "user")
     return [*messages[:system], *messages[next(users, system) :]]

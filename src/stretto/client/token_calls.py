@@ -1,8 +1,8 @@
-"""tokenize and detokenize, multiplexed: calls that are made together share one `batch_tokenize`.
+"""Batches tokenize and detokenize: calls made together share one `batch_tokenize`.
 
-What is asked in one turn of the event loop leaves together, one call per model; a lone call, a large one, and
-every call to a runtime without the capability is sent as itself. Each entry has its own answer or error; a
-batch that cannot be sent or read as a whole is sent one by one.
+Calls made in the same event-loop iteration are sent together, one RPC per model. A lone call, a large one,
+and every call to a worker without the capability is sent on its own. Each entry has its own answer or error;
+a batch that cannot be sent or decoded as a whole is sent call by call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from stretto.errors import FrameError, InvalidRequestError, StrettoError, TooLargeError, UnknownMethodError
 from stretto.rpc import messages as m
 
-SHARED_BYTES_MAX = 16 << 10  # of one entry: what is longer takes its time, and others would wait for it
+SHARED_BYTES_MAX = 16 << 10  # of one entry: a longer text would delay the others
 SHARED_TOKENS_MAX = 2048
 _TOGETHER_FAILED = (InvalidRequestError, TooLargeError, FrameError, UnknownMethodError)
 
@@ -29,7 +29,7 @@ class _Asked:
 
 
 class TokenCalls:
-    """`send` makes one call to its end, with retries where the runtime was lost."""
+    """`send` performs one call, with retries if the worker is lost."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class TokenCalls:
         self.calls = 0
 
     def allow_batching(self, allowed: bool, /) -> None:
-        """Whether the runtime announces `batch_tokenize`, and batching is on."""
+        """Whether the worker announces `batch_tokenize` and batching is enabled."""
         self.batching = allowed and self._batch_max > 1
 
     async def tokenize(self, params: m.TokenizeParams) -> list[int]:
@@ -81,7 +81,7 @@ class TokenCalls:
         waiting, self._waiting = self._waiting, []
         models: dict[str, list[_Asked]] = {}
         for asked in waiting:
-            if not asked.answer.done():  # else its caller has left
+            if not asked.answer.done():  # otherwise its caller has left
                 models.setdefault(_model_of(asked.call), []).append(asked)
         for group in models.values():
             for at in range(0, len(group), self._batch_max):
@@ -98,7 +98,7 @@ class TokenCalls:
             self.calls += 1
             results = (await self._send("batch_tokenize", batch)).results
             if len(results) != len(group):
-                raise FrameError("the runtime answered another batch")
+                raise FrameError("the worker's answer does not match the batch")
         except _TOGETHER_FAILED:
             await self._one_by_one(group)
         except StrettoError as error:

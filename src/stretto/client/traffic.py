@@ -1,10 +1,10 @@
-"""Traffic: every request from its submission to its one end, whatever happens to the runtime meanwhile.
+"""Traffic: every request from submission to its single end, across worker restarts.
 
-A machine without a clock, made of the batcher and the registry. A request is queued, then sent in a call,
-then taken in; its tokens and its end come in frames. When the runtime is lost, whoever was sent and has got
-nothing is queued once more; whoever got something, or lost its second runtime, ends with `runtime_lost`.
-Requests in flight when a runtime died are tried one at a time, and refused when it dies again: `quarantine`.
-`engine.engine` does the talking: it sends what `due` answers and tells what came back.
+A pure state machine without a clock, composed of the batcher and the registry. A request is queued, sent in a
+call, then accepted; its tokens and its end arrive in frames. When the worker dies, requests without any
+output are queued once more; requests with output, or that lost a second worker, end with `runtime_lost`.
+Requests in flight at a death are retried one at a time and rejected if the worker dies again: see
+`quarantine`. `client.rpc_client` does the I/O: it sends what `due` returns and reports the answers.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from stretto.errors import DeadlineError, RuntimeLostError, ShuttingDownError, S
 from stretto.rpc.messages import BatchItem, Error, GenerateParams, StreamBatch, error_from
 from stretto.settings import EngineSettings, GenerateBatcherSettings
 
-TRIAL_S_MAX = 10.0  # a suspect that waits for a slot this long keeps the others no longer
-LOST = "the runtime died while it worked on this request"
+TRIAL_S_MAX = 10.0  # a suspect still without a slot then no longer blocks the others
+LOST = "the worker died while processing this request"
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request, until it ends."""
+    """One request that has not ended."""
 
     params: GenerateParams
     stream: Stream
     deadline_s: float | None
-    call: BatchCall | None = None  # the one that took it along; None while it is queued
+    call: BatchCall | None = None  # the call that carries it; None while queued
     replayed: bool = False
-    prompt_tokens: int | None = None  # known once the runtime has taken it in
-    awaited: bool = False  # somebody waits for just that
-    digest: bytes = b""  # of its content, where that is looked at: see `engine.quarantine`
+    prompt_tokens: int | None = None  # known once the worker has accepted it
+    awaited: bool = False  # a caller waits for acceptance
+    digest: bytes = b""  # of its content, if needed: see `client.quarantine`
 
 
 class Traffic:
@@ -56,25 +56,25 @@ class Traffic:
         self.batcher = GenerateBatcher(batching, capacity=self.registry.capacity, on_dispatched=on_dispatched)
         self.quarantine = quarantine or Quarantine()
         self.text_limits = TextLimits()
-        self._suspects: deque[Ticket] = deque()  # they wait to be tried, one after the other
+        self._suspects: deque[Ticket] = deque()  # wait to be tried, one at a time
         self._tried: Ticket | None = None
         self._trial_ends_s = 0.0
-        self.epoch = NOWHERE  # the life of the runtime that is connected
+        self.epoch = NOWHERE  # of the connected worker process
         self.draining = False
         self.replays = 0
         self._refusal: Error | None = None
         self._tickets: dict[str, Ticket] = {}
         self._cancels: list[str] = []
-        self._withdrawn: dict[str, BatchCall] = {}  # while the call that took them along is not answered
+        self._withdrawn: dict[str, BatchCall] = {}  # cancelled while their call is unanswered
 
     # --- from callers ----------------------------------------------------------------------------
 
     def submit(self, params: GenerateParams, *, now_s: float, wake: Callable[[], None]) -> Ticket:
-        """Never raises: a refusal is the stream's end."""
+        """Never raises: a rejection ends the stream."""
         deadline_s = None if params.deadline_ms is None else now_s + params.deadline_ms / 1000
         try:
             if self.draining:
-                raise ShuttingDownError("the engine is shutting down")
+                raise ShuttingDownError("the server is shutting down")
             self.text_limits.check(params)
             stream = self.registry.register(params.stream_id, tenant=params.tenant, now_s=now_s, wake=wake)
         except StrettoError as refusal:
@@ -88,12 +88,12 @@ class Traffic:
         return ticket
 
     def _refused(self, params: GenerateParams, error: Error, now_s: float) -> Ticket:
-        return Ticket(params, self.registry.stillborn(params.stream_id, error, now_s=now_s), None)
+        return Ticket(params, self.registry.rejected(params.stream_id, error, now_s=now_s), None)
 
     # --- suspects --------------------------------------------------------------------------------
 
     def _admit(self, ticket: Ticket, now_s: float) -> None:
-        """At once, unless a runtime has died with this very request in flight."""
+        """Queue the request, unless a worker died with the same request in flight."""
         if self.quarantine.empty:
             self._enqueue(ticket, now_s)
             return
@@ -112,7 +112,7 @@ class Traffic:
             ticket = self._suspects[0]
             standing = self.quarantine.standing(ticket.digest, now_s)
             if standing is Standing.SUSPECT and not self.quarantine.begin_trial(ticket.digest):
-                return  # a call that is no generation is being tried
+                return  # another kind of call is on trial
             self._suspects.popleft()
             if standing is Standing.REFUSED:
                 self._fail(ticket, error_from(self.quarantine.refusal(ticket.digest, now_s)), now_s)
@@ -128,7 +128,7 @@ class Traffic:
         self._try_next(now_s)
 
     def _in_flight(self) -> Iterator[GenerateParams]:
-        """What the runtime was given and has not ended, withdrawn requests included."""
+        """Requests sent to the worker that have not ended, including withdrawn ones."""
         for ticket in self._tickets.values():
             if ticket.call is not None:
                 yield ticket.params
@@ -147,19 +147,19 @@ class Traffic:
         )
 
     def cancel(self, ticket: Ticket, now_s: float) -> None:
-        """Safe at any time, and twice."""
+        """Safe at any time; idempotent."""
         if self.registry.leave(ticket.stream, now_s):
             self._withdraw(ticket)
 
     def drain(self, now_s: float) -> None:
-        """Refuse what is new, end what is queued, let what was sent finish."""
+        """Reject new requests, end queued ones, let sent ones finish."""
         self.draining = True
-        error = error_from(ShuttingDownError("the engine is shutting down"))
+        error = error_from(ShuttingDownError("the server is shutting down"))
         for ticket in list(self._tickets.values()):
             if ticket.call is None:
                 self._fail(ticket, error, now_s)
 
-    # --- to the runtime --------------------------------------------------------------------------
+    # --- to the worker --------------------------------------------------------------------------
 
     def due(self, now_s: float) -> list[BatchCall]:
         return self.batcher.due(now_s) if self.epoch != NOWHERE else []
@@ -168,7 +168,7 @@ class Traffic:
         return self.batcher.wake_at_s() if self.epoch != NOWHERE else None
 
     def seal(self, call: BatchCall, now_s: float) -> list[GenerateParams]:
-        """Just before sending: who is really sent, with what is left of each deadline."""
+        """Just before sending: the requests to send, with the time left until each deadline."""
         sealed = []
         for entry in self.batcher.seal(call, now_s):
             ticket = self._tickets[entry.params.stream_id]
@@ -177,7 +177,7 @@ class Traffic:
         return sealed
 
     def take_cancels(self) -> list[str]:
-        """Streams that the runtime works on for nobody."""
+        """Streams that the worker should stop generating."""
         taken, self._cancels = self._cancels, []
         return taken
 
@@ -185,17 +185,17 @@ class Traffic:
     def has_cancels(self) -> bool:
         return bool(self._cancels)
 
-    # --- from the runtime ------------------------------------------------------------------------
+    # --- from the worker ------------------------------------------------------------------------
 
     def connected(self, epoch: int, *, batching: bool) -> None:
         self.epoch, self._refusal = epoch, None
         self.batcher.allow_batching(batching)
 
     def answered(self, call: BatchCall, items: list[BatchItem], now_s: float) -> None:
-        """Each request's own answer, in the order of the call."""
+        """One answer per request, in the order of the call."""
         if len(items) != len(call.entries):
             self.failed(
-                call, Error(code=StrettoError.code, message="the runtime answered another batch"), now_s
+                call, Error(code=StrettoError.code, message="the worker answered another batch"), now_s
             )
             return
         rejected = sum(item.error is not None or item.result is None for item in items)
@@ -213,12 +213,12 @@ class Traffic:
                     ticket.stream.wake()
 
     def _repeat_cancel(self, stream_id: str, call: BatchCall) -> None:
-        """Withdrawn before the runtime knew it, perhaps: say it again, now that it does."""
-        if self._withdrawn.pop(stream_id, None) is call and self._with_runtime:
+        """Repeat a cancellation that may have reached the worker before its request."""
+        if self._withdrawn.pop(stream_id, None) is call and self._has_worker:
             self._cancels.append(stream_id)
 
     def failed(self, call: BatchCall, error: Error, now_s: float) -> None:
-        """The call as a whole: refused, not answered in time, or answered with nonsense."""
+        """The whole call failed: rejected, timed out, or its answer was invalid."""
         self.batcher.answered(call, now_s, failed=True)
         for entry in call.entries:
             ticket = self._tickets.get(entry.params.stream_id)
@@ -240,9 +240,9 @@ class Traffic:
             self._withdraw(self._tickets[stream.id])
 
     def lost(self, now_s: float, *, others: Iterable[bytes] = ()) -> None:
-        """The runtime is gone. Nothing more comes from it; what did come before stays.
+        """The worker died. Output that already arrived is kept.
 
-        `others`: digests of calls at work that are no generations.
+        `others`: digests of other calls in flight (not generations).
         """
         self.epoch = NOWHERE
         self.quarantine.died([*map(self.quarantine.digest, self._in_flight()), *others], now_s)
@@ -268,7 +268,7 @@ class Traffic:
         self._admit(ticket, now_s)
 
     def give_up(self, error: Error, now_s: float) -> None:
-        """No runtime will come: end everyone, and refuse whoever comes until one does."""
+        """No worker will be available: end all requests, and reject new ones until a worker is up."""
         self._refusal = error
         for ticket in list(self._tickets.values()):
             self._fail(ticket, error, now_s)
@@ -279,12 +279,13 @@ class Traffic:
         for ticket in [
             one for one in self._suspects if one.deadline_s is not None and now_s >= one.deadline_s
         ]:
-            self._fail(ticket, error_from(DeadlineError("the deadline passed before it was its turn")), now_s)
+            late = DeadlineError("the deadline passed while the request was queued")
+            self._fail(ticket, error_from(late), now_s)
         if self._tried is not None and now_s >= self._trial_ends_s:
             self._trial_over(now_s, passed=False)
         self._try_next(now_s)
         for entry in self.batcher.expired(now_s):
-            late = DeadlineError("the deadline passed before the runtime could take the request")
+            late = DeadlineError("the deadline passed before a worker could accept the request")
             self._fail(self._tickets[entry.params.stream_id], error_from(late), now_s)
         for stream in self.registry.expire(now_s):
             self._withdraw(self._tickets[stream.id])
@@ -296,10 +297,10 @@ class Traffic:
         self.registry.fail(ticket.stream, error, now_s)
 
     def _withdraw(self, ticket: Ticket) -> None:
-        """Out of the queue, or out of the runtime."""
+        """Remove it from the queue, or cancel it in the worker."""
         self._close(ticket)
         stream_id = ticket.params.stream_id
-        if self.batcher.abort(stream_id) or ticket.call is None or not self._with_runtime:
+        if self.batcher.abort(stream_id) or ticket.call is None or not self._has_worker:
             return
         self._cancels.append(stream_id)
         if self.batcher.in_flight(ticket.call):
@@ -314,7 +315,7 @@ class Traffic:
             self.quarantine.end_trial(ticket.digest, passed=False)
 
     @property
-    def _with_runtime(self) -> bool:
+    def _has_worker(self) -> bool:
         return self.epoch != NOWHERE
 
     def _pause(self, tenant: str, now_s: float) -> None:
@@ -333,4 +334,4 @@ def _with_time_left(params: GenerateParams, deadline_s: float | None, now_s: flo
 
 
 def _no_answer() -> Error:
-    return Error(code=StrettoError.code, message="the runtime's answer names neither a result nor an error")
+    return Error(code=StrettoError.code, message="the worker's answer names neither a result nor an error")

@@ -1,7 +1,8 @@
-"""JSON-RPC calls to the runtime that is connected now: bounded, timed, and tried again where that is safe.
+"""JSON-RPC calls to the connected worker, with a limit, time-outs, and retries where they are safe.
 
-Only calls that change nothing are repeated (`Method.idempotent`). While no runtime is connected they wait
-for the next one; all others fail at once. Belongs to one event loop; knows nothing of requests or processes.
+Only idempotent calls are retried (`Method.idempotent`); while no worker is connected they wait for the next
+one, and all other calls fail immediately. Belongs to one event loop; knows nothing about requests or
+processes.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Transport:
         notified: Callable[[Notification], None],
         lost: Callable[[Exception | None], None],
     ) -> None:
-        """A runtime is there. `lost` is called once, when it no longer is."""
+        """Use this connection. `lost` is called once, when it breaks."""
         self._connection, self._notified, self._lost = connection, notified, lost
         self.breaker = CircuitBreaker()
         connection.open(
@@ -70,7 +71,7 @@ class Transport:
         self._attached.set()
 
     def detach(self) -> None:
-        """Close the connection without telling `lost`."""
+        """Close the connection without calling `lost`."""
         connection, self._lost = self._connection, lambda _error: None
         if connection is not None:
             self._closed(connection, None)
@@ -89,7 +90,7 @@ class Transport:
         for call in pending.values():
             call.timer.cancel()
             if not call.future.done():
-                call.future.set_exception(RuntimeLostError("the connection to the runtime broke"))
+                call.future.set_exception(RuntimeLostError("the connection to the worker broke"))
         self._lost(error)
 
     def _receive(self, connection: Connection, envelope: Received) -> None:
@@ -105,7 +106,7 @@ class Transport:
     def _answered(self, reply: Reply) -> None:
         call = self._pending.pop(reply.id, None) if isinstance(reply.id, int) else None
         if call is None:
-            self.metrics.stale_replies += 1  # answered twice, too late, or never asked
+            self.metrics.stale_replies += 1  # duplicate, late or unsolicited
             return
         call.timer.cancel()
         self.breaker.success()
@@ -119,9 +120,9 @@ class Transport:
     # --- calls -----------------------------------------------------------------------------------
 
     def send(self, method: str, params: Message, *, timeout_s: float | None = None) -> asyncio.Future[Any]:
-        """One call, sent now. The future brings the typed result, or the error that was answered.
+        """Send one call now. The future resolves to the typed result or the returned error.
 
-        A call that does not fit a frame raises TooLargeError; the connection and all other calls live on.
+        A call that does not fit a frame raises TooLargeError; the connection and other calls are unaffected.
         """
         loop = asyncio.get_running_loop()
         connection = self._admitted(loop.time())
@@ -132,7 +133,7 @@ class Transport:
         self.metrics.calls[method] = self.metrics.calls.get(method, 0) + 1
         try:
             connection.send(Call(call_id, method, params))
-        except Exception:  # it cannot be encoded, or does not fit a frame: nothing was sent
+        except Exception:  # not encodable or too large for a frame: nothing was sent
             del self._pending[call_id]
             timer.cancel()
             self.breaker.abandoned()
@@ -141,14 +142,14 @@ class Transport:
 
     def _admitted(self, now_s: float) -> Connection:
         if self._connection is None:
-            raise RuntimeUnavailableError("no runtime is connected")
+            raise RuntimeUnavailableError("no worker is connected")
         if len(self._pending) >= self._calls_max:
             self.metrics.refused += 1
-            raise RuntimeUnavailableError(f"{len(self._pending)} calls already wait for the runtime")
+            raise RuntimeUnavailableError(f"{len(self._pending)} calls to the worker are already pending")
         if not self.breaker.admit(now_s):
             self.metrics.refused += 1
             wait_s = self.breaker.retry_after_s(now_s)
-            raise RuntimeUnavailableError(f"the runtime did not answer lately; next try in {wait_s:.1f} s")
+            raise RuntimeUnavailableError(f"the worker has stopped answering; next attempt in {wait_s:.1f} s")
         return self._connection
 
     def _timed_out(self, call_id: int) -> None:
@@ -158,18 +159,18 @@ class Transport:
             return
         self.metrics.timeouts += 1
         self.breaker.failure(asyncio.get_running_loop().time())
-        call.future.set_exception(CallTimeoutError(f"the runtime did not answer {call.method} in time"))
+        call.future.set_exception(CallTimeoutError(f"the worker did not answer {call.method} in time"))
 
     async def call(
         self, method: str, params: Message, *, timeout_s: float | None = None, attempts: int = ATTEMPTS
     ) -> Any:
-        """A call to its end; tried again with jitter when it is idempotent and only the way failed."""
+        """Call and wait for the result; idempotent calls are retried with jitter after transport failures."""
         idempotent = METHODS[method].idempotent
         attempts = attempts if idempotent else 1
         for attempt in range(1, attempts + 1):
             try:
                 if idempotent:
-                    await self._runtime_comes(timeout_s or self._call_timeout_s)
+                    await self._wait_for_worker(timeout_s or self._call_timeout_s)
                 return await self.send(method, params, timeout_s=timeout_s)
             except (CallTimeoutError, RuntimeLostError):
                 if attempt == attempts:
@@ -178,17 +179,17 @@ class Transport:
             await asyncio.sleep(retry_delay_s(attempt))
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _runtime_comes(self, timeout_s: float) -> None:
+    async def _wait_for_worker(self, timeout_s: float) -> None:
         if self._connection is not None:
             return
         try:
             async with asyncio.timeout(timeout_s):
                 await self._attached.wait()
         except TimeoutError:
-            raise RuntimeUnavailableError("no runtime is connected") from None
+            raise RuntimeUnavailableError("no worker is connected") from None
 
 
 def retry_delay_s(attempt: int) -> float:
-    """100 ms, doubling, give or take a quarter, so that clients do not come back in step."""
+    """100 ms, doubling, with a jitter of 25 % so that clients do not retry in step."""
     jitter = random.uniform(0.75, 1.25)  # noqa: S311 (not a secret)
     return min(RETRY_S_MAX, RETRY_S * 2.0 ** (attempt - 1)) * jitter

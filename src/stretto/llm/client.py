@@ -37,15 +37,15 @@ from stretto.worker.loaded import Loaded
 from stretto.worker.loop import LoopStats
 from stretto.worker.model import Call, ModelRuntime, Prompt
 from stretto.worker.options import Options, parse
-from stretto.worker.output import Delta
+from stretto.worker.output import TextDelta
 
 Messages = Sequence[Mapping[str, Any]]
 TextOrTokens = str | Sequence[int]
-ANSWER_TOKENS = 1024  # where nobody said max_tokens: small models may ramble to the end of their window
+ANSWER_TOKENS = 1024  # default max_tokens: small models may ramble to the end of their window
 
 
 class LLM:
-    """A model that answers many callers at once.
+    """A loaded model that serves many callers concurrently.
 
     `model` is a path to a GGUF file, a name from the store, or nothing (the bundled SmolLM2). Every key of
     `stretto.yaml`'s model section is a keyword here: `n_seq_max=8, context_window=4096, cache="prefix", …`.
@@ -82,7 +82,7 @@ class LLM:
         return self._many([self._text_prompt(prompt) for prompt in texts], options)
 
     def stream(self, prompt: str | Messages, **options: Any) -> Stream:
-        """Deltas as they come: a list of messages is a chat, a string is continued."""
+        """Stream deltas: a list of messages is a chat, a string is continued."""
         return Stream(self._runtime, self._streamed(prompt, options))
 
     async def achat(
@@ -117,7 +117,7 @@ class LLM:
         normalize: bool = True,
         timeout_s: float | None = None,
     ) -> Embeddings:
-        """Vectors of texts (or of token ids): one row each. `truncate` cuts over-long inputs at that end."""
+        """Vectors of texts or token ids, one row each. `truncate`: the end at which long inputs are cut."""
         params = embed_params(
             inputs, dimensions=dimensions, truncate=truncate, normalize=normalize, timeout_s=timeout_s
         )
@@ -147,7 +147,7 @@ class LLM:
         raw_scores: bool = False,
         timeout_s: float | None = None,
     ) -> list[Ranked]:
-        """Documents by how well they answer the query, best first; scores are probabilities, unless raw."""
+        """Documents ranked by relevance to the query, best first; scores are probabilities unless raw."""
         params = rerank_params(
             query, documents, truncate=truncate, raw_scores=raw_scores, timeout_s=timeout_s
         )
@@ -169,13 +169,13 @@ class LLM:
         result = await self._vectors("does not score documents").arerank(params)
         return ranking_of(result, documents, top_n)
 
-    # --- looking ---------------------------------------------------------------------------------
+    # --- inspection ------------------------------------------------------------------------------
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         return self._tokenizer.encode(text, special)
 
     def chat_prompt_tokens(self, messages: str | Messages, tools: Messages | None = None) -> list[int]:
-        """The tokens that a conversation becomes, template included."""
+        """The tokens of a conversation, including the chat template."""
         return list(self._chat_prompt(messages, tools).tokens.tokens)
 
     def detokenize(self, tokens: Iterable[int]) -> str:
@@ -185,23 +185,23 @@ class LLM:
         return self._runtime.stats
 
     def pool_stats(self) -> PoolStats:
-        """What the contexts of an embedding model or a reranker did so far."""
+        """Statistics of the context pool of an embedding model or reranker."""
         return self._vectors("has no pool of contexts").stats
 
     def on_tick(self, callback: Callable[[TickMeasures], object]) -> Subscription[TickMeasures]:
-        """Call back after every tick, in order, on a thread of its own. Call what is returned to end it.
+        """Call `callback` after every tick, in order, on a separate thread. Call the result to unsubscribe.
 
-        A slow callback holds up nothing: beyond 1,024 that wait, ticks are dropped and counted (`dropped`).
+        A slow callback blocks nothing: beyond 1,024 pending ticks, ticks are dropped and counted (`dropped`).
         """
         return self._runtime.on_tick(callback)
 
     def on_request_done(self, callback: Callable[[RequestMeasures], object]) -> Subscription[Terminal]:
-        """Call back with the measurements of every request that ended, however it did; as `on_tick`."""
+        """Call `callback` with the measurements of every request at its end; otherwise like `on_tick`."""
         return self._runtime.on_request_done(lambda end: callback(measures_of(end)))
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """What was loaded, and where each choice came from."""
+        """What was loaded, and the origin of each setting."""
         return self._opened.description
 
     def close(self) -> None:
@@ -242,13 +242,13 @@ class LLM:
             return self._opened
         name, kind = (self._opened.description.get(key, "") for key in ("model", "kind"))
         raise UnsupportedByModelError(
-            f"{name or 'this'} is a {kind or 'text'} language model, its file names no pooling: it {failing}",
+            f"{name or 'this'} is a {kind or 'text'} language model without a pooling type: it {failing}",
             hint="name an embedding model, e.g. all-MiniLM-L6-v2, or a reranker",
         )
 
     @property
     def _window(self) -> int:
-        """Requests handed over at a time: enough to keep the slots busy, too few to be refused."""
+        """Requests submitted at a time: enough to fill the slots, few enough not to be rejected."""
         limits = self._runtime.limits
         return min(2 * limits.in_flight_max, limits.in_flight_max + limits.max_queue)
 
@@ -299,7 +299,7 @@ class LLM:
 
     def _one(self, prompt: Prompt, options: Mapping[str, Any]) -> Completion:
         if options.get("n") not in (None, 1):
-            raise InvalidRequestError("n is for generate and chat_many", hint="they answer with a list")
+            raise InvalidRequestError("n needs generate or chat_many", hint="they return a list")
         return self._many([prompt], options)[0]
 
     def _many(self, prompts: Sequence[Prompt], options: Mapping[str, Any]) -> list[Completion]:
@@ -315,9 +315,9 @@ class LLM:
         return completions
 
     def _run(self, calls: Sequence[Call], progress: Progress) -> list[Completion]:
-        """Hand calls over in order, a window at a time; collect deltas until each has its end."""
-        arrived: queue.SimpleQueue[tuple[int, Delta]] = queue.SimpleQueue()
-        deltas: list[list[Delta]] = [[] for _ in calls]
+        """Submit calls in order, a window at a time; collect deltas until each call has ended."""
+        arrived: queue.SimpleQueue[tuple[int, TextDelta]] = queue.SimpleQueue()
+        deltas: list[list[TextDelta]] = [[] for _ in calls]
         running: dict[int, str] = {}
         waiting = iter(enumerate(calls))
         left = len(calls)
@@ -340,5 +340,5 @@ class LLM:
         return [assemble(parts, index) for index, parts in enumerate(deltas)]
 
 
-def _numbered(arrived: queue.SimpleQueue[tuple[int, Delta]], index: int) -> Callable[[Delta], None]:
+def _numbered(arrived: queue.SimpleQueue[tuple[int, TextDelta]], index: int) -> Callable[[TextDelta], None]:
     return lambda delta: arrived.put((index, delta))

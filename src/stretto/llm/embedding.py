@@ -1,4 +1,4 @@
-"""Vectors and rankings as the SDK gives them: what `LLM.embed` and `LLM.rerank` take and return."""
+"""Arguments and results of `LLM.embed` and `LLM.rerank`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Truncate = Literal["", "left", "right"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embeddings:
-    """One row of `vectors` for each input, in order."""
+    """One row of `vectors` per input, in order."""
 
     vectors: NDArray[np.float32]
     prompt_tokens: int
@@ -41,7 +41,7 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One document of a ranking: its place in the list that was sent, and its score."""
+    """One ranked document: its index in the input list, and its score."""
 
     index: int
     score: float
@@ -69,7 +69,7 @@ def rerank_params(
     query: str, documents: Sequence[str], *, truncate: Truncate, raw_scores: bool, timeout_s: float | None
 ) -> RerankParams:
     if isinstance(documents, str):
-        raise InvalidRequestError("documents is a list of texts, not one text", hint="")
+        raise InvalidRequestError("documents must be a list of texts, not one text", hint="")
     return RerankParams(
         query=query,
         documents=list(documents),
@@ -87,7 +87,7 @@ def embeddings_of(result: EmbedResult) -> Embeddings:
 
 
 def ranking_of(result: RerankResult, documents: Sequence[str], top_n: int | None) -> list[Ranked]:
-    """Best first; equal scores keep the order in which they were sent."""
+    """Best first; equal scores keep the input order."""
     if top_n is not None and top_n < 1:
         raise InvalidRequestError(f"top_n must be 1 or more, not {top_n}", hint="")
     order = sorted(range(len(documents)), key=lambda index: -result.scores[index])
@@ -95,7 +95,7 @@ def ranking_of(result: RerankResult, documents: Sequence[str], top_n: int | None
 
 
 def _listed(inputs: Inputs) -> list[Any]:
-    """One text or one list of token ids is a list of one."""
+    """Wrap a single text or a single list of token ids in a list."""
     if isinstance(inputs, str):
         return [inputs]
     items: list[Any] = list(inputs)

@@ -1,4 +1,4 @@
-"""A progress bar for many prompts, on stderr; nothing where nobody looks."""
+"""A progress bar for many prompts, on stderr; hidden if stderr is not a terminal."""
 
 from __future__ import annotations
 

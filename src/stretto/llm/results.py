@@ -1,4 +1,4 @@
-"""What the SDK gives back: plain frozen values."""
+"""Results of the SDK: plain frozen values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stretto.core.tick import End
 from stretto.errors import StrettoError
-from stretto.worker.output import Delta
+from stretto.worker.output import TextDelta
 from stretto.worker.terminal_errors import error_of
 
 
@@ -20,7 +20,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds, counted from the moment the request was submitted."""
+    """Seconds since the request was submitted."""
 
     queue_wait_s: float
     ttft_s: float | None
@@ -46,7 +46,7 @@ class Completion:
         return self.text
 
 
-def assemble(deltas: Sequence[Delta], index: int = 0) -> Completion:
+def assemble(deltas: Sequence[TextDelta], index: int = 0) -> Completion:
     """All deltas of one stream as one answer. The last delta carries the end."""
     terminal = deltas[-1].end
     assert terminal is not None, "a stream without an end"

@@ -1,4 +1,4 @@
-"""Reading a stream: by iteration, in a thread or in an event loop. Leaving early cancels the request."""
+"""Streams of the SDK, synchronous and asynchronous. Closing a stream early cancels its request."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from types import TracebackType
 
 from stretto.llm.results import Completion, assemble
 from stretto.worker.model import Call, ModelRuntime
-from stretto.worker.output import Delta
+from stretto.worker.output import TextDelta
 
 
 class _Reading:
-    """What a reader has seen of one request, and whether it may still leave early."""
+    """Deltas read so far, and whether the request can still be cancelled."""
 
     def __init__(self, runtime: ModelRuntime) -> None:
         self._runtime = runtime
-        self._seen: list[Delta] = []
+        self._seen: list[TextDelta] = []
         self.completion: Completion | None = None
         self.request_id = ""
 
-    def take(self, delta: Delta) -> bool:
-        """Keeps a delta. False: it brought nothing but the end. An end by an error is raised."""
+    def take(self, delta: TextDelta) -> bool:
+        """Keep a delta. False if it carries only the end. Raises if the request failed."""
         self._seen.append(delta)
         if delta.end is None:
             return True
@@ -37,10 +37,10 @@ class _Reading:
 
 
 class Stream:
-    """Deltas of one request, as they come. `completion` is there once the last one has been read."""
+    """Deltas of one request as they arrive. `completion` is set once the last delta has been read."""
 
     def __init__(self, runtime: ModelRuntime, call: Call) -> None:
-        self._deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
+        self._deltas: queue.SimpleQueue[TextDelta] = queue.SimpleQueue()
         self._reading = _Reading(runtime)
         self.request_id = self._reading.request_id = runtime.start(call, self._deltas.put)
 
@@ -51,7 +51,7 @@ class Stream:
     def __iter__(self) -> Stream:
         return self
 
-    def __next__(self) -> Delta:
+    def __next__(self) -> TextDelta:
         if self.completion is not None:
             raise StopIteration
         delta = self._deltas.get()
@@ -60,7 +60,7 @@ class Stream:
         return delta
 
     def read(self) -> Completion:
-        """All of it."""
+        """Read to the end."""
         for _ in self:
             pass
         assert self.completion is not None
@@ -84,11 +84,11 @@ class Stream:
 
 
 class AsyncStream:
-    """The same in an event loop."""
+    """`Stream` for an event loop."""
 
     def __init__(self, runtime: ModelRuntime, call: Call) -> None:
         loop = asyncio.get_running_loop()
-        self._deltas: asyncio.Queue[Delta] = asyncio.Queue()
+        self._deltas: asyncio.Queue[TextDelta] = asyncio.Queue()
         self._reading = _Reading(runtime)
         sink = _into(loop, self._deltas.put_nowait)
         self.request_id = self._reading.request_id = runtime.start(call, sink)
@@ -100,7 +100,7 @@ class AsyncStream:
     def __aiter__(self) -> AsyncStream:
         return self
 
-    async def __anext__(self) -> Delta:
+    async def __anext__(self) -> TextDelta:
         if self.completion is not None:
             raise StopAsyncIteration
         try:
@@ -113,7 +113,7 @@ class AsyncStream:
         return delta
 
     async def read(self) -> Completion:
-        """All of it."""
+        """Read to the end."""
         async for _ in self:
             pass
         assert self.completion is not None
@@ -135,10 +135,10 @@ class AsyncStream:
             self.close()
 
 
-def _into(loop: asyncio.AbstractEventLoop, put: Callable[[Delta], None]) -> Callable[[Delta], None]:
-    """A sink for the output thread. A loop that is gone makes it raise, which cancels the request."""
+def _into(loop: asyncio.AbstractEventLoop, put: Callable[[TextDelta], None]) -> Callable[[TextDelta], None]:
+    """A sink for the output thread. It raises if the loop is closed, which cancels the request."""
 
-    def sink(delta: Delta) -> None:
+    def sink(delta: TextDelta) -> None:
         loop.call_soon_threadsafe(put, delta)
 
     return sink

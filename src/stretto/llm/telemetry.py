@@ -1,4 +1,4 @@
-"""What `LLM.on_tick` and `LLM.on_request_done` hand to callbacks: seed 003's measurements, by its names."""
+"""Measurements passed to the callbacks of `LLM.on_tick` and `LLM.on_request_done`, named as in seed 003."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["RequestMeasures", "Subscription", "TickMeasures", "measures_of"]
 
 @dataclass(frozen=True, slots=True)
 class RequestMeasures:
-    """One request that ended. Seconds count from its arrival; rates are tokens per second."""
+    """One ended request. Times are seconds since its arrival; rates are tokens per second."""
 
     request_id: str
     outcome: str  # finished | cancelled | failed | rejected

@@ -1,1 +1,1 @@
-"""What client and worker say to each other: messages and frames. Stands on nothing but errors."""
+"""The protocol between client and worker: messages, frames, connections. Depends only on errors."""

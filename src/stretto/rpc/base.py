@@ -1,4 +1,4 @@
-"""The base of every message between engine and runtime."""
+"""The base class of all messages between client and worker."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from msgspec import Struct
 
 
 class Message(Struct, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
-    """The base of everything that is sent. Unknown fields are an error."""
+    """Base class of all messages. Unknown fields are an error."""

@@ -1,7 +1,7 @@
-"""`batch_generate` off the wire: entries are read one by one where they cannot be read together.
+"""Decodes `batch_generate`; if it cannot be decoded as a whole, entry by entry.
 
-An entry of a wrong shape (an unknown field, a wrong type) becomes an error at its place; the others are
-served. What is wrong with the call itself still fails the call.
+An invalid entry (an unknown field, a wrong type) becomes an error in its position; the others are served.
+Errors in the call itself still fail the whole call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stretto.rpc import messages as m
 
 
 class ReadBatch(m.BatchGenerateParams):
-    """`requests` are the entries that can be read; `unreadable` the errors of the others, by their index."""
+    """`requests`: the valid entries; `unreadable`: errors of the others, by index."""
 
     unreadable: dict[int, m.Error] = field(default_factory=dict)
 
@@ -32,7 +32,7 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def read_batch(params: Any) -> m.BatchGenerateParams:
-    """Raises what msgspec raises where the call as a whole cannot be read."""
+    """Raises msgspec's error if the call as a whole is invalid."""
     try:
         return _together.decode(params)
     except _UNREADABLE:

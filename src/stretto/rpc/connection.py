@@ -1,7 +1,8 @@
-"""A connection between engine and runtime, as both ends see it: send envelopes, be called for what arrives.
+"""A connection between client and worker, seen from either end: sends envelopes, calls back for received
+ones.
 
-Two kinds: over an asyncio transport (Unix or TCP), which encodes, and a pair in memory, which passes the
-objects themselves. All calls belong to the event loop of the connection. Nothing here blocks.
+Two kinds: over an asyncio transport (Unix or TCP), which encodes, and an in-memory pair, which passes the
+objects themselves. All methods belong to the connection's event loop. Nothing here blocks.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from stretto.rpc.envelope import Call, Envelope, Received
 from stretto.rpc.frames import FRAME_BYTES_MAX, HEADER_BYTES, FrameDecoder, encode
 
 UNSENT_BYTES_MAX = 64 << 20
-LARGE_BYTES = 1 << 18  # calls of more than this are refused while much is on its way
+LARGE_BYTES = 1 << 18  # larger calls are rejected while much is unsent
 Receive = Callable[[Received], None]
 Closed = Callable[[Exception | None], None]
 
 
 @dataclass(slots=True)
 class Counters:
-    """Frames and bytes each way. In memory no bytes are counted: none are made."""
+    """Frames and bytes in each direction. In-memory connections count no bytes."""
 
     frames_sent: int = 0
     bytes_sent: int = 0
@@ -32,8 +33,9 @@ class Counters:
 
 
 class Connection(Protocol):
-    """Contract: nothing is received before `open`; order is kept; `closed` is called exactly once, with the
-    error that ended it or None; after it nothing is received; sending on a closed connection does nothing.
+    """Contract: nothing is received before `open`; order is preserved; `closed` is called exactly once, with
+    the error that ended the connection or None; nothing is received after it; sending when closed has no
+    effect.
     """
 
     counters: Counters
@@ -41,23 +43,23 @@ class Connection(Protocol):
     def open(self, receive: Receive, closed: Closed) -> None: ...
 
     def send(self, envelope: Envelope) -> None:
-        """Raises TooLargeError for what does not fit a frame, CapacityError for a large call while much is on
-        its way, and what encoding raises: nothing was sent then, and the connection is as it was.
+        """Raises TooLargeError if the envelope does not fit a frame, CapacityError for a large call while
+        much is unsent, and encoding errors. In these cases nothing is sent and the connection stays usable.
         """
 
     def close(self, error: Exception | None = None) -> None:
-        """Send what was queued, then end. With an error: end at once."""
+        """Send what is queued, then close. With an error: close immediately."""
 
     @property
     def is_closed(self) -> bool: ...
 
     @property
     def unsent_bytes(self) -> int:
-        """What the peer has not taken yet."""
+        """Bytes queued but not yet sent."""
 
 
 class StreamConnection(asyncio.Protocol):
-    """Over a transport. A peer that lets more than `unsent_bytes_max` pile up is cut off."""
+    """Over a transport. Closed if more than `unsent_bytes_max` bytes are unsent."""
 
     def __init__(
         self, *, frame_bytes_max: int = FRAME_BYTES_MAX, unsent_bytes_max: int = UNSENT_BYTES_MAX
@@ -85,20 +87,20 @@ class StreamConnection(asyncio.Protocol):
         if self._closing or self.transport is None:
             return
         frame = encode(envelope)
-        if len(frame) - HEADER_BYTES > self._frame_bytes_max:  # the peer would close the connection on it
+        if len(frame) - HEADER_BYTES > self._frame_bytes_max:  # the peer would close the connection
             raise TooLargeError(
                 f"a message of {len(frame)} bytes; at most {self._frame_bytes_max} fit one frame",
                 hint="ask for less at once, or raise runtime.frame_bytes_max",
             )
         if isinstance(envelope, Call) and len(frame) > LARGE_BYTES:
             waiting = self.unsent_bytes
-            if waiting and waiting + len(frame) > self._unsent_bytes_max // 2:  # the rest is for small ones
-                raise CapacityError(f"{waiting} bytes of other requests are on their way to the runtime")
+            if waiting and waiting + len(frame) > self._unsent_bytes_max // 2:  # the rest is for small calls
+                raise CapacityError(f"{waiting} bytes of other requests are still being sent to the worker")
         self.counters.frames_sent += 1
         self.counters.bytes_sent += len(frame)
         self.transport.write(frame)
         if self.unsent_bytes > self._unsent_bytes_max:
-            self.close(FrameError(f"the peer does not read: {self.unsent_bytes} bytes wait for it"))
+            self.close(FrameError(f"the peer does not read: {self.unsent_bytes} bytes are unsent"))
 
     def close(self, error: Exception | None = None) -> None:
         if self._closing:
@@ -118,7 +120,7 @@ class StreamConnection(asyncio.Protocol):
     # --- asyncio.Protocol ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are not a subclass
 
     def data_received(self, data: bytes) -> None:
         self.counters.bytes_received += len(data)

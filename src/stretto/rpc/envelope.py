@@ -1,7 +1,7 @@
-"""JSON-RPC 2.0: calls, replies and notifications as values, and the one table of methods with their types.
+"""JSON-RPC 2.0: calls, replies and notifications as values, and the table of methods with their types.
 
-An envelope carries a typed message in one process. Off the wire a reply's result is still raw JSON, because
-only the caller knows which method it answers: `result_of` makes it typed. Knows no sockets.
+Within one process an envelope carries a typed message. A reply from the wire still contains raw JSON, because
+only the caller knows which method it answers: `result_of` decodes it. Knows nothing about sockets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stretto.errors import FrameError
 from stretto.rpc import messages as m
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
-SERVER_ERROR = -32000  # everything of ours: `data.code` says what
+SERVER_ERROR = -32000  # all our errors: `data.code` is specific
 STREAM_BATCH, MODEL_PROGRESS, ENGINE_EVENTS = "stream.batch", "model.progress", "engine.events"
 _NUMBERS = {
     "bad_frame": INVALID_REQUEST,
@@ -29,7 +29,7 @@ CallId = int | str
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What a method takes and gives. `idempotent`: a client may send it again when no answer came."""
+    """Parameter and result types of a method. `idempotent`: safe to retry without an answer."""
 
     params: type[m.Message]
     result: type[m.Message]
@@ -38,7 +38,7 @@ class Method:
 
 METHODS: dict[str, Method] = {
     "runtime/authenticate": Method(m.AuthParams, m.Empty),
-    "runtime/info": Method(m.Empty, m.RuntimeInfo, idempotent=True),
+    "runtime/info": Method(m.Empty, m.WorkerInfo, idempotent=True),
     "model/load": Method(m.LoadParams, m.ModelResult),
     "model/unload": Method(m.LoadParams, m.Empty),
     "generate": Method(m.GenerateParams, m.GenerateResult),
@@ -68,7 +68,7 @@ class Call(Struct, frozen=True):
 
 
 class Reply(Struct, frozen=True):
-    """Either a result or an error. `result`: a message, or raw JSON off the wire; read it by `result_of`."""
+    """A result or an error. `result`: a message, or raw JSON from the wire; use `result_of`."""
 
     id: CallId
     result: m.Message | Raw | None = None
@@ -81,7 +81,7 @@ class Notification(Struct, frozen=True):
 
 
 class Malformed(Struct, frozen=True):
-    """A call that cannot be understood but whose id can be read: to be answered with the error."""
+    """An invalid call with a readable id: to be answered with the error."""
 
     id: CallId
     error: m.Error
@@ -101,7 +101,7 @@ class ErrorData(Struct, frozen=True, omit_defaults=True):
 
 
 class ErrorObject(Struct, frozen=True):
-    """An error as JSON-RPC wants it: the number is for its readers, ours read `data`."""
+    """A JSON-RPC error: `code` is the standard's number, `data` carries our error code."""
 
     code: int
     message: str
@@ -127,4 +127,4 @@ def result_of(method: str, reply: Reply) -> Any:
     try:
         return msgspec.json.decode(reply.result, type=METHODS[method].result)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise FrameError(f"the answer to {method} cannot be read: {error}") from None
+        raise FrameError(f"the answer to {method} cannot be decoded: {error}") from None

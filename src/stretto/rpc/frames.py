@@ -1,7 +1,8 @@
 """Frames: four bytes of length (big-endian), then one JSON-RPC envelope as JSON.
 
-The decoder trusts nobody: lengths are bounded before a byte is kept, and what is not a message ends in a
-`FrameError` (close the connection) or, where the id of a call can still be read, in a `Malformed` to answer.
+The decoder does not trust its input: lengths are checked before anything is buffered, and an invalid message
+raises `FrameError` (close the connection) or, if the id of the call can still be read, yields a `Malformed`
+to answer.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ID_CHARS_MAX = 128
 
 
 class _Wire(Struct, omit_defaults=True):
-    """Every kind of envelope as it is written; which one it is shows in what is there."""
+    """Any kind of envelope on the wire, distinguished by the fields present."""
 
     jsonrpc: str = ""
     id: CallId | UnsetType = UNSET
@@ -133,7 +134,7 @@ def _malformed(call_id: CallId, error: StrettoError) -> Malformed:
 
 
 class FrameDecoder:
-    """Bytes in as they come, messages out. After a FrameError it must not be fed again."""
+    """Incremental decoder: bytes in, messages out. Not usable after a FrameError."""
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._frame_bytes_max = frame_bytes_max
@@ -155,7 +156,7 @@ class FrameDecoder:
         return found
 
     def _frame_end(self, at: int) -> int | None:
-        """Where the frame that begins at `at` ends; None while it is not complete."""
+        """End of the frame that starts at `at`; None while it is incomplete."""
         if len(self._buffer) - at < HEADER_BYTES:
             return None
         length = int.from_bytes(self._buffer[at : at + HEADER_BYTES], "big")

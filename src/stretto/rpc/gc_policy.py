@@ -1,8 +1,8 @@
-"""Keeps Python's cyclic collector from stopping an event loop for long, in both kinds of processes.
+"""Keeps Python's cyclic garbage collector from pausing the event loop, in server and worker processes.
 
-By default it looks at everything that is alive after some ten thousand new objects: with a few thousand open
-streams that stops the loop for 30 to 70 ms, several times a second under load. Our own objects form no
-cycles, so there is little for it to find; young ones are still looked at, old ones hardly ever.
+By default a full collection runs after some ten thousand new objects: with a few thousand open streams that
+pauses the loop for 30 to 70 ms, several times a second under load. Our own objects form no cycles, so there
+is little to collect; the young generation is still collected, the old one rarely.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MIDDLE_ROUNDS = 100
 
 
 def settle() -> None:
-    """Call once everything is imported and loaded: what exists then is never looked at again."""
+    """Call after everything is imported and loaded: existing objects are excluded from collection."""
     return_large_blocks()
     gc.collect()
     gc.freeze()

@@ -1,8 +1,8 @@
-"""Gives memory back to the system once it is free, instead of keeping it for later.
+"""Returns freed memory to the system.
 
-By default glibc serves blocks of megabytes from its heap once some were freed, and a small block above them
-then keeps them resident. A fixed threshold makes every large block a mapping of its own, which is
-returned when it is freed: a burst of large bodies leaves nothing behind.
+By default glibc raises its mmap threshold once large blocks are freed and then serves them from its heap,
+where a small block above them keeps them resident. With a fixed threshold every large block is its own
+mapping and is returned when freed, so a burst of large bodies leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def return_large_blocks() -> bool:
-    """Call once in a process. False where the C library is not glibc: nothing is changed then."""
+    """Call once per process. False, without effect, if the C library is not glibc."""
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         return bool(
@@ -26,7 +26,7 @@ def return_large_blocks() -> bool:
 
 
 def trim() -> bool:
-    """Return the free pages between blocks that are in use, too. Takes milliseconds: after a burst only."""
+    """Also return free pages between used blocks. Takes milliseconds: call it after a burst only."""
     with contextlib.suppress(OSError, AttributeError):
         return bool(ctypes.CDLL(None).malloc_trim(0))
     return False

@@ -1,17 +1,17 @@
-"""How a runtime shows that it lives, without a call: a small file mapped by it and by its supervisor.
+"""A worker's heartbeat: a small file mapped by the worker and its supervisor, so no call is needed.
 
     offset  size  what
     0       8     magic "STRETTO1"
     8       4     pid of the writer
     12      4     unused
-    16      8     when the RPC loop last beat, ns of the monotonic clock (the same for all processes)
+    16      8     last beat of the RPC loop, ns of the monotonic clock (shared by all processes)
     64 + 64·i     loop i, at most LOOPS_MAX:
-      +0    8     state: 0 unused, 1 resting, 2 working
+      +0    8     state: 0 unused, 1 idle, 2 working
       +8    8     steps done
-      +16   8     when it last began or ended a step, ns
+      +16   8     when it last started or finished a step, ns
 
-A loop that rests does not beat and need not; one that works and has not beaten for long hangs. Every field is
-aligned and written whole, so a reader never sees half of one.
+An idle loop does not beat; a working loop that has not beaten for long hangs. Every field is aligned and
+written atomically, so a reader never sees a torn value.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Heartbeat:
     loops: tuple[LoopBeat, ...]
 
     def hung(self, now_s: float, *, step_s_max: float, rpc_s_max: float) -> str:
-        """What hangs, in words; empty when all is well."""
+        """What hangs, as text; empty if nothing does."""
         if self.rpc_beat_s and now_s - self.rpc_beat_s > rpc_s_max:
-            return f"the runtime has answered nothing for {now_s - self.rpc_beat_s:.1f} s"
+            return f"the worker's RPC loop has not run for {now_s - self.rpc_beat_s:.1f} s"
         for loop in self.loops:
             if loop.working and now_s - loop.beat_s > step_s_max:
                 return f"loop {loop.index} has been in step {loop.steps} for {now_s - loop.beat_s:.1f} s"
@@ -59,7 +59,7 @@ class Heartbeat:
 
 
 class HeartbeatWriter:
-    """The runtime's side. Loops beat from their own threads; each writes its own record only."""
+    """The worker's side. Loops beat from their own threads; each writes only its own record."""
 
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -78,7 +78,7 @@ class HeartbeatWriter:
         _U64.pack_into(self._map, _RPC, time.monotonic_ns())
 
     def take(self) -> int | None:
-        """A record for a new loop; None when all are taken (that loop is then not watched)."""
+        """A record for a new loop; None if all are taken (the loop is then not supervised)."""
         with self._lock:
             free = next((index for index in range(LOOPS_MAX) if index not in self._taken), None)
             if free is not None:
@@ -96,14 +96,14 @@ class HeartbeatWriter:
 
 
 class HeartbeatReader:
-    """The supervisor's side: maps a file that a runtime has made, or will."""
+    """The supervisor's side: maps the file once the worker has created it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._map: mmap.mmap | None = None
 
     def read(self) -> Heartbeat | None:
-        """None until the runtime has begun to beat."""
+        """None until the first beat."""
         if self._map is None and not self._open():
             return None
         assert self._map is not None

@@ -1,8 +1,8 @@
-"""The messages between engine and runtime, as typed values.
+"""The messages between client and worker, as typed values.
 
-Calls name a method and carry one of the `…Params`; answers carry the matching `…Result`, or an `Error`.
-Tokens travel the other way, in `StreamBatch`: one notification a tick for all streams of a connection.
-Only the socket transport encodes; in one process the values themselves are passed.
+Calls name a method and carry one of the `…Params`; answers carry the matching `…Result` or an `Error`. Output
+is sent as `StreamBatch`: one notification per tick for all streams of a connection. Only the socket transport
+encodes; within one process the values themselves are passed.
 """
 
 # ruff: noqa: PLC0414 - an alias to the same name is how a module passes a name on
@@ -49,7 +49,7 @@ class Guidance(Message):
 
 
 class ToolUse(Message):
-    """Tools that were offered, and how the model may use them."""
+    """The tools offered, and how the model may use them."""
 
     tools: list[dict[str, Any]]
     choice: str | dict[str, Any] = "auto"  # none | auto | required | {type: function, function: {name}}
@@ -59,40 +59,41 @@ class ToolUse(Message):
 class GenerateParams(Message):
     """One generation. Exactly one of `messages`, `prompt`, `tokens` and `pieces` is given.
 
-    `sampling` holds the names of `core.request.SamplingParams` (but max_tokens, stop_token_ids and grammar);
-    what is left out gets the runtime's default. `deadline_ms` counts from when the runtime reads the call.
+    `sampling` takes the fields of `core.request.SamplingParams` except max_tokens, stop_token_ids and
+    grammar; missing fields get the worker's defaults. `deadline_ms` counts from when the worker reads the
+    call.
     """
 
     stream_id: str
-    model_id: str = ""  # "": the only one, or the default
+    model_id: str = ""  # "": the default model
     messages: list[dict[str, Any]] | None = None
     prompt: str | None = None
     tokens: list[int] | None = None
-    pieces: list[str | int] | None = None  # one prompt of texts and token ids, in turns
+    pieces: list[str | int] | None = None  # one prompt made of texts and token ids
     tool_use: ToolUse | None = None
     template_options: dict[str, Any] = field(default_factory=dict)  # e.g. enable_thinking
-    continue_final: bool = False  # the last message is the beginning of the answer
+    continue_final: bool = False  # the last message is the start of the answer
     add_generation_prompt: bool = True
-    truncate_prompt_tokens: int | None = None  # keep the last so many; -1: as many as the window holds
-    truncate_messages: bool = False  # leave out the oldest messages where all are too long
+    truncate_prompt_tokens: int | None = None  # keep the last n tokens; -1: as many as fit the window
+    truncate_messages: bool = False  # drop the oldest messages if the conversation is too long
     sampling: dict[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     stops: list[str] = field(default_factory=list)
     stop_token_ids: list[int] = field(default_factory=list)
     guidance: Guidance | None = None
-    bias_texts: list[tuple[str, float]] = field(default_factory=list)  # logit_bias of every token of a text
-    show_control: bool = False  # control tokens that are generated are part of the text
-    include_stop: bool = False  # the stop string that came is part of the text
-    progress: bool = False  # tell how much of the prompt is computed
-    draft_model: str = ""  # reserved: refused by name
+    bias_texts: list[tuple[str, float]] = field(default_factory=list)  # logit_bias for every token of a text
+    show_control: bool = False  # include generated control tokens in the text
+    include_stop: bool = False  # include the matched stop string in the text
+    progress: bool = False  # report prefill progress
+    draft_model: str = ""  # reserved: rejected
     priority: PriorityName = "default"
     tenant: str = ""
     cache_salt: str = ""
     deadline_ms: float | None = None
     fork_of: str = ""  # stream id of a generation with the same prompt (n > 1)
-    echo_tokens: bool = False  # send token ids beside the text
-    streamed: bool = False  # somebody reads the text as it comes
-    request_id: str = ""  # of the caller's request, for logs and traces; several streams may share it
+    echo_tokens: bool = False  # send token ids with the text
+    streamed: bool = False  # the caller reads the text while it is generated
+    request_id: str = ""  # the HTTP request's id, for logs and traces; streams may share it
 
     @property
     def guidance_mode(self) -> str:
@@ -100,14 +101,14 @@ class GenerateParams(Message):
 
 
 class GenerateResult(Message):
-    """The generation was taken in: its tokens come as `stream.batch`, and so does its end."""
+    """The generation was accepted: its tokens and its end follow in `stream.batch`."""
 
     stream_id: str
     prompt_tokens: int
 
 
 class Error(Message):
-    """A failure as it is sent: `code` is one of stretto.errors."""
+    """An error message; `code` is one of stretto.errors."""
 
     code: str
     message: str
@@ -116,7 +117,7 @@ class Error(Message):
 
 
 class BatchGenerateParams(Message):
-    """`rpc.batches` reads it off the wire entry by entry: one of a wrong shape fails alone."""
+    """`rpc.batches` decodes it entry by entry, so that an invalid entry fails alone."""
 
     requests: list[GenerateParams]
 
@@ -136,9 +137,9 @@ class CancelParams(Message):
 
 
 class ToolCallDelta(Message):
-    """A tool call, or a part of it: the first part has the name, the last one is `done`.
+    """A tool call or part of one: the first part has the name, the last one is `done`.
 
-    `arguments` is a string of JSON, or the next piece of one.
+    `arguments` is a JSON string, or the next piece of it.
     """
 
     index: int
@@ -148,7 +149,7 @@ class ToolCallDelta(Message):
 
 
 class TokenLogprob(Message):
-    """One generated token, its log-probability, and the likeliest ones in its place."""
+    """One generated token, its log-probability, and the most likely alternatives."""
 
     token: str
     token_id: int
@@ -165,7 +166,7 @@ class Usage(Message):
 
 
 class Timing(Message):
-    """Seconds from arrival, measured where the work happens. Not `admitted`: it never had a slot."""
+    """Seconds since arrival, measured in the worker. Not `admitted`: it never had a slot."""
 
     queue_wait_s: float = 0.0
     ttft_s: float | None = None
@@ -175,7 +176,7 @@ class Timing(Message):
 
 
 class StreamStart(Message):
-    """A stream has its first slot. Sent before its prompt is computed, so that whatever ends it is timed."""
+    """A stream got its first slot. Sent before its prefill, so that every end has a queue time."""
 
     stream_id: str
     queue_wait_s: float
@@ -184,7 +185,7 @@ class StreamStart(Message):
 
 
 class StreamEnd(Message):
-    """The last word on a stream. `finish_reason`: stop | length | tool_calls | cancelled | error."""
+    """The end of a stream. `finish_reason`: stop | length | tool_calls | cancelled | error."""
 
     stream_id: str
     finish_reason: str
@@ -195,32 +196,32 @@ class StreamEnd(Message):
 
 
 class PromptProgress(Message):
-    """How much of a prompt is computed; `cached` of it was found in a cache."""
+    """Prefill progress; `cached` tokens came from the prefix cache."""
 
     computed: int
     total: int
     cached: int = 0
-    time_s: float = 0.0  # since the request was taken in
+    time_s: float = 0.0  # since the request was accepted
 
 
 class StreamBatch(Message):
-    """What one tick brought to all streams of a connection. Columns: `texts[i]` belongs to `streams[i]`.
+    """Output of one tick for all streams of a connection. Columns: `texts[i]` belongs to `streams[i]`.
 
-    `starts` come in a batch of their own, before the pass of the tick that admitted them.
+    `starts` are sent in a separate batch, before the pass of the tick that admitted them.
 
-    The sparse parts are keyed by the stream id. Ends come after the texts of the same batch.
+    Sparse parts are keyed by stream id. Ends apply after the texts of the same batch.
     """
 
     streams: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)  # tokens behind each text
+    counts: list[int] = field(default_factory=list)  # tokens of each text
     reasoning: dict[str, str] = field(default_factory=dict)
     tool_calls: dict[str, list[ToolCallDelta]] = field(default_factory=dict)
     logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
-    tokens: dict[str, list[int]] = field(default_factory=dict)  # only where echo_tokens was asked
+    tokens: dict[str, list[int]] = field(default_factory=dict)  # only with echo_tokens
     starts: list[StreamStart] = field(default_factory=list)
     prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
-    """Of the prompt's tokens in their order; the first has none, and says 0."""
+    """Log-probabilities of the prompt's tokens, in order; 0 for the first, which has no context."""
     progress: dict[str, PromptProgress] = field(default_factory=dict)
     ends: list[StreamEnd] = field(default_factory=list)
 
@@ -228,14 +229,14 @@ class StreamBatch(Message):
 class TokenizeParams(Message):
     model_id: str = ""
     text: str | None = None
-    messages: list[dict[str, Any]] | None = None  # counted with the template
+    messages: list[dict[str, Any]] | None = None  # rendered with the template
     tools: list[dict[str, Any]] | None = None
     template_options: dict[str, Any] = field(default_factory=dict)
     continue_final: bool = False
     add_generation_prompt: bool = True
     special: bool = False
     tenant: str = ""
-    call_id: str = ""  # by which `cancel` ends it
+    call_id: str = ""  # for `cancel`
 
 
 class TokenizeResult(Message):
@@ -246,7 +247,7 @@ class DetokenizeParams(Message):
     tokens: list[int]
     model_id: str = ""
     tenant: str = ""
-    call_id: str = ""  # by which `cancel` ends it
+    call_id: str = ""  # for `cancel`
 
 
 class DetokenizeResult(Message):
@@ -254,7 +255,7 @@ class DetokenizeResult(Message):
 
 
 class TokenCall(Message):
-    """One entry of `batch_tokenize`: exactly one of the two."""
+    """One entry of `batch_tokenize`: exactly one of the two fields."""
 
     tokenize: TokenizeParams | None = None
     detokenize: DetokenizeParams | None = None
@@ -265,7 +266,7 @@ class BatchTokenizeParams(Message):
 
 
 class TokenAnswer(Message):
-    """What the entry's own call would have answered."""
+    """The answer that a separate call would have returned."""
 
     tokens: list[int] | None = None
     text: str | None = None
@@ -277,7 +278,7 @@ class BatchTokenizeResult(Message):
 
 
 class EmbedParams(Message):
-    inputs: Sequence[str | list[int]]  # texts, or their tokens
+    inputs: Sequence[str | list[int]]  # texts or token ids
     model_id: str = ""
     dimensions: int | None = None
     truncate: Literal["", "left", "right"] = ""
@@ -285,11 +286,11 @@ class EmbedParams(Message):
     priority: PriorityName = "default"
     tenant: str = ""
     deadline_ms: float | None = None
-    call_id: str = ""  # by which `cancel` ends it
+    call_id: str = ""  # for `cancel`
 
 
 class EmbedResult(Message):
-    """`vectors`: little-endian float32, one after the other."""
+    """`vectors`: little-endian float32, concatenated."""
 
     vectors: bytes
     width: int
@@ -305,7 +306,7 @@ class RerankParams(Message):
     priority: PriorityName = "default"
     tenant: str = ""
     deadline_ms: float | None = None
-    call_id: str = ""  # by which `cancel` ends it
+    call_id: str = ""  # for `cancel`
 
 
 class RerankResult(Message):
@@ -314,7 +315,7 @@ class RerankResult(Message):
 
 
 class ModelInfo(Message):
-    """A model that the runtime serves or could serve."""
+    """A model that the worker serves or can load."""
 
     id: str
     kind: str = ""  # dense | moe | hybrid | recurrent | embedding | reranker
@@ -324,7 +325,7 @@ class ModelInfo(Message):
     backend: str = ""
     slots: int = 0
     context_window: int = 0
-    text_bound: TextBound | None = None  # None: texts are not bounded by their bytes
+    text_bound: TextBound | None = None  # None: no bound from the length in bytes
     memory_bytes: int = 0
     description: dict[str, Any] = field(default_factory=dict)
     vocabulary: dict[str, Any] = field(
@@ -332,7 +333,7 @@ class ModelInfo(Message):
     )  # bos_token, eos_token, vocab_size, chat_template
 
 
-class RuntimeInfo(Message):
+class WorkerInfo(Message):
     version: str
     protocol: int
     pid: int
@@ -345,7 +346,7 @@ class LoadParams(Message):
 
 
 class LoadProgress(Message):
-    """Notification `model.progress` while a model is prepared and loaded."""
+    """Notification `model.progress`, while a model is prepared and loaded."""
 
     model_id: str
     stage: str
@@ -353,11 +354,11 @@ class LoadProgress(Message):
 
 
 class Empty(Message):
-    """No parameters, or nothing to say."""
+    """No parameters or no result."""
 
 
 class AuthParams(Message):
-    """The first call on a TCP connection: what the token file says."""
+    """The first call on a TCP connection: the content of the token file."""
 
     token: str
 
@@ -367,24 +368,24 @@ class ModelResult(Message):
 
 
 class WatchParams(Message):
-    """Ask for `engine.events` notifications (the dashboard); `enabled: false` ends them."""
+    """Subscribe to `engine.events` notifications (the dashboard); `enabled: false` unsubscribes."""
 
     enabled: bool = True
 
 
 def error_from(failure: BaseException) -> Error:
-    """An exception as it is sent. What is not ours is an internal error without details."""
+    """The message for an exception. Foreign exceptions become an internal error without details."""
     from stretto.errors import StrettoError
 
     if isinstance(failure, StrettoError):
         return Error(
             code=failure.code, message=failure.message, hint=failure.hint, retryable=failure.retryable
         )
-    return Error(code=StrettoError.code, message="something broke inside the runtime; its log says what")
+    return Error(code=StrettoError.code, message="internal error in the worker; see its log")
 
 
 def raise_error(error: Error) -> None:
-    """The exception behind a message, raised."""
+    """Raise the exception that a message describes."""
     raise exception_of(error)
 
 

@@ -1,7 +1,8 @@
-"""Where engine and runtime meet: a Unix socket that only its owner reaches, or loopback TCP with a token.
+"""Sockets between client and worker: a Unix socket accessible only to its owner, or loopback TCP with a
+token.
 
-Directory 0700, socket 0600, and the peer's uid asked of the kernel. Over TCP the first call must bring the
-token that lies in a file of mode 0600; the runtime checks it (`token_matches`).
+Directory 0700, socket 0600, and the peer's uid verified through the kernel. Over TCP the first call must
+carry the token from a file of mode 0600; the worker checks it (`token_matches`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ async def serve_unix(
     unsent_bytes_max: int = UNSENT_BYTES_MAX,
     uid_allowed: int | None = None,
 ) -> asyncio.Server:
-    """Listen at `path`; `accepted` gets connections of our own user only."""
+    """Listen at `path`; `accepted` gets only connections of the same user."""
     private_directory(path.parent)
     path.unlink(missing_ok=True)
     uid = os.getuid() if uid_allowed is None else uid_allowed
@@ -51,7 +52,7 @@ async def serve_tcp(
     frame_bytes_max: int = FRAME_BYTES_MAX,
     unsent_bytes_max: int = UNSENT_BYTES_MAX,
 ) -> asyncio.Server:
-    """Listen on loopback. Whoever connects must authenticate: the kernel does not say who it is."""
+    """Listen on loopback. Peers must authenticate, because the kernel does not identify them."""
     return await asyncio.get_running_loop().create_server(
         lambda: _Accepting(accepted, frame_bytes_max, unsent_bytes_max, None), LOOPBACK, port
     )
@@ -73,7 +74,7 @@ async def connect_tcp(port: int, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> S
 
 
 class _Accepting(StreamConnection):
-    """A server's end: looks at the peer before anybody hears of it."""
+    """A server's end: verifies the peer before the connection is used."""
 
     def __init__(
         self,
@@ -89,13 +90,13 @@ class _Accepting(StreamConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         if self._uid_allowed is not None and peer_uid(transport) != self._uid_allowed:
-            self.close(PeerRefusedError("another user's process"))
+            self.close(PeerRefusedError("the peer is a process of another user"))
             return
         self._accepted(self)
 
 
 def peer_uid(transport: asyncio.BaseTransport) -> int | None:
-    """Whose process is at the other end; None where the kernel does not tell."""
+    """Uid of the peer process; None if the kernel does not provide it."""
     found = transport.get_extra_info("socket")
     if found is None or not hasattr(socket, "SO_PEERCRED"):
         return None
@@ -104,17 +105,17 @@ def peer_uid(transport: asyncio.BaseTransport) -> int | None:
 
 
 def private_directory(path: Path) -> None:
-    """Make it with mode 0700, or refuse one that others can enter."""
+    """Create it with mode 0700, or reject one that other users can enter."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.stat()
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise PeerRefusedError(
-            f"others can reach {path}", hint="give a directory of your own with mode 0700 for the socket"
+            f"other users can access {path}", hint="use your own directory with mode 0700 for the socket"
         )
 
 
 def write_token(path: Path) -> str:
-    """A new token, in a file that only its owner reads."""
+    """Write a new token to a file of mode 0600."""
     token = secrets.token_hex(TOKEN_BYTES)
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -125,10 +126,10 @@ def write_token(path: Path) -> str:
 def read_token(path: Path) -> str:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
-        raise PeerRefusedError(f"others can read {path}", hint="chmod 600 the token file")
+        raise PeerRefusedError(f"other users can read {path}", hint="chmod 600 the token file")
     token = path.read_text(encoding="ascii").strip()
     if len(token) < TOKEN_BYTES:
-        raise PeerRefusedError(f"{path} holds no token", hint=f"write at least {TOKEN_BYTES} characters")
+        raise PeerRefusedError(f"{path} contains no token", hint=f"write at least {TOKEN_BYTES} characters")
     return token
 
 
@@ -137,7 +138,7 @@ def token_matches(given: str, expected: str) -> bool:
 
 
 def _private_listener(path: Path) -> socket.socket:
-    """Bound with mode 0600 from its first moment: there is no instant at which others could connect."""
+    """Created with mode 0600, so that other users can never connect."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:

@@ -1,4 +1,4 @@
-"""What a runtime tells about itself: counters and histograms when asked, ticks while a page watches."""
+"""Telemetry messages of a worker: counters and histograms on request, ticks for the dashboard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stretto.rpc.base import Message
 
 
 class SlotInfo(Message):
-    """One slot as telemetry shows it: seed 001's states idle | prefilling | generating."""
+    """One slot; states as in seed 001: idle | prefilling | generating."""
 
     index: int
     state: str
@@ -22,7 +22,7 @@ class SlotInfo(Message):
 
 
 class HistogramStats(Message):
-    """Observations at or below each edge and above the one before it; one more count for those above all."""
+    """Observations per bucket, by upper edge; the last count is for values above all edges."""
 
     edges: list[float]
     counts: list[int]
@@ -30,7 +30,7 @@ class HistogramStats(Message):
 
 
 class ModelStats(Message):
-    """A look at one model's loop, at most a tick old."""
+    """Statistics of one model's loop, at most one tick old."""
 
     model_id: str
     ticks: int = 0
@@ -49,21 +49,21 @@ class ModelStats(Message):
     threads: int = 0  # that compute a pass now; 0 where the backend has none
     busy: bool = False
     slot_table: list[SlotInfo] = field(default_factory=list)
-    events: dict[str, int] = field(default_factory=dict)  # how often each event of core.event_names happened
+    events: dict[str, int] = field(default_factory=dict)  # count per event of core.event_names
     histograms: dict[str, HistogramStats] = field(default_factory=dict)  # seed 003's measurements
 
 
 class BatchTelemetry(Message):
-    """The `batch_generate` calls of a runtime since it started. Groups: models (and drafts) per call."""
+    """`batch_generate` calls since the worker's start. Groups: models (and drafts) per call."""
 
     calls: int = 0
     requests: int = 0
     groups: int = 0
-    refused: int = 0  # requests, whatever the reason
-    unreadable: int = 0  # of these, entries of a wrong shape
+    refused: int = 0  # requests, for any reason
+    unreadable: int = 0  # of these, invalid entries
     size_last: int = 0
     size_max: int = 0
-    seconds: float = 0.0  # from reading the call to its answer, of all calls together
+    seconds: float = 0.0  # from reading a call to its answer, summed
     seconds_last: float = 0.0
 
 
@@ -85,11 +85,11 @@ class TickSpan(Message):
 
 
 class TickEvent(Message):
-    """One tick as the dashboard draws it."""
+    """One tick, for the dashboard."""
 
     model_id: str
     tick: int
-    at_s: float  # the runtime's monotonic clock
+    at_s: float  # the worker's monotonic clock
     eval_s: float
     spans: list[TickSpan] = field(default_factory=list)
     active_slots: int = 0
@@ -102,6 +102,6 @@ class TickEvent(Message):
 
 
 class EngineEvents(Message):
-    """Notification `engine.events`: a few ticks at a time, at most 20 times a second."""
+    """Notification `engine.events`: several ticks at a time, at most 20 times a second."""
 
     ticks: list[TickEvent]

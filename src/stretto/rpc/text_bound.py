@@ -1,30 +1,30 @@
-"""How few tokens a text can become, known without its vocabulary: a text that cannot fit is not sent at all.
+"""A lower bound on the number of tokens of a text, without a tokenizer: texts that cannot fit are not sent.
 
-The runtime announces a bound with each model (`ModelInfo.text_bound`); the engine applies it.
+The worker announces a bound with each model (`ModelInfo.text_bound`); the client applies it.
 """
 
 from __future__ import annotations
 
 from stretto.rpc.base import Message
 
-TOKENS_MAX = 1 << 17  # of one tokenize or detokenize, or the model's window where that is larger
+TOKENS_MAX = 1 << 17  # of one tokenize or detokenize call; at least the model's window
 
 _SLICE_CHARS = 1 << 16
 
 
 class TextBound(Message):
-    """`tokens_max`: the window. `uncounted`: bytes that may become no token."""
+    """`tokens_max`: the window. `uncounted`: bytes that may yield no token."""
 
     tokens_max: int
     token_bytes_max: int  # of the longest token
     uncounted: bytes = b""
 
     def tokens_at_least(self, text: str) -> int:
-        """Never more than the tokenizer makes of the text."""
+        """Never more than the tokenizer's count."""
         return -(-self._counted(text) // self.token_bytes_max)
 
     def exceeds(self, text: str, tokens: int) -> int:
-        """At least so many tokens, or 0 where the text may fit. Looks at no more of it than it needs."""
+        """A lower bound on the tokens, or 0 if the text may fit. Reads no more of it than needed."""
         size = 0
         for start in range(0, len(text), _SLICE_CHARS):
             size += self._counted(text[start : start + _SLICE_CHARS])

@@ -1,1 +1,1 @@
-"""The HTTP server: wire formats, who may call, and what operators see. Knows nothing of scheduling."""
+"""The HTTP server: wire formats, access control, operations. Knows nothing about scheduling."""

@@ -1,7 +1,7 @@
-"""The application: every route and every layer around them, put together in one place.
+"""The application: all routes and the middleware around them.
 
-Knows the engine only by its protocol, so that tests and the SDK can bring their own. Whoever runs the server
-starts and closes the engine; here it is only used.
+Uses the worker only through the `WorkerClient` protocol, so tests can pass their own. The caller starts and
+closes the client.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stretto import __version__
-from stretto.client.api import EngineApi
+from stretto.client.api import WorkerClient
 from stretto.errors import InvalidRequestError, StrettoError, UnknownRouteError, WrongMethodError
 from stretto.server.anthropic import messages as anthropic_messages
 from stretto.server.catalog import Catalog
@@ -40,7 +40,7 @@ from stretto.settings import ServerSettings
 
 
 class Application:
-    """The whole stack as one ASGI application. `api` is the FastAPI part, with its document."""
+    """The whole stack as one ASGI application. `api` is the FastAPI part with its OpenAPI document."""
 
     def __init__(self, api: FastAPI, stack: ASGIApp) -> None:
         self.api = api
@@ -51,18 +51,18 @@ class Application:
 
 
 def create_app(
-    engine: EngineApi,
+    worker_client: WorkerClient,
     options: ServerSettings | None = None,
     *,
     operations: Operations | None = None,
 ) -> Application:
-    """Without `operations` they are made from the options, with no API key: for the loopback address only."""
+    """Without `operations` they are created from the options, without API keys: for loopback only."""
     options = options or ServerSettings()
-    operations = operations or Operations(engine, options)
-    engine = operations.engine
+    operations = operations or Operations(worker_client, options)
+    worker_client = operations.worker_client
     services = Services(
-        engine,
-        Catalog(engine),
+        worker_client,
+        Catalog(worker_client),
         ping_interval_s=options.ping_interval_s,
         first_byte_s=options.first_byte_s,
     )
@@ -88,7 +88,7 @@ def create_app(
     honest(api, unknown_fields=options.unknown_fields)
     serve_document(api)
     api.router.routes.extend(operations.routes())
-    api.include_router(dashboard(engine, operations.drain.begun))
+    api.include_router(dashboard(worker_client, operations.drain.begun))
     return Application(
         api, Boundary(operations.wrap(Direct(api, routers)), retry_after=operations.retry_after)
     )
@@ -99,13 +99,13 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 
 async def _answer_http(request: Request, error: Exception) -> Response:
-    """What the router itself refuses."""
+    """Replies for errors raised by the router."""
     assert isinstance(error, HTTPException)
     path = request.scope["path"][:128]
     if error.status_code == 405:
         method = request.scope.get("asked_method", request.method)
-        refused: Any = WrongMethodError(f"{method[:16]} is not for {path}")
+        refused: Any = WrongMethodError(f"{method[:16]} is not allowed for {path}")
         return error_response(request.scope, refused, headers=dict(error.headers or {}))
     if error.status_code == 404:
-        return error_response(request.scope, UnknownRouteError(f"there is nothing at {path}"))
-    return error_response(request.scope, InvalidRequestError("the request is not understood"))
+        return error_response(request.scope, UnknownRouteError(f"no route {path}"))
+    return error_response(request.scope, InvalidRequestError("the request is invalid"))

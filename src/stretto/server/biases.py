@@ -1,6 +1,6 @@
 """`logit_bias`, in OpenAI's form (an object of token ids) and in llama-server's (a list of pairs).
 
-Checked by one loop, after its length: an object with a hundred thousand bad keys costs no more than one.
+The length is checked first, then one loop: an object with a hundred thousand bad keys is as cheap as one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TOKEN_DIGITS_MAX = 9
 
 
 class BiasTable(NamedTuple):
-    """What was asked for: by token id, and by text."""
+    """Biases by token id and by text."""
 
     tokens: dict[int, float]
     texts: list[tuple[str, float]]
@@ -31,11 +31,11 @@ def _check(value: Any) -> BiasTable:
     if not isinstance(value, dict | list):
         raise _invalid("must be an object of token ids, or a list of pairs")
     if len(value) > BIASES_MAX:
-        raise _invalid(f"must hold at most {BIASES_MAX} biases, not {len(value)}")
+        raise _invalid(f"must contain at most {BIASES_MAX} biases, not {len(value)}")
     found = BiasTable({}, [])
     for pair in value.items() if isinstance(value, dict) else value:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise _invalid("must hold pairs of a token id or a text, and a number")
+            raise _invalid("must contain pairs of a token id or a text, and a number")
         _add(found, *pair, by_name=isinstance(value, dict))
     return found
 
@@ -53,7 +53,7 @@ def _add(found: BiasTable, key: Any, bias: Any, *, by_name: bool) -> None:
     elif type(key) is int and 0 <= key < 10**_TOKEN_DIGITS_MAX:
         found.tokens[key] = amount
     else:
-        raise _invalid("a pair begins with a token id or a text")
+        raise _invalid("a pair must start with a token id or a text")
 
 
 def _amount(bias: Any, *, pair: bool) -> float:

@@ -1,48 +1,48 @@
-"""Which models can be asked for. A name that is not served is refused with those that are."""
+"""Resolves model names. Unknown names are rejected with a list of the models that are served."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-from stretto.client.api import EngineApi
+from stretto.client.api import WorkerClient
 from stretto.errors import ModelNotFoundError, StrettoError
 from stretto.rpc.messages import ModelInfo
 
 FRESH_S = 2.0
-NAMES_MAX = 8  # that an error lists
+NAMES_MAX = 8  # listed in an error
 
 
 class Catalog:
-    """The engine's models. A name seen once costs no look: the engine refuses what has gone since."""
+    """The worker's models. Known names are cached: the worker rejects models that were removed since."""
 
-    def __init__(self, engine: EngineApi, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._engine = engine
+    def __init__(self, worker_client: WorkerClient, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._worker_client = worker_client
         self._clock = clock
         self._models: list[ModelInfo] = []
         self._seen_s = float("-inf")
         self.since = int(time.time())
 
     async def models(self) -> list[ModelInfo]:
-        self._models = await self._engine.models()
+        self._models = await self._worker_client.models()
         self._seen_s = self._clock()
         return self._models
 
     async def find(self, name: str | None, *kinds: str) -> ModelInfo:
-        """The model of that name; without a name the first of these kinds, else the first."""
+        """The model of that name; without a name, the first of these kinds, else the first."""
         found = self._named(name, kinds)
         stale = not name and self._clock() - self._seen_s > FRESH_S
         if found is None or stale:
             found = await self._looked_up(name, kinds)
         if found is None and not name and self._models:
-            found = self._models[0]  # it will say itself what it cannot do
+            found = self._models[0]  # it rejects what it does not support
         if found is None:
             asked = f"the model {name[:128]!r}" if name else "a model"
             raise ModelNotFoundError(f"{asked} is not served here", hint=self._hint())
         return found
 
     async def _looked_up(self, name: str | None, kinds: tuple[str, ...]) -> ModelInfo | None:
-        """While a runtime is being brought back, what it served counts: the engine knows what to do."""
+        """While the worker restarts, the cached models are used."""
         try:
             await self.models()
         except StrettoError:

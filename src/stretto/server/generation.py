@@ -1,7 +1,7 @@
-"""One request, one or several generations: started together, read together, cancelled together.
+"""The generations of one request: started, read and cancelled together.
 
-Knows the engine's streams and nothing of any dialect. The second to n-th answers fork off the first, so that
-the prompt is computed once.
+Knows generation streams and no dialect. The second to n-th answers fork the first, so that the prompt is
+computed once.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 
 import msgspec
 
-from stretto.client.api import Delta, EngineApi, GenerationStream
+from stretto.client.api import Delta, GenerationStream, WorkerClient
 from stretto.errors import ShuttingDownError
 from stretto.rpc.messages import GenerateParams, StreamEnd, TokenLogprob, ToolCallDelta, Usage
 from stretto.server.catalog import Catalog
 from stretto.server.http.fields import nth_seed
 from stretto.server.http.sse import EventStream, Wire
 
-_AHEAD_MAX = 64  # deltas of several streams that wait for one writer
+_AHEAD_MAX = 64  # queued deltas of several streams
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
     """What every route needs."""
 
-    engine: EngineApi
+    worker_client: WorkerClient
     catalog: Catalog
     ping_interval_s: float = 15.0
     first_byte_s: float = 50.0
@@ -39,7 +39,7 @@ class Services:
 
 @dataclass(slots=True)
 class Answer:
-    """A whole generation. `end` says how it ended. A tool call that was cut short is not `done`."""
+    """A complete generation. `end` says how it ended. A truncated tool call is not `done`."""
 
     end: StreamEnd
     text: str = ""
@@ -54,15 +54,15 @@ class Answer:
 
 
 def finish_reason(end: StreamEnd, *, calls: bool) -> str:
-    """OpenAI's word for an end. A call that was cut short is an end by length."""
+    """OpenAI's finish reason. A truncated call ends by length."""
     if end.finish_reason == "cancelled":
         raise ShuttingDownError("the generation was cancelled by the server")
     return "tool_calls" if calls and end.finish_reason == "stop" else end.finish_reason
 
 
-def start(engine: EngineApi, params: GenerateParams, n: int = 1) -> list[GenerationStream]:
-    """n generations of the same prompt that differ in their seed."""
-    streams = [engine.generate(params)]
+def start(worker_client: WorkerClient, params: GenerateParams, n: int = 1) -> list[GenerationStream]:
+    """n generations of the same prompt with different seeds."""
+    streams = [worker_client.generate(params)]
     for index in range(1, n):
         fork = msgspec.structs.replace(
             params,
@@ -70,12 +70,12 @@ def start(engine: EngineApi, params: GenerateParams, n: int = 1) -> list[Generat
             sampling=nth_seed(params.sampling, index),
             fork_of=params.stream_id,
         )
-        streams.append(engine.generate(fork))
+        streams.append(worker_client.generate(fork))
     return streams
 
 
 async def collect(streams: Sequence[GenerationStream]) -> list[Answer]:
-    """All of them, whole. If one fails, or nobody waits any more, all are cancelled."""
+    """Read all streams to their end. If one fails or the caller leaves, all are cancelled."""
     try:
         if len(streams) == 1:
             return [await _collect_one(streams[0])]
@@ -106,13 +106,13 @@ async def _collect_one(stream: GenerationStream) -> Answer:
 def parts_of(
     calls: Sequence[ToolCallDelta],
 ) -> tuple[Sequence[ToolCallDelta], Sequence[ToolCallDelta]]:
-    """Parts of the call that is open, which come before a delta's text, and those that come behind it."""
+    """Parts of the open call, which precede a delta's text, and parts that follow it."""
     first = next((at for at, call in enumerate(calls) if call.name), len(calls))
     return calls[:first], calls[first:]
 
 
 def joined_calls(parts: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
-    """Each call in one piece. One that was cut short is not `done`, and goes as far as it came."""
+    """Each call in one piece. A truncated call is not `done` and contains what was generated."""
     pieces: list[list[ToolCallDelta]] = []
     for part in parts:
         if part.name:
@@ -128,7 +128,7 @@ def joined_calls(parts: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
 
 
 async def merged(streams: Sequence[GenerationStream]) -> AsyncIterator[tuple[int, Delta]]:
-    """Deltas of all streams as they come, each with the index of its stream. Leaving cancels them all."""
+    """Deltas of all streams as they arrive, with the stream's index. Leaving cancels all streams."""
     try:
         if len(streams) == 1:
             async for delta in streams[0]:
@@ -170,7 +170,7 @@ async def _several(streams: Sequence[GenerationStream]) -> AsyncIterator[tuple[i
 
 
 def total_usage(usages: Sequence[Usage], n: int) -> Usage:
-    """Of a whole request: every prompt once (each n-th answer begins one), every completion."""
+    """Usage of a whole request: every prompt once (each n-th answer starts one), every completion."""
     prompts = usages[::n]
     return Usage(
         prompt_tokens=sum(usage.prompt_tokens for usage in prompts),

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says beside the bodies: replies, errors, and nothing that is not so."""
+"""Completes the OpenAPI document: replies, errors, and corrections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVENTS = {"schema": {"type": "string", "description": "Server-sent events."}}
 
 
 class Reply(BaseModel):
-    """The base of our replies. For the document and for tests: replies are built as plain values."""
+    """The base of reply models, for the document and for tests; replies are built as plain values."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -53,18 +53,18 @@ class AnthropicError(Reply):
 
 def _errors(model: type[Reply]) -> dict[int | str, dict[str, Any]]:
     texts = {
-        400: "The request must change",
-        401: "A key is needed",
-        403: "Not for this key, host or origin",
+        400: "The request is invalid",
+        401: "An API key is required",
+        403: "Not allowed for this key, host or origin",
         404: "No such model",
         409: "The id is in use",
         413: "The body is too large",
-        415: "The body is not sent as JSON",
-        429: "Too many wait: try again after Retry-After seconds",
+        415: "The content type is not JSON",
+        429: "Too many requests: retry after Retry-After seconds",
         500: "The server failed",
-        503: "Not now: loading, draining or restarting",
+        503: "Unavailable: loading, draining or restarting",
         408: "The request's deadline passed",
-        504: "The generation took longer than the server allows",
+        504: "The generation exceeded the server's time limit",
     }
     retry = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds"}}
     return {
@@ -78,12 +78,12 @@ ANTHROPIC_ERRORS = _errors(AnthropicError)
 
 
 def streaming(model: type[Reply]) -> dict[str, Any]:
-    """A reply that is one JSON body or, when asked, a stream of events."""
+    """A reply that is one JSON body or, if requested, an event stream."""
     return {"model": model, "description": "The answer", "content": {"text/event-stream": EVENTS}}
 
 
 def honest(app: FastAPI, *, unknown_fields: UnknownFields = "refuse") -> None:
-    """Take out of the document what is not so: replies never sent, unknown fields that are not refused."""
+    """Correct the document: remove replies that are never sent, allow unknown fields where ignored."""
     make = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -103,7 +103,7 @@ def honest(app: FastAPI, *, unknown_fields: UnknownFields = "refuse") -> None:
 
 
 def _allow_unknown(schemas: dict[str, Any]) -> None:
-    """Bodies may hold more than is described; replies hold exactly that."""
+    """Bodies may contain undocumented fields; replies contain exactly the documented ones."""
     for name in _names_below(Body):
         schemas.get(name, {}).pop("additionalProperties", None)
 
@@ -113,7 +113,7 @@ def _names_below(model: type[BaseModel]) -> set[str]:
 
 
 def serve_document(app: FastAPI) -> None:
-    """/openapi.json, made at its first request and on a thread: it takes long enough to hold up streams."""
+    """/openapi.json, built on first request and on a thread, because it would block streams."""
     made: list[bytes] = []
 
     async def document(_: Request) -> Response:

@@ -1,8 +1,8 @@
-"""From settings to a server that listens, and from a signal to its end.
+"""Runs the server: binds, serves, and shuts down on signals.
 
-Owns the socket, the signals and the order of start and stop: bind, engine up, serve; at the first SIGTERM or
-SIGINT drain, at the second cut, then close the engine and leave with 0. Knows nothing of models: the caller
-brings the engine and what to do once it is up.
+Owns the socket, the signals and the order of start and stop: bind, start the worker, serve; the first SIGTERM
+or SIGINT drains, the second cancels running requests; then the worker client is closed and the exit status is
+0. Knows nothing about models: the caller passes the client and a callback for when it is up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import uvicorn
 
-from stretto.client.api import EngineApi
+from stretto.client.api import WorkerClient
 from stretto.errors import SettingsError
 from stretto.rpc import gc_policy
 from stretto.server.app import create_app
@@ -31,7 +31,7 @@ from stretto.telemetry.logs import logger
 from stretto.telemetry.traces import make_tracer
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-GRACE_S = 2  # for connections, once everything that ran is over
+GRACE_S = 2  # for connections, after all requests have ended
 BACKLOG = 2048
 UNSENT_BYTES_MAX = 16 << 10
 _log = logger("stretto.server")
@@ -39,33 +39,33 @@ _log = logger("stretto.server")
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """What `started` is told: where the server is, and its engine."""
+    """Passed to `started`: the server's URL and its worker client."""
 
     url: str
-    engine: EngineApi
+    worker_client: WorkerClient
 
 
 Started = Callable[[Listening], Awaitable[None]]
 
 
 def check(settings: ServerSettings) -> KeyRing:
-    """The keys; refuses to be reachable by others without one."""
+    """The keys; raises if the server would be reachable from other machines without one."""
     keys = load_keys(settings)
     if not keys and not settings.loopback:
         raise SettingsError(
-            f"listening on {settings.host} lets others in, and there is no API key",
+            f"listening on {settings.host} is not allowed without an API key",
             hint="set STRETTO_API_KEY or api_key_file, or keep host: 127.0.0.1",
         )
     if not keys and "*" in settings.cors_origins:
         raise SettingsError(
-            'cors_origins: "*" lets every web page in, and there is no API key',
+            'cors_origins: "*" is not allowed without an API key',
             hint="name the origins, or set STRETTO_API_KEY",
         )
     return keys
 
 
 def bind(settings: ServerSettings) -> socket.socket:
-    """The listening socket. That the port is taken is an error before anything heavy starts."""
+    """The listening socket. Binding first reports a port in use before a model is loaded."""
     host = settings.host.strip("[]")
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -83,15 +83,16 @@ def bind(settings: ServerSettings) -> socket.socket:
         bound.close()
         raise SettingsError(
             f"cannot listen on {host}:{settings.port}: {error.strerror}",
-            hint="another program may be there; --port N chooses another port, --port 0 a free one",
+            hint="another program may use it; --port N selects another port, --port 0 a free one",
         ) from None
     return bound
 
 
 def _bound_unsent(bound: socket.socket) -> None:
-    """Bytes that the kernel holds for a client that does not read; accepted sockets inherit it.
+    """Limit the kernel's send buffer; accepted sockets inherit it.
 
-    The kernel would take megabytes of a stream, and the server would not see that it is not read.
+    By default the kernel buffers megabytes of a stream, and the server would not notice a client that does
+    not read.
     """
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     if option is not None:
@@ -104,29 +105,31 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(engine: EngineApi, settings: ServerSettings, *, started: Started | None = None) -> None:
-    """Until a signal, and what runs is over. Raises what kept it from starting."""
+def serve(worker_client: WorkerClient, settings: ServerSettings, *, started: Started | None = None) -> None:
+    """Serve until a signal and the end of all requests. Raises errors at start."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(serve_async(engine, settings, started=started))
+        runner.run(serve_async(worker_client, settings, started=started))
 
 
-async def serve_async(engine: EngineApi, settings: ServerSettings, *, started: Started | None = None) -> None:
+async def serve_async(
+    worker_client: WorkerClient, settings: ServerSettings, *, started: Started | None = None
+) -> None:
     keys = check(settings)
     bound = bind(settings)
     tracer = make_tracer(settings.traces)
-    operations = Operations(engine, settings, keys=keys, tracer=tracer)
+    operations = Operations(worker_client, settings, keys=keys, tracer=tracer)
     server = Server(_config(operations, settings), operations)
     with server.signals():
         try:
             await server.live(bound, started)
         finally:
             bound.close()
-            await engine.close()
+            await worker_client.close()
             tracer.close()
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, stopped by a drain."""
+    """uvicorn's server with a graceful drain."""
 
     def __init__(self, config: uvicorn.Config, operations: Operations) -> None:
         super().__init__(config)
@@ -136,7 +139,7 @@ class Server(uvicorn.Server):
         self._wake = asyncio.Event()
 
     async def live(self, bound: socket.socket, started: Started | None) -> None:
-        """Serve at once, so that probes are answered while models load; end with the signal or a failure."""
+        """Serve immediately, so that probes work while models load; end on a signal or a failure."""
         starting = asyncio.create_task(self._start(bound, started))
         self._serving = asyncio.create_task(self._serve(sockets=[bound]))
         try:
@@ -151,17 +154,17 @@ class Server(uvicorn.Server):
                 raise failure
 
     async def _start(self, bound: socket.socket, started: Started | None) -> None:
-        engine = self._operations.engine
-        await engine.start()
+        worker_client = self._operations.worker_client
+        await worker_client.start()
         if started is not None:
-            await started(Listening(url_of(bound), engine))
+            await started(Listening(url_of(bound), worker_client))
         gc_policy.settle()
 
     # --- stopping --------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Handle both up to the end of the block, then leave them to what handled them before."""
+        """Handle both signals within the block, then restore the previous handlers."""
         loop = asyncio.get_running_loop()
         before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in SIGNALS:
@@ -174,7 +177,7 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def signalled(self) -> None:
-        """The first signal drains, every further one cuts."""
+        """The first signal drains, further ones cancel running requests."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
         else:
@@ -183,9 +186,9 @@ class Server(uvicorn.Server):
     async def _stop(self) -> None:
         try:
             if not await self._operations.drain.run():
-                await self._operations.engine.close()  # whoever still waits for a token learns it now
+                await self._operations.worker_client.close()  # ends all streams that are still open
         except Exception as error:
-            _log.error("the drain broke", exc_info=error)
+            _log.error("the drain failed", exc_info=error)
         finally:
             self._leave()
 
@@ -194,14 +197,14 @@ class Server(uvicorn.Server):
         self._wake.set()
 
     async def main_loop(self) -> None:
-        """As uvicorn's, but it wakes once a second (for the Date header), not ten times."""
+        """Like uvicorn's, but wakes once a second (for the Date header) instead of ten times."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), 1.0)
 
 
 def _config(operations: Operations, settings: ServerSettings) -> uvicorn.Config:
-    app = create_app(operations.engine.inner, settings, operations=operations)
+    app = create_app(operations.worker_client.inner, settings, operations=operations)
     limits = ConnectionLimits(
         head_bytes_max=settings.header_bytes_max + settings.url_bytes_max,
         body_bytes_max=settings.body_bytes_max,
@@ -227,6 +230,6 @@ def _config(operations: Operations, settings: ServerSettings) -> uvicorn.Config:
 def _loop_factory() -> Callable[[], Any]:
     try:
         import uvloop
-    except ImportError:  # not for Windows
+    except ImportError:  # not available on Windows
         return asyncio.new_event_loop
     return uvloop.new_event_loop

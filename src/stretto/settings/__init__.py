@@ -1,7 +1,7 @@
 """Settings: `stretto.yaml`, `STRETTO_*` variables and flags, one set of names for all three.
 
-Knows every key, its range, its default and where its value came from. Nothing else in Stretto reads the
-environment. Does not know what a setting does: backends and the core are given values.
+Knows every key, its range, its default and the origin of its value. Nothing else in Stretto reads the
+environment. Does not know what a setting does: backends and the core receive values.
 """
 
 from stretto.errors import SettingsError

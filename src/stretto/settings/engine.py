@@ -1,4 +1,4 @@
-"""The engine's settings: streams, calls to the runtime, and how its process is watched."""
+"""The section `engine:`, settings of the client: streams, calls to the worker, supervision of its process."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ Positive = Annotated[Seconds, Field(gt=0)]
 
 
 class EngineSettings(BaseModel):
-    """Streams between the runtime and its readers, and the watch over the runtime's process."""
+    """Streams between the worker and its readers, and supervision of the worker process."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     streams_max: Annotated[Count, Field(ge=1, le=1 << 20)] = 1024
-    """Most generations at once, those that wait included."""
+    """Maximum number of open generations, including queued ones."""
     stream_credit_tokens: Annotated[Count, Field(ge=1)] = 256
-    """Unread tokens from which on a reader counts as slow, and its client's new requests pause."""
+    """Unread tokens at which a reader counts as slow and new requests of its tenant are paused."""
     stream_buffer_bytes: Annotated[Bytes, Field(ge=1024)] = 1 << 20
-    """Most unread output of one stream; more, and the reader is dropped."""
+    """Maximum unread output of one stream; beyond it the reader is dropped."""
     slow_consumer_timeout_s: Positive = 30.0
     """How long output may wait for its reader before the reader is dropped."""
     stream_timeout_s: Positive = 3600.0
-    """Longest life of a generation, waiting included."""
+    """Maximum duration of a generation, including queueing."""
     stream_idle_timeout_s: Positive = 300.0
-    """Longest silence between two tokens of a generation."""
+    """Maximum time between two tokens of a generation."""
 
     calls_max: Annotated[Count, Field(ge=1)] = 4096
-    """Most calls to the runtime that wait for an answer."""
+    """Maximum number of pending calls to the worker."""
     call_timeout_s: Positive = 30.0
-    """How long the runtime may take to answer a quick call."""
+    """Time-out of a short call to the worker."""
     load_timeout_s: Positive = 600.0
-    """The same for calls that may have to load a model first."""
+    """Time-out of calls that may have to load a model first."""
 
     start_timeout_s: Positive = 60.0
-    """How long a runtime process may take until it accepts calls (models load later)."""
+    """Time-out for a worker process to accept calls (models load later)."""
     hang_soft_s: Positive = 60.0
-    """Without a step or a heartbeat for this long the runtime is not ready, and its stacks are dumped."""
+    """After this long without a step or a heartbeat the worker is not ready, and its stacks are dumped."""
     hang_hard_s: Positive = 300.0
-    """Without one for this long it is ended and restarted."""
+    """After this long without a step or a heartbeat the worker is killed and restarted."""
     kill_grace_s: Positive = 5.0
-    """Between asking the runtime to end (or to abort) and SIGKILL."""
+    """Time between SIGTERM (or SIGABRT) and SIGKILL."""
     restart_backoff_s: Positive = 0.1
-    """Wait before a restart; doubles with each death in a row."""
+    """Delay before a restart; doubles with each consecutive death."""
     restart_backoff_max_s: Positive = 10.0
-    """Longest wait before a restart."""
+    """Maximum delay before a restart."""
     restarts_max: Annotated[Count, Field(ge=0)] = 5
-    """Deaths in a row, each soon after its start, that are a crash loop: callers are refused at once, and a
-    start is tried each restart_backoff_max_s."""
+    """Consecutive deaths, each soon after the start, that count as a crash loop: requests are then rejected
+    immediately, and a restart is tried every restart_backoff_max_s."""
     stable_after_s: Positive = 5.0
-    """A runtime that has served for this long did not die soon after its start."""
+    """Uptime after which a death no longer counts as soon after the start."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -1,4 +1,4 @@
-"""What pydantic found, as one line with what to write instead."""
+"""Turns pydantic's validation errors into one line with a hint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stretto.errors import SettingsError
 def from_validation(
     error: ValidationError, *, where: str = "", origin: Mapping[str, str] | None = None
 ) -> SettingsError:
-    """The first finding as one line: where, what, the value that was given, and by whom."""
+    """The first error as one line: key, reason, given value and its source."""
     found = error.errors(include_url=False)
     first = found[0]
     key = str(first["loc"][0]) if first["loc"] else ""

@@ -62,7 +62,7 @@ PLAIN_SECTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings, and the origin of every value by its dotted name ("default" where nobody set it).
+    """Settings, and the origin of every value by its dotted name ("default" if it was not set).
 
     `notes` tell of settings under their old names, and of variables of other programs that have no effect.
     """
@@ -96,7 +96,7 @@ def load(
     env: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Loaded:
-    """Reads every source. Without `yaml_path` the usual places are tried; a file need not be there.
+    """Read all sources. Without `yaml_path` the usual places are tried; the file is optional.
 
     `flags` are dotted names (`n_seq_max`, `generate_batcher.enabled`) or nested; None means "not given".
     """
@@ -114,7 +114,7 @@ def load(
 
 
 def _foreign_switches(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The same switch by another program's name has no effect here; silence would look like one."""
+    """Warn about variables of other programs that have no effect here."""
     return tuple(
         f"{theirs} has no effect here; set {ours}={env[theirs][:20]}"
         for theirs, ours in FOREIGN_SWITCHES.items()
@@ -128,7 +128,7 @@ def _find(yaml_path: str | Path | None, env: Mapping[str, str]) -> Path | None:
         path = Path(named).expanduser()
         if not path.is_file():
             raise SettingsError(
-                f"there is no configuration file {path.name}", hint="check --config or STRETTO_CONFIG"
+                f"the configuration file {path.name} does not exist", hint="check --config or STRETTO_CONFIG"
             )
         return path
     home = env.get("XDG_CONFIG_HOME") or (f"{env['HOME']}/.config" if env.get("HOME") else "")
@@ -194,7 +194,7 @@ def _env_layer(env: Mapping[str, str], models: Mapping[str, Any], renames: Renam
 
 
 def _switch_off_batching(value: str, values: dict[str, Any], names: dict[str, str]) -> None:
-    """Seed 002's switch for a bad night: any true value turns the batcher off, whatever else is set."""
+    """Seed 002's emergency switch: any true value turns the batcher off, overriding other settings."""
     if parse_value(value) in (1, True):
         _put(values, ["generate_batcher", "enabled"], False)
         names["generate_batcher.enabled"] = f"env {BATCHING_OFF}"
@@ -219,7 +219,7 @@ def _variable_key(parts: list[str], models: Mapping[str, Any]) -> list[str] | No
 
 
 def _variable_name(name: str) -> str:
-    """A model's name as a variable can spell it: Qwen3-8B-Q8_0 → QWEN3_8B_Q8_0."""
+    """A model's name as it appears in a variable: Qwen3-8B-Q8_0 → QWEN3_8B_Q8_0."""
     return "".join(character if character.isalnum() else "_" for character in name).upper()
 
 
@@ -238,7 +238,7 @@ def _flag_layer(flags: Mapping[str, Any], renames: Renames) -> _Layer:
 
 
 def _value(key: list[str], text: str) -> Any:
-    """What a variable or a flag says. A key, a host and a path are text, whatever YAML would make of them."""
+    """The value of a variable or flag. API keys, hosts and paths are never parsed as YAML."""
     return text if key[-1] in TEXT_KEYS else parse_value(text)
 
 
@@ -286,7 +286,7 @@ def _plain(section: str, chosen: dict[str, Any], origin: Mapping[str, str]) -> B
 
 
 def _model(layers: list[_Layer], name: str | None, origin: dict[str, str]) -> ModelSettings:
-    """One model's values from the lowest layer up; in each layer its own keys over the common ones."""
+    """One model's values from the lowest layer up; in each layer its own keys override the defaults."""
     where = "defaults" if name is None else f"models.{name}"
     merged: dict[str, Any] = {}
     for layer in layers:
@@ -322,10 +322,10 @@ def _merge(
         if key in CACHE_SWITCHES:
             origin[f"{where}.{key}"] = layer.origin(f"{prefix}.{key}")
             if value is False and merged.get("cache") == CACHE_SWITCHES[key]:
-                merged.pop("cache")  # a higher layer switches off what a lower one chose
+                merged.pop("cache")  # a higher layer disables what a lower one chose
                 origin.pop(f"{where}.cache", None)
             elif not isinstance(value, bool):
-                merged[key] = value  # for pydantic to refuse
+                merged[key] = value  # rejected by pydantic
             continue
         merged[key] = value
         origin[f"{where}.{key}"] = layer.origin(f"{prefix}.{source}")

@@ -1,6 +1,6 @@
-"""The settings of one model: seed 000's keys, and ours.
+"""The settings of one model: seed 000's keys, and further ones.
 
-Knows names, ranges, defaults and what contradicts what. `limits` gives the core its share.
+Knows names, ranges, defaults and conflicts. `limits` derives the scheduler's limits.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _SWITCH = {True: "on", False: "off", "enabled": "on", "disabled": "off", "true":
 
 
 def _switch(value: Any) -> Any:
-    """`true`, `enabled` and `on` are the same to people; YAML 1.1 reads `on` as true."""
+    """Accept `true`, `enabled` and `on` alike; YAML 1.1 reads `on` as true."""
     key = value.lower() if isinstance(value, str) else value
     return _SWITCH.get(key, key) if isinstance(key, str | bool) else value
 
 
 def _policy(value: Any) -> Any:
-    """YAML people write `cache: off`, which reads as false."""
+    """Accept `cache: off`, which YAML reads as false."""
     return "none" if value is False or value == "off" else value
 
 
 def _layers(value: Any) -> Any:
-    """llama.cpp and its bindings write -1 for all layers."""
+    """Accept -1 for all layers, as llama.cpp does."""
     return "all" if value == -1 and not isinstance(value, bool) else value
 
 
@@ -59,12 +59,12 @@ class ModelSettings(BaseModel):
     backend: Literal["auto", "llamacpp", "torch", "simulated"] = "auto"
     """Which backend runs it; auto decides by the file."""
     chat_template: str | None = None
-    """A file with a chat template to use in place of the model's own."""
+    """A file with a chat template that replaces the model's own."""
 
     context_window: Annotated[Count, Field(ge=16, le=1 << 24)] | Literal["auto"] = "auto"
-    """Tokens that each slot can hold (not divided among them); auto: the model's, at most 8192."""
+    """Context length of each slot (not divided among them); auto: the model's, at most 8192."""
     n_seq_max: Annotated[Count, Field(ge=1, le=1024)] = 4
-    """Slots: how many requests run at once."""
+    """Slots: number of requests that run concurrently."""
     n_ctx: Annotated[Count, Field(ge=16, le=1 << 28)] | Literal["auto"] = "auto"
     """Tokens of KV memory that all slots share; auto: a window for each slot (torch on a GPU: what is free).
     Less than n_seq_max windows oversubscribes the memory: requests wait or are preempted when it is short.
@@ -74,7 +74,7 @@ class ModelSettings(BaseModel):
     n_ubatch: Annotated[Count, Field(ge=1, le=1 << 20)] = 512
     """Tokens of one physical batch in llama.cpp; at most n_batch."""
     prefill_chunk: Annotated[Count, Field(ge=1, le=1 << 20)] = 512
-    """Most prompt tokens that one tick computes."""
+    """Maximum prompt tokens per tick."""
     target_itl_ms: Annotated[Milliseconds, Field(gt=0)] | Literal["auto"] = "auto"
     """Milliseconds between two tokens of a stream that a tick tries to keep; auto: 50, on a slow machine four
     ticks without prompts, and long prompts in chunks of an efficient size."""
@@ -102,7 +102,7 @@ class ModelSettings(BaseModel):
     incremental_cache: bool = False
     """Selects cache: incremental."""
     cache_min_tokens: Count = 100
-    """Shorter prefixes are not kept."""
+    """Minimum length of a cached prefix, in tokens."""
     cache_slot_timeout: Annotated[Seconds, Field(gt=0)] = 30.0
     """Seconds that a request waits in the queue before it takes the slot of the longest-running request, or
     of the busy conversation that it continues; under every cache policy."""
@@ -115,16 +115,16 @@ class ModelSettings(BaseModel):
     queue_depth: Annotated[Count, Field(ge=1, le=1024)] = 2
     """n_seq_max times this many requests of each priority are in flight, those in slots included."""
     max_queue: Count = 512
-    """Callers that may wait beyond that, for each priority."""
+    """Maximum requests queued beyond that, per priority."""
     max_queue_wait_s: Annotated[Seconds, Field(gt=0)] | None = None
-    """Longest wait in the queue; the server sets 60 where nothing is said."""
+    """Maximum time in the queue; the server's default is 60."""
     slice_tokens: Annotated[Count, Field(le=1 << 20)] = 64
     """Time slicing when there are more streams than slots: tokens that a stream generates before a preempted
     one may take its slot; 0: a request keeps its slot until it ends. Formerly `turn_tokens`."""
     preemption: Literal["resume", "fail"] = "resume"
     """What happens to the victim of cache_slot_timeout: resume continues it later, fail ends it."""
     tenant_weights: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = {}
-    """Shares of tenants; 1 where nothing is said."""
+    """Weights of tenants; default 1."""
 
     split_mode: Literal["none", "layer", "row"] = "layer"
     """How several GPUs share a model."""
@@ -143,17 +143,17 @@ class ModelSettings(BaseModel):
     offload_kqv: bool = True
     """Keep the KV cache on the GPU."""
     op_offload: bool = True
-    """Compute on the GPU what lies in host memory."""
+    """Run operations on the GPU even for tensors in host memory."""
     n_threads: Annotated[Count, Field(ge=1, le=4096)] | Literal["auto"] = "auto"
     """CPU threads for decoding; auto: measured at load."""
     n_threads_batch: Annotated[Count, Field(ge=1, le=4096)] | Literal["auto"] = "auto"
     """CPU threads for prefill; auto: as n_threads."""
     use_mmap: bool = True
-    """Map the model file in place of reading it."""
+    """Map the model file instead of reading it."""
     use_mlock: bool = False
     """Keep the model from being swapped out."""
     use_direct_io: bool = False
-    """Read the model file around the page cache."""
+    """Bypass the page cache when reading the model file."""
 
     rope_scaling_type: Literal["none", "linear", "yarn", "longrope"] | None = None
     """RoPE scaling method. Unset, as with the keys below: what the model file says."""
@@ -173,17 +173,17 @@ class ModelSettings(BaseModel):
     """Context length that the model was trained with, for YaRN."""
 
     speculation: Annotated[Literal["off", "ngram"], BeforeValidator(_switch)] = "off"
-    """ngram: guess tokens from the prompt; greedy text stays the same."""
+    """ngram: draft tokens from the prompt; greedy output is unchanged."""
     speculation_tokens: Annotated[Count, Field(ge=1, le=64)] = 4
-    """Most tokens guessed in one tick."""
+    """Maximum draft tokens per tick."""
     embed_inputs_max: Annotated[Count, Field(ge=1, le=1 << 20)] = 2048
-    """Most inputs of one embedding request, and documents of one ranking."""
+    """Maximum inputs of an embedding request, or documents of a rerank request."""
     embed_batch_tokens: Annotated[Count, Field(ge=1, le=1 << 20)] | Literal["auto"] = "auto"
-    """Tokens that one pass of an embedding model packs together; auto: 128 on a CPU, n_ubatch on a GPU."""
+    """Tokens per pass of an embedding model; auto: 128 on a CPU, n_ubatch on a GPU."""
     seed: Annotated[Count, Field(ge=0)] | None = None
-    """Seed of requests that send none; default: a new one for each."""
+    """Seed of requests without one; default: random per request."""
     simulated_tick_ms: Milliseconds = 0.0
-    """How long a tick of the simulated backend takes; 0: as fast as it can."""
+    """Duration of a tick of the simulated backend; 0: as fast as possible."""
 
     @model_validator(mode="before")
     @classmethod
@@ -192,7 +192,7 @@ class ModelSettings(BaseModel):
 
     @model_validator(mode="after")
     def _show_cache(self) -> Self:
-        """The two switches and `cache` always agree, whichever was set."""
+        """Keep the two switches and `cache` consistent, whichever was set."""
         for switch, policy in CACHE_SWITCHES.items():
             object.__setattr__(self, switch, self.cache == policy)
         return self
@@ -213,12 +213,12 @@ class ModelSettings(BaseModel):
             )
         if self.n_ctx != "auto":
             self._check_pool(self.n_ctx)
-        if self.n_ubatch > self.n_batch:  # the default, beside a small n_batch
+        if self.n_ubatch > self.n_batch:  # the default exceeds a small n_batch
             object.__setattr__(self, "n_ubatch", self.n_batch)
         return self
 
     def _check_pool(self, n_ctx: int) -> None:
-        """One pool for all slots: the layout that has one, unless another was asked for by name."""
+        """`n_ctx` selects the layout with a shared pool, unless another was set."""
         if self.context_window != "auto" and self.context_window > n_ctx:
             raise ValueError(
                 f"n_ctx ({n_ctx}) must hold one context_window ({self.context_window}); "
@@ -231,7 +231,7 @@ class ModelSettings(BaseModel):
         object.__setattr__(self, "kv_layout", "unified")
 
     def limits(self) -> Limits:
-        """What the scheduler needs to know."""
+        """The scheduler's limits."""
         itl_s = None if self.target_itl_ms == "auto" else self.target_itl_ms / 1000
         try:
             return Limits(

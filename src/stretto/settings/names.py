@@ -1,4 +1,4 @@
-"""Names that are not ours: what people type by habit, and the name to use instead."""
+"""Setting names of other programs, mapped to ours for hints."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ _SAME = {
 FOREIGN = {foreign: ours for ours, names in _SAME.items() for foreign in names.split()}
 # Variables of other programs, and ours for the same purpose.
 FOREIGN_SWITCHES = {"KR_MLX_DISABLE_GENERATE_BATCHING": "STRETTO_DISABLE_GENERATE_BATCHING"}
-# Habits that have no counterpart here.
+# Settings without a counterpart here.
 NO_COUNTERPART = {
     "gpu_memory_utilization": "memory follows from context_window and n_seq_max; see `stretto estimate`",
     "mem_fraction_static": "memory follows from context_window and n_seq_max; see `stretto estimate`",
-    "batch_timeout": "requests join the running batch at the next tick, so nothing waits; leave the key out",
-    "cont_batching": "continuous batching is always on; leave the key out",
-    "continuous_batching": "continuous batching is always on; leave the key out",
+    "batch_timeout": "requests join the running batch at the next tick, without waiting; omit the key",
+    "cont_batching": "continuous batching is always on; omit the key",
+    "continuous_batching": "continuous batching is always on; omit the key",
     "kv_unified": "set kv_layout: unified, and n_ctx for the size of its pool",
     "no_kv_offload": "set offload_kqv: false",
     "no_op_offload": "set op_offload: false",
-    "enforce_eager": "there is no such switch; leave the key out",
-    "trust_remote_code": "Stretto never runs code from a model's repository; leave the key out",
+    "enforce_eager": "there is no such switch; omit the key",
+    "trust_remote_code": "Stretto never runs code from a model's repository; omit the key",
     "rope_scaling": "set rope_scaling_type, rope_freq_base and rope_freq_scale",
 }
 
 
 def hint_for(key: str, known: Iterable[str]) -> str:
-    """What to write in place of an unknown key."""
+    """The hint for an unknown key."""
     names = list(known)
     plain = key.strip().lstrip("-").replace("-", "_").lower()
     if plain in names:

@@ -1,4 +1,4 @@
-"""Where things of this user live. The only other reader of the environment is `loading`."""
+"""Directories of this user. The only other reader of the environment is `loading`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runtime's settings: how much memory models may take together, and the limits of its connections."""
+"""The section `runtime:`, settings of the worker: memory budget of all models, limits of its connections."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from stretto.settings.values import Bytes, Count, Seconds
 
 
 class RuntimeSettings(BaseModel):
-    """The process that owns the models."""
+    """The worker process, which owns the models."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     memory_budget_bytes: Bytes | Literal["auto"] = "auto"
-    """What loaded models may take together, by estimate; auto: nine tenths of the machine's memory."""
+    """Memory budget of all loaded models, by estimate; auto: 90 % of the machine's memory."""
     idle_unload_s: Annotated[Seconds, Field(gt=0)] | None = None
-    """Models that nobody asked for this long are unloaded; default: only when the memory is needed."""
+    """Unload models that were idle for this long; default: only when memory is needed."""
     prepare_threads: Annotated[Count, Field(ge=1, le=64)] = 2
-    """Threads for templates, tokenizing and grammars."""
+    """Threads for templates, tokenization and grammars."""
     frame_bytes_max: Annotated[Bytes, Field(ge=1024)] = 32 << 20
-    """Largest message between engine and runtime."""
+    """Maximum size of a message between client and worker."""
     calls_pending_max: Annotated[Count, Field(ge=1)] = 4096
-    """Most calls of one connection that wait for an answer."""
+    """Maximum pending calls of one connection."""
     unread_bytes_max: Annotated[Bytes, Field(ge=1 << 16)] = 64 << 20
-    """Most output that waits for one connection; more, and it is closed."""
+    """Maximum unread output of one connection; beyond it the connection is closed."""

@@ -1,7 +1,4 @@
-"""The settings of the HTTP server: the section `server:`.
-
-Knows where it listens, who may come in, how much a request may be, and how it stops.
-"""
+"""The section `server:`, settings of the HTTP server: address, access, limits, shutdown."""
 
 from __future__ import annotations
 
@@ -22,58 +19,58 @@ class ServerSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     host: Annotated[str, Field(min_length=1, max_length=255)] = "127.0.0.1"
-    """Address to listen on. Any but this machine's own (127.0.0.1, ::1, localhost) needs an API key."""
+    """Address to listen on. Addresses other than 127.0.0.1, ::1 and localhost require an API key."""
     port: Annotated[Count, Field(le=65_535)] = 8000
     """Port to listen on; 0 takes a free one."""
 
     api_key: SecretStr | None = None
-    """A key that every request must send. Not a flag, as process lists show those: set the variable."""
+    """API key that every request must send. Not a flag (process lists show flags): set the variable."""
     api_key_file: str | None = None
-    """A file with keys (mode 0600): one a line, or YAML with tenant, priority and concurrency for each."""
+    """File with keys (mode 0600): one per line, or YAML with tenant, priority and concurrency per key."""
     allowed_hosts: list[str] = []
-    """Names, beside this machine's own, by which clients may call the server."""
+    """Host names, besides this machine's own, that clients may use for the server."""
     cors_origins: list[str] = []
     """Origins of web pages that may call the server, as https://example.org; "*" only together with keys."""
 
     body_bytes_max: Annotated[Bytes, Field(ge=1 << 10, le=1 << 30)] = 4 << 20
     """Largest request body."""
     header_bytes_max: Annotated[Bytes, Field(ge=1 << 10, le=1 << 20)] = 32 << 10
-    """Most bytes of all header lines of a request."""
+    """Maximum total size of a request's headers."""
     headers_max: Annotated[Count, Field(ge=8, le=10_000)] = 100
-    """Most header lines of a request."""
+    """Maximum number of header lines of a request."""
     url_bytes_max: Annotated[Bytes, Field(ge=256, le=1 << 20)] = 8 << 10
-    """Longest path and query."""
+    """Maximum length of path and query."""
     nesting_max: Annotated[Count, Field(ge=8, le=500)] = 64
-    """Deepest nesting of JSON in a body."""
+    """Maximum nesting depth of JSON in a body."""
     connections_max: Annotated[Count, Field(ge=1, le=1 << 20)] = 4096
-    """Open connections. Beyond it the longest idle ones without a key are closed, else new ones get 503."""
+    """Maximum open connections. Beyond it, idle ones without a key are closed, or new ones get 503."""
     read_timeout_s: Annotated[Seconds, Field(gt=0)] = 30.0
-    """How long a client may take to send its headers, and again its body."""
+    """Time-out for a client to send its headers, and again for its body."""
     write_timeout_s: Annotated[Seconds, Field(gt=0)] = 30.0
-    """How long a client may leave its reply unread; then it is dropped, and its generation cancelled."""
+    """How long a reply may stay unread before the client is dropped and its generation cancelled."""
     keep_alive_s: Annotated[Seconds, Field(gt=0)] = 75.0
     """How long an idle connection stays open."""
 
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
-    """Fields of a request that Stretto does not know: ignore (and name them in a header), or answer 400."""
+    """Unknown request fields: ignore them (and name them in a response header), or respond with 400."""
     ping_interval_s: Annotated[Seconds, Field(gt=0)] = 15.0
-    """A stream that is silent for this long gets a comment, so that proxies keep it open."""
+    """A stream that is silent for this long gets a comment, which keeps proxies from closing it."""
     first_byte_s: Annotated[Seconds, Field(gt=0)] = 50.0
-    """A streamed reply begins with its first token, or with a comment after this long. Until then a refusal
+    """A streamed reply starts with its first token, or with a comment after this long. Until then a rejection
     has its own status and Retry-After: keep it above max_queue_wait_s and below the time-outs of proxies."""
     hang_after_s: Annotated[Seconds, Field(gt=0)] = 60.0
-    """A busy model whose last tick is older than this is not ready."""
+    """Age of a busy model's last tick beyond which the server is not ready."""
     drain_timeout_s: Seconds = 30.0
     """After SIGTERM: how long running requests may take to finish."""
 
     metrics_compat: Literal["none", "vllm"] = "none"
-    """vllm: also export the names that dashboards made for vLLM read."""
+    """vllm: also export metrics under vLLM's names, for its dashboards."""
     traces: Literal["off", "otlp", "console"] = "off"
-    """Where OpenTelemetry spans go; otlp obeys the OTEL_* variables. Needs the extra `otel`."""
+    """Where OpenTelemetry spans go; otlp uses the OTEL_* variables. Needs the extra `otel`."""
     log_format: Literal["auto", "json", "console"] = "auto"
-    """auto: for people in a terminal, JSON elsewhere."""
+    """auto: console in a terminal, JSON elsewhere."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least serious lines that are written. Prompts and answers never are."""
+    """Minimum severity of logged lines. Prompts and answers are never logged."""
 
     @field_serializer("api_key")
     def _masked(self, key: SecretStr | None) -> str | None:

@@ -16,30 +16,30 @@ BypassField = Literal["deadline_ms", "guidance", "tool_use", "fork_of"]
 
 
 class GenerateBatcherSettings(BaseModel):
-    """How requests that arrive together are sent to the runtime as one call."""
+    """Batching of requests that arrive together into one call to the worker."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     enabled: bool = True
-    """Off: every request is a call of its own."""
+    """Off: every request is its own call."""
     min_batch_size: Annotated[Count, Field(ge=1, le=1024)] = 2
-    """The adaptive target's floor."""
+    """Lower bound of the adaptive target size."""
     max_batch_size: Annotated[Count, Field(ge=1, le=1024)] = 16
-    """Most requests in one call."""
+    """Maximum requests per call."""
     min_hold_ms: Milliseconds = 0.75
-    """First wait for company while another call is in flight."""
+    """Initial hold for further requests while another call is in flight."""
     max_hold_ms: Milliseconds = 3.0
-    """Longest wait for company."""
+    """Maximum hold for further requests."""
     background_hold_extension_ms: Milliseconds = 2.0
-    """How much longer background requests wait."""
+    """How much longer background requests are held."""
     target_batch_time_ms: Annotated[Milliseconds, Field(gt=0)] = 12.0
-    """What one call should take; the target batch size follows it."""
+    """Target duration of a call; the target batch size adapts to it."""
     pause_on_backpressure_ms: Milliseconds = 20.0
-    """How long a client's calls pause when its streams are full."""
+    """How long a tenant's requests are paused when its streams are full."""
     near_deadline_ms: Milliseconds = 50.0
-    """A request with less time left than this is not held: it leaves as an urgent one does."""
+    """A request with less time left until its deadline is not held."""
     bypass: tuple[BypassField, ...] = ()
-    """Requests that set one of these (deadline_ms, guidance, tool_use, fork_of) are calls of their own."""
+    """Requests that set one of these fields (deadline_ms, guidance, tool_use, fork_of) are sent alone."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -51,22 +51,22 @@ class GenerateBatcherSettings(BaseModel):
 
 
 class Settings(BaseModel):
-    """What a configuration file holds. `models` are complete: their own keys over `defaults`."""
+    """The content of a configuration file. `models` are resolved: their own keys override `defaults`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     version: Literal[1] = 1
-    """The version of this file's format."""
+    """Version of the file format."""
     models: dict[str, ModelSettings] = {}
     """Settings by model name."""
     defaults: ModelSettings = ModelSettings()
-    """Settings of models that say nothing else, also of those that are not listed."""
+    """Default settings of all models, including unlisted ones."""
     generate_batcher: GenerateBatcherSettings = GenerateBatcherSettings()
-    """How requests that arrive together are sent."""
+    """Batching of requests that arrive together."""
     engine: EngineSettings = EngineSettings()
-    """Streams, and the watch over the runtime's process."""
+    """The client: streams, and supervision of the worker process."""
     runtime: RuntimeSettings = RuntimeSettings()
-    """The process that owns the models."""
+    """The worker process, which owns the models."""
     server: ServerSettings = ServerSettings()
     """The HTTP server."""
 

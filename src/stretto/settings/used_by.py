@@ -1,8 +1,8 @@
 """Which loader uses which model setting, so that none is accepted and then ignored.
 
-Knows names only. Each loader asks `check_used` before it loads: a setting that was given for this model and
-that the loader does not use is refused, with the backend that has it. One that the model only inherits (from
-`defaults:`, a flag or a variable that other models share) becomes a warning.
+Knows names only. Each loader calls `check_used` first: a setting that was given for this model but is not
+used by the loader is rejected, with the backend that supports it. An inherited setting (from `defaults:`, a
+flag or a variable shared with other models) becomes a warning.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ USERS: dict[str, tuple[str, ...]] = {
 
 
 def check_used(chosen: ModelSettings, common: ModelSettings, loader: Loader) -> list[str]:
-    """Refuses what was set for this model in vain; returns a warning for each value that it inherits.
+    """Reject settings of this model that have no effect; return a warning for each inherited one.
 
-    `common` are the settings of models that are not named. For a model that is one of those, a flag for the
-    wrong backend is refused, and one for the other kind of model (generating, embedding) is a warning.
+    `common` are the settings of unlisted models. For such a model, a flag for the wrong backend is rejected,
+    and one for the other kind of model (generating, embedding) is a warning.
     """
     if loader == "torch":
         _check_torch(chosen)
@@ -90,12 +90,12 @@ def check_used(chosen: ModelSettings, common: ModelSettings, loader: Loader) -> 
     for name in sorted(_given(chosen)):
         if loader in USERS[name]:
             continue
-        text = f"{name} is set, and {_LOADERS[loader]} does not use it"
+        text = f"{name} is set, but {_LOADERS[loader]} does not use it"
         inherited = chosen is not common and getattr(chosen, name) == getattr(common, name)
         if inherited or (chosen is common and _for_other_kind(name, loader)):
             warnings.append(text)
             continue
-        raise SettingsError(text, hint=f"leave {name} out; {_owners(name)}")
+        raise SettingsError(text, hint=f"omit {name}; {_owners(name)}")
     return warnings
 
 
@@ -108,7 +108,7 @@ _LOADERS: dict[str, str] = {
 
 
 def _given(chosen: ModelSettings) -> set[str]:
-    """What was set to something else than its default. A default that is spelled out changes nothing."""
+    """Settings that differ from their default."""
     fields = ModelSettings.model_fields
     return {
         name
@@ -118,25 +118,25 @@ def _given(chosen: ModelSettings) -> set[str]:
 
 
 def _for_other_kind(name: str, loader: Loader) -> bool:
-    """A flag of `stretto serve` reaches every model; one for embeddings is in order beside a chat model."""
+    """Flags of `stretto serve` apply to every model, so one for embeddings may reach a chat model."""
     users = USERS[name]
     return users == ("embedding",) if loader != "embedding" else any(user in _GENERATING for user in users)
 
 
 def _owners(name: str) -> str:
     owners = " and ".join(_LOADERS[user] for user in USERS[name])
-    return f"{owners} {'have' if len(USERS[name]) > 1 else 'has'} it"
+    return f"{owners} {'support' if len(USERS[name]) > 1 else 'supports'} it"
 
 
 def _check_torch(chosen: ModelSettings) -> None:
-    """Settings that the torch backend has, with values that it cannot honour."""
+    """Reject values that the torch backend does not support."""
     if chosen.n_gpu_layers not in ("all", 0):
         raise SettingsError(
-            f"n_gpu_layers is {chosen.n_gpu_layers}, and the torch backend cannot split a model by layers",
+            f"n_gpu_layers is {chosen.n_gpu_layers}, but the torch backend cannot split a model by layers",
             hint="set all or 0; the llama.cpp backend takes any number",
         )
     if chosen.devices is not None and len(chosen.devices) != 1:
         raise SettingsError(
-            f"devices names {len(chosen.devices)} devices, and the torch backend runs on one",
+            f"devices names {len(chosen.devices)} devices, but the torch backend runs on one",
             hint="name one, such as cuda:0 or cpu",
         )

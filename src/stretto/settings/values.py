@@ -1,4 +1,4 @@
-"""Numbers as people write them: `32k`, `1.5GiB`, `5m`. Everything else passes through unchanged.
+"""Numbers with units: `32k`, `1.5GiB`, `5m`. Other values pass through unchanged.
 
 As in vLLM a small letter is decimal and a capital one binary: `32k` is 32,000 and `32K` is 32,768.
 """
@@ -19,7 +19,7 @@ _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def _scaled(value: Any, units: dict[str, Any], *, fold: bool) -> Any:
-    """A number with a known unit, multiplied out; anything else as it is, for pydantic to judge."""
+    """A number with a known unit, scaled; anything else unchanged, for pydantic to check."""
     match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return value

@@ -1,4 +1,4 @@
-"""YAML → plain values. Refuses what YAML allows and nobody means: a key twice, a NaN, an endless alias."""
+"""YAML → plain values. Rejects duplicate keys, NaN and recursive aliases, which YAML allows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VALUES_MAX = 100_000
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """SafeLoader that refuses a key given twice: the first one would silently be lost."""
+    """SafeLoader that rejects duplicate keys: the first value would be lost silently."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -23,7 +23,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
             if key in keys[:index]:
                 line = node.value[index][0].start_mark.line + 1
                 raise SettingsError(
-                    f"line {line}: the key {str(key)[:80]} is there twice", hint="remove one of them"
+                    f"line {line}: the key {str(key)[:80]} occurs twice", hint="remove one of them"
                 )
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
@@ -38,9 +38,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
             f"{path.name} cannot be read: {error.strerror}", hint="check the file's mode"
         ) from None
     if len(data) > FILE_BYTES_MAX:
-        raise SettingsError(
-            f"{path.name} has {len(data):,} bytes", hint="a configuration is small; is it this file?"
-        )
+        raise SettingsError(f"{path.name} has {len(data):,} bytes", hint="too large; is it the right file?")
     values = _parsed(data, path.name)
     if values is None:
         return {}
@@ -51,7 +49,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """A variable's or a flag's text as YAML would read it; what is no YAML stays text."""
+    """The text of a variable or flag, parsed as YAML; invalid YAML stays text."""
     try:
         value = yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
     except (yaml.YAMLError, SettingsError, RecursionError, ValueError):
@@ -73,19 +71,19 @@ def _parsed(data: bytes, name: str) -> Any:
     except (yaml.YAMLError, UnicodeDecodeError, ValueError):
         raise SettingsError(f"{name} is not YAML", hint="write UTF-8 text, starting with `models:`") from None
     except RecursionError:
-        raise SettingsError(f"{name} nests too deep", hint="begin with `models:`") from None
+        raise SettingsError(f"{name} is nested too deeply", hint="begin with `models:`") from None
 
 
 def _check_finite(value: Any, name: str) -> None:
-    """Walks everything once, aliases included; stops when there is more than anyone would write."""
+    """Visits every value once, including aliases; raises beyond VALUES_MAX values."""
     pending, seen = [value], 0
     while pending:
         item = pending.pop()
         seen += 1
         if seen > VALUES_MAX:
-            raise SettingsError(f"{name} holds more than {VALUES_MAX:,} values", hint="remove the aliases")
+            raise SettingsError(f"{name} contains more than {VALUES_MAX:,} values", hint="remove the aliases")
         if isinstance(item, float) and not math.isfinite(item):
-            raise SettingsError(f"{name}: {item} is not a number to set", hint="write a finite number")
+            raise SettingsError(f"{name}: {item} is not a finite number", hint="write a finite number")
         if isinstance(item, dict):
             pending.extend(item.values())
         elif isinstance(item, list):

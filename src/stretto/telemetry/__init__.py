@@ -1,1 +1,1 @@
-"""What operators see: histograms, traces and logs. Knows figures and names; never a prompt or an answer."""
+"""Histograms, traces and logs for operators. They never contain prompts or answers."""

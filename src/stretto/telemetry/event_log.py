@@ -1,8 +1,8 @@
-"""Scheduler events to the log `stretto.events`: one line each, with fields, never with a prompt.
+"""Writes scheduler events to the log `stretto.events`: one line each, with fields, never with a prompt.
 
-`take` runs on the tick thread and only queues; a thread of its own writes. A storm is cut off for each event
-by itself: so many lines at once, then so many a second; what was left out is told with the next line or, in
-silence, in a line of its own. A log that blocks costs lines, which are counted, and never a tick.
+`take` runs on the tick thread and only enqueues; a separate thread writes. Each event is rate-limited on its
+own: a burst of lines, then a number per second; the count of suppressed lines is added to the next line or,
+if there is none, logged separately. A blocked log loses lines, which are counted, and never delays a tick.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Line(NamedTuple):
 
 
 class Bucket:
-    """How many lines of one event may be written now. Pure: the clock is an argument."""
+    """Token bucket for the lines of one event. Pure: the clock is an argument."""
 
     __slots__ = ("_at_s", "_left", "suppressed")
 
@@ -57,7 +57,7 @@ class Bucket:
 
 
 class EventLog:
-    """Of one model. `name_of` turns the scheduler's request id into the one that callers know."""
+    """Event log of one model. `name_of` maps the scheduler's request id to the caller's."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class EventLog:
         self._thread.start()
 
     def take(self, events: Events) -> None:
-        """On the tick thread."""
+        """Called on the tick thread."""
         if not events.notes:
             return
         queued = False
@@ -97,7 +97,7 @@ class EventLog:
             self._ready.set()
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Write what waits, then end the thread."""
+        """Write pending lines, then end the thread."""
         self._closing = True
         self._ready.set()
         if threading.current_thread() is not self._thread:
@@ -149,7 +149,7 @@ class EventLog:
 
 
 def _end_of(note: Note, events: Events) -> Terminal | None:
-    """A slot that is free because its request ended tells of the request, too."""
+    """The ended request, if this event frees its slot."""
     if note.name != event_names.SLOT_FINISHED:
         return None
     return next((end for end in events.ends if end.request_id == note.request_id), None)

@@ -1,7 +1,7 @@
-"""What each scheduler event is to an operator: how serious, and what its number means.
+"""Severity of each scheduler event, and the meaning of its number.
 
-The names are those of `core.event_names`, seed 000's log messages to the letter among them. Failures are
-warnings, what changes a running request is information, what happens to every request is for debugging.
+The names are those of `core.event_names`, which include seed 000's log messages verbatim. Failures are
+warnings, changes to a running request are info, events of every request are debug.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DEBUG, INFO, WARNING = logging.DEBUG, logging.INFO, logging.WARNING
 
 
 class Kind(NamedTuple):
-    """`field` names the event's number in the log; empty: it has none. Seconds are logged in milliseconds."""
+    """`field` names the event's number in the log, empty if none. Seconds are logged as milliseconds."""
 
     level: int
     field: str = ""

@@ -1,6 +1,6 @@
-"""A histogram for the token path: one bisection and two additions an observation, no lock.
+"""A histogram for the token path: one bisection and two additions per observation, no lock.
 
-It belongs to one thread. `buckets` gives the cumulative counts that Prometheus wants.
+It belongs to one thread. `buckets` returns cumulative counts for Prometheus.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """`count` observations of the same value: tokens that came together share their gap."""
+        """`count` observations of the same value, e.g. of tokens that arrived together."""
         self.counts[bisect_left(self.edges, value)] += count
         self.total += value * count
 
@@ -40,7 +40,7 @@ class Histogram:
         return found
 
     def quantile(self, share: float) -> float:
-        """About that quantile: the upper edge of its bucket; 0 when nothing was observed."""
+        """Approximate quantile: the upper edge of its bucket; 0 without observations."""
         wanted = share * self.count
         below = 0
         for edge, count in zip((*self.edges, self.edges[-1]), self.counts, strict=True):

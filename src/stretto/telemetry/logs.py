@@ -1,7 +1,7 @@
-"""Logs: one line an event on stderr, JSON for machines or aligned for people. Never a prompt or an answer.
+"""Logs: one line per event on stderr, as JSON or aligned for a terminal. Never a prompt or an answer.
 
-Lines of other libraries (uvicorn) go through the same renderer. Tracebacks are plain: the pretty ones print
-the values of local variables, and those may be somebody's text.
+Lines of other libraries (uvicorn) use the same renderer. Tracebacks are plain, because rich ones print local
+variables, which may contain a user's text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOTICES = "stretto.notices"
 
 
 def _lift_event(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:
-    """A line that `log_event` wrote through Python's logging gets its fields back."""
+    """Restore the fields of a line that `log_event` wrote through Python's logging."""
     record = event.get("_record")
     fields = getattr(record, "stretto_fields", None)
     if fields is not None:
@@ -38,7 +38,7 @@ _SHARED: list[Any] = [
 
 
 def set_up(*, json_lines: bool, level: str = "info", stream: TextIO | None = None) -> None:
-    """Once, when a process starts."""
+    """Configure logging, once per process."""
     out = stream or sys.stderr
     structlog.configure(
         processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -68,7 +68,7 @@ def set_up(*, json_lines: bool, level: str = "info", stream: TextIO | None = Non
 
 
 def reset() -> None:
-    """As if `set_up` had not been called: for tests, which share a process."""
+    """Undo `set_up`, for tests that share a process."""
     structlog.reset_defaults()
     logging.getLogger().handlers[:] = []
     logging.getLogger().setLevel(logging.WARNING)
@@ -89,7 +89,7 @@ def _log_uncaught_in_thread(failure: threading.ExceptHookArgs) -> None:
 
 
 def notice(event: str, level: int = logging.INFO, **fields: str | int | float) -> None:
-    """What an operator must see at any `log_level`: where the server listens, and why it did not start."""
+    """Log regardless of `log_level`: where the server listens, and why it did not start."""
     log_event(logging.getLogger(NOTICES), level, event, fields)
 
 
@@ -104,9 +104,9 @@ def _renderer(*, json_lines: bool, colors: bool) -> list[Any]:
 
 
 def log_event(log: logging.Logger, level: int, name: str, fields: Mapping[str, str | int | float]) -> None:
-    """An event with fields through Python's logging, so that a program that uses the SDK gets it, too.
+    """Log an event with fields through Python's logging, so that programs using the SDK receive it.
 
-    With `set_up` the fields are fields; any other handler shows them behind the name.
+    With `set_up` they stay structured fields; other handlers show them after the name.
     """
     if log.isEnabledFor(level):
         said = " ".join([name, *(f"{key}={value}" for key, value in fields.items())])

@@ -1,7 +1,7 @@
-"""Seed 003's measurements of ticks and requests as histograms, and every event counted.
+"""Seed 003's measurements of ticks and requests as histograms, and a counter per event.
 
-`take` runs on the tick thread: a few bisections a tick, so nothing is lost however busy the log is. Other
-threads read: a look may be one observation behind in one of its columns.
+`take` runs on the tick thread and costs a few bisections per tick, so nothing is lost when the log is busy.
+Other threads read without a lock and may see one column an observation behind another.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RATE_EDGES = (
 )
 
 _COUNTED = int(ROW_EDGES[-1]) + 1
-_BUCKETS = tuple(bisect_left(ROW_EDGES, count) for count in range(_COUNTED))  # a look-up for every tick
+_BUCKETS = tuple(bisect_left(ROW_EDGES, count) for count in range(_COUNTED))  # looked up on every tick
 
 
 class Measures:

@@ -1,7 +1,7 @@
-"""One callback that hears of things as they happen, on a thread of its own and in order.
+"""Subscription: calls one callback with items as they happen, in order, on its own thread.
 
-The thread that tells never waits: what comes while `waiting_max` items wait is dropped and counted. A
-callback that raises is logged, counted, and called again with what follows.
+The publishing thread never blocks: beyond `waiting_max` pending items, new ones are dropped and counted. A
+callback that raises is logged and counted, and still gets the following items.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _log = logging.getLogger("stretto.telemetry")
 
 
 class Subscription(Generic[Item]):
-    """Call it to end it. `dropped` and `failed` count items that the callback missed or raised on."""
+    """Call it to unsubscribe. `dropped` and `failed` count items missed and callbacks that raised."""
 
     def __init__(
         self,
@@ -31,14 +31,14 @@ class Subscription(Generic[Item]):
         self.failed = 0
         self._callback = callback
         self._on_close = on_close
-        self._waiting: queue.Queue[Item | None] = queue.Queue(waiting_max + 1)  # room for the end
+        self._waiting: queue.Queue[Item | None] = queue.Queue(waiting_max + 1)  # room for the end marker
         self._waiting_max = waiting_max
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="stretto-subscriber", daemon=True)
         self._thread.start()
 
     def put(self, item: Item) -> None:
-        """From one thread, which is never held up."""
+        """Called from one thread; never blocks."""
         if self._closed:
             return
         if self._waiting.qsize() >= self._waiting_max:
@@ -47,14 +47,14 @@ class Subscription(Generic[Item]):
             self._waiting.put_nowait(item)
 
     def __call__(self) -> None:
-        """No further item is taken; those that wait are delivered."""
+        """Unsubscribe: no further items are accepted; pending ones are delivered."""
         if not self._closed:
             self._closed = True
             self._on_close(self)
             self._waiting.put_nowait(None)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """End it, and wait until the callback has had what was left."""
+        """Unsubscribe, and wait until pending items are delivered."""
         self()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)

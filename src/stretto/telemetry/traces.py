@@ -1,6 +1,6 @@
-"""OpenTelemetry spans of a request, written when it is over: nothing is done while tokens flow.
+"""OpenTelemetry spans of a request, recorded at its end: no cost while tokens are generated.
 
-    request ─┬─ prepare-request     from arrival to the engine
+    request ─┬─ prepare-request     from arrival to submission
              ├─ queue-wait          until it had a slot
              ├─ prefill             until its first token
              └─ token-generation    until its end
@@ -22,7 +22,7 @@ COMPUTE = "compute"  # in place of the last two: embeddings and rankings
 
 @dataclass(frozen=True, slots=True)
 class RequestTrace:
-    """When things happened, in seconds since the epoch. A part that was not reached is None."""
+    """Timestamps in seconds since the epoch. A phase that was not reached is None."""
 
     name: str
     arrived_s: float
@@ -36,7 +36,7 @@ class RequestTrace:
     work: str = PREFILL  # what begins when it is admitted
 
     def parts(self) -> list[tuple[str, float, float]]:
-        """(span, from, to), in order; the last one that began lasts until the end."""
+        """(span, start, end), in order; the last phase reached lasts until the end."""
         marks = [
             (PREPARE, self.arrived_s),
             (QUEUE, self.prepared_s),
@@ -50,7 +50,7 @@ class RequestTrace:
 
 @dataclass(frozen=True, slots=True)
 class SpanRecord:
-    """One span of its own, e.g. of a batch, in seconds since the epoch."""
+    """A separate span, e.g. of a batch, in seconds since the epoch."""
 
     name: str
     started_s: float
@@ -74,13 +74,13 @@ class NoTracer:
     enabled = False
 
     def record(self, trace: RequestTrace) -> None:
-        """Nobody looks."""
+        """Tracing is disabled."""
 
     def record_span(self, span: SpanRecord) -> None:
-        """Nobody looks."""
+        """Tracing is disabled."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
 
 class OtelTracer:
@@ -125,7 +125,7 @@ class OtelTracer:
 
 
 def make_tracer(traces: str) -> Tracer:
-    """What the setting `traces` asks for."""
+    """The tracer for the setting `traces`."""
     if traces == "off":
         return NoTracer()
     try:

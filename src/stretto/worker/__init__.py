@@ -1,1 +1,1 @@
-"""What owns a loaded model: the loop that drives its ticks, and the output that turns tokens into text."""
+"""The worker process: owns loaded models, drives their ticks, turns tokens into text, serves RPC calls."""

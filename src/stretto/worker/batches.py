@@ -1,6 +1,6 @@
-"""Calls that carry several requests: each entry succeeds or fails alone, and every batch is measured.
+"""Batch calls: entries succeed or fail independently, and every batch is measured.
 
-`batch_generate` and `batch_tokenize` answer with one item per entry, in order. Runs on the RPC loop.
+`batch_generate` and `batch_tokenize` return one item per entry, in order. Runs on the RPC loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Generate = Callable[[m.GenerateParams, float], Awaitable[m.GenerateResult]]
 
 
 class BatchLog:
-    """Sizes, times, groups and refusals of this runtime's batches."""
+    """Sizes, durations, groups and rejections of this worker's batches."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class BatchLog:
         return msgspec.structs.replace(self._telemetry)
 
     def generate(self, batch: m.BatchGenerateParams, begin: Generate) -> Awaitable[m.BatchGenerateResult]:
-        """`begin` is called here for each entry, in order: of two equal stream ids the first is served."""
+        """Calls `begin` for each entry in order; of two equal stream ids the first is served."""
         arrived_s = self._clock()
         items = asyncio.gather(*_items(batch, begin, arrived_s))
         return self._answer(batch, items, arrived_s)
@@ -81,7 +81,7 @@ def _item(
 ) -> Awaitable[m.BatchItem]:
     try:
         if params.stream_id in seen:
-            raise DuplicateRequestError(f"stream id {params.stream_id[:80]!r} is twice in this batch")
+            raise DuplicateRequestError(f"stream id {params.stream_id[:80]!r} occurs twice in this batch")
         seen.add(params.stream_id)
         return _isolated(begin(params, arrived_s))
     except Exception as error:

@@ -1,7 +1,7 @@
-"""Which models this runtime may serve, how much memory each would take, and how it is loaded.
+"""Catalogue: which models this worker may serve, how much memory each needs, and how each is loaded.
 
-Only names that the operator listed, pulled or gave at start are served: what a caller sends is never taken
-for a path.
+Only models that the operator configured, pulled or passed at start are served: a model name in a request is
+never interpreted as a path.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WINDOW_MAX = 8192
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a runtime is started with: models by name or path, and the settings' sources."""
+    """What a worker is started with: models by name or path, and sources of settings."""
 
     models: tuple[str, ...] = ()
     flags: Mapping[str, Any] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Launch:
 
 
 class Catalogue:
-    """The `Loader` of the model pool over settings and the store. Its methods are called on any thread."""
+    """The model pool's `Loader`, based on the settings and the store. Thread-safe."""
 
     def __init__(self, launch: Launch, *, heartbeat: HeartbeatWriter | None = None) -> None:
         self._launch = launch
@@ -54,11 +54,11 @@ class Catalogue:
         return self._settings
 
     def ids(self) -> Sequence[str]:
-        """The models that were listed or given, the default one first."""
+        """Configured models, the default one first."""
         return tuple(self._names)
 
     def resolve(self, model_id: str) -> str:
-        """The id under which a model is kept. "" is the default one; pulled models go by their name."""
+        """The canonical id of a model. "" is the default model; pulled models use their own name."""
         if not model_id:
             return next(iter(self._names))
         if model_id in self._names:
@@ -68,10 +68,10 @@ class Catalogue:
             return pulled[model_id]
         near = difflib.get_close_matches(model_id, [*self._names, *pulled], 1)
         hint = f"did you mean {near[0]}?" if near else None
-        raise ModelNotFoundError(f"there is no model {model_id[:120]!r} here", hint=hint)
+        raise ModelNotFoundError(f"model {model_id[:120]!r} does not exist", hint=hint)
 
     def estimate_bytes(self, model_id: str, progress: Progress) -> int:
-        """Memory of weights, slots and buffers, before anything is loaded (but made ready on first use)."""
+        """Estimated memory for weights, slots and buffers (prepares the file on first use)."""
         chosen = self._chosen(model_id)
         if chosen.backend == "simulated":
             return SIMULATED_BYTES
@@ -117,7 +117,7 @@ class Catalogue:
         return self._settings.model(self._names.get(model_id, model_id))
 
     def _listed(self) -> dict[str, str]:
-        """Id → the name to load it by."""
+        """Id → name to load the model by."""
         names = {_id_of(name): name for name in self._launch.models}
         names |= {name: name for name in self._settings.models}
         if names:
@@ -131,7 +131,7 @@ class Catalogue:
 
 
 def _id_of(name: str) -> str:
-    """A path is shown by its file's name, anything else as it is."""
+    """File name for a path, otherwise the name itself."""
     return Path(name).stem if name.endswith(".gguf") or name.startswith(("/", "./", "~")) else name
 
 
@@ -160,7 +160,7 @@ def _gguf_bytes(path: Path, chosen: settings_.ModelSettings) -> int:
 
 
 def _weights_bytes(file: gguf.GgufFile) -> int:
-    """Of all parts, where the model is cut into several files."""
+    """Size of all shards, if the model is split into several files."""
     from stretto.model_files.hub import SHARD
 
     shard = SHARD.search(file.path.name)

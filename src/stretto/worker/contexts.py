@@ -1,10 +1,10 @@
-"""A pool of contexts over one set of weights, for models that answer a request in a few passes.
+"""A pool of contexts over one set of weights, for models that need only a few passes per request.
 
-Each context has a thread, made when the work needs it. Requests wait in a packer until a context is free, by
-priority and with tenants in turn; what waits together runs together. A request ends by its result, by its
-future's `cancel`, by its deadline, or with the error of a pass that failed twice: after a failure the context
-is rebuilt, and the inputs of that batch run again one by one, so that only the request at fault fails. Knows
-nothing of text or of llama.cpp.
+Each context has its own thread, created on demand. Requests wait in a packer until a context is free, ordered
+by priority and round robin between tenants; waiting inputs are batched. A request ends with its result, when
+its future is cancelled, at its deadline, or with the error of a pass that failed twice: after a failure the
+context is rebuilt and the inputs of that batch run again one by one, so that only the faulty request fails.
+Knows nothing about text or llama.cpp.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ CLOSE_TIMEOUT_S = 30.0
 
 
 class Encoder(Protocol):
-    """One context. Used by one thread at a time; `run` may raise anything, and then `rebuild` is called."""
+    """One context. Used by one thread at a time; `rebuild` is called after `run` has raised."""
 
     def run(self, inputs: Sequence[Sequence[int]]) -> Vectors:
-        """One row for each input, which together fit one batch."""
+        """One row per input; the inputs fit one batch."""
         ...
 
     def rebuild(self) -> None: ...
@@ -47,12 +47,12 @@ class PoolStats:
     contexts: int
     busy: int
     requests: int  # waiting or running
-    queued: Mapping[str, int]  # of these, by priority, those without any input in a batch yet
+    queued: Mapping[str, int]  # of these, by priority, those with no input in a batch yet
     batches: int
     inputs: int
     tokens: int
     failures: int
-    batch_s: float  # how long the last batch took
+    batch_s: float  # duration of the last batch
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +65,7 @@ class _Job:
     rows: list[Vectors | None]
     left: int
     on_start: Callable[[], None] | None = None
-    running: bool = False  # some input of it is or was in a batch
+    running: bool = False  # at least one input is or was in a batch
     retried: set[int] = field(default_factory=set)
 
 
@@ -102,7 +102,7 @@ class ContextPool:
         self._counts = _Counts()
         self._refusing = False
         self._closed = False
-        self._spare: Encoder | None = make()  # what cannot be made at all fails at load, not at work
+        self._spare: Encoder | None = make()  # a context that cannot be created fails at load time
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -115,21 +115,21 @@ class ContextPool:
         tenant: str = "",
         on_start: Callable[[], None] | None = None,
     ) -> Future[Vectors]:
-        """Queue inputs, none of them empty. `cancel` on the future frees what is not computed yet.
+        """Queue non-empty inputs. Cancelling the future drops inputs that have not been computed yet.
 
-        `on_start` is called once, on the context's thread, just before the first of them is computed.
+        `on_start` is called once, on the context's thread, just before the first input is computed.
 
-        `deadline_s` is on the pool's clock; a batch that already runs is not interrupted by it. A tenant by
-        name cannot fill the queue alone: the last quarter is for the others.
+        `deadline_s` is on the pool's clock and does not interrupt a running batch. A named tenant cannot fill
+        the whole queue: the last quarter is reserved for other tenants.
         """
         future: Future[Vectors] = Future()
         with self._changed:
             if self._refusing:
                 raise ShuttingDownError("the model is being unloaded")
             if len(self._jobs) >= self._requests_max:
-                raise QueueFullError(f"{len(self._jobs)} requests wait for this model already")
+                raise QueueFullError(f"{len(self._jobs)} requests are already queued for this model")
             if tenant and self._of_tenant(tenant) >= max(1, self._requests_max * 3 // 4):
-                raise QueueFullError("too many requests of this tenant wait for this model already")
+                raise QueueFullError("too many requests of this tenant are already queued for this model")
             number = next(self._numbers)
             rows: list[Vectors | None] = [None] * len(inputs)
             self._jobs[number] = _Job(
@@ -151,7 +151,7 @@ class ContextPool:
             self._changed.notify_all()
 
     def _wake(self) -> None:
-        """One more context for what waits: an idle one, else a new one."""
+        """Put one more context to work: an idle one, or a new one."""
         if self._idle:
             self._changed.notify()
         elif len(self._threads) < self.size:
@@ -178,14 +178,14 @@ class ContextPool:
             )
 
     def drain(self) -> None:
-        """Refuse what is new; what waits and what runs is still answered."""
+        """Reject new requests; queued and running ones still complete."""
         with self._changed:
             self._refusing = True
 
     def close(self) -> bool:
-        """End everything. Batches that run are waited for, because C code cannot be interrupted.
+        """End all requests. Running batches are awaited, because C code cannot be interrupted.
 
-        False: one did not end in time, and the weights must not be freed under it.
+        False if a batch did not finish in time: the weights must not be freed while it runs.
         """
         with self._changed:
             self._refusing = self._closed = True
@@ -212,7 +212,7 @@ class ContextPool:
                 started = self._clock()
                 rows = encoder.run(inputs)
                 if len(rows) != len(inputs):
-                    raise InvariantError(f"{len(rows)} vectors came back for {len(inputs)} inputs")
+                    raise InvariantError(f"got {len(rows)} vectors for {len(inputs)} inputs")
             except Exception as error:
                 if encoder is None and self._retired(items):
                     return
@@ -224,7 +224,7 @@ class ContextPool:
             encoder.close()
 
     def _retired(self, items: Sequence[Item]) -> bool:
-        """No memory for one more context: the others go on with its work, and no more is tried for."""
+        """No memory for another context: the others take over its work, and no more are created."""
         with self._changed:
             if len(self._threads) == 1:
                 return False
@@ -243,7 +243,7 @@ class ContextPool:
             return spare
 
     def _next(self) -> list[tuple[Item, Sequence[int]]] | None:
-        """Block until there is a batch; None: the pool is closed."""
+        """Block until there is a batch; None once the pool is closed."""
         while True:
             with self._changed:
                 while not self._closed and not self._packer.waiting:
@@ -260,14 +260,14 @@ class ContextPool:
                 batch = [(item, self._jobs[item.request].inputs[item.number]) for item in items]
                 begun = self._begin(items)
             for job in late:
-                _settle(job.future, DeadlineError("the deadline passed while the request waited"))
+                _settle(job.future, DeadlineError("the deadline passed while the request was queued"))
             for tell in begun:
                 tell()
             if batch:
                 return batch
 
     def _begin(self, items: Sequence[Item]) -> list[Callable[[], None]]:
-        """Whom to tell that the first of their inputs is about to be computed."""
+        """`on_start` callbacks of requests whose first input is about to be computed."""
         fresh = [job for item in items if not (job := self._jobs[item.request]).running]
         told = [job.on_start for job in dict.fromkeys(fresh) if job.on_start is not None]
         for job in fresh:
@@ -302,7 +302,7 @@ class ContextPool:
             _settle(job.future, np.stack([row for row in job.rows if row is not None]))
 
     def _failed(self, items: Sequence[Item], error: Exception) -> None:
-        """Each input runs once more, alone; one that had its second chance ends its request."""
+        """Retry each input once, alone; a second failure ends its request."""
         ended: list[_Job] = []
         with self._changed:
             self._busy -= 1
@@ -321,7 +321,7 @@ class ContextPool:
 
 
 def _rebuilt(encoder: Encoder | None) -> Encoder | None:
-    """The same context made anew; None where that fails too: the next batch asks for another."""
+    """The rebuilt context; None if that fails too, so that the next batch creates another."""
     if encoder is None:
         return None
     try:
@@ -334,7 +334,7 @@ def _rebuilt(encoder: Encoder | None) -> Encoder | None:
 
 
 def _settle(future: Future[Any], outcome: Vectors | Exception) -> None:
-    """Set a future's end, unless its caller cancelled it first."""
+    """Resolve a future, unless its caller cancelled it first."""
     with contextlib.suppress(InvalidStateError):
         if isinstance(outcome, Exception):
             future.set_exception(outcome)

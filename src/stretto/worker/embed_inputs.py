@@ -1,7 +1,8 @@
-"""From what a caller sends to token sequences: checked, framed with the model's own marks, cut where asked.
+"""Turns embedding and reranking inputs into token sequences: validates, adds special tokens, truncates on
+request.
 
-Text is wrapped as the model was trained ([CLS] … [SEP]); token ids are taken as they are. Every refusal is a
-typed error with its numbers. User text never becomes a control token. Computes nothing.
+Text is wrapped as in training ([CLS] … [SEP]); token ids are used unchanged. Every rejection is a typed error
+with the numbers involved. User text never becomes a control token. Runs no model.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ _PLACES = re.compile(r"(\{query\}|\{document\})")
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The marks around a text, and between a query and a document."""
+    """Special tokens around a text, and between a query and a document."""
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     between: tuple[int, ...] = ()
-    rerank_template: str = ""  # the file's own text with {query} and {document}, in place of marks
+    rerank_template: str = ""  # the file's template with {query} and {document}, instead of special tokens
 
 
 class InputReader:
@@ -46,12 +47,12 @@ class InputReader:
         return self._window
 
     def texts(self, inputs: Sequence[Any], truncate: str) -> list[list[int]]:
-        """Inputs to embed: texts, or lists of token ids. Nothing is taken on trust: SDKs pass objects."""
+        """Inputs to embed: texts or lists of token ids, type-checked because the SDK accepts any object."""
         self._check(len(inputs), "inputs", truncate)
         return [self._one(number, given, truncate) for number, given in enumerate(inputs)]
 
     def pairs(self, query: Any, documents: Sequence[Any], truncate: str) -> list[list[int]]:
-        """A query with each document. Where they do not fit together the document is cut, never the query."""
+        """The query paired with each document. Of a pair that is too long, the document is truncated."""
         self._check(len(documents), "documents", truncate)
         if not isinstance(query, str) or not query:
             raise EmptyPromptError("the query is empty", hint="send a text")
@@ -69,7 +70,7 @@ class InputReader:
         ]
 
     def _encoded(self, text: str, what: str, truncate: str) -> list[int]:
-        """The tokens of a text; of one that is far too long no more than the window needs."""
+        """The tokens of a text; of a very long one, only as many as the window needs."""
         if len(text) <= bounds.CHARS_A_TOKEN * self._window:
             return self._tokenizer.encode(text, False)
         if truncate:
@@ -79,13 +80,13 @@ class InputReader:
             bounds.check_segments((Segment(text, user=True),), self._tokenizer, self._window)
         except PromptTooLongError:
             raise PromptTooLongError(
-                f"{what} has more than {self._window} tokens, which is all that the model takes",
+                f"{what} has more than {self._window} tokens, the model's maximum",
                 hint="shorten it, or set truncate: left or right",
             ) from None
         return self._tokenizer.encode(text, False)
 
     def _part(self, text: str, truncate: str) -> str:
-        """An end of a long text, cut at a space: two windows long, so that one window is as in the whole."""
+        """One end of a long text, cut at a space: two windows long, so that the window is unaffected."""
         chars = bounds.CHARS_A_TOKEN * self._window
         while chars < len(text):
             part = text[:chars] if truncate == "right" else text[-chars:]
@@ -99,23 +100,23 @@ class InputReader:
 
     def _check(self, count: int, what: str, truncate: str) -> None:
         if count == 0:
-            raise EmptyPromptError(f"there are no {what}", hint="send at least one")
+            raise EmptyPromptError(f"no {what} given", hint="send at least one")
         if count > self._inputs_max:
             raise InvalidRequestError(
-                f"{count} {what} in one request; at most {self._inputs_max} are taken",
+                f"{count} {what} in one request; the maximum is {self._inputs_max}",
                 hint="send them in several requests",
             )
         if truncate not in TRUNCATE:
-            raise InvalidRequestError(f"truncate is left or right, not {truncate[:20]!r}", hint="")
+            raise InvalidRequestError(f"truncate must be left or right, not {truncate[:20]!r}", hint="")
 
     def _one(self, number: int, given: Any, truncate: str) -> list[int]:
         if isinstance(given, str):
             if not given:
-                raise EmptyPromptError(f"input {number} is an empty string", hint="leave it out")
+                raise EmptyPromptError(f"input {number} is an empty string", hint="omit it")
             tokens = self._encoded(given, f"input {number}", truncate)
             return self._framed(list(self._frame.before), tokens, f"input {number}", truncate)
         if not isinstance(given, Sequence) or isinstance(given, bytes):
-            raise InvalidRequestError(f"input {number} is neither a text nor a list of token ids", hint="")
+            raise InvalidRequestError(f"input {number} must be a text or a list of token ids", hint="")
         tokens = [self._checked(number, token) for token in given]
         return self._cut([], tokens, (), f"input {number}", truncate)
 
@@ -123,7 +124,7 @@ class InputReader:
         size = self._tokenizer.vocab_size
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < size:
             raise InvalidTokenError(
-                f"input {number} has the token {str(token)[:24]}; the vocabulary's are 0 to {size - 1}"
+                f"input {number} contains token {str(token)[:24]}; valid tokens are 0 to {size - 1}"
             )
         return token
 
@@ -133,21 +134,21 @@ class InputReader:
     def _cut(
         self, start: list[int], tokens: list[int], end: tuple[int, ...], what: str, truncate: str
     ) -> list[int]:
-        """`start + tokens + end`, with `tokens` cut to fit where that is allowed."""
+        """`start + tokens + end`, with `tokens` truncated to fit where allowed."""
         total, room = len(start) + len(tokens) + len(end), self._window - len(start) - len(end)
         if total == 0:
             raise EmptyPromptError(f"{what} is empty")
         if total > self._window:
             if not truncate or room < 1:
                 raise PromptTooLongError(
-                    f"{what} has {total} tokens, the model takes {self._window}",
+                    f"{what} has {total} tokens, the model's maximum is {self._window}",
                     hint="shorten it" if truncate else "shorten it, or set truncate: left or right",
                 )
             tokens = tokens[:room] if truncate == "right" else tokens[-room:]
         return [*start, *tokens, *end]
 
     def _rendered(self, number: int, query: str, document: str, truncate: str) -> list[int]:
-        """The file's own template; where it is too long the document is shortened by the tokens in excess."""
+        """Render the file's template; if too long, shorten the document by the excess tokens."""
         self._encoded(query, "the query", "")
         text = document
         if len(text) > bounds.CHARS_A_TOKEN * self._window:
@@ -164,7 +165,7 @@ class InputReader:
                 break
             text = b"".join(map(self._tokenizer.token_bytes, kept)).decode("utf-8", "ignore")
         raise PromptTooLongError(
-            f"document {number} and the query have {len(tokens)} tokens, the model takes {self._window}",
+            f"document {number} and the query have {len(tokens)} tokens, the maximum is {self._window}",
             hint="shorten it" if truncate else "shorten it, or set truncate: left or right",
         )
 

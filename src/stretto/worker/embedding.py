@@ -1,8 +1,8 @@
-"""One embedding or reranking model at work: `EmbedParams` in, `EmbedResult` out.
+"""One loaded embedding or reranking model: `EmbedParams` in, `EmbedResult` out.
 
-Turns requests into token sequences, hands them to the pool of contexts, and makes unit vectors or scores of
-what comes back. The blocking calls serve the SDK, the `a…` ones the runtime's event loop; in both, leaving
-early (a deadline, a cancelled task) frees what is not computed yet.
+Turns requests into token sequences, runs them on the pool of contexts, and converts the output to unit
+vectors or scores. The blocking calls serve the SDK, the `a…` variants the worker's event loop; in both, a
+deadline or a cancelled task drops the inputs that have not been computed yet.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from stretto.worker.embed_inputs import InputReader
 
 Runner = Callable[..., Awaitable[list[list[int]]]]
 _TINY = 1e-12
-REPLY_BYTES = 4096  # what a reply takes beside its vectors
+REPLY_BYTES = 4096  # of a reply, besides its vectors
 
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """What comes out of this model."""
+    """What this model produces."""
 
     name: str
     width: int
     ranks: bool = False
-    probabilities: bool = False  # a ranker whose graph ends in a softmax
+    probabilities: bool = False  # a reranker whose graph ends in a softmax
 
 
 class EmbeddingRuntime:
-    """Answers from many threads and from an event loop at once."""
+    """Thread-safe; also usable from an event loop."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class EmbeddingRuntime:
 
     @property
     def window(self) -> int:
-        """Tokens that one input may hold."""
+        """Maximum tokens of one input."""
         return self._reader.window
 
     # --- asking ----------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class EmbeddingRuntime:
         run: Runner = asyncio.to_thread,
         on_start: Callable[[], None] | None = None,
     ) -> EmbedResult:
-        """`run`: where inputs are tokenized, which takes a while for 2,000 texts."""
+        """`run`: executes tokenization off the event loop, which takes a while for 2,000 texts."""
         end_s = _end(params.deadline_ms)
         inputs = await run(self._embed_inputs, params)
         vectors = await _await(self._submit(params, inputs, end_s, on_start), end_s)
@@ -108,16 +108,16 @@ class EmbeddingRuntime:
         return self._ranked(params, inputs, vectors)
 
     def check_reply(self, params: EmbedParams, *, bytes_max: int) -> None:
-        """Vectors that would not fit a message are refused before they are computed."""
+        """Reject requests whose vectors would not fit a message before they are computed."""
         width = min(params.dimensions or self.making.width, self.making.width)
-        inputs_max = (bytes_max - REPLY_BYTES) * 3 // (16 * max(width, 1))  # four bytes a number, in base64
+        inputs_max = (bytes_max - REPLY_BYTES) * 3 // (16 * max(width, 1))  # four bytes per number, in base64
         if len(params.inputs) > inputs_max:
             raise ReplyTooLargeError(
-                f"{len(params.inputs)} vectors of {width} numbers exceed a reply; at most {inputs_max} fit",
+                f"{len(params.inputs)} vectors of width {width} do not fit a reply; at most {inputs_max} do",
                 hint="send the inputs in several requests",
             )
 
-    # --- life (a `Resident` of the runtime's pool of models) -------------------------------------
+    # --- life (a `Resident` of the worker's pool of models) -------------------------------------
 
     @property
     def stats(self) -> PoolStats:
@@ -128,7 +128,7 @@ class EmbeddingRuntime:
         return "a reranker" if self.making.ranks else "an embedding model"
 
     def model_stats(self, model_id: str) -> ModelStats:
-        """The same figures as of a model that generates: a batch is a tick, a context a slot."""
+        """The same statistics as for a generating model: a batch counts as a tick, a context as a slot."""
         stats = self._pool.stats
         return ModelStats(
             model_id=model_id,
@@ -215,7 +215,7 @@ class EmbeddingRuntime:
 
 
 def _sigmoid(score: float) -> float:
-    """Written so that neither end overflows."""
+    """Numerically stable for large positive and negative scores."""
     small = math.exp(-abs(score))
     return 1 / (1 + small) if score >= 0 else small / (1 + small)
 
@@ -231,13 +231,13 @@ def _late() -> DeadlineError:
 
 
 def _wait(future: Future[Vectors], end_s: float | None) -> Vectors:
-    """Block for a result; whoever stops waiting cancels."""
+    """Block for a result; cancels the future if the wait is interrupted."""
     try:
         return future.result(None if end_s is None else max(0.0, end_s - time.monotonic()))
     except concurrent.futures.TimeoutError:
         raise _late() from None
     finally:
-        future.cancel()  # nothing once it is done
+        future.cancel()  # no effect once it is done
 
 
 async def _await(future: Future[Vectors], end_s: float | None) -> Vectors:

@@ -1,8 +1,8 @@
-"""From the file of an embedding or reranking model to one at work: how many contexts, which batches, why.
+"""Loads embedding and reranking models: chooses the number of contexts and the batch size.
 
-On a CPU one thread in each of as many contexts as there are cores gave the most texts per second, and batches
-of 128 tokens were as good as larger ones while a newcomer waits less (benchmarks/embeddings.py). On a GPU a
-batch is as large as `n_ubatch`.
+On a CPU, one single-threaded context per core gave the most texts per second, and batches of 128 tokens were
+as fast as larger ones while new requests wait less (benchmarks/embeddings.py). On a GPU a batch holds
+`n_ubatch` tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 BATCH_TOKENS_CPU = 128
 RERANK_TEMPLATE = "tokenizer.chat_template.rerank"
-_SOFTMAX_ARCHITECTURES = ("qwen3", "qwen3vl")  # llama.cpp ends their ranking graphs in one
+_SOFTMAX_ARCHITECTURES = ("qwen3", "qwen3vl")  # llama.cpp ends their ranking graphs with a softmax
 
 
 def load_any(
@@ -39,7 +39,7 @@ def load_any(
     progress: Progress | None = None,
     config: str | Path | None = None,
 ) -> Loaded | EmbeddingRuntime:
-    """A model of whichever kind the file is, for callers that do not know."""
+    """Load a model of whichever kind the file contains."""
     loaded = settings_.load(config, flags=settings)
     for note in loaded.notes:
         warnings.warn(note, FutureWarning, stacklevel=3)  # at the line that made the `LLM`
@@ -56,7 +56,7 @@ def load_any(
 
 
 def makes_vectors(path: Path) -> bool:
-    """Whether a file is for this loader: an embedding model or a reranker."""
+    """Whether a file contains an embedding model or a reranker."""
     from stretto.model_files import gguf
     from stretto.model_files.kind import shape_of
 
@@ -144,7 +144,7 @@ def _at_work(model: Model, chosen: settings_.ModelSettings, unused: list[str]) -
 
 
 def shared_cores(chosen: settings_.ModelSettings, *, on_gpu: bool) -> tuple[int, int]:
-    """Contexts, and threads of each. What was asked for is done; else each core gets a context."""
+    """(contexts, threads per context): as configured, otherwise one context per core."""
     from stretto.backends.llamacpp.native.cpu_limits import cores
 
     asked = "n_seq_max" in chosen.model_fields_set

@@ -1,8 +1,7 @@
-"""The worker's end of the process in which grammars are tried (`runtime.grammar_server`).
+"""The worker's end of the grammar trial process (`worker.grammar_server`).
 
-Started when the first grammar comes, and again when it has died. A trial is a future: cancelling it kills the
-trial. Called from any thread. Decides nothing about fairness (`runtime.lanes`) or about what is remembered
-(`grammars`).
+Started with the first grammar, and again after it has died. A trial is a future: cancelling it kills the
+trial. Thread-safe. Fairness is handled by `worker.lanes`, caching by `worker.grammars`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from stretto.worker.grammar_server import Ask, Verdict, Words, read_frame, write
 
 
 class GrammarProcess:
-    """`words` is asked for when the process starts, not before: it takes tenths of a second."""
+    """`words` is called when the process starts, not before: it takes tenths of a second."""
 
     def __init__(self, words: Callable[[], Words]) -> None:
         self._words = words
@@ -39,7 +38,7 @@ class GrammarProcess:
         return None if life is None else life.process.pid
 
     def submit(self, grammar: str) -> Future[Verdict]:
-        """A verdict, or the typed error of a grammar that may not be used."""
+        """A verdict, or the typed error of a rejected grammar."""
         future: Future[Verdict] = Future()
         try:
             life = self._living()
@@ -105,7 +104,7 @@ class _Life:
             write_frame(self._pipe(self.process.stdin).fileno(), body)
 
     def _read(self) -> None:
-        """Verdicts, until the process ends. Whatever waits then gets an error that says to try again."""
+        """Read verdicts until the process ends. Trials pending then fail with a retryable error."""
         output = self._pipe(self.process.stdout)
         try:
             while (frame := read_frame(output.fileno())) is not None:
@@ -120,7 +119,7 @@ class _Life:
         self.process.kill()
         self.process.wait()
         for future in left:
-            _settle(future, CapacityError("the grammar compiler ended while it worked"))
+            _settle(future, CapacityError("the grammar compiler process died"))
 
     def _heard(self, verdict: Verdict) -> None:
         with self._lock:
@@ -135,7 +134,7 @@ class _Life:
 
 
 def _settle(future: Future[Verdict], outcome: Verdict | Exception) -> None:
-    """Its caller may have left at this very moment."""
+    """Resolve the future, unless its caller has just cancelled it."""
     if not future.set_running_or_notify_cancel():
         return
     if isinstance(outcome, Verdict):

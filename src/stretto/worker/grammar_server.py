@@ -1,11 +1,12 @@
-"""The process in which grammars are tried: `python -m stretto.worker.grammar_server`, over stdin and stdout.
+"""The grammar trial process: `python -m stretto.worker.grammar_server`, over stdin and stdout.
 
-It builds llguidance's view of one vocabulary, then forks a process for each grammar, with limits on stack,
-memory, processor time and time. So a grammar that overflows a stack, eats memory or never ends costs a
-process that serves nothing else. A cancelled trial is killed at once. The end of stdin is the end of
-everything here.
+It builds llguidance's representation of one vocabulary, then forks a child for each grammar, with limits on
+stack, memory, CPU time and wall time. A grammar that overflows the stack, exhausts memory or never terminates
+therefore only kills its own child. A cancelled trial is killed immediately. End of file on stdin ends the
+process.
 
-Frames: four bytes of length, then msgpack. First the vocabulary, then tries and cancels; verdicts come back.
+Frames: four bytes of length, then msgpack. In: the vocabulary first, then trials and cancellations. Out:
+verdicts.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 HEADER_BYTES = 4
 FRAME_BYTES_MAX = 64 << 20
-STACK_BYTES = 4 << 20  # less than any thread of the worker has
-MEMORY_BYTES = 384 << 20  # beyond what this process holds
+STACK_BYTES = 4 << 20  # smaller than the stack of any worker thread
+MEMORY_BYTES = 384 << 20  # in addition to what this process uses
 CPU_S = 2
 WALL_S = 4.0
 PR_SET_PDEATHSIG = 1
@@ -50,14 +51,14 @@ class Words(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Try a grammar; without one: cancel that trial."""
+    """Try a grammar; without a grammar, cancel that trial."""
 
     id: int
     grammar: str | None = None
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`code` is empty for a grammar that may be used; `bytes`: memory that it took, roughly."""
+    """`code` is empty for an accepted grammar; `bytes`: approximate memory used."""
 
     id: int
     code: str = ""
@@ -90,7 +91,7 @@ def main() -> int:
     )
     del words, first
     gc.collect()
-    gc.freeze()  # forks share these pages as long as nothing writes to them
+    gc.freeze()  # forked children share these pages until they are written
     _Server(factory).run()
     return 0
 
@@ -161,7 +162,7 @@ class _Server:
 
 
 def _in_child(work: Callable[[], Verdict], output: int) -> None:
-    """Never returns. What the compiler writes to stderr as it dies is not ours to log."""
+    """Never returns. The compiler's stderr output is discarded."""
     code = 1
     try:
         _limit()
@@ -197,21 +198,21 @@ def _verdict(trial_id: int, factory: GrammarFactory, grammar: str) -> Verdict:
 
 
 def _died(trial: _Trial, status: int) -> Verdict:
-    """A crash, a limit, or our own kill: for the caller each is a grammar that costs too much."""
+    """A crash, a limit or a kill by this process: all are reported as a grammar that is too expensive."""
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     reasons = {signal.SIGSEGV: _STACK, signal.SIGABRT: _MEMORY, signal.SIGXCPU: _TIME, signal.SIGKILL: _TIME}
     message = reasons.get(signal.Signals(number), _CRASH) if number else _CRASH
     return Verdict(id=trial.id, code=GrammarTooComplexError.code, message=message)
 
 
-_STACK = "the grammar nests too deep to be compiled"
+_STACK = "the grammar is nested too deeply to compile"
 _MEMORY = "the grammar takes too much memory to compile"
 _TIME = "the grammar takes too long to compile"
 _CRASH = "the grammar cannot be compiled"
 
 
 def _held(name: str) -> int:
-    """VmSize, VmRSS or VmHWM of this process in bytes; 0 where the system does not say."""
+    """VmSize, VmRSS or VmHWM of this process in bytes; 0 if unavailable."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
             if line.startswith(f"{name}:"):
@@ -223,7 +224,7 @@ def _held(name: str) -> int:
 
 
 def read_frame(descriptor: int) -> bytes | None:
-    """None at the end of the input."""
+    """None at end of file."""
     header = _exactly(descriptor, HEADER_BYTES)
     if header is None:
         return None

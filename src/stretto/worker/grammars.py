@@ -1,8 +1,8 @@
-"""Grammars of one model: tried in a process that may die, then compiled here, and remembered within a scope.
+"""Grammars of one model: tried in a disposable process, then compiled here, and cached per scope.
 
-A grammar is compiled in the worker only after the same compilation succeeded elsewhere (`grammar_process`),
-within limits on stack, memory and time: so what it costs here is known. What was tried is remembered for each
-tenant: how long an answer takes must not tell one tenant what another one sends.
+A grammar is compiled in the worker only after the same compilation has succeeded in another process
+(`grammar_process`) within limits on stack, memory and time, so its cost is known. Trials are cached per
+tenant, so that response times do not reveal one tenant's grammars to another.
 """
 
 from __future__ import annotations
@@ -21,30 +21,28 @@ from stretto.worker.grammar_server import Verdict, Words
 
 TRIED_MAX = 4096
 HEAVY_CHARS = 1 << 14
-STACK_BYTES = 32 << 20  # of the thread that compiles: several times what the trial had
+STACK_BYTES = 32 << 20  # of the compiling thread: several times the trial's
 TRIAL_TIMEOUT_S = 30.0
 
 
 class Grammars:
-    """Called from any thread. `factory` is asked for when the first grammar comes; without one nothing is
-    kept.
-    """
+    """Thread-safe. `factory` is called for the first grammar; without a factory nothing is cached."""
 
     def __init__(
         self, words: Callable[[], Words], factory: Callable[[], GrammarFactory] | None = None
     ) -> None:
         self._process = GrammarProcess(words)
         self._factory = factory
-        self._tried: OrderedDict[tuple[Hashable, bytes], int] = OrderedDict()  # memory that it took
+        self._tried: OrderedDict[tuple[Hashable, bytes], int] = OrderedDict()  # memory used by the trial
         self._lock = threading.Lock()
 
     @property
     def process_id(self) -> int | None:
-        """Of the process in which grammars are tried; None until the first one comes."""
+        """Pid of the trial process; None before the first grammar."""
         return self._process.pid
 
     def known(self, grammar: str, scope: Hashable) -> bool:
-        """Whether this scope has had it tried: then `compile` takes no time to speak of."""
+        """Whether this scope has already tried it, which makes `compile` fast."""
         with self._lock:
             return (scope, _digest(grammar)) in self._tried
 
@@ -53,7 +51,7 @@ class Grammars:
         return self._process.submit(grammar)
 
     def compile(self, grammar: str, scope: Hashable, verdict: Verdict | None = None) -> Compiled | None:
-        """Here, after a trial, now or earlier in this scope. Hold the result while the grammar is in use."""
+        """Compile here, after a trial in this scope. Keep the result while the grammar is in use."""
         key = (scope, _digest(grammar))
         with self._lock:
             known = self._tried.get(key)
@@ -73,12 +71,12 @@ class Grammars:
         return made
 
     def check(self, grammar: str, scope: Hashable = "", leaving: Leaving | None = None) -> Compiled | None:
-        """Trial and compilation in one: on a thread that may wait."""
+        """Trial and compilation; blocks."""
         if self.known(grammar, scope):
             return self.compile(grammar, scope)
         try:
             verdict = self._tried_now(grammar, leaving)
-        except CapacityError:  # the process died, which no grammar does to it: once more, with a new one
+        except CapacityError:  # the trial process died, not because of a grammar: retry with a new one
             verdict = self._tried_now(grammar, leaving)
         return self.compile(grammar, scope, verdict)
 
@@ -98,7 +96,7 @@ class Grammars:
 
 
 class Leaving:
-    """Lets a caller end a trial that another thread waits for."""
+    """Lets a caller cancel a trial that another thread is waiting for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -121,7 +119,7 @@ class Leaving:
 
 
 def words_of(tokenizer: Tokenizer) -> Words:
-    """A vocabulary as the trial needs it."""
+    """The vocabulary in the form the trial process needs."""
     tokens = range(tokenizer.vocab_size)
     return Words(
         tokens=[tokenizer.token_bytes(token) for token in tokens],
@@ -142,7 +140,7 @@ def _digest(grammar: str) -> bytes:
 def _with_deep_stack(
     work: Callable[[GrammarFactory], Compiled], factory: Callable[[], GrammarFactory]
 ) -> Compiled:
-    """On a thread whose stack is several times the trial's: what passed there cannot overflow here."""
+    """Run on a thread with a stack several times the trial's, so that a passed grammar cannot overflow it."""
     future: Future[Compiled] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""What telemetry sees of a scheduler. Called on the loop's thread, between ticks: quick and consistent."""
+"""Scheduler introspection for telemetry. Runs on the loop's thread between ticks: fast and consistent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Span = tuple[int, str, int, bool]  # slot, request, rows, decode
 
 
 @dataclass(frozen=True, slots=True)
-class SlotLook:
+class SlotView:
     index: int
     state: str
     request_id: str = ""
@@ -26,18 +26,18 @@ class SlotLook:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """One model's scheduler at one moment."""
+class SchedulerView:
+    """Snapshot of one model's scheduler."""
 
-    slots: tuple[SlotLook, ...]
+    slots: tuple[SlotView, ...]
     queued: dict[str, int]
     parked: int
     kv_used: float
 
 
 @dataclass(frozen=True, slots=True)
-class TickLook:
-    """One tick, for whoever watches."""
+class TickRecord:
+    """One tick, as sent to watchers."""
 
     tick: int
     at_s: float
@@ -52,13 +52,13 @@ class TickLook:
     ttfts: dict[str, float] = field(default_factory=dict)
 
 
-def look(state: State) -> Look:
+def view(state: State) -> SchedulerView:
     slots = tuple(_slot(slot) for slot in state.slots)
-    return Look(slots, queued(state), len(state.queue.preempted), kv_used(state))
+    return SchedulerView(slots, queued(state), len(state.queue.preempted), kv_used(state))
 
 
 def queued(state: State) -> dict[str, int]:
-    """Who waits for a first admission, by priority."""
+    """Requests waiting for their first admission, by priority."""
     counts = {priority.name.lower(): 0 for priority in Priority}
     if state.queue.size:
         for job in state.jobs.values():
@@ -68,14 +68,14 @@ def queued(state: State) -> dict[str, int]:
 
 
 def kv_used(state: State) -> float:
-    """The share of KV memory that running requests hold, 0 to 1."""
+    """Fraction of KV memory used by running requests, 0 to 1."""
     can = state.can
     capacity = can.pages * can.page_tokens if can.pages else can.sequences_max * can.window
     return min(1.0, sum(slot.computed for slot in state.active) / capacity) if capacity else 0.0
 
 
 def spans(state: State, tick: Tick) -> tuple[Span, ...]:
-    """Whose rows a tick carries; asked when it is launched, because slots change hands later."""
+    """Rows per slot and request of a tick; computed at launch, because slots may be reassigned later."""
     names = state.slot_requests()
     return tuple(
         (slot, names[slot], rows, index < tick.decode_spans)
@@ -83,11 +83,11 @@ def spans(state: State, tick: Tick) -> tuple[Span, ...]:
     )
 
 
-def _slot(slot: Slot) -> SlotLook:
+def _slot(slot: Slot) -> SlotView:
     job = slot.job
     if job is None:
-        return SlotLook(slot.index, slot.state)
-    return SlotLook(
+        return SlotView(slot.index, slot.state)
+    return SlotView(
         slot.index,
         slot.state,
         job.id,

@@ -1,8 +1,8 @@
-"""Lanes: a few threads for what takes long before a request is submitted, shared fairly between tenants.
+"""Lanes: a few threads for slow work before a request is submitted, shared fairly between tenants.
 
-Tenants take turns, so one that sends a hundred long texts delays another by one of them at most. Long work
-never has all lanes, so short work does not wait for it. Work whose caller leaves before its turn is dropped.
-Belongs to the RPC loop; knows nothing of what is done.
+Tenants are served round robin, so a tenant with a hundred long texts delays another by at most one of them.
+Heavy work never occupies all lanes, so short work does not wait for it. Work is dropped if its caller leaves
+before it starts. Belongs to the RPC loop; independent of the kind of work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from stretto.errors import QueueFullError
 
-WAITING_MAX = 4096  # of one tenant
+WAITING_MAX = 4096  # per tenant
 T = TypeVar("T")
 _Queue = OrderedDict[str, deque[asyncio.Future[None]]]
 
@@ -35,7 +35,7 @@ class Lanes:
         return sum(len(queue) for tenants in (self._light, self._heavy) for queue in tenants.values())
 
     async def run(self, tenant: str, work: Callable[[], T], *, heavy: bool = False) -> T:
-        """On a thread. Work whose caller is cancelled keeps its lane until it is done."""
+        """Run on a thread. If the caller is cancelled, the work still occupies its lane until it is done."""
         await self.enter(tenant, heavy=heavy)
         loop = asyncio.get_running_loop()
         try:
@@ -47,11 +47,11 @@ class Lanes:
         return await asyncio.wrap_future(running)
 
     async def enter(self, tenant: str, *, heavy: bool) -> None:
-        """Wait for a lane. Each `enter` that returns is followed by one `leave`."""
+        """Wait for a lane. Each `enter` that returns must be followed by one `leave`."""
         tenants = self._heavy if heavy else self._light
         queue = tenants.setdefault(tenant, deque())
         if len(queue) >= WAITING_MAX:
-            raise QueueFullError(f"{len(queue)} requests of this caller wait to be prepared")
+            raise QueueFullError(f"{len(queue)} requests of this tenant are already waiting to be prepared")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.append(turn)
         self._admit()
@@ -60,7 +60,7 @@ class Lanes:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._forget(tenants, tenant, turn)
-            else:  # its turn came in the very moment in which it was cancelled
+            else:  # it was admitted and cancelled at the same time
                 self.leave(heavy=heavy)
             raise
 
@@ -73,7 +73,7 @@ class Lanes:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _admit(self) -> None:
-        """Short work first, tenants in turns; one lane at least is never taken by long work."""
+        """Short work first, tenants round robin; heavy work leaves at least one lane free."""
         while self._running < self._lanes:
             turn, heavy = _next(self._light), False
             if turn is None and self._heavy_running < self._heavy_max:

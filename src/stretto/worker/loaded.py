@@ -1,6 +1,6 @@
-"""A loaded generation model: its runtime, the settings it was given, and what was chosen for it.
+"""A loaded generating model: its `ModelRuntime`, its settings, and the choices made for it.
 
-Made by `loading` and its siblings, one for each backend; held by the catalogue and by the embedded client.
+Created by `loading` and its siblings, one per backend; used by the model pool and by the SDK.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from stretto.rpc.text_bound import TextBound
 from stretto.text.tokenizer import Tokenizer
 from stretto.worker.model import ModelRuntime
 
-Progress = Callable[[str, float], None]  # what is being done, and the share that is done
+Progress = Callable[[str, float], None]  # stage, and fraction done
 Beat = Callable[[int, bool], None]
-TEMPLATE_CHARS_MAX = 1 << 16  # of one that is shown to clients
+TEMPLATE_CHARS_MAX = 1 << 16  # of a template that is shown to clients
 
 
 def _name(tokenizer: Tokenizer, token: int) -> str:
@@ -25,7 +25,7 @@ def _name(tokenizer: Tokenizer, token: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model at work, with the settings it got and what was chosen for it."""
+    """A loaded model, its settings and the choices made for it."""
 
     runtime: ModelRuntime
     settings: settings_.ModelSettings
@@ -42,7 +42,7 @@ class Loaded:
 
     @property
     def drafts(self) -> int:
-        """Tokens to guess for a request that says nothing about it."""
+        """Default number of draft tokens per request."""
         return self.settings.speculation_tokens if self.settings.speculation == "ngram" else 0
 
     @property
@@ -51,7 +51,7 @@ class Loaded:
 
     @property
     def vocabulary(self) -> Mapping[str, Any]:
-        """What clients with a tokenizer of their own ask for."""
+        """Vocabulary facts for clients with their own tokenizer."""
         tokenizer, template = self.runtime.tokenizer, self.runtime.template
         ends = sorted(tokenizer.eos)
         return {

@@ -1,6 +1,6 @@
-"""From a name and settings to a model at work: which file, which backend, which limits, and why.
+"""Loads a generating model from a name and settings: chooses the file, the backend and the limits.
 
-`description` says what was chosen and where each choice came from; the command line prints it at start.
+`description` lists the choices and where each came from; the command line prints it at start.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def load(
 
 
 def find(name: str, home: Path, progress: Progress | None = None) -> Path:
-    """The file behind a name, or the folder; without one, the default model."""
+    """The file or directory of a named model; the default model if no name is given."""
     from stretto.model_files.store import Store
 
     if name and (folder := Path(name).expanduser()).is_dir():
@@ -61,9 +61,9 @@ def find(name: str, home: Path, progress: Progress | None = None) -> Path:
 
 
 def _simulated(chosen: settings_.ModelSettings, unused: list[str], beat: Beat | None) -> Loaded:
-    """No model at all: for trying out the machinery, and for measuring everything around it.
+    """No model: for trying out the server and for measuring everything around the model.
 
-    Its texts are the same from run to run: a seed that nobody chose is 0.
+    Its output is the same from run to run: the default seed is 0.
     """
     from stretto.backends.simulated import SimulatedModel
     from stretto.backends.simulated.paced import PacedBackend

@@ -1,4 +1,4 @@
-"""Log-probabilities as backends hand them out, made into what is sent: with each token's text and bytes."""
+"""Converts backends' log-probabilities to the message form, with each token's text and bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stretto.text.tokenizer import Tokenizer
 
 
 class Measured(Protocol):
-    """One output token's measurement; every backend that can measure gives these three."""
+    """Log-probabilities of one token, as provided by every backend that supports them."""
 
     logprob: float
     top_tokens: Sequence[int]
@@ -18,7 +18,7 @@ class Measured(Protocol):
 
 
 def token_logprobs(tokenizer: Tokenizer, tokens: Sequence[int], extras: object) -> list[TokenLogprob]:
-    """`extras`: one measurement for each token (None where it was not measured)."""
+    """`extras`: one measurement per token, None where it was not measured."""
     measured = cast("Sequence[Measured | None]", extras)
     return [
         _one(tokenizer, token, found)
@@ -30,7 +30,7 @@ def token_logprobs(tokenizer: Tokenizer, tokens: Sequence[int], extras: object) 
 def prompt_logprobs(
     tokenizer: Tokenizer, tokens: Sequence[int], measured: Sequence[object]
 ) -> list[TokenLogprob]:
-    """Of the prompt's tokens. The first of them follows nothing: it says 0."""
+    """Log-probabilities of the prompt's tokens. The first token has no context: its value is 0."""
     found = cast("Sequence[Measured | None]", measured)
     return [
         _unmeasured(tokenizer, token) if one is None else _one(tokenizer, token, one)

@@ -1,9 +1,8 @@
-"""The engine loop: one thread that owns a backend and a scheduler, and drives plan, run, commit.
+"""The engine loop: one thread that owns a backend and a scheduler, and runs plan, execute, commit.
 
-Everybody else talks to it through a mailbox: submit, cancel, stop and drain return at once and are read
-before the next plan. Events leave in one handoff a tick. With nothing to do the thread blocks, until it is
-woken or a deadline is due. A broken law of ours ends the loop, and every request in it with an answer:
-nothing hangs.
+Other threads use a mailbox: submit, cancel, stop and drain return immediately and are processed before the
+next plan. Events are handed over once per tick. An idle thread blocks until it is woken or a deadline is due.
+A violated invariant ends the loop and answers every request in it with an error, so that no caller hangs.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from stretto.errors import ShuttingDownError, StrettoError
 from stretto.worker import inspection
 
 log = logging.getLogger("stretto.runtime")
-REST_S_MAX = 3600.0  # a far deadline is more than a wait can take
+REST_S_MAX = 3600.0  # the wait primitive cannot take arbitrarily long time-outs
 SWITCH_INTERVAL_S = 1e-4  # beside one busy Python thread a 3.1 ms pass takes 8.1 ms at the default of 5 ms
 
 
@@ -36,13 +35,13 @@ _NO_COUNTS: Mapping[str, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class LoopStats:
-    """A look at the loop, made by the loop itself after a tick: always consistent, perhaps a tick old."""
+    """Statistics of the loop, taken by the loop after a tick: consistent, at most one tick old."""
 
     ticks: int = 0
     tokens: int = 0
-    prompt_tokens: int = 0  # of requests that had a slot and ended
+    prompt_tokens: int = 0  # of ended requests that had a slot
     cached_tokens: int = 0
-    computed_tokens: int = 0  # of these prompts: what was neither cached nor left undone
+    computed_tokens: int = 0  # of these prompts: neither cached nor skipped
     preemptions: Mapping[str, int] = field(
         default_factory=lambda: _NO_COUNTS
     )  # by reason, since the model was loaded
@@ -71,13 +70,13 @@ class EngineLoop:
         self._deliver = deliver
         self._clock = clock
         self._beat = beat  # (steps, working): the heartbeat that a watchdog reads
-        self._on_tick: Callable[[inspection.TickLook], None] | None = None
+        self._on_tick: Callable[[inspection.TickRecord], None] | None = None
         self._mail: deque[Callable[[float], None]] = deque()
         self._wake = threading.Event()
         self._flying: deque[tuple[Tick, tuple[inspection.Span, ...]]] = deque()
         self._closing = False
         self._closed = threading.Event()
-        self._known: dict[str, None] = {}  # accepted and not ended: whom to answer should the loop break
+        self._known: dict[str, None] = {}  # accepted and not ended: answered if the loop fails
         self.stats = LoopStats(slots=limits.n_seq_max)
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -89,7 +88,7 @@ class EngineLoop:
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        """Never blocks. A refusal comes as an end, like every other."""
+        """Never blocks. A rejection is delivered as an end."""
         self._post(lambda now: self._submit(request, now), request.id)
 
     def cancel(self, request_id: str) -> None:
@@ -99,32 +98,32 @@ class EngineLoop:
         self._post(lambda _: self._scheduler.stop(request_id, tokens_kept))
 
     def drain(self) -> None:
-        """Refuse new work, end what is queued, let what runs finish."""
+        """Reject new requests, end queued ones, let running ones finish."""
         self._post(self._scheduler.drain)
 
     def close(self, timeout_s: float | None = 30.0) -> None:
-        """Cut what runs, end the thread, free the backend. Safe to call twice and from any thread."""
+        """Cancel running requests, end the thread, free the backend. Idempotent and thread-safe."""
         if not self._closing:
             self._closing = True
             self._post(self._scheduler.shutdown)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._closed.wait(timeout_s)
 
-    def look(self) -> Future[inspection.Look]:
-        """The scheduler as it is between two ticks. A loop that hangs does not answer: wait with a limit."""
-        answer: Future[inspection.Look] = Future()
+    def inspect(self) -> Future[inspection.SchedulerView]:
+        """The scheduler between two ticks. A hung loop never answers: wait with a time-out."""
+        answer: Future[inspection.SchedulerView] = Future()
         if self._closed.is_set():
             answer.set_exception(ShuttingDownError("the model is closed"))
         else:
-            self._post(lambda _: self._answer_look(answer))
+            self._post(lambda _: self._answer_inspection(answer))
         return answer
 
-    def _answer_look(self, answer: Future[inspection.Look]) -> None:
-        if answer.set_running_or_notify_cancel():  # whoever asked may be gone by now
-            answer.set_result(inspection.look(self._scheduler.state))
+    def _answer_inspection(self, answer: Future[inspection.SchedulerView]) -> None:
+        if answer.set_running_or_notify_cancel():  # the caller may have cancelled
+            answer.set_result(inspection.view(self._scheduler.state))
 
-    def watch(self, on_tick: Callable[[inspection.TickLook], None] | None) -> None:
-        """Every tick is shown to `on_tick`, on this loop's thread; None ends it and its cost."""
+    def watch(self, on_tick: Callable[[inspection.TickRecord], None] | None) -> None:
+        """Call `on_tick` for every tick on this loop's thread; None disables it."""
         self._on_tick = on_tick
 
     @property
@@ -155,7 +154,7 @@ class EngineLoop:
             self._refuse_late_mail()
 
     def _turn(self) -> bool:
-        """Read the mail, plan, run what is due. False: closed, and nothing is left."""
+        """One iteration: process the mailbox, plan, run. False once closed and empty."""
         self._wake.clear()
         if self._beat is not None:
             self._beat(self.stats.ticks, True)
@@ -164,7 +163,7 @@ class EngineLoop:
             self._mail.popleft()(now)
         planned = self._scheduler.plan(now)
         if isinstance(planned, Tick):
-            if self._scheduler.state.events.started:  # callers learn of their slots before the pass
+            if self._scheduler.state.events.started:  # report slot assignments before the pass
                 self._hand_over(self._scheduler.take_events())
             seen = inspection.spans(self._scheduler.state, planned) if self._on_tick is not None else ()
             self._backend.launch(planned)
@@ -194,7 +193,7 @@ class EngineLoop:
         if watcher is None:
             return
         watcher(
-            inspection.TickLook(
+            inspection.TickRecord(
                 tick=tick_id,
                 at_s=state.now,
                 eval_s=events.tick.eval_s if events.tick is not None else 0.0,
@@ -210,7 +209,7 @@ class EngineLoop:
         )
 
     def _rest(self, idle: Idle, now: float) -> None:
-        self.stats = self._look(None)
+        self.stats = self._current_stats(None)
         if self._beat is not None:
             self._beat(self.stats.ticks, False)
         timeout_s = None if idle.until_s is None else min(max(0.0, idle.until_s - now), REST_S_MAX)
@@ -219,9 +218,9 @@ class EngineLoop:
     def _hand_over(self, events: Events, *, shown: bool = False) -> None:
         for terminal in events.ends:
             self._known.pop(terminal.request_id, None)
-        self.stats = self._look(events)
+        self.stats = self._current_stats(events)
         if self._on_tick is not None and not shown and (events.notes or events.ends):
-            self._show(self.stats.ticks, (), events)  # a plan without a tick has its notes, too
+            self._show(self.stats.ticks, (), events)  # a plan without a tick may have notes as well
         if events:
             self._deliver(events)
 
@@ -232,7 +231,7 @@ class EngineLoop:
         elif answer.error is not None:
             self._deliver(Events(ends=[_refused(request.id, answer.error.code)]))
 
-    def _look(self, events: Events | None) -> LoopStats:
+    def _current_stats(self, events: Events | None) -> LoopStats:
         state, before = self._scheduler.state, self.stats
         tick = events.tick if events is not None else None
         return LoopStats(
@@ -260,7 +259,7 @@ class EngineLoop:
         self._known = {}
 
     def _refuse_late_mail(self) -> None:
-        """Requests that were posted while the loop ended: submit them to a scheduler that refuses."""
+        """Reject requests that were posted while the loop ended."""
         self._scheduler.draining = True
         while self._mail:
             self._mail.popleft()(self._clock())
@@ -284,7 +283,7 @@ def _sum_cached(ends: list[Terminal]) -> int:
 
 
 def _counted(before: Mapping[str, int], records: Sequence[Preempted]) -> Mapping[str, int]:
-    """Victims that ended with an error count as those that resume."""
+    """Preempted requests count whether they resume or end with an error."""
     if not records:
         return before
     found = dict(before)

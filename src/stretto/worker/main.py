@@ -1,19 +1,18 @@
-"""The runtime process: `python -m stretto.worker --socket PATH --settings - --heartbeat PATH`.
+"""The worker process: `python -m stretto.worker --socket PATH --settings - --heartbeat PATH`.
 
-    --socket PATH        listen on a Unix socket (its directory must be ours alone, mode 0700)
-    --tcp PORT           listen on loopback instead (0: any free port); callers need the token
-    --token-file PATH    where the token is, mode 0600 (with --tcp)
-    --settings FILE | -  JSON, all of it optional: {"models": [...], "flags": {...}, "config", "cache_dir"};
-                         "-": one line on stdin, which then stays open: its end is the end of the parent
-    --heartbeat PATH     the file that the supervisor's watchdog reads (rpc/heartbeat.py)
-    --log-format FORMAT  console (default) or json: one object a line
-    --log-level LEVEL    debug, info (default), warning or error
-    --preload ID         load this model at once (repeatable); "" is the default one
+    --socket PATH        listen on a Unix socket (in a directory of mode 0700 owned by this user) --tcp PORT
+    listen on loopback instead (0: any free port); callers need the token --token-file PATH    file that
+    contains the token, mode 0600 (with --tcp) --settings FILE | -  JSON, all keys optional: {"models": [...],
+    "flags": {...}, "config", "cache_dir"}; "-": one line on stdin, which then stays open; its end of file
+    means the parent exited --heartbeat PATH     the file that the supervisor's watchdog reads
+    (rpc/heartbeat.py) --log-format FORMAT  console (default) or json: one object per line --log-level LEVEL
+    debug, info (default), warning or error --preload ID         load this model at start (repeatable); "" is
+    the default model
 
 Once it listens it writes one line of JSON to stdout: {"ready": true, "pid", "socket" | "port"}. Logs go to
-stderr. SIGTERM ends it in order; SIGUSR1 and SIGABRT write every thread's stack to stderr. SIGINT is left to
-the parent. It dies with its parent: by a signal of the kernel, which comes when the *thread* that started it
-ends (so start it from one that lives as long as it should), and by the end of stdin.
+stderr. SIGTERM shuts it down in order; SIGUSR1 and SIGABRT dump the stacks of all threads to stderr. SIGINT
+is left to the parent. It dies with its parent: through the kernel's parent-death signal, which is sent when
+the *thread* that started it exits (so start it from a long-lived thread), and through end of file on stdin.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from stretto.rpc.heartbeat import HeartbeatWriter
 from stretto.rpc.sockets import read_token, serve_tcp, serve_unix
 from stretto.telemetry import logs
 from stretto.worker.catalogue import Catalogue, Launch
-from stretto.worker.server import RuntimeServer
+from stretto.worker.server import WorkerServer
 
 PR_SET_PDEATHSIG = 1
 CLOSE_TIMEOUT_S = 10.0
@@ -66,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.error("%s; hint: %s", error.message, error.hint)
         code = 2
     sys.stderr.flush()
-    os._exit(code)  # a thread that is stuck in native code must not keep the process
+    os._exit(code)  # a thread stuck in native code must not keep the process alive
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -90,7 +89,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 async def _serve(options: argparse.Namespace, catalogue: Catalogue, heartbeat: HeartbeatWriter | None) -> int:
     settings = catalogue.settings.runtime
-    server = RuntimeServer(catalogue, settings, heartbeat=heartbeat)
+    server = WorkerServer(catalogue, settings, heartbeat=heartbeat)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.stopping.set)
     token = read_token(options.token_file) if options.tcp is not None else None
@@ -116,12 +115,12 @@ async def _serve(options: argparse.Namespace, catalogue: Catalogue, heartbeat: H
     return 0
 
 
-def _accept(server: RuntimeServer, connection: StreamConnection, token: str | None) -> None:
+def _accept(server: WorkerServer, connection: StreamConnection, token: str | None) -> None:
     server.accept(connection, token=token)
 
 
-async def _preload(server: RuntimeServer, model_id: str) -> None:
-    """Failures are logged; whoever asks for the model tries again and gets the error."""
+async def _preload(server: WorkerServer, model_id: str) -> None:
+    """Failures are logged; the next request for the model retries and gets the error."""
     try:
         server.pool.release(await server.pool.acquire(model_id))
     except StrettoError as error:
@@ -143,7 +142,7 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
 
 
 def _die_with_parent(socket: Path | None, *, watch_stdin: bool) -> None:
-    """The kernel kills us when the thread that started us ends; the end of stdin says so everywhere else."""
+    """Exit when the parent does: by the kernel's signal on Linux, by end of file on stdin elsewhere."""
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -168,12 +167,12 @@ def _launch(source: str | None) -> Launch:
     try:
         found = msgspec.json.decode(text or b"{}", type=_LaunchFile)
     except msgspec.MsgspecError as error:
-        raise SettingsError(f"the runtime's settings cannot be read: {error}", hint="") from None
+        raise SettingsError(f"the worker's settings cannot be read: {error}", hint="") from None
     return Launch(tuple(found.models), found.flags, found.config, found.cache_dir)
 
 
 def _first_line() -> bytes:
-    """Byte by byte, so that nothing of what follows is taken."""
+    """Read byte by byte, so that nothing after the line is consumed."""
     line = bytearray()
     while (byte := os.read(sys.stdin.fileno(), 1)) not in (b"", b"\n"):
         line += byte

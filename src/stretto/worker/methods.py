@@ -1,7 +1,7 @@
-"""The methods of the runtime: what each call does.
+"""The worker's RPC methods.
 
-Everything here runs on the RPC loop and waits for nothing but futures; what takes long is done on threads.
-Embedding and reranking belong to a resident that has them (`Embeds`); other models refuse by a typed error.
+They run on the RPC loop and only await futures; slow work is done on threads. Embedding and reranking are
+delegated to a resident that supports them (`Embeds`); other models reject them with a typed error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OnStart = Callable[[], None]
 
 @runtime_checkable
 class Embeds(Protocol):
-    """A resident that makes vectors or scores (`runtime.embedding`). Called on the RPC loop."""
+    """A resident that computes vectors or scores (`worker.embedding`). Called on the RPC loop."""
 
     async def aembed(
         self, params: m.EmbedParams, *, run: Runner, on_start: OnStart | None = None
@@ -55,7 +55,7 @@ class Embeds(Protocol):
 
 
 class Methods:
-    """`on_shutdown` is called once the caller has its answer."""
+    """`on_shutdown` is called after the caller has received its answer."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Methods:
         self.sessions: dict[Session, None] = {}
         self.draining = False
         table: dict[str, Callable[[Session, m.Message], Awaitable[m.Message] | m.Message]] = {
-            "runtime/authenticate": lambda _session, _params: m.Empty(),  # whoever gets here is trusted
+            "runtime/authenticate": lambda _session, _params: m.Empty(),  # checked by the session
             "runtime/info": lambda _session, _params: self.info(),
             "model/load": self._load,
             "model/unload": self._unload,
@@ -97,7 +97,7 @@ class Methods:
         }
         self._table = table
 
-    # --- what sessions need ----------------------------------------------------------------------
+    # --- for sessions ----------------------------------------------------------------------------
 
     def handler(self, session: Session, method: str, params: m.Message) -> Awaitable[m.Message] | m.Message:
         return self._table[method](session, params)
@@ -114,7 +114,7 @@ class Methods:
         self.sessions.pop(session, None)
 
     def model_loaded(self, model_id: str, resident: Resident) -> None:
-        """A model came in: its output gets a way out, and watchers see its ticks."""
+        """Connect a loaded model's output to an outbox, and its ticks to watchers."""
         if isinstance(resident, Loaded):
             outbox = Outbox(asyncio.get_running_loop())
             resident.runtime.after_tick(outbox.flush)
@@ -127,16 +127,16 @@ class Methods:
         if isinstance(resident, Loaded):
             self._outboxes.pop(id(resident.runtime), None)
             if (log := self._event_logs.pop(model_id, None)) is not None:
-                log.close(0.0)  # what waits is written; nothing waits for that
+                log.close(0.0)  # flush pending events without waiting
             self._feed.remove(model_id)
 
     def close(self) -> None:
         self._preparing.close()
 
-    # --- about the runtime -----------------------------------------------------------------------
+    # --- about the worker -----------------------------------------------------------------------
 
-    def info(self) -> m.RuntimeInfo:
-        return m.RuntimeInfo(
+    def info(self) -> m.WorkerInfo:
+        return m.WorkerInfo(
             version=__version__,
             protocol=m.PROTOCOL_VERSION,
             pid=os.getpid(),
@@ -250,16 +250,16 @@ class Methods:
     async def _begin(
         self, session: Session, record: StreamRecord, params: m.GenerateParams, arrived_s: float
     ) -> m.GenerateResult:
-        """Load, prepare, submit. Whatever goes wrong before it was submitted refuses the call."""
+        """Load, prepare, submit. An error before submission rejects the call."""
         try:
             if self.draining:
-                raise ShuttingDownError("the runtime is shutting down")
+                raise ShuttingDownError("the worker is shutting down")
             deadline_s = _deadline(params.deadline_ms, arrived_s)
             record.preparing = asyncio.ensure_future(self._prepared(session, record, params, deadline_s))
             call = await record.preparing
             self._submit(session, record, params, call, arrived_s, deadline_s)
         except asyncio.CancelledError:
-            if record.cancelled and session.has(record):  # by its caller: it was taken in, and ends at once
+            if record.cancelled and session.has(record):  # by its caller: accepted, and ends immediately
                 asyncio.get_running_loop().call_soon(_end_early, session, record.id)
                 return m.GenerateResult(stream_id=record.id, prompt_tokens=0)
             session.forget(record.id) if session.has(record) else self.stream_over(record)
@@ -286,7 +286,7 @@ class Methods:
         deadline_s: float | None,
     ) -> None:
         if record.entry is None or not session.has(record):
-            raise ShuttingDownError("the connection is gone")
+            raise ShuttingDownError("the connection was closed")
         model, now = generating(record.entry).runtime, time.monotonic()
         sink = StreamSink(
             self._outboxes[id(model)],
@@ -296,7 +296,7 @@ class Methods:
             echo_tokens=params.echo_tokens,
             waited_s=now - arrived_s,
         )
-        if record.cancelled:  # before it began: it was taken in, and ends at once
+        if record.cancelled:  # before it began: accepted, and ends immediately
             asyncio.get_running_loop().call_soon(_end_early, session, record.id)
             return
         timeout_s = None if deadline_s is None else max(deadline_s - now, 1e-3)
@@ -310,9 +310,9 @@ class Methods:
         record.prompt.set_result(call.prompt)
 
     async def _parent_prompt(self, session: Session, params: m.GenerateParams) -> Prompt | None:
-        """A fork waits until its parent was submitted and takes over its prompt.
+        """A fork waits until its parent is submitted, then reuses its prompt.
 
-        The fork of a fork makes its own: so nobody waits in a circle.
+        A fork of a fork prepares its own prompt, which rules out circular waits.
         """
         parent = session.streams.get(params.fork_of) if params.fork_of else None
         if parent is None or parent.forks:
@@ -320,7 +320,7 @@ class Methods:
         try:
             return await asyncio.shield(parent.prompt)
         except asyncio.CancelledError:
-            if parent.prompt.cancelled():  # the parent was refused
+            if parent.prompt.cancelled():  # the parent was rejected
                 return None
             raise
 
@@ -337,7 +337,7 @@ def generating(entry: Entry) -> Loaded:
 
 
 def reading(entry: Entry) -> ModelRuntime | EmbeddingRuntime:
-    """Whatever has a tokenizer."""
+    """The resident, if it has a tokenizer."""
     resident = entry.resident
     return resident if isinstance(resident, EmbeddingRuntime) else generating(entry).runtime
 
@@ -346,7 +346,7 @@ def _embedding(entry: Entry) -> Embeds:
     if not isinstance(entry.resident, Embeds):
         kind = entry.resident.description.get("kind", "text") if entry.resident is not None else "text"
         raise UnsupportedByModelError(
-            f"{entry.id} is a {kind} language model, its file names no pooling: it makes no vectors or scores"
+            f"{entry.id} is a {kind} language model without a pooling type: it makes no vectors or scores"
         )
     return entry.resident
 
@@ -355,9 +355,9 @@ def _deadline(deadline_ms: float | None, arrived_s: float) -> float | None:
     if deadline_ms is None:
         return None
     if math.isnan(deadline_ms):
-        raise InvalidRequestError("deadline_ms is not a number", hint="send milliseconds")
+        raise InvalidRequestError("deadline_ms must be a number", hint="send milliseconds")
     if deadline_ms <= 0:
-        raise DeadlineError("the deadline had passed when the request came")
+        raise DeadlineError("the deadline had passed when the request arrived")
     return arrived_s + min(deadline_ms, DEADLINE_MS_MAX) / 1000
 
 
@@ -371,7 +371,7 @@ async def _within(deadline_s: float | None, work: Awaitable[T]) -> T:
 
 
 def _start_teller(session: Session, call_id: str) -> OnStart:
-    """Tells the caller, from any thread, that the work on its call begins: what waited and what worked."""
+    """Notifies the caller, from any thread, that work on its call begins, to separate waiting from work."""
     loop, arrived_s = asyncio.get_running_loop(), time.monotonic()
 
     def tell() -> None:

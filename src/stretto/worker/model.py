@@ -1,7 +1,7 @@
-"""One loaded model at work: its loop, its output, its tokenizer and template behind one small door.
+"""ModelRuntime: a loaded model with its loop, output, tokenizer and template behind a small interface.
 
-Turns prompts into requests and requests into streams of deltas. Knows nothing of who reads them: a sink is
-any callable. The SDK uses it in the caller's process; the runtime process holds several.
+Turns prompts into requests and requests into streams of deltas, which go to a sink: any callable. The SDK
+uses it in the caller's process; a worker process holds several.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from stretto.text.tokenizer import PromptTokens, Tokenizer, encode_prompt, encod
 from stretto.text.tool_prompt import fitted, tool_dialect
 from stretto.text.tools import Dialect
 from stretto.worker.grammars import Grammars, byte_words
-from stretto.worker.inspection import Look, TickLook
+from stretto.worker.inspection import SchedulerView, TickRecord
 from stretto.worker.loop import EngineLoop, LoopStats
 from stretto.worker.output import OutputPump
-from stretto.worker.text_stream import PLAIN, Delta, Shown, TextStream, ToolReading
+from stretto.worker.text_stream import PLAIN, Shown, TextDelta, TextStream, ToolReading
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Tokens to continue, and whether the template has already opened the model's reasoning."""
+    """Tokens to continue, and whether the template has already opened a reasoning block."""
 
     tokens: PromptTokens
     tags: Tags | None = None
@@ -49,7 +49,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request as the runtime sees it."""
+    """One request, ready to submit."""
 
     prompt: Prompt
     params: SamplingParams
@@ -64,12 +64,12 @@ class Call:
     streamed: bool = False
     shown: Shown = PLAIN
     progress: bool = False
-    held: object = None  # its compiled grammar, which is kept as long as the request
+    held: object = None  # keeps its compiled grammar alive
 
 
-@cache  # an environment of minijinja is never freed: one for each chat would be a leak
+@cache  # minijinja never frees an environment: one per chat would leak
 def _chatml() -> ChatTemplate:
-    """For models that bring no template."""
+    """For models without a template."""
     return ChatTemplate(CHATML)
 
 
@@ -110,7 +110,7 @@ class ModelRuntime:
 
     @property
     def window(self) -> int:
-        """Tokens that one request may hold."""
+        """Maximum tokens of one request."""
         return self.capabilities.pool_tokens
 
     @property
@@ -135,9 +135,10 @@ class ModelRuntime:
         add_generation_prompt: bool = True,
         tokens_max: int | None = None,
     ) -> Prompt:
-        """`options` are the template's own. Texts are remembered within a scope, and not without one.
+        """`options` are the template's. Tokenized texts are cached within a scope; without a scope they are
+        not.
 
-        What clearly has more than `tokens_max` tokens (the window, if nothing else is said) is not tokenized.
+        A text that clearly exceeds `tokens_max` tokens (default: the context window) is not tokenized.
         """
         most = self.window if tokens_max is None else tokens_max
         template = self.template or _chatml()
@@ -163,7 +164,7 @@ class ModelRuntime:
 
     @property
     def tools_shown_by(self) -> str:
-        """`template`, or `system prompt` where the template would drop the tools."""
+        """`template`, or `system prompt` if the template ignores tools."""
         return "template" if (self.template or _chatml()).support.tools else "system prompt"
 
     def text_prompt(self, text: str, *, scope: Hashable = None, tokens_max: int | None = None) -> Prompt:
@@ -176,13 +177,13 @@ class ModelRuntime:
         return self.tokenizer if scope is None else self._token_cache.for_scope(scope)
 
     def compile_grammar(self, grammar: str, *, scope: Hashable = "") -> object:
-        """May take most of a second the first time: call it on a thread that nobody waits for. Hold the
-        answer
-        as long as the grammar is in use."""
+        """May take most of a second the first time: do not call it on an event loop. Keep the result as long
+        as the grammar is in use.
+        """
         return self.grammars.check(grammar, scope) if grammar else None
 
     def check_length(self, prompt: Prompt) -> None:
-        """A prompt that cannot fit is refused before it queues, with both numbers."""
+        """Reject a prompt that cannot fit before it is queued, with both lengths."""
         count, window = len(prompt.tokens.tokens), self.capabilities.pool_tokens
         if count >= window:
             raise PromptTooLongError(f"the prompt has {count} tokens, the context window holds {window}")
@@ -195,13 +196,13 @@ class ModelRuntime:
     def start(
         self,
         call: Call,
-        sink: Callable[[Delta], None],
+        sink: Callable[[TextDelta], None],
         *,
         on_start: Callable[[Started], None] | None = None,
     ) -> str:
-        """Register the stream, submit the request, answer its id. Everything else comes through the sink.
+        """Register the stream, submit the request, return its id. Everything else arrives through the sink.
 
-        `on_start` is told, on the output thread, when the request has its first slot.
+        `on_start` is called on the output thread when the request gets its first slot.
         """
         self.check_length(call.prompt)
         request_id = call.request_id or self.new_id()
@@ -236,7 +237,7 @@ class ModelRuntime:
         return request_id
 
     def _fitting(self, call: Call) -> SamplingParams:
-        """No more tokens than the window has room for: a grammar closes its text before the last of them."""
+        """Limit max_tokens to the room in the window, so that a grammar can close its text in time."""
         room = self.capabilities.pool_tokens - len(call.prompt.tokens.tokens)
         return call.params if call.params.max_tokens <= room else replace(call.params, max_tokens=room)
 
@@ -246,11 +247,11 @@ class ModelRuntime:
     # --- life ------------------------------------------------------------------------------------
 
     def observe(self, observer: Callable[[Events], None]) -> None:
-        """Telemetry: called with every tick's events, on the loop's thread. Must return at once."""
+        """Telemetry: called with every tick's events on the loop's thread. Must not block."""
         self._observers = (*self._observers, observer)
 
     def on_tick(self, callback: Callable[[TickMeasures], object]) -> Subscription[TickMeasures]:
-        """Every tick's measurements, in order, on a thread of the subscription's own."""
+        """Every tick's measurements, in order, on the subscription's own thread."""
         subscription = Subscription(callback, on_close=self._unsubscribe)
 
         def take(events: Events) -> None:
@@ -260,7 +261,7 @@ class ModelRuntime:
         return self._subscribe(subscription, take)
 
     def on_request_done(self, callback: Callable[[Terminal], object]) -> Subscription[Terminal]:
-        """The measurements of every request that ended, however it did."""
+        """The measurements of every request at its end, successful or not."""
         subscription = Subscription(callback, on_close=self._unsubscribe)
 
         def take(events: Events) -> None:
@@ -285,13 +286,13 @@ class ModelRuntime:
             self._observers = tuple(one for one in self._observers if one is not take)
 
     def after_tick(self, callback: Callable[[], None]) -> None:
-        """Called on the output thread when all deltas of a tick have been given out."""
+        """Called on the output thread after all deltas of a tick have been delivered."""
         self._pump.after_tick(callback)
 
-    def look(self) -> Future[Look]:
-        return self._loop.look()
+    def inspect(self) -> Future[SchedulerView]:
+        return self._loop.inspect()
 
-    def watch(self, on_tick: Callable[[TickLook], None] | None) -> None:
+    def watch(self, on_tick: Callable[[TickRecord], None] | None) -> None:
         self._loop.watch(on_tick)
 
     @property

@@ -1,4 +1,4 @@
-"""Options of a generation, for the SDK and for calls alike: checked, and turned into sampling parameters."""
+"""Generation options of SDK and RPC calls: validation and conversion to sampling parameters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "draft_tokens": (0, 64),
 }
 DEFAULTS = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
-"""What a call gets that says nothing: llama.cpp's habits, not the model's bare distribution."""
+"""Defaults: llama.cpp's sampling settings rather than the model's unmodified distribution."""
 
 SEED_MAX = (1 << 64) - 1
 BIAS_MAX = 100.0
@@ -75,7 +75,7 @@ class Options:
 
 
 def parse(options: Mapping[str, Any], *, eos: frozenset[int], seed: int | None, drafts: int) -> Options:
-    """Unknown names and values out of range are refused, with what to write instead."""
+    """Rejects unknown names and values out of range, with a hint."""
     known = sorted(SAMPLING_NAMES | set(_OTHERS))
     for name in options:
         if name not in known:
@@ -109,7 +109,7 @@ def parse(options: Mapping[str, Any], *, eos: frozenset[int], seed: int | None, 
 
 
 def _checked(name: str, value: Any) -> Any:
-    """A sampling value of the right kind and within its range."""
+    """Check a sampling value's type and range."""
     wanted = _DEFAULT_TYPES[name]
     if name == "logit_bias":
         return _biases(value)
@@ -127,10 +127,10 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def _biases(value: Any) -> dict[int, float]:
-    """Token id → bias. On the wire ids are strings, as JSON wants its keys."""
+    """Token id → bias. On the wire ids are strings, because JSON keys are."""
     hint = f"send logit_bias as {{token id: number from {-BIAS_MAX:g} to {BIAS_MAX:g}}}"
     if not isinstance(value, Mapping):
-        raise InvalidRequestError("logit_bias is not a mapping", hint=hint)
+        raise InvalidRequestError("logit_bias must be a mapping", hint=hint)
     found: dict[int, float] = {}
     for key, bias in value.items():
         if not (isinstance(key, int) or (isinstance(key, str) and key.isascii() and key.isdigit())):
@@ -178,8 +178,8 @@ def _grammar(options: Mapping[str, Any]) -> str:
     }
     asked = [name for name in makers if options.get(name)]
     if len(asked) > 1:
-        raise InvalidRequestError(f"{' and '.join(asked)} exclude each other", hint="send one of them")
+        raise InvalidRequestError(f"{' and '.join(asked)} are mutually exclusive", hint="send one of them")
     if not asked:
         return ""
     grammar_size.check(asked[0], options[asked[0]])
-    return makers[asked[0]](options[asked[0]])  # not compiled: see `runtime.grammars`
+    return makers[asked[0]](options[asked[0]])  # not compiled yet: see `worker.grammars`

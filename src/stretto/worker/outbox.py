@@ -1,7 +1,7 @@
-"""From deltas to frames: what a tick brought to all streams of a connection leaves as one `StreamBatch`.
+"""From deltas to frames: the output of one tick for all streams of a connection becomes one `StreamBatch`.
 
-An `Outbox` belongs to one model and is filled on its output thread; when a tick is through, everything goes
-to the RPC loop in one handoff. A `Mailbox` belongs to one connection and bounds what waits for it.
+An `Outbox` belongs to one model and is filled on its output thread; at the end of a tick its content is
+handed to the RPC loop at once. A `Mailbox` belongs to one connection and limits its pending output.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from stretto.text.tokenizer import Tokenizer
 from stretto.worker import splitting
 from stretto.worker.logprobs import prompt_logprobs, token_logprobs
 from stretto.worker.terminal_errors import error_of
-from stretto.worker.text_stream import Delta
+from stretto.worker.text_stream import TextDelta
 
-ROW_BYTES = 64  # what a row costs beside its text, roughly
+ROW_BYTES = 64  # approximate overhead per row, besides its text
 
 
 class Mailbox:
-    """One connection's way out. `put` on any thread, `drain` on the RPC loop.
+    """Output queue of one connection. `put` on any thread, `drain` on the RPC loop.
 
-    `on_cut` is told of a stream that ends here because what a tick brought to it does not fit a frame.
+    `on_cut` is called for a stream that is ended here because its output of one tick does not fit a frame.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Mailbox:
         self._unread_bytes_max = unread_bytes_max
         self._on_end = on_end
         self._on_cut = on_cut
-        self._cut: set[str] = set()  # until their own end comes, which is then not sent again
+        self._cut: set[str] = set()  # until their regular end arrives, which is not sent again
         self._waiting: deque[StreamBatch] = deque()
         self._waiting_bytes = 0
         self._lock = threading.Lock()
@@ -68,7 +68,7 @@ class Mailbox:
             batches, self._waiting = self._waiting, deque()
             waiting_bytes, self._waiting_bytes = self._waiting_bytes, 0
         if waiting_bytes + self._connection.unsent_bytes > self._unread_bytes_max:
-            self._connection.close(FrameError(f"the peer does not read: {waiting_bytes} bytes more wait"))
+            self._connection.close(FrameError(f"the peer does not read: {waiting_bytes} bytes are pending"))
         for batch in batches:
             self._send(batch)
 
@@ -84,7 +84,7 @@ class Mailbox:
             self._tell_ends(batch)
 
     def _send_parts(self, batch: StreamBatch) -> None:
-        """Each stream's part alone; one that does not fit a frame even so costs its stream only."""
+        """Send each stream's part separately; a part that still does not fit a frame ends only its stream."""
         for stream_id, part in splitting.parts(batch):
             if stream_id in self._cut:
                 self._cut.difference_update(end.stream_id for end in part.ends)
@@ -110,7 +110,7 @@ class Mailbox:
 
 
 class Outbox:
-    """One model's deltas, collected until its tick is through."""
+    """One model's deltas, collected until the end of the tick."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -123,7 +123,7 @@ class Outbox:
         return found
 
     def flush(self) -> None:
-        """The end of a tick: one handoff for all connections."""
+        """End of a tick: one handoff for all connections."""
         if not self._open:
             return
         filled, self._open = self._open, {}
@@ -131,7 +131,7 @@ class Outbox:
             mailbox.put(batch)
         try:
             self._loop.call_soon_threadsafe(_drain, tuple(filled))
-        except RuntimeError:  # the RPC loop is closed: nobody is left to read
+        except RuntimeError:  # the RPC loop is closed: there is no reader
             self._open = {}
 
 
@@ -141,7 +141,7 @@ def _drain(mailboxes: tuple[Mailbox, ...]) -> None:
 
 
 class StreamSink:
-    """Writes one stream's deltas into its connection's batch. `waited_s`: time before it was submitted."""
+    """Writes one stream's deltas into its connection's batch. `waited_s`: time before submission."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class StreamSink:
             )
         )
 
-    def __call__(self, delta: Delta) -> None:
+    def __call__(self, delta: TextDelta) -> None:
         batch, stream_id = self._outbox.batch(self._mailbox), self._stream_id
         if delta.text or delta.tokens:
             batch.streams.append(stream_id)
@@ -206,7 +206,7 @@ class StreamSink:
             batch.ends.append(stream_end(stream_id, delta, delta.end, self._waited_s))
 
 
-def stream_end(stream_id: str, delta: Delta, terminal: Terminal, waited_s: float) -> StreamEnd:
+def stream_end(stream_id: str, delta: TextDelta, terminal: Terminal, waited_s: float) -> StreamEnd:
     error = error_of(terminal)
     ttft_s = None if terminal.ttft_s is None else terminal.ttft_s + waited_s
     return StreamEnd(
@@ -230,7 +230,7 @@ def stream_end(stream_id: str, delta: Delta, terminal: Terminal, waited_s: float
     )
 
 
-def _reason(delta: Delta, terminal: Terminal, *, failed: bool) -> str:
+def _reason(delta: TextDelta, terminal: Terminal, *, failed: bool) -> str:
     if failed:
         return "error"
     if terminal.end is End.CANCELLED:

@@ -1,8 +1,8 @@
-"""The output thread: one for all streams of a loop, and one handoff a tick.
+"""The output thread: one for all streams of a loop, with one handoff per tick.
 
-A stream is registered before its request is submitted, so no token is ever early. Reading slowly costs a
-tick nothing: a stream only appends to its reader's queue. Whoever collects a tick's deltas to send them
-together is told when a tick is through (`after_tick`).
+A stream is registered before its request is submitted, so no token can arrive too early. Slow readers do not
+delay a tick: a stream only appends to its reader's queue. `after_tick` callbacks run when all deltas of a
+tick are delivered, e.g. to send them together.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from array import array
 from collections.abc import Callable
 
 from stretto.core.tick import Events, Started, Terminal
-from stretto.worker.text_stream import Delta, TextStream
+from stretto.worker.text_stream import TextDelta, TextStream
 
-__all__ = ["Delta", "OutputPump", "TextStream"]
+__all__ = ["OutputPump", "TextDelta", "TextStream"]
 
 
 class OutputPump:
-    """`deliver` is the loop's handoff: it only puts the tick's events into a queue."""
+    """`deliver` is called by the loop and only enqueues the tick's events."""
 
     def __init__(self, cancel: Callable[[str], None], name: str = "stretto-output") -> None:
         self._cancel = cancel
@@ -36,7 +36,7 @@ class OutputPump:
         self._streams[request_id] = stream
 
     def after_tick(self, callback: Callable[[], None]) -> None:
-        """Called on this thread when all deltas of a tick have been given out. Must not raise or wait."""
+        """Called on this thread after all deltas of a tick are delivered. Must not raise or block."""
         self._after_tick = (*self._after_tick, callback)
 
     def deliver(self, events: Events) -> None:
@@ -83,9 +83,9 @@ class OutputPump:
             return
         try:
             what(stream)
-        except Exception:  # a reader whose sink raises loses its stream; the others do not notice
+        except Exception:  # a sink that raises breaks only its own stream
             self.failures += 1
-            stream.broken = True  # it still gets its end
+            stream.broken = True  # its end is still delivered
             self._cancel(request_id)
 
     def _finish(self, terminal: Terminal) -> None:

@@ -1,10 +1,10 @@
-"""Which inputs of which requests go into the next batch: by priority, then round-robin. Pure, no clock.
+"""Packer: chooses the inputs of the next batch by priority, then round robin. Pure, no clock.
 
-A request's inputs are numbered; a batch holds whole inputs, up to so many tokens and sequences. It is filled
-from the urgent requests, then the default ones, then those in the background; inside a class the tenants take
-turns, and inside a tenant its requests, one input each. So a request of one input waits for the batch that
-runs and for at most one more of its class, whatever else is queued beside it. A class that waits and got
-nothing in `AGE_BATCHES` batches is the first in the next. An input longer than a batch gets one for itself.
+A request's inputs are numbered; a batch holds whole inputs up to a maximum of tokens and sequences. It is
+filled from urgent requests, then default, then background; within a priority tenants alternate, and within a
+tenant its requests, one input each. A request with one input therefore waits for the running batch and at
+most one more of its priority, whatever else is queued. A priority that got nothing in `AGE_BATCHES` batches
+comes first in the next. An input longer than a batch gets its own.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Item(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """The inputs of one request that no batch has taken yet."""
+    """The inputs of one request that are not in a batch yet."""
 
     request: int
     lengths: Sequence[int]
     level: _Level
     tenant: str
     following: int = 0
-    again: deque[int] = field(default_factory=deque)  # their batch failed: each runs alone now
+    again: deque[int] = field(default_factory=deque)  # their batch failed: each runs alone
 
     @property
     def empty(self) -> bool:
@@ -55,10 +55,10 @@ class _Line:
 
 
 class _Level:
-    """The requests of one priority: tenants in turn, each with its requests in turn."""
+    """The requests of one priority: round robin over tenants, and over each tenant's requests."""
 
     def __init__(self) -> None:
-        self.tenants: dict[str, deque[_Line]] = {}  # the next one first; none is empty
+        self.tenants: dict[str, deque[_Line]] = {}  # next tenant first; no queue is empty
         self.passed_over = 0
 
     def append(self, line: _Line) -> None:
@@ -72,7 +72,7 @@ class _Level:
                 del self.tenants[line.tenant]
 
     def next(self) -> _Line:
-        """Taken out; its tenant goes to the end of the turns."""
+        """Remove and return the next line; its tenant moves to the end."""
         tenant = next(iter(self.tenants))
         lines = self.tenants.pop(tenant)
         line = lines.popleft()
@@ -81,7 +81,7 @@ class _Level:
         return line
 
     def put_first(self, passed: list[_Line]) -> None:
-        """Lines that did not fit: the first of their tenants, and these the first of all."""
+        """Put lines that did not fit back to the front of their tenants, and those tenants first."""
         first: dict[str, deque[_Line]] = {}
         for line in passed:
             first.setdefault(line.tenant, deque()).append(line)
@@ -104,19 +104,19 @@ class Packer:
     ) -> None:
         """Queue inputs 0 to n - 1 of a request, by their token counts."""
         if request in self._lines or not lengths or min(lengths) < 1:
-            raise InvariantError(f"request {request} is known already, or has an empty input")
+            raise InvariantError(f"request {request} is already queued, or has an empty input")
         level = self._levels[priority]
         line = self._lines[request] = _Line(request, lengths, level, tenant)
         level.append(line)
 
     def drop(self, request: int) -> None:
-        """Forget what is left of a request; unknown ones are already forgotten."""
+        """Forget the remaining inputs of a request. Unknown requests are ignored."""
         line = self._lines.pop(request, None)
         if line is not None:
             line.level.remove(line)
 
     def retry(self, item: Item) -> None:
-        """An input whose batch failed comes back, to run alone. A request that was dropped stays so."""
+        """Queue an input whose batch failed to run alone, unless its request was dropped."""
         line = self._lines.get(item.request)
         if line is None:
             return
@@ -125,7 +125,7 @@ class Packer:
         line.again.append(item.number)
 
     def take(self) -> list[Item]:
-        """The next batch; empty when nothing waits."""
+        """The next batch; empty if nothing is queued."""
         items: list[Item] = []
         room = self.tokens_max
         waiting = [level for level in self._levels.values() if level.tenants]
@@ -136,14 +136,14 @@ class Packer:
         return items
 
     def _fill(self, level: _Level, items: list[Item], room: int) -> int:
-        """Add this class's inputs while there is room; what room is left."""
+        """Add inputs of this priority while there is room; returns the room left."""
         passed: list[_Line] = []
         while level.tenants and room > 0 and len(items) < self.sequences_max:
             line = level.next()
             length = line.lengths[line.head]
             alone = bool(line.again)
             if items and (alone or length > room):
-                passed.append(line)  # first in the next batch, where anything fits
+                passed.append(line)  # first in the next batch, where it fits
                 continue
             items.append(line.pop())
             room = 0 if alone else room - length
@@ -158,5 +158,5 @@ class Packer:
 
     @property
     def requests(self) -> int:
-        """Requests that are not dropped, those whose last inputs are being computed included."""
+        """Requests that are not dropped, including those whose last inputs are being computed."""
         return len(self._lines)

@@ -1,8 +1,8 @@
-"""The models of a runtime: loaded on demand, once at a time, within a memory budget.
+"""The models of a worker: loaded on demand, one at a time, within a memory budget.
 
-All state belongs to the RPC loop; loading and closing happen on threads. A model is busy while somebody holds
-a lease on it or its loop has work: a busy one is never unloaded. Where memory is short the idle one that was
-used longest ago goes first.
+All state belongs to the RPC loop; loading and closing happen on threads. A model is busy while it is leased
+or its loop has work, and a busy model is never unloaded. When memory is short the least recently used idle
+model is unloaded first.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from stretto.errors import (
 )
 from stretto.rpc.messages import LoadProgress, ModelInfo
 
-PROGRESS_S = 0.1  # between two notifications about one load
+PROGRESS_S = 0.1  # between two progress notifications of a load
 
 
 class Resident(Protocol):
-    """What is kept loaded. `close` may take long and is called on a thread."""
+    """A loaded model. `close` may take long and is called on a thread."""
 
     @property
     def description(self) -> Mapping[str, Any]: ...
@@ -38,7 +38,7 @@ class Resident(Protocol):
 
 
 class Loader(Protocol):
-    """Where models come from. `estimate_bytes` and `load` are called on threads."""
+    """Loads models. `estimate_bytes` and `load` are called on threads."""
 
     def ids(self) -> Sequence[str]: ...
     def resolve(self, model_id: str) -> str: ...
@@ -47,7 +47,7 @@ class Loader(Protocol):
 
 
 class Entry:
-    """One model, loaded or on its way."""
+    """One model, loaded or loading."""
 
     __slots__ = ("id", "leases", "loading", "memory_bytes", "progress", "resident", "shown_s", "used_s")
 
@@ -86,13 +86,13 @@ class ModelPool:
         self._on_unloaded = on_unloaded
         self._clock = clock
         self._entries: dict[str, Entry] = {}
-        self._room = asyncio.Lock()  # one at a time counts memory and makes room
+        self._room = asyncio.Lock()  # serializes memory accounting and eviction
         self._closed = False
 
     # --- leases ----------------------------------------------------------------------------------
 
     async def acquire(self, model_id: str) -> Entry:
-        """A lease on a loaded model; give it back with `release`. Loads it when it is not there."""
+        """Lease a model, loading it if needed; give it back with `release`."""
         entry = self._entry(self._loader.resolve(model_id))
         entry.leases += 1
         try:
@@ -114,7 +114,7 @@ class ModelPool:
         return [self.info(model_id) for model_id in ids]
 
     def info(self, model_id: str) -> ModelInfo:
-        """By the id under which it is kept, loaded or not."""
+        """By canonical id, loaded or not."""
         entry = self._entries.get(model_id)
         if entry is None:
             return ModelInfo(id=model_id)
@@ -139,17 +139,15 @@ class ModelPool:
     async def unload(self, model_id: str) -> None:
         entry = self._entries.get(self._loader.resolve(model_id))
         if entry is None or (entry.resident is None and entry.loading is None):
-            raise ModelNotFoundError(
-                f"{model_id or 'the model'} is not loaded", hint="there is nothing to do"
-            )
+            raise ModelNotFoundError(f"{model_id or 'the model'} is not loaded", hint="nothing to unload")
         if entry.busy or entry.loading is not None:
-            raise ModelBusyError(f"{entry.id} is at work")
+            raise ModelBusyError(f"{entry.id} is in use")
         async with self._room:
             if not entry.busy:
                 await self._close(entry)
 
     async def sweep(self) -> None:
-        """Unload what nobody asked for longer than `idle_unload_s`, and loops that broke."""
+        """Unload models that were idle for `idle_unload_s`, and models whose loop failed."""
         now = self._clock()
         async with self._room:
             for entry in list(self._entries.values()):
@@ -165,7 +163,7 @@ class ModelPool:
             resident.drain()
 
     async def close(self) -> None:
-        """End every model. Loads that are under way are waited for: native code cannot be left half done."""
+        """Close every model. Loads in progress are awaited: native code cannot be interrupted."""
         self._closed = True
         loads = [entry.loading for entry in self._entries.values() if entry.loading is not None]
         await asyncio.gather(*loads, return_exceptions=True)
@@ -180,7 +178,7 @@ class ModelPool:
 
     async def _ensure(self, entry: Entry) -> None:
         if self._closed:
-            raise ShuttingDownError("the runtime is shutting down")
+            raise ShuttingDownError("the worker is shutting down")
         if entry.resident is not None and entry.resident.alive:
             return
         if entry.loading is None:
@@ -190,7 +188,7 @@ class ModelPool:
 
     def _loaded(self, model_id: str, progress: Callable[[str, float], None]) -> Resident:
         resident = self._loader.load(model_id, progress)
-        getattr(resident, "text_bound", None)  # reads the whole vocabulary once: not on the RPC loop
+        getattr(resident, "text_bound", None)  # reads the whole vocabulary: not on the RPC loop
         return resident
 
     async def _load(self, entry: Entry) -> None:
@@ -202,7 +200,7 @@ class ModelPool:
 
             need = await asyncio.to_thread(self._loader.estimate_bytes, entry.id, progress)
             async with self._room:
-                if entry.resident is not None:  # a loop that broke: begin again
+                if entry.resident is not None:  # its loop failed: load again
                     await self._close(entry)
                 await self._make_room(entry.id, need)
                 entry.memory_bytes = need
@@ -223,7 +221,7 @@ class ModelPool:
         while self._used_bytes() + need > self._budget_bytes:
             idle = [e for e in self._entries.values() if e.resident is not None and not e.busy]
             if not idle:
-                raise ModelMemoryError(f"no memory for {model_id}: the loaded models are at work")
+                raise ModelMemoryError(f"no memory for {model_id}: all loaded models are in use")
             await self._close(min(idle, key=lambda e: e.used_s))
 
     def _used_bytes(self) -> int:

@@ -1,8 +1,8 @@
-"""What a call needs before it can be submitted: rendered, tokenized, its grammar tried, off the RPC loop.
+"""Prepares calls off the RPC loop: rendering, tokenizing, grammar trials.
 
-Texts and grammars have lanes of their own (`runtime.lanes`): tenants take turns, long ones never have every
-lane, and whoever leaves is dropped, or has its grammar's trial killed. Knows lanes and sizes; `requests`
-knows what is done.
+Texts and grammars have separate lanes (`worker.lanes`): tenants are served round robin, long work never
+occupies all lanes, and work of cancelled calls is dropped, including running grammar trials. This module
+handles lanes and sizes; `requests` does the work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stretto.worker.requests import prepare, text_of, tokens_of
 
 HEAVY_TEXT_CHARS = 1 << 16
 GRAMMAR_LANES = 2
-TOKEN_CHARS = 4  # what a token id of a call counts for
+TOKEN_CHARS = 4  # assumed length of a token id
 T = TypeVar("T")
 
 
@@ -33,7 +33,7 @@ class Preparing:
         self._grammars = Lanes(GRAMMAR_LANES, "stretto-grammar")
 
     async def call(self, loaded: Loaded, params: m.GenerateParams, parent: Prompt | None) -> Call:
-        """The request behind a `generate`. Raises a typed error that is the answer."""
+        """The request of a `generate` call. Raises the typed error to answer with."""
         size = 0 if parent is not None else _prompt_chars(params)
         work = partial(prepare, loaded, params, parent)
         call = await self._texts.run(params.tenant, work, heavy=size > HEAVY_TEXT_CHARS)
@@ -61,7 +61,7 @@ class Preparing:
         return await self._texts.run(params.tenant, partial(text_of, model, params.tokens), heavy=heavy)
 
     def inputs(self, params: m.EmbedParams | m.RerankParams) -> Runner:
-        """Where the inputs of an embedding or a ranking are tokenized."""
+        """Runner that tokenizes the inputs of an embed or rerank call."""
         heavy = sum(map(len, _inputs(params))) > HEAVY_TEXT_CHARS
 
         def run(work: Callable[..., T], *arguments: Any) -> Any:
@@ -84,7 +84,7 @@ def _prompt_chars(params: m.GenerateParams) -> int:
 
 
 def _chars(text: str | None, messages: list[dict[str, Any]] | None) -> int:
-    """Roughly what is rendered and tokenized: long texts of parts and calls count too."""
+    """Approximate characters to render and tokenize, including content parts and tool calls."""
     return len(text or "") + sum(_size(message) for message in messages or ())
 
 

@@ -1,6 +1,6 @@
-"""Prompts that are more than one text or one conversation: mixed, cut to a length, or with messages left out.
+"""Prompts beyond a single text or conversation: mixed pieces, truncation, dropping the oldest messages.
 
-Knows a model's tokenizer and window. `requests` decides which of these a call asks for.
+Knows a model's tokenizer and context window. `requests` decides which of these a call needs.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from stretto.text.tokenizer import PromptTokens
 from stretto.worker.model import ModelRuntime, Prompt
 
 Message = dict[str, Any]
-ROOM_SHARE = 8  # of the window, left for an answer of unknown length where messages are left out
+ROOM_SHARE = 8  # 1/8 of the window is kept for the answer when messages are dropped
 
 
 def begin_of_text(model: ModelRuntime) -> Prompt:
-    """An empty prompt: what a text begins with, else what ends the one before it."""
+    """An empty prompt: the BOS token, or EOS for models without one."""
     tokenizer = model.tokenizer
     first = tokenizer.bos if tokenizer.bos is not None else min(tokenizer.eos, default=None)
     return Prompt(PromptTokens(array("i", [] if first is None else [first])))
 
 
 def mixed_prompt(model: ModelRuntime, pieces: Sequence[str | int], *, scope: Hashable) -> Prompt:
-    """Texts and token ids in turns. Every text is encoded by itself, and only the first may get a BOS."""
+    """Texts mixed with token ids. Each text is encoded separately; only the first may get a BOS."""
     tokens: array[int] = array("i")
     for at, piece in enumerate(pieces):
         if isinstance(piece, int):
@@ -53,9 +53,9 @@ def cut_left(prompt: Prompt, keep: int) -> Prompt:
 def fitting(
     render: Callable[[list[Message]], Prompt], messages: list[Message], *, window: int, max_tokens: int | None
 ) -> Prompt:
-    """The prompt of as many of the last messages as fit; system messages at the beginning always stay.
+    """The prompt with as many of the latest messages as fit; leading system messages are always kept.
 
-    Messages go in whole turns: what is left begins with a message of the user.
+    Whole turns are dropped: the remaining conversation begins with a user message.
     """
     room = window - min(max_tokens if max_tokens is not None else window // ROOM_SHARE, window // 2)
     system = next((at for at, one in enumerate(messages) if one.get("role") != "system"), len(messages))
@@ -76,4 +76,4 @@ def fitting(
             best, high = found, middle - 1
         else:
             low = middle + 1
-    return best if best is not None else render(messages)  # the last turn alone is too long: say so
+    return best if best is not None else render(messages)  # even the last turn is too long: rejected later

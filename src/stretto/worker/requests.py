@@ -1,7 +1,7 @@
-"""From a `generate` call to a request: everything that is checked, rendered, tokenized or compiled.
+"""From a `generate` call to a request: validation, rendering, tokenization, guidance.
 
-Runs on a thread of its own (`prepare`), because a long prompt takes milliseconds and a first grammar most of
-a second. Refusals are typed errors; nothing here has touched the scheduler yet.
+`prepare` runs on a separate thread, because a long prompt takes milliseconds and a new grammar most of a
+second. Rejections are typed errors; nothing here touches the scheduler.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TEMPLATE_OPTIONS_TAKEN = ("messages", "tools", "self", "add_generation_prompt",
 
 
 def prepare(loaded: Loaded, params: GenerateParams, parent: Prompt | None = None) -> Call:
-    """The request behind a call. `parent`: the prompt of the generation that this one is a fork of."""
+    """The request of a call. `parent`: prompt of the generation that this one forks."""
     if params.draft_model:
         raise InvalidRequestError(
             f"draft_model {params.draft_model[:80]!r} cannot be used", hint="set speculation: ngram instead"
@@ -52,7 +52,7 @@ def prepare(loaded: Loaded, params: GenerateParams, parent: Prompt | None = None
         raise EmptyPromptError("the prompt is empty")
     model.check_length(prompt)
     if options.params.grammar:
-        prompt = replace(prompt, tags=None, opened=False)  # the grammar leaves no room for reasoning
+        prompt = replace(prompt, tags=None, opened=False)  # the grammar does not allow a reasoning block
     room = model.capabilities.pool_tokens
     return Call(
         prompt=prompt,
@@ -77,7 +77,7 @@ def prepare(loaded: Loaded, params: GenerateParams, parent: Prompt | None = None
 
 
 def _salt(params: GenerateParams, options: Options) -> str:
-    """A prompt that is measured is computed: it shares nothing but with its own forks."""
+    """Prompt log-probabilities require computing the prompt: it shares cache only with its own forks."""
     if options.params.prompt_logprobs < 0:
         return options.cache_salt
     return f"{options.cache_salt}\x1f{params.fork_of or params.stream_id}"
@@ -124,19 +124,19 @@ def _chat_prompt(model: ModelRuntime, params: GenerateParams, messages: list[dic
 
 
 def _tokens_max(model: ModelRuntime, params: GenerateParams) -> int:
-    """More than fits is tokenized only where it is then cut."""
+    """Texts longer than the window are tokenized only if they are truncated afterwards."""
     return model.window if params.truncate_prompt_tokens is None else max(TOKENS_MAX, model.window)
 
 
 def _template_options(options: dict[str, Any]) -> dict[str, Any]:
     taken = [name for name in options if name in _TEMPLATE_OPTIONS_TAKEN]
     if taken:
-        raise InvalidRequestError(f"template option {taken[0]} is not yours to set", hint="leave it out")
+        raise InvalidRequestError(f"template option {taken[0]} is reserved", hint="omit it")
     return options
 
 
 def tokens_of(model: ModelRuntime | EmbeddingRuntime, params: TokenizeParams) -> list[int]:
-    """What a text or a conversation becomes."""
+    """The tokens of a text or a conversation."""
     if (params.text is None) == (params.messages is None):
         raise InvalidRequestError("text or messages must be given", hint="send one of the two")
     if params.text is not None:
@@ -145,14 +145,14 @@ def tokens_of(model: ModelRuntime | EmbeddingRuntime, params: TokenizeParams) ->
         bounds.check_segments((Segment(params.text, user=True),), model.tokenizer, most)
         return model.tokenizer.encode(params.text, params.special)
     if not isinstance(model, ModelRuntime):
-        raise UnsupportedByModelError("this model takes no messages")
+        raise UnsupportedByModelError("this model does not accept messages")
     prompt = model.chat_prompt(
         params.messages or [],
         params.tools or None,
         _template_options(params.template_options),
         continue_final=params.continue_final,
         add_generation_prompt=params.add_generation_prompt,
-        tokens_max=max(TOKENS_MAX, model.window),  # a count may be of more than fits
+        tokens_max=max(TOKENS_MAX, model.window),  # counting may exceed the window
     )
     return list(prompt.tokens.tokens)
 
@@ -161,7 +161,7 @@ def text_of(model: ModelRuntime | EmbeddingRuntime, tokens: list[int]) -> str:
     most = max(TOKENS_MAX, model.window)
     if len(tokens) > most:
         raise InvalidRequestError(
-            f"{len(tokens)} tokens to detokenize; at most {most} are taken",
+            f"{len(tokens)} tokens to detokenize; the maximum is {most}",
             hint="send them in several requests",
         )
     return b"".join(map(model.tokenizer.token_bytes, _tokens(model, tokens))).decode("utf-8", "replace")
@@ -205,7 +205,7 @@ def _options(loaded: Loaded, params: GenerateParams, schema: Mapping[str, Any] |
 
 
 def _biases(model: ModelRuntime, params: GenerateParams) -> dict[str, float]:
-    """Of the tokens of texts, beside those that came by id."""
+    """Biases given by text, in addition to those given by id."""
     found = {str(key): value for key, value in (params.sampling.get("logit_bias") or {}).items()}
     for text, bias in params.bias_texts:
         found |= {str(token): bias for token in model.tokenizer.encode(text, False)}
@@ -215,7 +215,7 @@ def _biases(model: ModelRuntime, params: GenerateParams) -> dict[str, float]:
 def _tools(
     use: ToolUse | None, model: ModelRuntime, *, eager: bool
 ) -> tuple[ToolReading | None, dict[str, Any] | None]:
-    """How calls are read, and the schema that a forced call must follow."""
+    """How tool calls are parsed, and the schema of a forced call."""
     if use is None:
         return None, None
     names = frozenset(tool_names(use.tools))

@@ -1,7 +1,7 @@
-"""A runtime at work: the pool, the methods and the connections together, on one event loop.
+"""WorkerServer: model pool, RPC methods and connections on one event loop.
 
-The process (`main`) gives it sockets; the SDK and tests give it one end of a pair in memory. Both are the
-same to it: `accept` takes any connection.
+The worker process (`main`) passes sockets to it; tests pass one end of an in-memory pair: `accept` takes any
+connection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TICKS_A_FRAME = 64
 FLUSH_S = 1.0
 
 
-class RuntimeServer:
+class WorkerServer:
     def __init__(
         self, loader: Loader, settings: RuntimeSettings, *, heartbeat: HeartbeatWriter | None = None
     ) -> None:
@@ -52,14 +52,14 @@ class RuntimeServer:
         self._chores: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to beat and to unload what is idle. On the running loop."""
+        """Start the heartbeat and the unloading of idle models, on the running loop."""
         self._chores = [
             asyncio.create_task(self._beat(), name="heartbeat"),
             asyncio.create_task(self._sweep(), name="idle models"),
         ]
 
     def accept(self, connection: Connection, *, token: str | None = None) -> Session:
-        """Serve a connection; with a token it must authenticate first."""
+        """Serve a connection; with a token, it must authenticate first."""
         session = Session(
             connection,
             self.methods,
@@ -71,20 +71,20 @@ class RuntimeServer:
         return session
 
     async def close(self) -> None:
-        """End what runs with a typed answer, close every connection, free every model."""
+        """End running requests with a typed error, close all connections, free all models."""
         for task in self._chores:
             task.cancel()
         await asyncio.gather(*self._chores, return_exceptions=True)
         self.methods.draining = True
         await self.pool.close()
-        await asyncio.sleep(0)  # the last batches are on their way to the sessions
+        await asyncio.sleep(0)  # lets the last batches reach the sessions
         for session in list(self.methods.sessions):
             session.connection.close()
         await self._sessions_over()
         self.methods.close()
 
     async def _sessions_over(self) -> None:
-        """Wait a moment until everybody has read the last words."""
+        """Wait briefly until the peers have read the last frames."""
         for _ in range(int(FLUSH_S / 0.01)):
             if not self.methods.sessions:
                 return
@@ -99,9 +99,7 @@ class RuntimeServer:
     # --- notifications ---------------------------------------------------------------------------
 
     def _send_events(self, events: EngineEvents) -> None:
-        """In pieces: ticks of many slots with long stream ids would be more than a frame. Watchers may lose
-        some.
-        """
+        """Sent in pieces, because ticks of many slots may exceed a frame. Watchers may lose some."""
         for start in range(0, len(events.ticks), TICKS_A_FRAME):
             some = EngineEvents(ticks=events.ticks[start : start + TICKS_A_FRAME])
             for session in self.methods.sessions:

@@ -1,7 +1,7 @@
-"""One connection to the runtime: its calls, its streams, and what it watches.
+"""One connection to the worker: its calls, streams and subscriptions.
 
-Answers every call exactly once. A `generate` that was answered with a result ends exactly once in a
-`stream.batch`; one that was refused does not. A connection that closes cancels all its streams.
+Every call is answered exactly once. An accepted `generate` ends exactly once, in a `stream.batch`; a rejected
+one has no stream. Closing the connection cancels all its streams.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _numbers = itertools.count(1)
 
 
 def logged(error: BaseException, method: str) -> Error:
-    """An error as it is answered. One that is not the caller's doing is written down, with its trace."""
+    """The error to answer with. Errors not caused by the caller are logged with their traceback."""
     message = error_from(error)
     if message.code == "internal_error":
         log.error("%s failed", method, exc_info=error)
@@ -52,17 +52,17 @@ class StreamRecord:
 
     id: str
     request_id: str
-    forks: bool = False  # it takes its prompt from another stream
+    forks: bool = False  # it reuses the prompt of another stream
     entry: Entry | None = None
-    model: ModelRuntime | None = None  # once it was submitted
+    model: ModelRuntime | None = None  # once submitted
     cancelled: bool = False
-    preparing: asyncio.Future[Request] | None = None  # until it was submitted
+    preparing: asyncio.Future[Request] | None = None  # until submitted
     held: object = None  # its compiled grammar
     prompt: asyncio.Future[Prompt] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Dispatcher(Protocol):
-    """What a session needs of the runtime: the methods, and to be told what ends."""
+    """What a session needs from the worker: the methods, and notification of ends."""
 
     def handler(self, session: Session, method: str, params: Message) -> Awaitable[Message] | Message: ...
     def stream_over(self, record: StreamRecord) -> None: ...
@@ -87,10 +87,10 @@ class Session:
         )
         self._dispatcher = dispatcher
         self._calls_pending_max = calls_pending_max
-        self._token = token  # until it has been given
+        self._token = token  # until the peer has authenticated
         self._number = next(_numbers)
         self._tasks: set[asyncio.Future[Message]] = set()
-        self._named: dict[str, asyncio.Future[Message]] = {}  # calls that their caller may cancel
+        self._named: dict[str, asyncio.Future[Message]] = {}  # calls that can be cancelled by id
         connection.open(self._receive, self._closed)
         if token is not None:
             asyncio.get_running_loop().call_later(AUTH_TIMEOUT_S, self._check_authenticated)
@@ -102,7 +102,7 @@ class Session:
     # --- streams ---------------------------------------------------------------------------------
 
     def register(self, stream_id: str, *, forks: bool = False) -> StreamRecord:
-        """A new stream of this connection; an id that is in use is refused."""
+        """Register a new stream; raises if its id is in use."""
         if not 1 <= len(stream_id) <= STREAM_ID_CHARS_MAX:
             raise InvalidRequestError(
                 f"a stream id has {len(stream_id)} characters", hint=f"send 1 to {STREAM_ID_CHARS_MAX}"
@@ -137,7 +137,7 @@ class Session:
         if record.model is not None:
             record.model.cancel(record.request_id)
         elif record.preparing is not None:
-            record.preparing.cancel()  # its turn, or its grammar's trial, is given up
+            record.preparing.cancel()  # leaves its lane, or kills its grammar trial
 
     # --- calls -----------------------------------------------------------------------------------
 
@@ -145,16 +145,16 @@ class Session:
         if isinstance(received, Malformed):
             self.connection.send(received.reply())
         elif not isinstance(received, Call):
-            self.connection.close(FrameError("only calls are expected here"))
+            self.connection.close(FrameError("only calls are expected on this connection"))
         elif self._token is not None:
             self._authenticate(received, self._token)
         elif len(self._tasks) >= self._calls_pending_max:
-            self._refuse(received, CapacityError(f"{len(self._tasks)} calls already wait for their answer"))
+            self._refuse(received, CapacityError(f"{len(self._tasks)} calls are already pending"))
         else:
             self._start(received)
 
     def _start(self, call: Call) -> None:
-        """Quick methods are answered at once, the others by a task."""
+        """Fast methods are answered immediately, others by a task."""
         try:
             answer = self._dispatcher.handler(self, call.method, call.params)
         except Exception as error:
@@ -172,8 +172,8 @@ class Session:
 
     def _answer(self, call: Call, done: asyncio.Future[Message]) -> None:
         self._tasks.discard(done)
-        if done.cancelled():  # by its caller, or because the connection is gone, which then sends nothing
-            self.connection.send(Reply(call.id, error=Error(code="cancelled", message="it was cancelled")))
+        if done.cancelled():  # by its caller, or because the connection closed (then nothing is sent)
+            self.connection.send(Reply(call.id, error=Error(code="cancelled", message="call cancelled")))
             return
         error = done.exception()
         if error is not None:
@@ -182,11 +182,13 @@ class Session:
             self._reply(call, done.result())
 
     def _reply(self, call: Call, result: Message) -> None:
-        """A result that cannot be sent is that call's failure: the connection and its streams live on."""
+        """A result that cannot be sent fails only its call; the connection and its streams continue."""
         try:
             self.connection.send(Reply(call.id, result=result))
         except TooLargeError as error:
-            self._refuse(call, ReplyTooLargeError(f"the answer to {call.method} is {error.message}"))
+            self._refuse(
+                call, ReplyTooLargeError(f"the answer to {call.method} is too large: {error.message}")
+            )
         except Exception as error:
             self._refuse(call, error)
 
@@ -199,12 +201,12 @@ class Session:
             self._token = None
             self.connection.send(Reply(call.id, result=Empty()))
             return
-        self._refuse(call, PeerRefusedError("the first call must bring the right token"))
+        self._refuse(call, PeerRefusedError("the first call must authenticate with the correct token"))
         self.connection.close()
 
     def _check_authenticated(self) -> None:
         if self._token is not None:
-            self.connection.close(PeerRefusedError("no token came"))
+            self.connection.close(PeerRefusedError("the peer did not authenticate in time"))
 
     # --- the end ---------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""Stream batches that do not fit one frame: cut into one batch for each stream.
+"""Splits stream batches that do not fit a frame into one batch per stream.
 
-A batch holds what one tick brought to all streams of a connection. Where that is more than a frame, each
-stream's part is sent alone; a part that is still too large costs that one stream, never the connection. Pure.
+A batch holds one tick's output for all streams of a connection. If it exceeds a frame, each stream's part is
+sent separately; a part that is still too large ends that stream, never the connection. Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _Value = TypeVar("_Value")
 
 
 def parts(batch: StreamBatch) -> Iterator[tuple[str, StreamBatch]]:
-    """One batch for each stream, in the order in which the streams first occur."""
+    """One batch per stream, in order of first occurrence."""
     for stream_id in _streams(batch):
         rows = [row for row, name in enumerate(batch.streams) if name == stream_id]
         yield (
@@ -38,8 +38,8 @@ def parts(batch: StreamBatch) -> Iterator[tuple[str, StreamBatch]]:
 
 
 def refusal(stream_id: str, part: StreamBatch) -> StreamBatch:
-    """The end of a stream whose part of a tick cannot be sent, with what is known of its usage."""
-    error = error_from(ReplyTooLargeError("what one tick brought to this stream does not fit a message"))
+    """The end of a stream whose output cannot be sent, with its usage as far as known."""
+    error = error_from(ReplyTooLargeError("one tick's output for this stream does not fit a message"))
     known = next((end for end in part.ends), StreamEnd(stream_id=stream_id, finish_reason="error"))
     end = StreamEnd(
         stream_id=stream_id, finish_reason="error", error=error, usage=known.usage, timing=known.timing

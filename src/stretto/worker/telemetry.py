@@ -1,4 +1,4 @@
-"""What a runtime tells about itself: `stats` when asked, ticks while somebody watches.
+"""Worker telemetry: `stats` on request, ticks while there is a watcher.
 
 Ticks are collected on the loops' threads only while there is a watcher, and sent at most 20 times a second.
 """
@@ -15,22 +15,22 @@ from pathlib import Path
 
 from stretto.errors import ShuttingDownError
 from stretto.rpc.messages import EngineEvents, HistogramStats, ModelStats, SlotInfo, TickEvent, TickSpan
-from stretto.worker.inspection import Look, SlotLook, TickLook
+from stretto.worker.inspection import SchedulerView, SlotView, TickRecord
 from stretto.worker.model import ModelRuntime
 from stretto.worker.terminal_errors import stream_of
 
 EVENTS_S = 0.05
-TICKS_KEPT = 512  # of one model between two notifications; older ones are lost
-LOOK_TIMEOUT_S = 0.5
+TICKS_KEPT = 512  # per model between two notifications; older ones are dropped
+INSPECT_TIMEOUT_S = 0.5
 
 
 async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> ModelStats:
-    """The counters, and the slots as they are between two ticks. A loop that hangs shows no slots."""
+    """Counters, and the slots between two ticks. A hung loop reports no slots."""
     stats = model.stats
     age_s = time.monotonic() - stats.last_tick_s if stats.last_tick_s else 0.0
-    look: Look | None = None
+    view: SchedulerView | None = None
     with contextlib.suppress(TimeoutError, ShuttingDownError):
-        look = await asyncio.wait_for(asyncio.wrap_future(model.look()), LOOK_TIMEOUT_S)
+        view = await asyncio.wait_for(asyncio.wrap_future(model.inspect()), INSPECT_TIMEOUT_S)
     return ModelStats(
         model_id=model_id,
         ticks=stats.ticks,
@@ -41,14 +41,14 @@ async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> Mode
         preemptions=dict(stats.preemptions),
         active_slots=stats.active_slots,
         slots=stats.slots,
-        queued=look.queued if look is not None else {},
+        queued=view.queued if view is not None else {},
         parked=stats.parked,
-        kv_used=look.kv_used if look is not None else 0.0,
+        kv_used=view.kv_used if view is not None else 0.0,
         last_tick_age_s=age_s,
         pass_s=stats.pass_s,
         threads=model.threads,
         busy=busy,
-        slot_table=[_slot_info(slot) for slot in look.slots] if look is not None else [],
+        slot_table=[_slot_info(slot) for slot in view.slots] if view is not None else [],
         events=dict(model.measures.events),
         histograms={
             name: HistogramStats(edges=list(found.edges), counts=list(found.counts), total=found.total)
@@ -58,7 +58,7 @@ async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> Mode
 
 
 def memory_bytes() -> int:
-    """What this process holds in memory; 0 where the system does not say."""
+    """Resident memory of this process; 0 if unavailable."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):
@@ -67,7 +67,7 @@ def memory_bytes() -> int:
 
 
 def machine_bytes() -> int:
-    """The memory of this machine, or of the container where that is less."""
+    """Memory of this machine, or of the container if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):
         total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
@@ -75,11 +75,11 @@ def machine_bytes() -> int:
 
 
 class TickFeed:
-    """Ticks of all models for all watchers. `send` gets what came since the last time."""
+    """Ticks of all models for all watchers. `send` gets the ticks since the last call."""
 
     def __init__(self, send: Callable[[EngineEvents], None]) -> None:
         self._send = send
-        self._ticks: deque[tuple[str, TickLook]] = deque(maxlen=TICKS_KEPT)
+        self._ticks: deque[tuple[str, TickRecord]] = deque(maxlen=TICKS_KEPT)
         self._models: dict[str, ModelRuntime] = {}
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
@@ -109,17 +109,17 @@ class TickFeed:
                 self._task.cancel()
 
     def _attach(self, model_id: str, model: ModelRuntime) -> None:
-        model.watch(lambda look: self._ticks.append((model_id, look)))
+        model.watch(lambda record: self._ticks.append((model_id, record)))
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(EVENTS_S)
             ticks = [self._ticks.popleft() for _ in range(len(self._ticks))]
             if ticks:
-                self._send(EngineEvents(ticks=[_tick_event(model_id, look) for model_id, look in ticks]))
+                self._send(EngineEvents(ticks=[_tick_event(model_id, record) for model_id, record in ticks]))
 
 
-def _slot_info(slot: SlotLook) -> SlotInfo:
+def _slot_info(slot: SlotView) -> SlotInfo:
     return SlotInfo(
         index=slot.index,
         state=slot.state,
@@ -133,21 +133,21 @@ def _slot_info(slot: SlotLook) -> SlotInfo:
     )
 
 
-def _tick_event(model_id: str, look: TickLook) -> TickEvent:
+def _tick_event(model_id: str, record: TickRecord) -> TickEvent:
     return TickEvent(
         model_id=model_id,
-        tick=look.tick,
-        at_s=look.at_s,
-        eval_s=look.eval_s,
+        tick=record.tick,
+        at_s=record.at_s,
+        eval_s=record.eval_s,
         spans=[
             TickSpan(slot=slot, stream_id=stream_of(request_id), rows=rows, decode=decode)
-            for slot, request_id, rows, decode in look.spans
+            for slot, request_id, rows, decode in record.spans
         ],
-        active_slots=look.active_slots,
-        queued=look.queued,
-        parked=look.parked,
-        kv_used=look.kv_used,
-        notes=[(note.name, stream_of(note.request_id), note.slot, note.value) for note in look.notes],
-        ends=[stream_of(request_id) for request_id in look.ends],
-        ttfts={stream_of(request_id): ttft_s for request_id, ttft_s in look.ttfts.items()},
+        active_slots=record.active_slots,
+        queued=record.queued,
+        parked=record.parked,
+        kv_used=record.kv_used,
+        notes=[(note.name, stream_of(note.request_id), note.slot, note.value) for note in record.notes],
+        ends=[stream_of(request_id) for request_id in record.ends],
+        ttfts={stream_of(request_id): ttft_s for request_id, ttft_s in record.ttfts.items()},
     )

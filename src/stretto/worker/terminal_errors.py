@@ -1,4 +1,4 @@
-"""How a request ended, in the words of callers: the error behind an end."""
+"""Maps the terminal state of a request to the error its caller sees."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stretto.errors import DeadlineError, PreemptedError, StrettoError, by_code
 
 
 def error_of(terminal: Terminal) -> StrettoError | None:
-    """The error behind an end; None for a request that finished or that its own caller cancelled."""
+    """The error of an end; None for a request that finished or was cancelled by its caller."""
     if terminal.end is End.FINISHED or (terminal.end is End.CANCELLED and terminal.reason == "client"):
         return None
     if terminal.end is End.CANCELLED and terminal.reason == "deadline":
@@ -20,7 +20,7 @@ def error_of(terminal: Terminal) -> StrettoError | None:
 
 
 def stream_of(request_id: str) -> str:
-    """Requests are named `connection/stream`, so that two connections never clash."""
+    """The stream id: request ids are `connection/stream`, unique across connections."""
     return request_id.partition("/")[2] or request_id
 
 

@@ -1,7 +1,6 @@
-"""Tokens of one request to text: detokenizing, UTF-8, stop strings, reasoning, tool calls.
+"""Turns the tokens of one request into text: detokenizing, UTF-8, stop strings, reasoning, tool calls.
 
-Runs on the output thread. What a reader gets are deltas; the last one carries the end. Knows nothing of who
-reads: a sink is any callable.
+Runs on the output thread. Output goes to a sink (any callable) as deltas; the last delta carries the end.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from stretto.text.tools import MARKERS, Dialect, ToolCall, ToolParser
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
-    """What one tick brought to one stream. The last one carries the end, and what is known only then."""
+class TextDelta:
+    """Output of one tick for one stream. The last delta carries the end and the final values."""
 
     text: str = ""
     reasoning: str = ""
@@ -29,21 +28,21 @@ class Delta:
     extras: object = None
     end: Terminal | None = None
     calls: tuple[ToolCall, ...] = ()
-    stop: str | None = None  # with the end: the stop string that came
+    stop: str | None = None  # with the end: the stop string that matched
     reasoning_tokens: int = 0  # with the end
-    called: bool = False  # with the end: were tools called?
+    called: bool = False  # with the end: whether tools were called
     scored: tuple[
         tuple[int, object], ...
-    ] = ()  # tokens of the prompt and their measurements; the first has none
+    ] = ()  # prompt tokens and their log-probabilities; the first has none
     progress: Progress | None = None  # of the prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What is shown beside the plain text. `prompt`: its tokens, where their logprobs are wanted."""
+    """What is shown besides plain text. `prompt`: its tokens, if their logprobs are requested."""
 
-    control: bool = False  # control tokens that are generated
-    stop: bool = False  # the stop string that came
+    control: bool = False  # generated control tokens
+    stop: bool = False  # the stop string that matched
     prompt: Sequence[int] = ()
 
 
@@ -52,9 +51,9 @@ PLAIN = Shown()
 
 @dataclass(frozen=True, slots=True)
 class ToolReading:
-    """How tool calls are found in the output. Without `parallel` only the first one counts.
+    """How tool calls are parsed from the output. Without `parallel` only the first one counts.
 
-    `forced`: a grammar makes them. `eager`: their arguments leave as they are written.
+    `forced`: a grammar enforces them. `eager`: arguments are streamed as they are generated.
     """
 
     dialect: Dialect
@@ -65,12 +64,12 @@ class ToolReading:
 
 
 class TextStream:
-    """One request's output. `sink` takes deltas; `on_stop` tells the scheduler that a stop string came."""
+    """One request's output. `sink` takes deltas; `on_stop` tells the scheduler that a stop string matched."""
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        sink: Callable[[Delta], None],
+        sink: Callable[[TextDelta], None],
         on_stop: Callable[[int], None],
         *,
         stops: Sequence[str] = (),
@@ -82,7 +81,7 @@ class TextStream:
     ) -> None:
         self._tokenizer = tokenizer
         self._shown = shown
-        self._scored = 0  # tokens of the prompt whose measurements were given out
+        self._scored = 0  # prompt tokens whose log-probabilities were delivered
         self._detokenizer = Detokenizer(tokenizer.token_bytes)
         self._matcher = StopMatcher(stops) if stops else None
         self._splitter = ReasoningSplitter(tags, opened=opened) if tags is not None else None
@@ -99,13 +98,13 @@ class TextStream:
         self.broken = False
 
     def start(self, started: Started) -> None:
-        """The request has its first slot."""
+        """The request got its first slot."""
         if self._on_start is not None:
             self._on_start(started)
 
     def push(self, tokens: array[int], extras: object) -> None:
         if self._stop is not None or self.broken:
-            return  # generated between the stop string and the tick that heard of it
+            return  # generated after the stop string, before the scheduler was told
         content: list[str] = []
         reasoning: list[str] = []
         kept = 0
@@ -115,10 +114,10 @@ class TextStream:
             if self._stop is not None:
                 break
         text, calls = self._parse("".join(content))
-        self._sink(Delta(text, "".join(reasoning), tuple(tokens[:kept]), extras, calls=calls))
+        self._sink(TextDelta(text, "".join(reasoning), tuple(tokens[:kept]), extras, calls=calls))
 
     def score(self, scores: PromptScores) -> None:
-        """Measurements of prompt tokens. What runs again after a preemption was given out before."""
+        """Prompt log-probabilities. Tokens recomputed after a preemption were already delivered."""
         prompt, known = self._shown.prompt, self._scored
         new = scores.measured[max(0, known - scores.start) :]
         begin = max(known, scores.start)
@@ -128,23 +127,23 @@ class TextStream:
         if known == 0:
             found.insert(0, (prompt[0], None))
         self._scored = begin + len(new)
-        self._sink(Delta(scored=tuple(found)))
+        self._sink(TextDelta(scored=tuple(found)))
 
     def advance(self, progress: Progress) -> None:
         if not self.broken:
-            self._sink(Delta(progress=progress))
+            self._sink(TextDelta(progress=progress))
 
     def finish(self, terminal: Terminal) -> None:
         if self.broken:
-            if terminal.reason == "client":  # it was cancelled because it broke
+            if terminal.reason == "client":  # cancelled because its sink raised
                 terminal = terminal._replace(end=End.FAILED, reason=StrettoError.code)
-            self._sink(Delta(end=terminal))
+            self._sink(TextDelta(end=terminal))
             return
         text, reasoning, calls = self._rest(truncated=terminal.reason == "length")
-        if self._stop is not None and terminal.end is End.FINISHED:  # whatever the scheduler saw first
+        if self._stop is not None and terminal.end is End.FINISHED:  # whichever end the scheduler saw first
             terminal = terminal._replace(reason="stop", tokens_kept=self._stop_kept)
         self._sink(
-            Delta(
+            TextDelta(
                 text,
                 reasoning,
                 end=terminal,
@@ -167,7 +166,7 @@ class TextStream:
         return self._detokenizer.push(token)
 
     def _matched(self, text: str) -> str:
-        """What may be shown of a token's text; notes the stop string when it comes."""
+        """The visible part of a token's text; records a matching stop string."""
         if self._matcher is None:
             return text
         found = self._matcher.push(text)
@@ -195,14 +194,14 @@ class TextStream:
         return parsed.content, self._counted(parsed.calls)
 
     def _counted(self, calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
-        """Those that the request may make."""
+        """The calls that the request is allowed to make."""
         if self._calls_max is not None:
             calls = tuple(call for call in calls if call.index < self._calls_max)
         self._calls += sum(bool(call.name) for call in calls)
         return calls
 
     def _rest(self, *, truncated: bool) -> tuple[str, str, tuple[ToolCall, ...]]:
-        """What was held back by every stage, now that nothing more comes."""
+        """Flush what every stage has held back."""
         held = ""
         if self._stop is None:
             held = self._detokenizer.flush()
@@ -226,7 +225,7 @@ def _parser(tools: ToolReading | None) -> ToolParser | None:
 
 
 def _shown_controls(tags: Tags | None, tools: ToolReading | None) -> frozenset[bytes]:
-    """Control tokens whose text the later stages must see: tags, and the marks of tool calls."""
+    """Control tokens that later stages must see: reasoning tags and tool call markers."""
     names = (tags.open, tags.close) if tags is not None else ()
     marks = MARKERS[tools.dialect] if tools is not None else ()
     return frozenset(name.encode() for name in (*names, *marks))

@@ -1,6 +1,6 @@
-"""From settings to a model on the torch backend: a Hugging Face folder, or a GGUF file that is dequantized.
+"""Loads models on the torch backend: a Hugging Face directory, or a GGUF file that is dequantized.
 
-Called by `loading` for `backend: torch`, and for folders with a `config.json` where nothing was said.
+Called by `loading` for `backend: torch`, and by default for directories with a `config.json`.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ def _open(path: Path, chosen: settings_.ModelSettings, progress: Progress | None
 
 
 def _tokenizer(opened: Opened, path: Path, chosen: settings_.ModelSettings) -> Tokenizer:
-    """Random weights need no vocabulary: bytes will do."""
+    """The model's tokenizer; a byte tokenizer for random weights."""
     if opened.tokenizer is not None:
         return opened.tokenizer
     if chosen.load_format == "dummy":
         from stretto.backends.simulated.text import SpellingTokenizer
 
         return SpellingTokenizer(opened.shape.vocab)
-    raise ModelFileError(f"{path} has no tokenizer.json", hint="copy it from where the model came from")
+    raise ModelFileError(f"{path} has no tokenizer.json", hint="copy it from the model's repository")
 
 
 def _grammars(opened: Opened) -> Grammars | None:

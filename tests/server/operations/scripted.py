@@ -1,6 +1,6 @@
 """An engine that does what a test says: so many slots, so many tokens a second, hung or draining on demand.
 
-A real `EngineApi`, with real queues and time, and no model behind it.
+A real `WorkerClient`, with real queues and time, and no model behind it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ MODEL = "scripted"
 
 
 class ScriptedStream:
-    def __init__(self, engine: ScriptedEngine, params: GenerateParams) -> None:
-        self.engine = engine
+    def __init__(self, worker_client: ScriptedClient, params: GenerateParams) -> None:
+        self.worker_client = worker_client
         self.params = params
         self.stream_id = params.stream_id
         self.prompt_tokens = 7
@@ -70,7 +70,7 @@ class ScriptedStream:
         return self.prompt_tokens
 
     def cancel(self) -> None:
-        self.engine.leave(self)
+        self.worker_client.leave(self)
         if not self.over:
             self.ended = self.make_end("cancelled")
             self.items.put_nowait(Delta(end=self.ended))
@@ -78,13 +78,13 @@ class ScriptedStream:
     async def generate(self) -> None:
         self.queue_wait_s = asyncio.get_running_loop().time() - self.waiting_since
         for index in range(self.params.max_tokens or 16):
-            await asyncio.sleep(self.engine.token_s)
-            await self.engine.moving.wait()
+            await asyncio.sleep(self.worker_client.token_s)
+            await self.worker_client.moving.wait()
             self.generated += 1
             self.items.put_nowait(Delta(text=f"w{index} ", token_count=1))
         self.ended = self.make_end("length")
         self.items.put_nowait(Delta(end=self.ended))
-        self.engine.leave(self)
+        self.worker_client.leave(self)
 
     def make_end(self, reason: str) -> StreamEnd:
         return StreamEnd(
@@ -95,7 +95,7 @@ class ScriptedStream:
         )
 
 
-class ScriptedEngine:
+class ScriptedClient:
     def __init__(
         self, *, slots: int = 4, token_s: float = 0.005, queue_max: int = 64, loading: bool = False
     ) -> None:

@@ -16,13 +16,13 @@ from stretto.server.http.keys import KeyRing, load_keys
 from stretto.server.operations.operations import Operations
 from stretto.server.run import Server, _config, bind, url_of
 from stretto.settings import ServerSettings
-from tests.server.operations.scripted import ScriptedEngine
+from tests.server.operations.scripted import ScriptedClient
 
 
 @dataclass
 class Running:
     url: str
-    engine: Any
+    worker_client: Any
     operations: Operations
     server: Server
     loop: asyncio.AbstractEventLoop
@@ -44,7 +44,7 @@ class Running:
 
 @contextmanager
 def served(
-    make_engine: Callable[[], Any] = ScriptedEngine,
+    make_client: Callable[[], Any] = ScriptedClient,
     *,
     keys: KeyRing | None = None,
     tracer: Any = None,
@@ -55,17 +55,17 @@ def served(
     up = threading.Event()
 
     async def live() -> None:
-        engine = make_engine()
-        operations = Operations(engine, chosen, keys=keys or load_keys(chosen), tracer=tracer)
+        worker_client = make_client()
+        operations = Operations(worker_client, chosen, keys=keys or load_keys(chosen), tracer=tracer)
         server = Server(_config(operations, chosen), operations)
         bound = bind(chosen.model_copy(update={"host": "127.0.0.1"}))
-        started.append(Running(url_of(bound), engine, operations, server, asyncio.get_running_loop()))
+        started.append(Running(url_of(bound), worker_client, operations, server, asyncio.get_running_loop()))
 
         async def ready(_: Any) -> None:
             up.set()
 
         await server.live(bound, ready)
-        await engine.close()
+        await worker_client.close()
 
     thread = threading.Thread(target=lambda: uvloop.run(live()), daemon=True)
     thread.start()

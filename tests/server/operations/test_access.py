@@ -143,7 +143,7 @@ def test_the_keys_tenant_and_ceiling_reach_the_engine(keyed: Running) -> None:
         "/v1/chat/completions", json={**CHAT, "priority": "urgent"}, headers=bearer(GOOD)
     )
     assert reply.status_code == 200, reply.text
-    seen = keyed.engine.seen[-1]
+    seen = keyed.worker_client.seen[-1]
     assert (seen.tenant, seen.priority) == ("acme", "default")
 
 
@@ -162,7 +162,7 @@ def test_a_keys_share_of_concurrent_work(keyed: Running) -> None:
         assert own["stream_id"]
         assert (foreign["state"], foreign["tenant"], foreign["stream_id"]) == ("generating", "", "")
         assert client.post("/v1/chat/completions", json=CHAT, headers=bearer(GOOD)).status_code == 200
-    wait_until(lambda: not keyed.engine.running)
+    wait_until(lambda: not keyed.worker_client.running)
     assert client.post("/v1/chat/completions", json=CHAT, headers=headers).status_code == 200
 
 

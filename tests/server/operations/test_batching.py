@@ -16,42 +16,42 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from stretto.client.batch_stats import BatchEvent
-from stretto.client.engine import Engine
+from stretto.client.rpc_client import RpcClient
 from stretto.rpc.connection import memory_pair
 from stretto.server.http.caller import Caller
 from stretto.server.http.keys import Key, KeyRing, _digest
 from stretto.settings import GenerateBatcherSettings, Settings
 from stretto.telemetry.traces import OtelTracer
 from stretto.worker.catalogue import Catalogue, Launch
-from stretto.worker.server import RuntimeServer
+from stretto.worker.server import WorkerServer
 from tests.server.operations.serving import CHAT, Running, served
 
 FLAGS: dict[str, Any] = {"backend": "simulated", "seed": 7, "context_window": 512}
 HOLD_MS = 400.0  # long, so that a test need not be quick
 
 
-class EngineInMemory(Engine):
-    """The engine that ships, over a runtime in the same process."""
+class BatchingClient(RpcClient):
+    """The engine that ships, over a worker in the same process."""
 
-    def __init__(self, runtime: RuntimeServer, connection: Any, settings: Settings) -> None:
+    def __init__(self, worker: WorkerServer, connection: Any, settings: Settings) -> None:
         from stretto.client.host import GivenHost
 
         self.events: list[BatchEvent] = []
         super().__init__(GivenHost(connection), settings, on_dispatched=self.events.append)
-        self._runtime = runtime
+        self._worker = worker
 
     async def close(self) -> None:
         await super().close()
-        await self._runtime.close()
+        await self._worker.close()
 
 
-def made(**batching: Any) -> EngineInMemory:
+def made(**batching: Any) -> BatchingClient:
     catalogue = Catalogue(Launch(flags=FLAGS))
-    runtime = RuntimeServer(catalogue, catalogue.settings.runtime)
-    runtime.start()
+    worker = WorkerServer(catalogue, catalogue.settings.runtime)
+    worker.start()
     ours, theirs = memory_pair()
-    runtime.accept(theirs)
-    return EngineInMemory(runtime, ours, Settings(generate_batcher=GenerateBatcherSettings(**batching)))
+    worker.accept(theirs)
+    return BatchingClient(worker, ours, Settings(generate_batcher=GenerateBatcherSettings(**batching)))
 
 
 @pytest.fixture
@@ -90,13 +90,13 @@ def ask(running: Running, **fields: Any) -> Any:
 
 
 def sizes(running: Running) -> list[int]:
-    return [event.size for event in running.engine.events]
+    return [event.size for event in running.worker_client.events]
 
 
 def test_a_request_waits_for_one_whose_body_is_still_coming(patient: Running) -> None:
     assert ask(patient).status_code == 200  # the model is loaded
     time.sleep(0.01)
-    patient.engine.events.clear()
+    patient.worker_client.events.clear()
     slow, quick = Http(patient), Http(patient)
     data = slow.request()
     slow.send(data[:-20])
@@ -120,7 +120,7 @@ def test_a_body_that_never_comes_is_waited_for_no_longer_than_the_longest_hold()
         started_s = time.monotonic()
         assert ask(running).status_code == 200
         assert time.monotonic() - started_s < 1.0
-        assert running.engine.events[-1].hold_ms < 25.0  # its window was over before this request came
+        assert running.worker_client.events[-1].hold_ms < 25.0  # its window was over before this request came
         slow.close()
 
 
@@ -129,7 +129,7 @@ def test_a_lone_request_is_not_held(patient: Running) -> None:
     for _ in range(5):
         time.sleep(0.01)
         assert ask(patient).status_code == 200
-    holds = [event.hold_ms for event in patient.engine.events]
+    holds = [event.hold_ms for event in patient.worker_client.events]
     assert max(holds) < HOLD_MS / 2
     assert sizes(patient) == [1] * 6
 
@@ -148,13 +148,13 @@ def test_requests_that_do_not_generate_hold_nothing(patient: Running) -> None:
     thread = threading.Thread(target=others)
     thread.start()
     try:
-        patient.engine.events.clear()
+        patient.worker_client.events.clear()
         for _ in range(5):
             assert ask(patient).status_code == 200
     finally:
         done.set()
         thread.join()
-    assert max(event.hold_ms for event in patient.engine.events) < HOLD_MS / 2
+    assert max(event.hold_ms for event in patient.worker_client.events) < HOLD_MS / 2
 
 
 def test_the_callers_request_id_reaches_the_batch_and_the_trace() -> None:
@@ -164,7 +164,7 @@ def test_the_callers_request_id_reaches_the_batch_and_the_trace() -> None:
     with served(made, tracer=OtelTracer(provider)) as running:
         client = running.client(headers={"x-request-id": "req-of-mine"})
         client.post("/v1/chat/completions", json={**CHAT, "model": "simulated", "max_tokens": 2})
-        assert running.engine.events[-1].request_ids == ("req-of-mine",)
+        assert running.worker_client.events[-1].request_ids == ("req-of-mine",)
         spans = [span for span in exporter.get_finished_spans() if span.name == "batch_generate"]
         assert len(spans) == 1
         found = dict(spans[0].attributes or {})
@@ -211,7 +211,7 @@ def test_a_keys_own_priority_is_that_of_its_requests() -> None:
         ):
             client = running.client(headers={"authorization": f"Bearer {key}"})
             assert client.post("/v1/chat/completions", json={**CHAT, "priority": asked}).status_code == 200
-            assert running.engine.seen[-1].priority == given
+            assert running.worker_client.seen[-1].priority == given
 
 
 def test_tokenize_calls_that_come_together_are_one_call_to_the_runtime() -> None:
@@ -221,12 +221,12 @@ def test_tokenize_calls_that_come_together_are_one_call_to_the_runtime() -> None
         async def together() -> list[list[int]]:
             from stretto.rpc.messages import TokenizeParams
 
-            asked = [running.engine.tokenize(TokenizeParams(text=f"text {n}")) for n in range(8)]
+            asked = [running.worker_client.tokenize(TokenizeParams(text=f"text {n}")) for n in range(8)]
             return await asyncio.gather(*asked)
 
-        before = dict(running.engine.batch_stats()["transport"]["calls"])
+        before = dict(running.worker_client.batch_stats()["transport"]["calls"])
         found = asyncio.run_coroutine_threadsafe(together(), running.loop).result(10)
-        after = running.engine.batch_stats()["transport"]["calls"]
+        after = running.worker_client.batch_stats()["transport"]["calls"]
         assert len(found) == 8
         assert after["batch_tokenize"] == 1
         assert after.get("tokenize", 0) == before.get("tokenize", 0)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.server.operations.scripted import ScriptedEngine
+from tests.server.operations.scripted import ScriptedClient
 from tests.server.operations.serving import CHAT, Running, served
 
 FOUR_MIB = (4 << 20) - 4096
@@ -21,7 +21,7 @@ JSON = {"content-type": "application/json"}
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
-    with served(ScriptedEngine, log_level="error") as one:
+    with served(ScriptedClient, log_level="error") as one:
         yield one
 
 
@@ -91,7 +91,7 @@ def test_a_decompression_bomb_gets_413_and_another_encoding_415(running: Running
 
 
 def test_all_bodies_together_are_bounded() -> None:
-    with served(lambda: ScriptedEngine(token_s=0.05, slots=100), body_bytes_max=1 << 10) as one:
+    with served(lambda: ScriptedClient(token_s=0.05, slots=100), body_bytes_max=1 << 10) as one:
         large = {**CHAT, "max_tokens": 40, "messages": [{"role": "user", "content": "x" * 800}]}
         with_room, without = [], []
 

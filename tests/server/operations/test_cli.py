@@ -15,7 +15,7 @@ import pytest
 from stretto.cli import main
 from stretto.settings import ServerSettings
 from stretto.telemetry import logs
-from tests.server.operations.scripted import ScriptedEngine
+from tests.server.operations.scripted import ScriptedClient
 from tests.server.operations.serving import Running, served
 from tests.server.operations.test_operations import ask, until
 
@@ -52,7 +52,7 @@ def test_a_key_file_that_others_can_read(capsys: pytest.CaptureFixture[str], tmp
     path.write_text("sk-12345678\n")
     path.chmod(0o644)
     error, hint = refused(capsys, "--host", "0.0.0.0", "--api-key-file", str(path))
-    assert "read by others" in error
+    assert "accessible to other users" in error
     assert hint == "hint: chmod 600 keys"
 
 
@@ -117,7 +117,7 @@ def shown(capsys: pytest.CaptureFixture[str], running: Running, *line: str) -> s
 def test_ps_shows_slots_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
     with served() as running, ThreadPoolExecutor() as pool:
         waiting = pool.submit(ask, running, max_tokens=200)
-        until(lambda: running.engine.running)
+        until(lambda: running.worker_client.running)
         text = shown(capsys, running)
         waiting.result()
     assert re.search(r"0\s+scripted\s+generating", text)
@@ -127,9 +127,9 @@ def test_ps_shows_slots_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ps_says_what_helps_when_requests_wait(capsys: pytest.CaptureFixture[str]) -> None:
-    with served(lambda: ScriptedEngine(slots=1, token_s=0.02)) as running, ThreadPoolExecutor() as pool:
+    with served(lambda: ScriptedClient(slots=1, token_s=0.02)) as running, ThreadPoolExecutor() as pool:
         held = [pool.submit(ask, running, max_tokens=60) for _ in range(3)]
-        until(lambda: len(running.engine.queue) == 2)
+        until(lambda: len(running.worker_client.queue) == 2)
         text = shown(capsys, running)
         data = json.loads(shown(capsys, running, "--json"))
         for reply in held:

@@ -12,7 +12,7 @@ import pytest
 from stretto.server.http.connection import BEHIND_BYTES_MAX, LINGER_S
 from stretto.server.http.crowd import RESERVE
 from tests.server.operations.raw import GET, chat, dial, head_of, post, rest, seconds_to_close, until
-from tests.server.operations.scripted import ScriptedEngine
+from tests.server.operations.scripted import ScriptedClient
 from tests.server.operations.serving import CHAT, Running, served
 
 KEY = "sk-a-key-of-a-test"
@@ -40,7 +40,7 @@ def keyed() -> Iterator[Running]:
 @pytest.fixture(scope="module")
 def slow() -> Iterator[Running]:
     """Four slots, a token each 20 ms."""
-    with served(lambda: ScriptedEngine(token_s=0.02)) as running:
+    with served(lambda: ScriptedClient(token_s=0.02)) as running:
         yield running
 
 
@@ -120,9 +120,9 @@ def test_an_idle_caller_with_a_key_is_kept_before_strangers() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 def test_beyond_the_limit_probes_are_served_and_the_rest_gets_503_json(path: str) -> None:
-    with served(lambda: ScriptedEngine(token_s=0.05), connections_max=3) as running:
+    with served(lambda: ScriptedClient(token_s=0.05), connections_max=3) as running:
         busy = [dial(running, chat(max_tokens=100)) for _ in range(3)]
-        until(lambda: running.call(lambda: len(running.engine.running)) == 3)
+        until(lambda: running.call(lambda: len(running.worker_client.running)) == 3)
         with dial(running, GET) as probe:
             reply = rest(probe)
             assert (head_of(reply)[":status"], head_of(reply)["connection"]) == ("200", "close")
@@ -141,10 +141,10 @@ def test_beyond_the_limit_probes_are_served_and_the_rest_gets_503_json(path: str
 
 
 def test_callers_with_keys_have_a_reserve_beyond_the_limit() -> None:
-    with served(lambda: ScriptedEngine(token_s=0.05, slots=8), api_key=KEY, connections_max=3) as running:
+    with served(lambda: ScriptedClient(token_s=0.05, slots=8), api_key=KEY, connections_max=3) as running:
         request = post("/v1/chat/completions", {**CHAT, "max_tokens": 100}, AUTHORIZED)
         busy = [dial(running, request) for _ in range(5)]
-        until(lambda: running.call(lambda: len(running.engine.running)) == 5)
+        until(lambda: running.call(lambda: len(running.worker_client.running)) == 5)
         for one in busy:
             one.close()
 
@@ -184,7 +184,7 @@ def test_a_head_in_pieces_of_one_byte_is_one_request(keyed: Running) -> None:
 def test_a_flood_of_pipelined_requests_is_not_held(slow: Running) -> None:
     with dial(slow, chat(max_tokens=20)) as client:
         client.sendall(GET * (2 * BEHIND_BYTES_MAX // len(GET)))
-        until(lambda: not slow.call(lambda: len(slow.engine.running)))
+        until(lambda: not slow.call(lambda: len(slow.worker_client.running)))
         reply = rest(client)
     assert reply.count(b"HTTP/1.1 ") == 1  # the first is answered, then the connection ends
     held = slow.call(lambda: [len(one._behind) for one in slow.server.server_state.connections])
@@ -208,14 +208,14 @@ def test_a_client_that_leaves_cancels_its_generation(
     slow: Running, behind: bytes, leave: str, stream: bool
 ) -> None:
     client = dial(slow, chat(max_tokens=1000, stream=stream) + behind)
-    until(lambda: slow.call(lambda: len(slow.engine.running)) == 1)
+    until(lambda: slow.call(lambda: len(slow.worker_client.running)) == 1)
     if leave == "reset":
         stop_by_reset(client)
     elif leave == "close":
         client.close()
     else:
         client.shutdown(socket.SHUT_WR)
-    until(lambda: slow.call(lambda: len(slow.engine.running)) == 0, 1.0)
+    until(lambda: slow.call(lambda: len(slow.worker_client.running)) == 0, 1.0)
     client.close()
 
 
@@ -227,16 +227,16 @@ def test_a_half_closed_client_still_gets_a_quick_reply(keyed: Running) -> None:
 
 
 def test_a_stream_that_is_not_read_gives_up_its_slot() -> None:
-    with served(lambda: ScriptedEngine(token_s=0.0), write_timeout_s=0.5) as running:
+    with served(lambda: ScriptedClient(token_s=0.0), write_timeout_s=0.5) as running:
         clients = [dial(running, chat(max_tokens=100_000, stream=True), receive_bytes=4096) for _ in range(4)]
-        until(lambda: running.call(lambda: len(running.engine.running)) == 4)
-        until(lambda: running.call(lambda: len(running.engine.running)) == 0, 10.0)
+        until(lambda: running.call(lambda: len(running.worker_client.running)) == 4)
+        until(lambda: running.call(lambda: len(running.worker_client.running)) == 0, 10.0)
         for client in clients:
             client.close()
 
 
 def test_a_reader_that_is_slow_but_reads_is_not_dropped() -> None:
-    with served(lambda: ScriptedEngine(token_s=0.0), write_timeout_s=0.5) as running:
+    with served(lambda: ScriptedClient(token_s=0.0), write_timeout_s=0.5) as running:
         with dial(running, chat(max_tokens=4000, stream=True), receive_bytes=4096) as client:
             data = b""
             while b"[DONE]" not in data[-200:]:

@@ -75,12 +75,12 @@ def test_what_runs_finishes_and_what_comes_is_refused(attempt: int) -> None:
         return list(await asyncio.gather(*tasks))
 
     with server() as running:
-        runtime = running.worker_pid()
+        worker = running.worker_pid()
         replies = asyncio.run(drain(running))
         assert [reply.tokens for reply in replies] == [200 + 20 * attempt] * 4
         assert all(reply.done and not reply.error for reply in replies)
         assert running.stop() == 0
-        assert gone(runtime)
+        assert gone(worker)
 
 
 def test_what_waits_is_told_at_once() -> None:
@@ -111,12 +111,12 @@ def test_the_time_out_cuts_with_a_last_word() -> None:
         return list(await asyncio.gather(*tasks))
 
     with server("--drain-timeout-s", "0.5") as running:
-        runtime = running.worker_pid()
+        worker = running.worker_pid()
         started = time.monotonic()
         replies = asyncio.run(drain(running))
         assert running.stop() == 0
         assert time.monotonic() - started < 20
-        assert gone(runtime)
+        assert gone(worker)
         for reply in replies:
             assert reply.error
             last = [line for line in reply.tail.split(b"\n") if line.startswith(b'data: {"error"')][-1]

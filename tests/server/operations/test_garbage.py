@@ -11,11 +11,11 @@ import pytest
 from stretto.errors import PromptTooLongError
 from stretto.rpc.messages import GenerateParams
 from tests.server.operations.raw import GET, chat, dial, post, rest
-from tests.server.operations.scripted import ScriptedEngine, ScriptedStream
+from tests.server.operations.scripted import ScriptedClient, ScriptedStream
 from tests.server.operations.serving import CHAT, Running, served
 
 
-class Refusing(ScriptedEngine):
+class Refusing(ScriptedClient):
     """Refuses a prompt that says so, once it is asked for the first token."""
 
     def generate(self, params: GenerateParams) -> ScriptedStream:

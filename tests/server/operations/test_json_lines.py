@@ -61,13 +61,13 @@ def test_every_line_is_an_object(tmp_path: Path, log_format: str) -> None:
         body = {"prompt": "the-secret-prompt", "max_tokens": 4, "ignore_eos": True}
         reply = httpx.post(f"{ready['url']}/v1/completions", json=body, trust_env=False, timeout=30)
         assert reply.status_code == 200
-        finished = serving.wait_for("slot-finished")  # a line of the runtime, whose level is debug
+        finished = serving.wait_for("slot-finished")  # a line of the worker, whose level is debug
         assert (finished["level"], finished["generated_tokens"]) == ("debug", 4)
         children = Path(f"/proc/{serving.process.pid}/task/{serving.process.pid}/children").read_text()
-        runtime = int(children.split()[0])
-        os.kill(runtime, signal.SIGUSR1)  # the interpreter's fault handler writes every stack, in plain text
+        worker = int(children.split()[0])
+        os.kill(worker, signal.SIGUSR1)  # the interpreter's fault handler writes every stack, in plain text
         serving.wait_for("stretto.runtime.stderr")
-        os.kill(runtime, signal.SIGSEGV)  # and its last words
+        os.kill(worker, signal.SIGSEGV)  # and its last words
         time.sleep(0.5)
         serving.process.send_signal(signal.SIGTERM)
         assert serving.process.wait(30) == 0

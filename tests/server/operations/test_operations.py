@@ -22,7 +22,7 @@ from stretto.errors import QueueFullError, ServerBusyError, ShuttingDownError, S
 from stretto.rpc.messages import GenerateParams
 from stretto.telemetry.traces import OtelTracer
 from tests.server.operations.in_memory import simulated
-from tests.server.operations.scripted import ScriptedEngine
+from tests.server.operations.scripted import ScriptedClient
 from tests.server.operations.serving import CHAT, Running, served
 
 
@@ -50,46 +50,46 @@ def ask(running: Running, **fields: Any) -> Any:
 
 
 def test_ready_follows_the_engine(running: Running) -> None:
-    client, engine = running.client(), running.engine
+    client, worker_client = running.client(), running.worker_client
     assert client.get("/livez").status_code == 200
     assert client.get("/readyz").status_code == 200
-    engine.state = Health(ready=False, reason="restarting")
+    worker_client.state = Health(ready=False, reason="restarting")
     reply = client.get("/readyz")
     assert (reply.status_code, reply.json()["reason"]) == (503, "restarting")
     assert int(reply.headers["retry-after"]) >= 1
     assert client.get("/livez").status_code == 200
-    engine.state = Health(ready=True)
+    worker_client.state = Health(ready=True)
     assert client.get("/readyz").status_code == 200
 
 
 def test_a_hung_engine_is_alive_and_not_ready(running: Running) -> None:
-    client, engine = running.client(), running.engine
-    running.call(engine.moving.clear)
+    client, worker_client = running.client(), running.worker_client
+    running.call(worker_client.moving.clear)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(ask, running)
-        until(lambda: engine.running)
-        engine.tick_age_s = 61.0
+        until(lambda: worker_client.running)
+        worker_client.tick_age_s = 61.0
         assert client.get("/readyz").json() == {"status": "not ready", "reason": "hung"}
         assert client.get("/livez").status_code == 200
-        engine.tick_age_s = 0.0
-        running.call(engine.moving.set)
+        worker_client.tick_age_s = 0.0
+        running.call(worker_client.moving.set)
         assert waiting.result().status_code == 200
     assert client.get("/readyz").status_code == 200
 
 
 def test_a_runtime_that_does_not_answer_is_not_ready(running: Running) -> None:
-    running.engine.answers = False
+    running.worker_client.answers = False
     started = time.monotonic()
     reply = running.client().get("/readyz")
-    assert (reply.status_code, reply.json()["reason"]) == (503, "the runtime does not answer")
+    assert (reply.status_code, reply.json()["reason"]) == (503, "the worker does not answer")
     assert time.monotonic() - started < 10
     assert "stretto_ready 0.0" in running.client().get("/metrics").text
     assert running.client().get("/slots").status_code == 503
-    running.engine.answers = True
+    running.worker_client.answers = True
 
 
 def test_idle_for_long_is_not_hung(running: Running) -> None:
-    running.engine.tick_age_s = 10_000.0
+    running.worker_client.tick_age_s = 10_000.0
     assert running.client().get("/readyz").status_code == 200
 
 
@@ -104,7 +104,7 @@ def test_health_says_everything_and_version_the_version(running: Running) -> Non
 def test_slots_show_what_runs(running: Running) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(ask, running, max_tokens=100)
-        until(lambda: running.engine.running)
+        until(lambda: running.worker_client.running)
         slots = running.client().get("/slots").json()
         assert [slot["state"] for slot in slots] == ["generating", "idle", "idle", "idle"]
         assert slots[0]["model"] == "scripted"
@@ -122,15 +122,15 @@ def until(true: Any, seconds: float = 10.0) -> None:
 
 
 def test_no_capacity_is_503_and_contended_capacity_429() -> None:
-    with served(lambda: ScriptedEngine(slots=1, queue_max=1, token_s=0.05)) as running:
-        running.engine.state = Health(ready=False, reason="loading", progress=0.5)
+    with served(lambda: ScriptedClient(slots=1, queue_max=1, token_s=0.05)) as running:
+        running.worker_client.state = Health(ready=False, reason="loading", progress=0.5)
         loading = ask(running)
         assert (loading.status_code, loading.json()["error"]["code"]) == (503, "not_ready")
         assert "50%" in loading.json()["error"]["message"]
-        running.engine.state = Health(ready=True)
+        running.worker_client.state = Health(ready=True)
         with ThreadPoolExecutor() as pool:
             held = [pool.submit(ask, running, max_tokens=20) for _ in range(2)]
-            until(lambda: len(running.engine.queue) == 1)
+            until(lambda: len(running.worker_client.queue) == 1)
             full = ask(running)
             assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
             for reply in (loading, full):
@@ -142,16 +142,16 @@ def test_no_capacity_is_503_and_contended_capacity_429() -> None:
 
 
 def test_retry_after_grows_with_the_queue() -> None:
-    with served(lambda: ScriptedEngine(slots=2, queue_max=40, token_s=0.01)) as running:
+    with served(lambda: ScriptedClient(slots=2, queue_max=40, token_s=0.01)) as running:
         for _ in range(6):
             ask(running, max_tokens=10)
-        running.call(running.engine.moving.clear)
+        running.call(running.worker_client.moving.clear)
         with ThreadPoolExecutor(50) as pool:
             held = [pool.submit(ask, running, max_tokens=40) for _ in range(42)]
-            until(lambda: len(running.engine.queue) == 40)
+            until(lambda: len(running.worker_client.queue) == 40)
             assert int(ask(running).headers["retry-after"]) >= 2
-            running.call(running.engine.drain)
-            running.call(running.engine.moving.set)
+            running.call(running.worker_client.drain)
+            running.call(running.worker_client.moving.set)
             for reply in held:
                 assert reply.result().status_code in (200, 503)
 
@@ -167,7 +167,7 @@ def test_metrics_count_what_happened(running: Running) -> None:
     ) as reply:
         lines = reply.iter_lines()
         next(lines)
-    until(lambda: not running.engine.running)
+    until(lambda: not running.worker_client.running)
     assert running.client().get("/nothing").status_code == 404
     seen = metrics(running)
     assert seen["stretto_requests_total", "scripted", "length"] == 3
@@ -292,7 +292,7 @@ def test_every_name_in_the_grafana_dashboard_is_exported() -> None:
 # ── streams that are refused while they wait ─────────────────────────────────────────────────────
 
 
-class Refusing(ScriptedEngine):
+class Refusing(ScriptedClient):
     """Refuses what waits after a while, as `max_queue_wait_s` and `server busy` do."""
 
     def __init__(self, error: StrettoError, after_s: float) -> None:

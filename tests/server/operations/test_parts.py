@@ -34,21 +34,21 @@ def stats(*, busy: bool, age_s: float) -> Stats:
 
 
 @pytest.mark.parametrize(
-    ("engine_ready", "draining", "answers", "busy", "old"),
+    ("client_ready", "draining", "answers", "busy", "old"),
     list(itertools.product([True, False], repeat=5)),
 )
 def test_ready_means_that_a_model_can_answer_now(
-    engine_ready: bool, draining: bool, answers: bool, busy: bool, old: bool
+    client_ready: bool, draining: bool, answers: bool, busy: bool, old: bool
 ) -> None:
     found = judge(
-        Health(ready=engine_ready, reason="" if engine_ready else "loading"),
+        Health(ready=client_ready, reason="" if client_ready else "loading"),
         draining=draining,
         stats=stats(busy=busy, age_s=100.0 if old else 0.1) if answers else None,
         loaded=True,
         hang_after_s=60,
     )
     hung = busy and old
-    assert found.ready == (engine_ready and not draining and answers and not hung)
+    assert found.ready == (client_ready and not draining and answers and not hung)
     assert bool(found.reason) != found.ready
 
 
@@ -211,7 +211,7 @@ def test_keys_as_yaml(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
 def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
-    with pytest.raises(SettingsError, match="can be read by others") as caught:
+    with pytest.raises(SettingsError, match="is accessible to other users") as caught:
         load_keys(key_file(tmp_path, "sk-first-key\n", mode))
     assert "chmod 600" in caught.value.hint
 

@@ -7,9 +7,9 @@ import os
 import signal
 from typing import Any
 
-from stretto.client.engine import Engine
 from stretto.client.host import SupervisedHost
-from stretto.client.process import ProcessLauncher, RuntimeStart
+from stretto.client.process import ProcessLauncher, WorkerStart
+from stretto.client.rpc_client import RpcClient
 from stretto.client.supervisor import State
 from stretto.errors import RuntimeUnavailableError
 from stretto.rpc.messages import GenerateParams, TokenizeParams
@@ -31,9 +31,9 @@ def test_a_runtime_that_was_killed_says_by_which_signal_and_the_crash_loop_ends_
                 restarts_max=1, restart_backoff_s=0.05, restart_backoff_max_s=1.5, stable_after_s=1.0
             )
         )
-        host = SupervisedHost(ProcessLauncher(RuntimeStart(flags=FLAGS)), settings.engine)
-        engine = Engine(host, settings)
-        await engine.start()
+        host = SupervisedHost(ProcessLauncher(WorkerStart(flags=FLAGS)), settings.engine)
+        worker_client = RpcClient(host, settings)
+        await worker_client.start()
         try:
             for _ in range(4):
                 if host.state is State.FAILED:
@@ -43,19 +43,21 @@ def test_a_runtime_that_was_killed_says_by_which_signal_and_the_crash_loop_ends_
                 os.kill(pid, signal.SIGKILL)
                 await until(lambda gone=pid: host.state is State.FAILED or host.pid != gone)
             assert host.state is State.FAILED
-            assert host.stats()["last_reason"] == "it was ended by SIGKILL"
-            assert not engine.health.ready
-            assert engine.health.reason == "crash loop"
+            assert host.stats()["last_reason"] == "it was killed by SIGKILL"
+            assert not worker_client.health.ready
+            assert worker_client.health.reason == "crash loop"
             try:
-                await anext(engine.generate(GenerateParams(stream_id="refused", prompt="x", max_tokens=2)))
+                await anext(
+                    worker_client.generate(GenerateParams(stream_id="refused", prompt="x", max_tokens=2))
+                )
             except RuntimeUnavailableError:
                 pass  # at once, not after a wait
             else:
                 raise AssertionError("it was not refused")
-            await until(lambda: engine.health.ready)
-            assert len(await engine.tokenize(TokenizeParams(text="hello"))) == 5
+            await until(lambda: worker_client.health.ready)
+            assert len(await worker_client.tokenize(TokenizeParams(text="hello"))) == 5
             await until(lambda: host.stats()["deaths_in_a_row"] == 0)
         finally:
-            await engine.close()
+            await worker_client.close()
 
     asyncio.run(scenario())

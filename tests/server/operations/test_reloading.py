@@ -13,8 +13,8 @@ import httpx
 from stretto.rpc.connection import memory_pair
 from stretto.worker.catalogue import Catalogue, Launch
 from stretto.worker.pool import Resident
-from stretto.worker.server import RuntimeServer
-from tests.server.operations.in_memory import FLAGS, InMemoryEngine
+from stretto.worker.server import WorkerServer
+from tests.server.operations.in_memory import FLAGS, InMemoryClient
 from tests.server.operations.serving import Running, served
 
 
@@ -40,18 +40,18 @@ class SlowLoads:
         return self._catalogue.load(model_id, progress)
 
 
-def reloading(gate: threading.Event, **runtime: Any) -> Callable[[], InMemoryEngine]:
-    def make() -> InMemoryEngine:
+def reloading(gate: threading.Event, **runtime: Any) -> Callable[[], InMemoryClient]:
+    def make() -> InMemoryClient:
         catalogue = Catalogue(Launch(flags=FLAGS))
         settings = catalogue.settings.runtime.model_copy(update=runtime)
-        server = RuntimeServer(SlowLoads(catalogue, gate), settings)
+        server = WorkerServer(SlowLoads(catalogue, gate), settings)
         server.start()
         here, there = memory_pair()
         server.accept(there)
-        engine = InMemoryEngine.over(here)
-        assert isinstance(engine, InMemoryEngine)
-        engine.server, engine.there = server, there
-        return engine
+        worker_client = InMemoryClient.over(here)
+        assert isinstance(worker_client, InMemoryClient)
+        worker_client.server, worker_client.there = server, there
+        return worker_client
 
     return make
 
@@ -97,7 +97,10 @@ def test_the_first_load_is_not_waited_for() -> None:
     with served(reloading(gate)) as running, ThreadPoolExecutor() as pool:
         try:
             first = pool.submit(complete, running)
-            until(lambda: running.call(lambda: running.engine.health.progress is not None), "no load began")
+            until(
+                lambda: running.call(lambda: running.worker_client.health.progress is not None),
+                "no load began",
+            )
             refused = complete(running)
         finally:
             gate.set()

@@ -160,7 +160,7 @@ def test_requests_whose_runtime_is_lost() -> None:
         running = server.running
         first = pool.submit(running.client().post, "/v1/completions", json=BODY)
         time.sleep(50 * TICK_MS / 1000)  # in its slot, with tokens
-        running.call(running.engine.lose_runtime)
+        running.call(running.worker_client.lose_worker)
         assert first.result().status_code == 503
         (spans,) = server.spans(1)
         assert set(spans) == {"prepare-request", "queue-wait", "prefill", "token-generation"}

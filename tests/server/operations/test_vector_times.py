@@ -22,8 +22,8 @@ from stretto.worker.contexts import ContextPool
 from stretto.worker.embed_inputs import Frame, InputReader
 from stretto.worker.embedding import EmbeddingRuntime, Making
 from stretto.worker.packing import Packer
-from stretto.worker.server import RuntimeServer
-from tests.server.operations.in_memory import InMemoryEngine
+from stretto.worker.server import WorkerServer
+from tests.server.operations.in_memory import InMemoryClient
 from tests.server.operations.serving import Running, served
 
 PASS_S = 0.25
@@ -63,16 +63,16 @@ class Vectors:
         )
 
 
-def vectors(*, ranks: bool = False, gate: threading.Event | None = None) -> Callable[[], InMemoryEngine]:
-    def make() -> InMemoryEngine:
-        server = RuntimeServer(Vectors(ranks=ranks, gate=gate), RuntimeSettings())
+def vectors(*, ranks: bool = False, gate: threading.Event | None = None) -> Callable[[], InMemoryClient]:
+    def make() -> InMemoryClient:
+        server = WorkerServer(Vectors(ranks=ranks, gate=gate), RuntimeSettings())
         server.start()
         here, there = memory_pair()
         server.accept(there)
-        engine = InMemoryEngine.over(here)
-        assert isinstance(engine, InMemoryEngine)
-        engine.server, engine.there = server, there
-        return engine
+        worker_client = InMemoryClient.over(here)
+        assert isinstance(worker_client, InMemoryClient)
+        worker_client.server, worker_client.there = server, there
+        return worker_client
 
     return make
 

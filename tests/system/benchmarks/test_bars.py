@@ -12,7 +12,7 @@ import pytest
 from benchmarks import batcher, batcher_http, gateway, scheduler, slow_reader, soak
 from benchmarks.attack import judged
 from benchmarks.attack.callers import CallRecord
-from stretto.testing import engine_simulate
+from stretto.testing import client_simulate
 from tests.server import schemas100
 from tests.system.parity import Tally
 
@@ -196,9 +196,9 @@ def test_schemas_that_were_not_sent_miss_their_bars():
 
 
 def test_a_simulation_that_never_reaches_a_coverage_property_fails(capsys):
-    assert engine_simulate.main(["--seeds", "0"]) == 1
+    assert client_simulate.main(["--seeds", "0"]) == 1
     assert "never seen: " in capsys.readouterr().out
-    assert engine_simulate.main(["--seeds", "0", "--lenient"]) == 0
+    assert client_simulate.main(["--seeds", "0", "--lenient"]) == 0
 
 
 # ── gateway ──────────────────────────────────────────────────────────────────────────────────────

@@ -23,10 +23,10 @@ from pathlib import Path
 
 import uvloop
 
-from stretto.client.engine import Engine
 from stretto.client.generation import Generation
 from stretto.client.host import SupervisedHost
-from stretto.client.process import ProcessLauncher, RuntimeStart
+from stretto.client.process import ProcessLauncher, WorkerStart
+from stretto.client.rpc_client import RpcClient
 from stretto.errors import StrettoError
 from stretto.rpc.messages import GenerateParams
 from stretto.settings import EngineSettings, Settings
@@ -59,34 +59,34 @@ class Report:
     problems: list[str] = field(default_factory=list)
 
 
-def simulated() -> RuntimeStart:
-    return RuntimeStart(flags={"backend": "simulated", "n_seq_max": 8, "simulated_tick_ms": 5})
+def simulated() -> WorkerStart:
+    return WorkerStart(flags={"backend": "simulated", "n_seq_max": 8, "simulated_tick_ms": 5})
 
 
-def default_model() -> RuntimeStart:
-    return RuntimeStart(flags={"n_seq_max": 8, "context_window": 512})
+def default_model() -> WorkerStart:
+    return WorkerStart(flags={"n_seq_max": 8, "context_window": 512})
 
 
 class Rig:
     """A client with a supervised worker process and short deadlines."""
 
-    def __init__(self, start: RuntimeStart) -> None:
-        engine = EngineSettings(
+    def __init__(self, start: WorkerStart) -> None:
+        client_settings = EngineSettings(
             stable_after_s=0.05,
             hang_soft_s=2.0,
             hang_hard_s=3.0,
             kill_grace_s=0.5,
             slow_consumer_timeout_s=120.0,
         )
-        self.settings = Settings(engine=engine)
+        self.settings = Settings(engine=client_settings)
         self.launcher = ProcessLauncher(start)
-        self.host = SupervisedHost(self.launcher, engine)
-        self.engine = Engine(self.host, self.settings)
+        self.host = SupervisedHost(self.launcher, client_settings)
+        self.client = RpcClient(self.host, self.settings)
         self._number = 0
 
     def generate(self, max_tokens: int) -> Generation:
         self._number += 1
-        return self.engine.generate(
+        return self.client.generate(
             GenerateParams(
                 stream_id=f"k{self._number}",
                 prompt=f"{PROMPT} {self._number}",
@@ -160,7 +160,7 @@ async def stop_once(rig: Rig, report: Report) -> None:
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     stopped_s = time.monotonic()
-    while rig.engine.health.ready and time.monotonic() - stopped_s < 10:
+    while rig.client.health.ready and time.monotonic() - stopped_s < 10:
         await asyncio.sleep(0.02)
     noticed_s = time.monotonic() - stopped_s
     report.noticed_s_max = max(report.noticed_s_max, noticed_s)
@@ -186,10 +186,10 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def run(start: RuntimeStart, *, kills: int, stops: int, streams: int, max_tokens: int) -> Report:
+async def run(start: WorkerStart, *, kills: int, stops: int, streams: int, max_tokens: int) -> Report:
     report = Report(fds_before=descriptors())
     rig = Rig(start)
-    await rig.engine.start()
+    await rig.client.start()
     directory = rig.launcher.directory
     assert directory is not None
     await rig.answer()
@@ -199,7 +199,7 @@ async def run(start: RuntimeStart, *, kills: int, stops: int, streams: int, max_
         await stop_once(rig, report)
     if len(list(directory.glob("*.sock"))) != 1:
         report.problems.append(f"sockets left: {sorted(p.name for p in directory.iterdir())}")
-    await rig.engine.close()
+    await rig.client.close()
     if directory.exists() or zombies():
         report.problems.append(f"left over: {directory.exists()=}, {zombies()=}")
     report.fds_after = descriptors()
@@ -209,9 +209,9 @@ async def run(start: RuntimeStart, *, kills: int, stops: int, streams: int, max_
 # --- the parent dies -----------------------------------------------------------------------------
 
 
-async def be_a_parent(start: RuntimeStart) -> None:
+async def be_a_parent(start: WorkerStart) -> None:
     rig = Rig(start)
-    await rig.engine.start()
+    await rig.client.start()
     assert rig.launcher.directory is not None
     print(json.dumps({"pid": rig.host.pid, "directory": str(rig.launcher.directory)}), flush=True)
     await asyncio.sleep(600)

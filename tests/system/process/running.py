@@ -18,7 +18,7 @@ FLAGS: dict[str, Any] = {"backend": "simulated", "n_seq_max": 4, "context_window
 
 
 @dataclass
-class Runtime:
+class Worker:
     process: subprocess.Popen[bytes]
     directory: Path
     ready: dict[str, Any]
@@ -32,7 +32,7 @@ class Runtime:
 
 
 @contextmanager
-def running(*arguments: str, tcp: bool = False, **flags: Any) -> Iterator[Runtime]:
+def running(*arguments: str, tcp: bool = False, **flags: Any) -> Iterator[Worker]:
     """`python -m stretto.worker` with the simulated backend, its settings on stdin."""
     with tempfile.TemporaryDirectory(prefix="stretto-") as name:
         directory = Path(name)
@@ -49,7 +49,7 @@ def running(*arguments: str, tcp: bool = False, **flags: Any) -> Iterator[Runtim
             process.stdin.write(json.dumps({"flags": {**FLAGS, **flags}}).encode() + b"\n")
             process.stdin.flush()
             line = process.stdout.readline()
-            yield Runtime(process, directory, json.loads(line or b"{}"))
+            yield Worker(process, directory, json.loads(line or b"{}"))
         finally:
             process.kill()
             process.wait(10)

@@ -9,40 +9,40 @@ from typing import Any
 
 import pytest
 
-from stretto.client.engine import Engine
+from stretto.client.rpc_client import RpcClient
 from stretto.errors import RuntimeUnavailableError, StrettoError
 from stretto.rpc.connection import memory_pair
 from stretto.rpc.messages import GenerateParams
 from stretto.worker.catalogue import Catalogue, Launch
-from stretto.worker.server import RuntimeServer
+from stretto.worker.server import WorkerServer
 
 FLAGS: dict[str, Any] = {"backend": "simulated", "seed": 7, "context_window": 512, "simulated_tick_ms": 1}
 
 
 @asynccontextmanager
-async def engine() -> AsyncIterator[tuple[Engine, RuntimeServer]]:
+async def client() -> AsyncIterator[tuple[RpcClient, WorkerServer]]:
     catalogue = Catalogue(Launch(flags=FLAGS))
-    runtime = RuntimeServer(catalogue, catalogue.settings.runtime)
-    runtime.start()
+    worker = WorkerServer(catalogue, catalogue.settings.runtime)
+    worker.start()
     ours, theirs = memory_pair()
-    runtime.accept(theirs)
-    made = Engine.over(ours)
+    worker.accept(theirs)
+    made = RpcClient.over(ours)
     await made.start()
     try:
-        yield made, runtime
+        yield made, worker
     finally:
         await made.close()
-        await runtime.close()
+        await worker.close()
 
 
-async def count(made: Engine, name: str) -> int:
+async def count(made: RpcClient, name: str) -> int:
     params = GenerateParams(stream_id=name, prompt="x", max_tokens=5, sampling={"ignore_eos": True})
     return sum([delta.token_count async for delta in made.generate(params)])
 
 
 def test_generations_batches_and_ticks_without_a_socket():
     async def scenario() -> None:
-        async with engine() as (made, _):
+        async with client() as (made, _):
             watched = aiter(made.watch())
             first = asyncio.create_task(anext(watched))
             await asyncio.sleep(0)
@@ -57,9 +57,9 @@ def test_generations_batches_and_ticks_without_a_socket():
 
 def test_a_closing_worker_ends_all_requests():
     async def scenario() -> None:
-        async with engine() as (made, runtime):
+        async with client() as (made, worker):
             assert await count(made, "before") == 5
-            for session in list(runtime.methods.sessions):
+            for session in list(worker.methods.sessions):
                 session.connection.close()
             await asyncio.sleep(0.05)
             assert not made.health.ready

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from stretto.client.engine import Engine
 from stretto.client.host import SupervisedHost
-from stretto.client.process import ProcessLauncher, RuntimeStart
+from stretto.client.process import ProcessLauncher, WorkerStart
+from stretto.client.rpc_client import RpcClient
 from stretto.errors import (
     DuplicateRequestError,
     InvalidRequestError,
@@ -24,7 +24,7 @@ from stretto.errors import (
 )
 from stretto.rpc.messages import GenerateParams, TokenizeParams
 from stretto.settings import EngineSettings, GenerateBatcherSettings, RuntimeSettings, Settings
-from stretto.testing.engine_capability import OldLauncher
+from stretto.testing.client_capability import OldLauncher
 from tests.system.process import kill_worker
 
 FLAGS: dict[str, Any] = {
@@ -37,14 +37,14 @@ FLAGS: dict[str, Any] = {
 
 
 @asynccontextmanager
-async def engine(*, old: bool = False, batching: bool = True, **flags: Any) -> AsyncIterator[Engine]:
+async def client(*, old: bool = False, batching: bool = True, **flags: Any) -> AsyncIterator[RpcClient]:
     holds = {
         "min_hold_ms": 50.0,
         "max_hold_ms": 200.0,
     }  # so that a busy machine does not make a batch overdue
     settings = Settings(generate_batcher=GenerateBatcherSettings(enabled=batching, **holds))
-    launcher = (OldLauncher if old else ProcessLauncher)(RuntimeStart(flags={**FLAGS, **flags}))
-    made = Engine(SupervisedHost(launcher, settings.engine), settings)
+    launcher = (OldLauncher if old else ProcessLauncher)(WorkerStart(flags={**FLAGS, **flags}))
+    made = RpcClient(SupervisedHost(launcher, settings.engine), settings)
     await made.start()
     try:
         yield made
@@ -57,15 +57,15 @@ def params(stream_id: str, **changed: Any) -> GenerateParams:
     return GenerateParams(stream_id=stream_id, **chosen)
 
 
-async def text(made: Engine, request: GenerateParams) -> str:
+async def text(made: RpcClient, request: GenerateParams) -> str:
     return "".join([delta.text async for delta in made.generate(request)])
 
 
-async def tokens(made: Engine, request: GenerateParams) -> int:
+async def tokens(made: RpcClient, request: GenerateParams) -> int:
     return sum([delta.token_count async for delta in made.generate(request)])
 
 
-async def outcome(made: Engine, request: GenerateParams) -> int | type[StrettoError]:
+async def outcome(made: RpcClient, request: GenerateParams) -> int | type[StrettoError]:
     try:
         return await tokens(made, request)
     except StrettoError as error:
@@ -74,7 +74,7 @@ async def outcome(made: Engine, request: GenerateParams) -> int | type[StrettoEr
 
 def test_requests_of_one_event_loop_iteration_are_one_call():
     async def scenario() -> None:
-        async with engine() as made:
+        async with client() as made:
             counts = await asyncio.gather(*(tokens(made, params(f"s{i}")) for i in range(16)))
             assert counts == [8] * 16
             stats = made.batch_stats()
@@ -94,7 +94,7 @@ def test_one_batch_of_good_and_bad_requests_gives_each_its_own_answer():
     """Must-show 3: one invalid, one over-long, one duplicate id, five good."""
 
     async def scenario() -> None:
-        async with engine() as made:
+        async with client() as made:
             requests = [params(f"good{i}") for i in range(5)]
             requests.insert(1, params("invalid", prompt="x", tokens=[1, 2]))
             requests.insert(3, params("long", prompt="y" * 5000))
@@ -114,7 +114,7 @@ def test_a_request_that_breaks_its_frame_does_not_fail_others(spoiled):
     """It cannot be encoded, or not decoded: the rest of its batch is sent without it."""
 
     async def scenario() -> None:
-        async with engine() as made:
+        async with client() as made:
             requests = [params("a"), params("bad", **spoiled), params("b")]
             found = await asyncio.gather(*(outcome(made, request) for request in requests))
             assert found == [8, InvalidRequestError, 8]
@@ -126,7 +126,7 @@ def test_large_requests_are_sent_singly_and_an_oversized_one_is_rejected():
     async def scenario() -> None:
         limits = {"runtime.frame_bytes_max": 8192}
         settings = Settings(runtime=RuntimeSettings(frame_bytes_max=8192))
-        made = Engine.supervised(RuntimeStart(flags={**FLAGS, **limits}), settings)
+        made = RpcClient.supervised(WorkerStart(flags={**FLAGS, **limits}), settings)
         await made.start()
         try:
             requests = [params(f"s{i}", prompt="z" * 300, tool_use=None, stops=["\n" * 9]) for i in range(12)]
@@ -140,13 +140,13 @@ def test_large_requests_are_sent_singly_and_an_oversized_one_is_rejected():
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("how", [{"old": True}, {"batching": False}], ids=["old runtime", "switched off"])
+@pytest.mark.parametrize("how", [{"old": True}, {"batching": False}], ids=["old worker", "switched off"])
 def test_without_batching_the_answers_are_the_same(how):
     async def scenario() -> None:
         requests = [params(f"s{i}", sampling={"temperature": 0.0}) for i in range(6)]
-        async with engine() as new:
+        async with client() as new:
             expected = [await text(new, request) for request in requests]
-        async with engine(**how) as made:
+        async with client(**how) as made:
             found = await asyncio.gather(*(text(made, request) for request in requests))
             stats = made.batch_stats()
         assert list(found) == expected
@@ -159,7 +159,7 @@ def test_without_batching_the_answers_are_the_same(how):
 
 def test_a_cancelled_request_frees_its_slot():
     async def scenario() -> None:
-        async with engine(n_seq_max=1, queue_depth=1) as made:
+        async with client(n_seq_max=1, queue_depth=1) as made:
             endless = made.generate(params("endless", max_tokens=400))
             await anext(endless)
             endless.cancel()
@@ -172,7 +172,7 @@ def test_a_cancelled_request_frees_its_slot():
 
 def test_a_drain_finishes_running_requests_and_rejects_new_ones():
     async def scenario() -> None:
-        async with engine() as made:
+        async with client() as made:
             running = made.generate(params("running", max_tokens=60))
             first = await anext(running)  # it has a slot: a drain ends requests that are only queued
             made.drain()
@@ -188,9 +188,9 @@ def test_closing_ends_waiting_requests_and_leaks_nothing():
     async def scenario() -> None:
         before = kill_worker.descriptors()
         settings = Settings()
-        launcher = ProcessLauncher(RuntimeStart(flags=FLAGS))
+        launcher = ProcessLauncher(WorkerStart(flags=FLAGS))
         host = SupervisedHost(launcher, settings.engine)
-        made = Engine(host, settings)
+        made = RpcClient(host, settings)
         await made.start()
         directory, pid = launcher.directory, host.pid
         assert directory is not None
@@ -211,7 +211,7 @@ def test_closing_ends_waiting_requests_and_leaks_nothing():
 def test_a_worker_that_cannot_start_is_reported_and_not_restarted_forever():
     async def scenario() -> None:
         settings = Settings(engine=EngineSettings(restarts_max=1, restart_backoff_s=0.01))
-        made = Engine.supervised(RuntimeStart(flags={"no_such_setting": 1}), settings)
+        made = RpcClient.supervised(WorkerStart(flags={"no_such_setting": 1}), settings)
         with pytest.raises(RuntimeUnavailableError, match="died 2 times in a row"):
             await made.start()
         await made.close()

@@ -25,15 +25,15 @@ from tests.system.process.running import ended_by, gone_within, running
 LONG = {"max_tokens": 400, "sampling": {"ignore_eos": True}}
 
 
-async def client_of(runtime) -> Client:
-    return Client(await connect_unix(runtime.socket))
+async def client_of(worker) -> Client:
+    return Client(await connect_unix(worker.socket))
 
 
 def test_the_worker_answers_batches_and_shuts_down_on_request():
-    async def run(runtime):
-        client = await client_of(runtime)
+    async def run(worker):
+        client = await client_of(worker)
         info = await client.call("runtime/info")
-        assert info.pid == runtime.process.pid
+        assert info.pid == worker.process.pid
         good = [m.GenerateParams(stream_id=f"g{n}", prompt=f"number {n}", max_tokens=9) for n in range(5)]
         bad = [
             m.GenerateParams(stream_id="invalid", prompt="x", sampling={"top_p": 7}),
@@ -52,16 +52,16 @@ def test_the_worker_answers_batches_and_shuts_down_on_request():
         await client.call("shutdown")
         await asyncio.wait_for(client.closed, 10)
 
-    with running() as runtime:
-        assert runtime.ready["ready"] is True
-        asyncio.run(run(runtime))
-        assert runtime.process.wait(10) == 0
-        assert not runtime.socket.exists()
+    with running() as worker:
+        assert worker.ready["ready"] is True
+        asyncio.run(run(worker))
+        assert worker.process.wait(10) == 0
+        assert not worker.socket.exists()
 
 
 def test_cancel_and_a_lost_connection_free_the_slots():
-    async def run(runtime):
-        client, other = await client_of(runtime), await client_of(runtime)
+    async def run(worker):
+        client, other = await client_of(worker), await client_of(worker)
         await client.call("generate", m.GenerateParams(stream_id="a", prompt="x", **LONG))
         await client.until(lambda: client.counts.get("a", 0) > 3)
         await client.call("cancel", m.CancelParams(stream_id="a"))
@@ -75,13 +75,13 @@ def test_cancel_and_a_lost_connection_free_the_slots():
                 await asyncio.sleep(0.02)
         other.connection.close()
 
-    with running(simulated_tick_ms=3) as runtime:
-        asyncio.run(run(runtime))
+    with running(simulated_tick_ms=3) as worker:
+        asyncio.run(run(worker))
 
 
 def test_invalid_calls_get_errors_and_garbage_closes_only_its_connection():
-    async def run(runtime):
-        client, noisy = await client_of(runtime), await client_of(runtime)
+    async def run(worker):
+        client, noisy = await client_of(worker), await client_of(worker)
         with pytest.raises(UnknownMethodError):
             await client.call("no/such", m.Empty())
         client.connection.send(Call("odd", "cancel", m.Empty()))
@@ -95,20 +95,20 @@ def test_invalid_calls_get_errors_and_garbage_closes_only_its_connection():
             await client.call("generate", m.GenerateParams(stream_id="b", prompt="x", max_tokens=-1))
         client.connection.close()
 
-    with running() as runtime:
-        asyncio.run(run(runtime))
+    with running() as worker:
+        asyncio.run(run(worker))
 
 
 def test_a_connection_that_does_not_read_is_closed_and_its_streams_with_it():
-    async def run(runtime):
-        deaf, other = await client_of(runtime), await client_of(runtime)
+    async def run(worker):
+        deaf, other = await client_of(worker), await client_of(worker)
         await other.call("model/load", m.LoadParams())
         deaf.connection.transport.pause_reading()
         text = m.DetokenizeParams(tokens=[66] * 20_000)
         waiting = [deaf.start("generate", m.GenerateParams(stream_id="a", prompt="x", **LONG))]
         waiting += [deaf.start("detokenize", text) for _ in range(100)]
         async with asyncio.timeout(20):
-            while "does not read" not in runtime.stderr():
+            while "does not read" not in worker.stderr():
                 await asyncio.sleep(0.02)
             while (stats := await other.call("stats")).streams or stats.models[0].busy:
                 await asyncio.sleep(0.02)
@@ -119,55 +119,55 @@ def test_a_connection_that_does_not_read_is_closed_and_its_streams_with_it():
         assert any(isinstance(answer, ConnectionError) for answer in answers)
         other.connection.close()
 
-    with running(**{"runtime.unread_bytes_max": 1 << 18, "simulated_tick_ms": 3}) as runtime:
-        asyncio.run(run(runtime))
+    with running(**{"runtime.unread_bytes_max": 1 << 18, "simulated_tick_ms": 3}) as worker:
+        asyncio.run(run(worker))
 
 
 def test_heartbeats_continue_until_the_process_stops():
-    with running() as runtime:
-        reader = HeartbeatReader(runtime.directory / "beat")
+    with running() as worker:
+        reader = HeartbeatReader(worker.directory / "beat")
         first = reader.read()
         assert first is not None
-        assert first.pid == runtime.process.pid
+        assert first.pid == worker.process.pid
         deadline = time.monotonic() + 10
         while (now := reader.read()) is not None and now.rpc_beat_s == first.rpc_beat_s:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        runtime.process.send_signal(signal.SIGSTOP)
+        worker.process.send_signal(signal.SIGSTOP)
         time.sleep(1.2)
         stopped = reader.read()
         assert stopped is not None
-        assert "answered nothing" in stopped.hung(time.monotonic(), step_s_max=60, rpc_s_max=1.0)
-        runtime.process.send_signal(signal.SIGCONT)
+        assert "RPC loop has not run" in stopped.hung(time.monotonic(), step_s_max=60, rpc_s_max=1.0)
+        worker.process.send_signal(signal.SIGCONT)
         reader.close()
 
 
 def test_stacks_are_written_on_request_and_at_an_abort():
-    with running() as runtime:
-        runtime.process.send_signal(signal.SIGUSR1)
+    with running() as worker:
+        worker.process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + 10
-        while "Thread" not in runtime.stderr() and time.monotonic() < deadline:
+        while "Thread" not in worker.stderr() and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert "most recent call first" in runtime.stderr()
-        assert runtime.process.poll() is None
-        assert ended_by(runtime.process, signal.SIGABRT) == -signal.SIGABRT
-        assert "Fatal Python error: Aborted" in runtime.stderr()
+        assert "most recent call first" in worker.stderr()
+        assert worker.process.poll() is None
+        assert ended_by(worker.process, signal.SIGABRT) == -signal.SIGABRT
+        assert "Fatal Python error: Aborted" in worker.stderr()
 
 
 def test_sigterm_shuts_the_worker_down_and_sigint_does_not():
-    with running() as runtime:
-        runtime.process.send_signal(signal.SIGINT)
+    with running() as worker:
+        worker.process.send_signal(signal.SIGINT)
         time.sleep(0.3)
-        assert runtime.process.poll() is None
-        assert ended_by(runtime.process, signal.SIGTERM) == 0
-        assert not runtime.socket.exists()
+        assert worker.process.poll() is None
+        assert ended_by(worker.process, signal.SIGTERM) == 0
+        assert not worker.socket.exists()
 
 
 def test_the_worker_exits_when_its_stdin_closes():
-    with running() as runtime:
-        assert runtime.process.stdin is not None
-        runtime.process.stdin.close()
-        assert runtime.process.wait(5) == 0
+    with running() as worker:
+        assert worker.process.stdin is not None
+        worker.process.stdin.close()
+        assert worker.process.wait(5) == 0
 
 
 PARENT = """
@@ -201,8 +201,8 @@ def test_killing_the_parent_leaves_no_runtime_after_two_seconds(tmp_path: Path):
 def test_over_tcp_nothing_is_answered_before_the_right_token(tmp_path: Path):
     token = write_token(tmp_path / "token")
 
-    async def run(runtime):
-        port = runtime.ready["port"]
+    async def run(worker):
+        port = worker.ready["port"]
         wrong = Client(await connect_tcp(port))
         with pytest.raises(PeerRefusedError):
             await wrong.call("runtime/authenticate", m.AuthParams(token="0" * 64))
@@ -216,8 +216,8 @@ def test_over_tcp_nothing_is_answered_before_the_right_token(tmp_path: Path):
         assert (await right.generate("a", prompt="x", max_tokens=3)).error is None
         right.connection.close()
 
-    with running("--token-file", str(tmp_path / "token"), tcp=True) as runtime:
-        asyncio.run(run(runtime))
+    with running("--token-file", str(tmp_path / "token"), tcp=True) as worker:
+        asyncio.run(run(worker))
 
 
 def knock_as(uid: int, path: Path) -> int:
@@ -243,16 +243,16 @@ def knock_as(uid: int, path: Path) -> int:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 def test_another_uid_is_refused_even_if_file_permissions_allow_it():
-    with running() as runtime:
-        assert knock_as(65534, runtime.socket) == 2
-        runtime.directory.chmod(0o755)
-        runtime.socket.chmod(0o666)
-        assert knock_as(65534, runtime.socket) == 0
-        assert knock_as(0, runtime.socket) == 1
+    with running() as worker:
+        assert knock_as(65534, worker.socket) == 2
+        worker.directory.chmod(0o755)
+        worker.socket.chmod(0o666)
+        assert knock_as(65534, worker.socket) == 0
+        assert knock_as(0, worker.socket) == 1
 
 
 def test_invalid_settings_end_the_worker_with_a_reason():
-    with running(n_seq_max=0) as runtime:
-        assert runtime.ready["ready"] is False
-        assert runtime.ready["code"] == "invalid_settings"
-        assert runtime.process.wait(10) == 2
+    with running(n_seq_max=0) as worker:
+        assert worker.ready["ready"] is False
+        assert worker.ready["code"] == "invalid_settings"
+        assert worker.process.wait(10) == 2

@@ -25,8 +25,8 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": X}} for n
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-async def exercise(runtime) -> None:
-    client = Client(await connect_unix(runtime.socket))
+async def exercise(worker) -> None:
+    client = Client(await connect_unix(worker.socket))
     loaded = (await client.call("model/load", m.LoadParams(model_id="tiny"))).model
     assert (loaded.backend, loaded.kind, loaded.slots) == ("llamacpp", "dense", 2)
     assert [note.stage for note in client.progress][-1] == "ready"
@@ -79,7 +79,7 @@ async def forced_tools(client: Client) -> None:
 
 def test_logprobs_grammars_and_forced_tools_through_a_real_process():
     models = {"tiny": {"path": str(tiny_models.make("dense"))}}
-    with running(**SETTINGS, models=models) as runtime:
-        asyncio.run(exercise(runtime))
-        assert runtime.process.wait(20) == 0
-        assert "Traceback" not in runtime.stderr()
+    with running(**SETTINGS, models=models) as worker:
+        asyncio.run(exercise(worker))
+        assert worker.process.wait(20) == 0
+        assert "Traceback" not in worker.stderr()

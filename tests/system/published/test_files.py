@@ -1,6 +1,6 @@
 """Files that other programs read (containers, workflows, hooks, templates): what they name exists here.
 
-There is no container runtime and no GitHub here: images are not built and workflows not started. Their
+There is no container worker and no GitHub here: images are not built and workflows not started. Their
 commands are checked one by one, and the scripts behind them are run by `test_scripts.py`.
 """
 

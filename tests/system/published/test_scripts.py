@@ -1,6 +1,6 @@
 """Commands of containers and workflows are run: CI scripts on some tests, the health check, the refusals.
 
-Not run here: images and compose (no container runtime), Dockerfile.cuda (no GPU), workflows (no GitHub).
+Not run here: images and compose (no container worker), Dockerfile.cuda (no GPU), workflows (no GitHub).
 """
 
 from __future__ import annotations

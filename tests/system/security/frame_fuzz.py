@@ -20,7 +20,7 @@ from stretto.errors import FrameError
 from stretto.rpc import messages as m
 from stretto.rpc.envelope import Call, Malformed, Reply, result_of
 from stretto.rpc.frames import FrameDecoder, decode, encode
-from tests.system.process.running import Runtime, running
+from tests.system.process.running import Worker, running
 from tests.system.security.frame_mutator import Mutator
 
 HANG_S = 20.0
@@ -33,8 +33,8 @@ KINDS = ("bad length", "closed", "answered", "served")  # a run must produce all
 
 
 class Attack:
-    def __init__(self, runtime: Runtime, seed: int) -> None:
-        self._runtime = runtime
+    def __init__(self, worker: Worker, seed: int) -> None:
+        self._worker = worker
         self._mutator = Mutator(seed)
         self.counts: Counter[str] = Counter()
 
@@ -81,7 +81,7 @@ class Attack:
     def _connected(self) -> socket.socket:
         link = socket.socket(socket.AF_UNIX)
         link.settimeout(HANG_S)
-        link.connect(str(self._runtime.socket))
+        link.connect(str(self._worker.socket))
         return link
 
     def _until(self, link: socket.socket, call_id: str | None) -> Reply:
@@ -100,22 +100,22 @@ class Attack:
 
 def attack(count: int, seed: int) -> dict[str, Any]:
     """Counts and figures of a run. Raises if the server crashes, hangs or closes instead of answering."""
-    with running(**FLAGS) as runtime:
-        attacking = Attack(runtime, seed)
+    with running(**FLAGS) as worker:
+        attacking = Attack(worker, seed)
         started_s = time.monotonic()
         attacking.run(count // 5)
         before = attacking.memory_bytes()
         attacking.run(count)
         after = attacking.memory_bytes()
-        if runtime.process.poll() is not None:
-            raise AssertionError(f"the worker ended with {runtime.process.returncode}")
+        if worker.process.poll() is not None:
+            raise AssertionError(f"the worker ended with {worker.process.returncode}")
         return {
             **attacking.counts,
             "seconds": round(time.monotonic() - started_s),
             "memory_bytes_before": before,
             "memory_bytes_after": after,
-            "errors_logged": runtime.stderr().count("Traceback"),
-            "first_error": _first_error(runtime.stderr()),
+            "errors_logged": worker.stderr().count("Traceback"),
+            "first_error": _first_error(worker.stderr()),
         }
 
 

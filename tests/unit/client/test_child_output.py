@@ -1,4 +1,4 @@
-"""Lines of a runtime's stderr: objects pass, anything else is wrapped, and nothing is lost at the end."""
+"""Lines of a worker's stderr: objects pass, anything else is wrapped, and nothing is lost at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request that kills runtimes is found and refused; whatever was in flight beside it is served."""
+"""A request that kills workers is found and refused; whatever was in flight beside it is served."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from stretto.settings import EngineSettings, GenerateBatcherSettings
 POISON = "poison"
 
 
-class Runtime:
-    """A traffic machine, and a runtime that dies of one prompt as soon as it gets it."""
+class Worker:
+    """A traffic machine, and a worker that dies of one prompt as soon as it gets it."""
 
     def __init__(self) -> None:
         self.traffic = Traffic(EngineSettings(), GenerateBatcherSettings())
@@ -72,66 +72,66 @@ def outcome(ticket) -> str:
 
 
 def test_a_request_that_kills_twice_is_refused_and_its_neighbours_are_served():
-    runtime = Runtime()
-    neighbours = [runtime.submit(f"question {i}") for i in range(8)]
-    killer = runtime.submit(POISON)
-    runtime.run()
+    worker = Worker()
+    neighbours = [worker.submit(f"question {i}") for i in range(8)]
+    killer = worker.submit(POISON)
+    worker.run()
     assert [outcome(ticket) for ticket in neighbours] == ["stop"] * 8
     assert outcome(killer) == "request_refused"
-    assert runtime.deaths == 2
+    assert worker.deaths == 2
 
 
 def test_the_same_content_is_refused_at_once_whoever_sends_it_and_other_content_is_not():
-    runtime = Runtime()
-    runtime.submit(POISON)
-    runtime.run()
-    again = runtime.submit(POISON, tenant="another", deadline_ms=1e6)
+    worker = Worker()
+    worker.submit(POISON)
+    worker.run()
+    again = worker.submit(POISON, tenant="another", deadline_ms=1e6)
     assert outcome(again) == "request_refused"
-    other = runtime.submit(POISON + "?")
-    runtime.run(5)
+    other = worker.submit(POISON + "?")
+    worker.run(5)
     assert outcome(other) == "stop"
-    assert runtime.deaths == 2
-    runtime.now_s += REFUSE_S
-    runtime.submit(POISON)
-    runtime.run(2)
-    assert runtime.deaths == 3  # it is tried again after a while, once
+    assert worker.deaths == 2
+    worker.now_s += REFUSE_S
+    worker.submit(POISON)
+    worker.run(2)
+    assert worker.deaths == 3  # it is tried again after a while, once
 
 
 def test_a_death_that_no_request_caused_costs_no_request():
-    runtime = Runtime()
-    tickets = [runtime.submit(f"question {i}") for i in range(4)]
-    runtime.now_s += 0.3
-    assert len(runtime.sent()) == len(tickets)
-    runtime.die()
-    runtime.run()
+    worker = Worker()
+    tickets = [worker.submit(f"question {i}") for i in range(4)]
+    worker.now_s += 0.3
+    assert len(worker.sent()) == len(tickets)
+    worker.die()
+    worker.run()
     assert [outcome(ticket) for ticket in tickets] == ["stop"] * 4
-    assert runtime.traffic.quarantine.empty
+    assert worker.traffic.quarantine.empty
 
 
 def test_a_suspect_that_waits_for_a_slot_does_not_keep_the_others_for_ever():
-    runtime = Runtime()
-    tickets = [runtime.submit(f"question {i}") for i in range(2)]
-    runtime.now_s += 0.3
-    assert len(runtime.sent()) == len(tickets)
-    runtime.die()
-    runtime.traffic.expire(runtime.now_s)
-    runtime.now_s += 0.3
-    assert runtime.sent() == [tickets[0].params.stream_id]
-    runtime.now_s += TRIAL_S_MAX
-    runtime.traffic.expire(runtime.now_s)
-    runtime.now_s += 0.3
-    assert runtime.sent() == [tickets[1].params.stream_id]
+    worker = Worker()
+    tickets = [worker.submit(f"question {i}") for i in range(2)]
+    worker.now_s += 0.3
+    assert len(worker.sent()) == len(tickets)
+    worker.die()
+    worker.traffic.expire(worker.now_s)
+    worker.now_s += 0.3
+    assert worker.sent() == [tickets[0].params.stream_id]
+    worker.now_s += TRIAL_S_MAX
+    worker.traffic.expire(worker.now_s)
+    worker.now_s += 0.3
+    assert worker.sent() == [tickets[1].params.stream_id]
 
 
 def test_a_suspect_whose_client_leaves_is_forgotten_and_the_next_is_tried():
-    runtime = Runtime()
-    tickets = [runtime.submit(f"question {i}") for i in range(3)]
-    runtime.now_s += 0.3
-    assert len(runtime.sent()) == len(tickets)
-    runtime.die()
-    runtime.traffic.cancel(tickets[0], runtime.now_s)
-    runtime.traffic.cancel(tickets[1], runtime.now_s)
-    runtime.run(5)
+    worker = Worker()
+    tickets = [worker.submit(f"question {i}") for i in range(3)]
+    worker.now_s += 0.3
+    assert len(worker.sent()) == len(tickets)
+    worker.die()
+    worker.traffic.cancel(tickets[0], worker.now_s)
+    worker.traffic.cancel(tickets[1], worker.now_s)
+    worker.run(5)
     assert outcome(tickets[2]) == "stop"
 
 

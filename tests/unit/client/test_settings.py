@@ -23,8 +23,8 @@ def test_the_switch_beats_everything_but_a_flag(tmp_path: Path):
 def test_the_section_has_variables_and_hints(tmp_path: Path):
     path = tmp_path / "stretto.yaml"
     path.write_text("engine:\n  slow_consumer_timeout_s: 5m\n", encoding="utf-8")
-    engine = load(path, {"STRETTO_ENGINE__STREAM_BUFFER_BYTES": "4MiB"}).settings.engine
-    assert (engine.slow_consumer_timeout_s, engine.stream_buffer_bytes) == (300.0, 4 << 20)
+    client = load(path, {"STRETTO_ENGINE__STREAM_BUFFER_BYTES": "4MiB"}).settings.engine
+    assert (client.slow_consumer_timeout_s, client.stream_buffer_bytes) == (300.0, 4 << 20)
     path.write_text("engine:\n  stream_max: 5\n", encoding="utf-8")
     with pytest.raises(SettingsError) as refused:
         load(path, {})

@@ -1,4 +1,4 @@
-"""When a runtime is started, told to show its stacks, ended, replaced, given up on."""
+"""When a worker is started, told to show its stacks, ended, replaced, given up on."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_a_broken_connection_kills_and_the_exit_that_follows_is_not_a_second_los
 def test_the_exit_status_of_a_runtime_that_was_killed_says_why_its_connection_broke():
     supervisor = up()
     assert supervisor.connection_lost(100.0) == [Action.LOST]
-    assert supervisor.exited(100.1, "it was ended by SIGKILL") == []
-    assert supervisor.deaths.last_reason == "it was ended by SIGKILL"
+    assert supervisor.exited(100.1, "it was killed by SIGKILL") == []
+    assert supervisor.deaths.last_reason == "it was killed by SIGKILL"
     assert supervisor.poll(100.1) == [Action.SPAWN]
 
 

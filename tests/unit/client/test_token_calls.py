@@ -13,7 +13,7 @@ from stretto.errors import ModelNotFoundError, RuntimeUnavailableError, TooLarge
 from stretto.rpc import messages as m
 
 
-class Runtime:
+class Worker:
     """Tokens are bytes. A text that says so is refused."""
 
     def __init__(self, fails: Exception | None = None) -> None:
@@ -50,14 +50,14 @@ class Runtime:
             return m.TokenAnswer(error=m.error_from(error))
 
 
-def run(work: Any, runtime: Runtime, *, batching: bool = True, batch_max: int = 16) -> TokenCalls:
+def run(work: Any, worker: Worker, *, batching: bool = True, batch_max: int = 16) -> TokenCalls:
     async def scenario() -> TokenCalls:
         tasks: set[asyncio.Task[None]] = set()
 
         def start(coroutine: Any) -> None:
             tasks.add(asyncio.get_running_loop().create_task(coroutine))
 
-        calls = TokenCalls(runtime.send, start, batch_max=batch_max)
+        calls = TokenCalls(worker.send, start, batch_max=batch_max)
         calls.allow_batching(batching)
         await work(calls)
         await asyncio.gather(*tasks)
@@ -71,7 +71,7 @@ def text(value: str, **more: Any) -> m.TokenizeParams:
 
 
 def test_calls_that_are_made_together_share_one():
-    runtime = Runtime()
+    worker = Worker()
 
     async def work(calls: TokenCalls) -> None:
         asked = [calls.tokenize(text(f"t{n}")) for n in range(8)]
@@ -80,24 +80,24 @@ def test_calls_that_are_made_together_share_one():
         assert tokens == [list(f"t{n}".encode()) for n in range(8)]
         assert said == "hi"
 
-    calls = run(work, runtime)
-    assert runtime.calls == {"batch_tokenize": 1}
+    calls = run(work, worker)
+    assert worker.calls == {"batch_tokenize": 1}
     assert calls.stats() == {"enabled": True, "total_requests": 9, "total_calls": 1}
 
 
 def test_a_lone_call_is_sent_as_itself():
-    runtime = Runtime()
+    worker = Worker()
 
     async def work(calls: TokenCalls) -> None:
         assert await calls.tokenize(text("ab")) == [97, 98]
         assert await calls.detokenize(m.DetokenizeParams(tokens=[97])) == "a"
 
-    run(work, runtime)
-    assert runtime.calls == {"tokenize": 1, "detokenize": 1}
+    run(work, worker)
+    assert worker.calls == {"tokenize": 1, "detokenize": 1}
 
 
 def test_large_calls_and_other_models_hold_up_nothing():
-    runtime = Runtime()
+    worker = Worker()
 
     async def work(calls: TokenCalls) -> None:
         await asyncio.gather(
@@ -108,13 +108,13 @@ def test_large_calls_and_other_models_hold_up_nothing():
             calls.tokenize(m.TokenizeParams(messages=[{"content": "x" * SHARED_BYTES_MAX}], model_id="a")),
         )
 
-    run(work, runtime)
-    assert sorted(runtime.sizes) == [2, 3]
-    assert runtime.calls == {"batch_tokenize": 2, "tokenize": 2, "detokenize": 1}
+    run(work, worker)
+    assert sorted(worker.sizes) == [2, 3]
+    assert worker.calls == {"batch_tokenize": 2, "tokenize": 2, "detokenize": 1}
 
 
 def test_one_that_is_refused_fails_alone():
-    runtime = Runtime()
+    worker = Worker()
 
     async def work(calls: TokenCalls) -> None:
         good, bad = await asyncio.gather(
@@ -123,14 +123,14 @@ def test_one_that_is_refused_fails_alone():
         assert good == [97, 98]
         assert isinstance(bad, ModelNotFoundError)
 
-    run(work, runtime)
-    assert runtime.calls == {"batch_tokenize": 1}
+    run(work, worker)
+    assert worker.calls == {"batch_tokenize": 1}
 
 
 @pytest.mark.parametrize("short", [False, True])
 def test_a_batch_that_does_not_go_as_a_whole_is_sent_one_by_one(short):
-    runtime = Runtime(None if short else TooLargeError("too much at once"))
-    runtime.short = short
+    worker = Worker(None if short else TooLargeError("too much at once"))
+    worker.short = short
 
     async def work(calls: TokenCalls) -> None:
         asked = [calls.tokenize(text(name)) for name in ("a", "refuse me", "b")]
@@ -138,8 +138,8 @@ def test_a_batch_that_does_not_go_as_a_whole_is_sent_one_by_one(short):
         assert (first, third) == ([97], [98])
         assert isinstance(second, ModelNotFoundError)
 
-    run(work, runtime)
-    assert runtime.calls == {"batch_tokenize": 1, "tokenize": 3}
+    run(work, worker)
+    assert worker.calls == {"batch_tokenize": 1, "tokenize": 3}
 
 
 def test_a_runtime_that_is_gone_fails_everybody_with_its_own_error():
@@ -150,21 +150,21 @@ def test_a_runtime_that_is_gone_fails_everybody_with_its_own_error():
         assert [type(error) for error in found] == [RuntimeUnavailableError] * 2
         assert found[0] is not found[1]
 
-    run(work, Runtime(RuntimeUnavailableError("no runtime is connected")))
+    run(work, Worker(RuntimeUnavailableError("no worker is connected")))
 
 
 def test_without_the_capability_every_call_is_its_own():
-    runtime = Runtime()
+    worker = Worker()
 
     async def work(calls: TokenCalls) -> None:
         await asyncio.gather(*(calls.tokenize(text("a")) for _ in range(5)))
 
-    run(work, runtime, batching=False)
-    assert runtime.calls == {"tokenize": 5}
+    run(work, worker, batching=False)
+    assert worker.calls == {"tokenize": 5}
 
 
 def test_a_caller_that_leaves_is_not_asked_for():
-    runtime = Runtime()
+    worker = Worker()
 
     async def work(calls: TokenCalls) -> None:
         leaving = asyncio.create_task(calls.tokenize(text("gone")))
@@ -173,15 +173,15 @@ def test_a_caller_that_leaves_is_not_asked_for():
         leaving.cancel()
         assert await staying == [97]
 
-    run(work, runtime)
-    assert runtime.calls == {"tokenize": 1}
+    run(work, worker)
+    assert worker.calls == {"tokenize": 1}
 
 
 def test_no_more_than_the_largest_batch_goes_at_once():
-    runtime = Runtime()
+    worker = Worker()
 
     async def work(calls: TokenCalls) -> None:
         await asyncio.gather(*(calls.tokenize(text("a")) for _ in range(10)))
 
-    run(work, runtime, batch_max=4)
-    assert runtime.sizes == [4, 4, 2]
+    run(work, worker, batch_max=4)
+    assert worker.sizes == [4, 4, 2]

@@ -1,4 +1,4 @@
-"""Requests across the life and death of runtimes."""
+"""Requests across the life and death of workers."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_cancel_before_dispatch_sends_nothing_and_after_it_a_cancel():
     desk.traffic.cancel(late, NOW + 1)
     assert desk.traffic.take_cancels() == ["late"]
     desk.accept(call)
-    assert desk.traffic.take_cancels() == ["late"]  # the runtime may not have known it the first time
+    assert desk.traffic.take_cancels() == ["late"]  # the worker may not have known it the first time
     assert desk.traffic.take_cancels() == []
 
 

@@ -14,7 +14,7 @@ from stretto.errors import CallTimeoutError, ModelNotFoundError, RuntimeLostErro
 from stretto.rpc.connection import MemoryConnection, memory_pair
 from stretto.rpc.envelope import Call, Received, Reply
 from stretto.rpc.messages import CancelParams, Empty, TokenizeParams, TokenizeResult, error_from
-from stretto.testing.engine_clock import VirtualLoop
+from stretto.testing.client_clock import VirtualLoop
 
 ASK = TokenizeParams(text="x")
 

@@ -190,7 +190,7 @@ def test_the_socket_is_its_owners_alone(tmp_path):
 
 def test_a_directory_that_others_can_enter_is_refused(tmp_path):
     tmp_path.chmod(0o755)
-    with pytest.raises(PeerRefusedError, match="others can reach"):
+    with pytest.raises(PeerRefusedError, match="other users can access"):
         asyncio.run(serve_unix(tmp_path / "s", lambda connection: None))
 
 
@@ -213,7 +213,7 @@ def test_tokens_lie_in_files_that_only_their_owner_reads(tmp_path):
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
     assert read_token(tmp_path / "token") == token
     (tmp_path / "token").chmod(0o644)
-    with pytest.raises(PeerRefusedError, match="others can read"):
+    with pytest.raises(PeerRefusedError, match="other users can read"):
         read_token(tmp_path / "token")
     (tmp_path / "short").write_text("abc")
     (tmp_path / "short").chmod(0o600)

@@ -1,4 +1,4 @@
-"""The heartbeat file: what the runtime writes, its supervisor reads; hangs are told from rests."""
+"""The heartbeat file: what the worker writes, its supervisor reads; hangs are told from rests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_loop_that_rests_does_not_hang_and_one_that_works_too_long_does(tmp_pa
     now = time.monotonic()
     assert found.hung(now, step_s_max=60, rpc_s_max=60) == ""
     assert "loop 1 has been in step 9" in found.hung(now + 100, step_s_max=60, rpc_s_max=1000)
-    assert "answered nothing" in found.hung(now + 100, step_s_max=1000, rpc_s_max=60)
+    assert "RPC loop has not run" in found.hung(now + 100, step_s_max=1000, rpc_s_max=60)
 
 
 def test_records_run_out_without_harm_and_come_back(tmp_path):

@@ -8,10 +8,10 @@ from stretto.errors import ModelNotFoundError, ShuttingDownError
 from stretto.rpc.messages import ModelInfo
 from stretto.server.catalog import Catalog
 from stretto.testing.clock import FakeClock
-from tests.server.scripted import ScriptedEngine
+from tests.server.scripted import ScriptedClient
 
 
-class Counting(ScriptedEngine):
+class Counting(ScriptedClient):
     def __init__(self, *names: str) -> None:
         super().__init__()
         self.names = list(names)
@@ -21,28 +21,28 @@ class Counting(ScriptedEngine):
     async def models(self) -> list[ModelInfo]:
         self.looks += 1
         if self.lost:
-            raise ShuttingDownError("the runtime is away")
+            raise ShuttingDownError("the worker is away")
         return [ModelInfo(id=name, kind="dense", loaded=name == "loaded") for name in self.names]
 
 
 def test_a_known_name_costs_no_look() -> None:
     async def run() -> int:
-        engine, clock = Counting("a", "b"), FakeClock()
-        catalog = Catalog(engine, clock=lambda: clock.now)
+        worker_client, clock = Counting("a", "b"), FakeClock()
+        catalog = Catalog(worker_client, clock=lambda: clock.now)
         for _ in range(100):
             await catalog.find("b")
             clock.advance(5.0)
-        return engine.looks
+        return worker_client.looks
 
     assert asyncio.run(run()) == 1
 
 
 def test_the_default_is_chosen_afresh() -> None:
     async def run() -> list[str]:
-        engine, clock = Counting("a"), FakeClock()
-        catalog = Catalog(engine, clock=lambda: clock.now)
+        worker_client, clock = Counting("a"), FakeClock()
+        catalog = Catalog(worker_client, clock=lambda: clock.now)
         first = await catalog.find(None)
-        engine.names = ["loaded"]
+        worker_client.names = ["loaded"]
         second = await catalog.find(None)
         clock.advance(5.0)
         third = await catalog.find(None)
@@ -53,11 +53,11 @@ def test_the_default_is_chosen_afresh() -> None:
 
 def test_what_was_served_counts_while_the_runtime_is_away() -> None:
     async def run() -> str:
-        engine, clock = Counting("a"), FakeClock()
-        catalog = Catalog(engine, clock=lambda: clock.now)
+        worker_client, clock = Counting("a"), FakeClock()
+        catalog = Catalog(worker_client, clock=lambda: clock.now)
         await catalog.find(None)
         clock.advance(5.0)
-        engine.lost = True
+        worker_client.lost = True
         with pytest.raises(ShuttingDownError):
             await catalog.find("other")
         return (await catalog.find(None)).id
@@ -67,10 +67,10 @@ def test_what_was_served_counts_while_the_runtime_is_away() -> None:
 
 def test_a_new_model_is_found_at_once() -> None:
     async def run() -> str:
-        engine = Counting("a")
-        catalog = Catalog(engine)
+        worker_client = Counting("a")
+        catalog = Catalog(worker_client)
         await catalog.find("a")
-        engine.names.append("b")
+        worker_client.names.append("b")
         return (await catalog.find("b")).id
 
     assert asyncio.run(run()) == "b"

@@ -8,16 +8,16 @@ from stretto.client.api import Delta
 from stretto.errors import PassFailedError, ShuttingDownError
 from stretto.rpc.messages import GenerateParams, StreamEnd, ToolCallDelta, Usage
 from stretto.server.generation import collect, finish_reason, joined_calls, merged, start, total_usage
-from tests.server.scripted import HANG, ScriptedEngine, end, said
+from tests.server.scripted import HANG, ScriptedClient, end, said
 
 PARAMS = GenerateParams(stream_id="s", prompt="x", sampling={"seed": (1 << 63) - 1})
 
 
 def test_forks_share_the_prompt_and_differ_in_their_seed() -> None:
-    async def run() -> ScriptedEngine:
-        engine = ScriptedEngine()
-        start(engine, PARAMS, 3)
-        return engine
+    async def run() -> ScriptedClient:
+        worker_client = ScriptedClient()
+        start(worker_client, PARAMS, 3)
+        return worker_client
 
     calls = asyncio.run(run()).calls
     assert [call.stream_id for call in calls] == ["s", "s-1", "s-2"]
@@ -29,11 +29,11 @@ def test_forks_share_the_prompt_and_differ_in_their_seed() -> None:
 
 def test_deltas_of_all_streams_keep_their_order() -> None:
     async def run() -> dict[int, str]:
-        engine = ScriptedEngine(said(*"abcdefgh"))
+        worker_client = ScriptedClient(said(*"abcdefgh"))
         texts = {0: "", 1: "", 2: ""}
-        async for index, delta in merged(start(engine, PARAMS, 3)):
+        async for index, delta in merged(start(worker_client, PARAMS, 3)):
             texts[index] += delta.text
-        assert engine.cancelled == []
+        assert worker_client.cancelled == []
         return texts
 
     assert asyncio.run(run()) == dict.fromkeys(range(3), "abcdefgh")
@@ -43,13 +43,13 @@ def test_deltas_of_all_streams_keep_their_order() -> None:
 def test_one_failure_ends_all(n: int) -> None:
     async def run() -> list[str]:
         steps = [Delta(text="a"), PassFailedError("broke")]
-        engine = ScriptedEngine(lambda params: [HANG] if params.fork_of else steps)
+        worker_client = ScriptedClient(lambda params: [HANG] if params.fork_of else steps)
         with pytest.raises(PassFailedError):
-            await collect(start(engine, PARAMS, n))
+            await collect(start(worker_client, PARAMS, n))
         with pytest.raises(PassFailedError):
-            async for _ in merged(start(engine, PARAMS, n)):
+            async for _ in merged(start(worker_client, PARAMS, n)):
                 pass
-        return engine.cancelled
+        return worker_client.cancelled
 
     assert len(asyncio.run(run())) == 2 * (n - 1)
 
@@ -82,7 +82,7 @@ def test_every_prompt_counts_once_and_every_answer() -> None:
 def test_whole_answers_are_joined() -> None:
     async def run() -> tuple[str, str]:
         steps = [Delta(reasoning="a"), Delta(text="b", reasoning="c"), Delta(text="d"), end()]
-        (answer,) = await collect(start(ScriptedEngine(lambda params: steps), PARAMS))
+        (answer,) = await collect(start(ScriptedClient(lambda params: steps), PARAMS))
         return answer.text, answer.reasoning
 
     assert asyncio.run(run()) == ("bd", "ac")

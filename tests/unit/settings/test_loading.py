@@ -232,7 +232,7 @@ def test_both_switches_in_code_are_an_error() -> None:
         ("max-num-batched-tokens", "n_batch"),
         ("enable_prefix_caching", "cache"),
         ("chunk_size", "prefill_chunk"),
-        ("batch_timeout", "leave the key out"),
+        ("batch_timeout", "omit the key"),
         ("gpu_memory_utilization", "stretto estimate"),
         ("kv-unified", "kv_layout"),
         ("cache-type-k", "cache_type_k"),

@@ -1,4 +1,4 @@
-"""Calls with several entries at the runtime: isolation, order, and what is measured."""
+"""Calls with several entries at the worker: isolation, order, and what is measured."""
 
 from __future__ import annotations
 

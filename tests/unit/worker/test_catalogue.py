@@ -1,4 +1,4 @@
-"""Which models a runtime serves, under which names, and how much memory they would take."""
+"""Which models a worker serves, under which names, and how much memory they would take."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_loaded_models_loop_beats_and_its_record_comes_back(tmp_path):
     reader = HeartbeatReader(tmp_path / "beat")
     catalogue = Catalogue(Launch(flags={"backend": "simulated"}, cache_dir=str(tmp_path)), heartbeat=writer)
     loaded = catalogue.load(catalogue.resolve(""), quiet)
-    loaded.runtime.look().result(10)
+    loaded.runtime.inspect().result(10)
     found = reader.read()
     assert found is not None
     assert len(found.loops) == 1

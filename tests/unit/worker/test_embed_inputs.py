@@ -36,7 +36,7 @@ def test_a_pair_keeps_its_query():
     pair = [CLS, *spelled("ab"), SEP, *spelled("cd"), SEP]
     assert reader().pairs("ab", ["cd"], "") == [pair]
     assert reader(window=7).pairs("ab", ["cdefg"], "right") == [pair]
-    with pytest.raises(PromptTooLongError, match="document 0 has 13 tokens, the model takes 10"):
+    with pytest.raises(PromptTooLongError, match="document 0 has 13 tokens, the model's maximum is 10"):
         reader().pairs("abcdefgh", ["cd"], "")
     with pytest.raises(PromptTooLongError):
         reader(window=5).pairs("abcdefgh", ["cd"], "right")

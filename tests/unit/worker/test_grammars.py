@@ -72,7 +72,7 @@ def children(pid: int) -> list[int]:
 @pytest.mark.parametrize("length", [800, 1300, 2000])
 def test_a_chain_of_references_that_overflows_a_stack_is_refused_and_kills_nothing(grammars, length):
     before = grammars.process_id
-    with pytest.raises(GrammarTooComplexError, match="nests too deep"):
+    with pytest.raises(GrammarTooComplexError, match="nested too deeply"):
         grammars.check(chain(length))
     assert grammars.process_id == before
     assert grammars.check(SMALL) is not None

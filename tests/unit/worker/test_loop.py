@@ -162,17 +162,17 @@ def test_a_look_shows_the_slots_and_one_that_nobody_waits_for_harms_nothing():
     for number in range(6):
         loop.submit(replace(request(number), params=endless))
     time.sleep(0.2)
-    found = loop.look().result(10)
+    found = loop.inspect().result(10)
     assert {slot.state for slot in found.slots} <= {"prefilling", "generating"}
     assert len({slot.request_id for slot in found.slots}) == 4
     assert found.queued == {"urgent": 0, "default": 2, "background": 0}
     for _ in range(20):
-        loop.look().cancel()
-    assert loop.look().result(10).slots
+        loop.inspect().cancel()
+    assert loop.inspect().result(10).slots
     loop.close()
     collector.wait(6)
     assert loop.failure is None
-    assert isinstance(loop.look().exception(10), ShuttingDownError)
+    assert isinstance(loop.inspect().exception(10), ShuttingDownError)
 
 
 def test_a_broken_law_answers_everybody_and_ends_the_loop():

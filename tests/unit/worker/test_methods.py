@@ -1,4 +1,4 @@
-"""The runtime's methods over a pair in memory, with the simulated backend: everything but the socket."""
+"""The worker's methods over a pair in memory, with the simulated backend: everything but the socket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stretto.errors import (
 from stretto.rpc import messages as m
 from stretto.rpc.connection import memory_pair
 from stretto.worker.catalogue import Catalogue, Launch
-from stretto.worker.server import RuntimeServer
+from stretto.worker.server import WorkerServer
 from tests.system.process.client import Client
 
 FLAGS = {"backend": "simulated", "n_seq_max": 4, "context_window": 512, "seed": 7}
@@ -36,7 +36,7 @@ TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type
 @contextlib.asynccontextmanager
 async def runtime(*, clients: int = 1, **flags) -> AsyncIterator:
     catalogue = Catalogue(Launch(flags={**FLAGS, **flags}))
-    server = RuntimeServer(catalogue, catalogue.settings.runtime)
+    server = WorkerServer(catalogue, catalogue.settings.runtime)
     server.start()
     made = []
     for _ in range(clients):

@@ -15,7 +15,7 @@ from stretto.rpc.connection import StreamConnection, memory_pair
 from stretto.rpc.sockets import connect_unix, serve_unix
 from stretto.worker import splitting
 from stretto.worker.catalogue import Catalogue, Launch
-from stretto.worker.server import RuntimeServer
+from stretto.worker.server import WorkerServer
 from tests.system.process.client import Client
 
 FRAME_BYTES = 4096
@@ -23,10 +23,10 @@ FLAGS = {"backend": "simulated", "n_seq_max": 4, "context_window": 8192, "seed":
 
 
 @contextlib.asynccontextmanager
-async def served(tmp_path: Path, client_bytes: int = 1 << 20) -> AsyncIterator[tuple[RuntimeServer, Client]]:
-    """A runtime that sends frames of at most `FRAME_BYTES`; its client reads any."""
+async def served(tmp_path: Path, client_bytes: int = 1 << 20) -> AsyncIterator[tuple[WorkerServer, Client]]:
+    """A worker that sends frames of at most `FRAME_BYTES`; its client reads any."""
     catalogue = Catalogue(Launch(flags={**FLAGS, "runtime.frame_bytes_max": FRAME_BYTES}))
-    server = RuntimeServer(catalogue, catalogue.settings.runtime)
+    server = WorkerServer(catalogue, catalogue.settings.runtime)
     server.start()
     tmp_path.chmod(0o700)
 
@@ -70,7 +70,7 @@ def test_a_call_that_does_not_fit_a_frame_is_refused_before_it_is_sent(tmp_path)
 def test_too_many_tokens_to_detokenize_are_refused_with_the_bound():
     async def run():
         catalogue = Catalogue(Launch(flags=FLAGS))
-        server = RuntimeServer(catalogue, catalogue.settings.runtime)
+        server = WorkerServer(catalogue, catalogue.settings.runtime)
         server.start()
         here, there = memory_pair()
         server.accept(there)

@@ -1,4 +1,4 @@
-"""What leaves a runtime about itself: events without a tick, and the SDK's subscriptions."""
+"""What leaves a worker about itself: events without a tick, and the SDK's subscriptions."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_notes_of_a_plan_without_a_tick_are_shown() -> None:
             over.set()
 
     loop = EngineLoop(SimulatedBackend(can), Limits(n_seq_max=2), deliver)
-    loop.watch(lambda look: shown.update(note.name for note in look.notes))
+    loop.watch(lambda record: shown.update(note.name for note in record.notes))
     loop.start()
     for number in range(8):
         text = array("i", range(1 + number, 41 + number))

@@ -13,7 +13,7 @@ from stretto.text.reasoning import Tags
 from stretto.text.tools import Dialect
 from stretto.worker.logprobs import token_logprobs
 from stretto.worker.outbox import stream_end
-from stretto.worker.text_stream import Delta, TextStream, ToolReading
+from stretto.worker.text_stream import TextDelta, TextStream, ToolReading
 
 PIECES = ["", "Hel", "lo", " wor", "ld", "<think>", "why", "</think>", "[TOOL_CALLS]", "é", "<end>"]
 CONTROL = {8, 10}
@@ -44,9 +44,9 @@ def terminal(end: End = End.FINISHED, reason: str = "stop", kept: int = 3) -> Te
 
 def run(
     tokens: list[int] | list[list[int]], final: Terminal | None = None, **options
-) -> tuple[list[Delta], list[int]]:
+) -> tuple[list[TextDelta], list[int]]:
     """Deltas of a stream that gets these tokens, one tick each, and where it stopped."""
-    deltas: list[Delta] = []
+    deltas: list[TextDelta] = []
     stops: list[int] = []
     stream = TextStream(Pieces(), deltas.append, stops.append, **options)
     for tick in tokens:
@@ -59,7 +59,7 @@ def spelled(text: str) -> list[int]:
     return [byte + 150 for byte in text.encode()]
 
 
-def text_of(deltas: list[Delta]) -> str:
+def text_of(deltas: list[TextDelta]) -> str:
     return "".join(delta.text for delta in deltas)
 
 
@@ -130,7 +130,7 @@ def test_a_call_that_was_cut_off_is_text_and_the_reason_stays():
     ],
 )
 def test_ends_carry_reason_error_usage_and_times_from_arrival(final, reason, code):
-    end = stream_end("a", Delta(end=final, reasoning_tokens=9), final, 1.0)
+    end = stream_end("a", TextDelta(end=final, reasoning_tokens=9), final, 1.0)
     assert end.finish_reason == reason
     assert (end.error.code if end.error is not None else None) == code
     assert (end.usage.prompt_tokens, end.usage.cached_tokens, end.usage.completion_tokens) == (5, 2, 3)
@@ -139,7 +139,7 @@ def test_ends_carry_reason_error_usage_and_times_from_arrival(final, reason, cod
 
 
 def test_a_stream_that_broke_still_ends_with_an_error():
-    deltas: list[Delta] = []
+    deltas: list[TextDelta] = []
     stream = TextStream(Pieces(), deltas.append, lambda _: None)
     with pytest.raises(ValueError, match="bytes"):
         stream.push(array("i", [100_000]), None)

@@ -1,1 +1,1 @@
-"""The wire format of Anthropic: messages and their tokens counted."""
+"""Anthropic's wire format: messages and token counting."""

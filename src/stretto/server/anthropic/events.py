@@ -1,4 +1,4 @@
-"""The events of a streamed message: blocks open, grow and close, one at a time."""
+"""Events of a streamed message: content blocks are opened, extended and closed one at a time."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class MessageEvents:
         self._model = model
         self._begun = False
         self._index = 0
-        self._open = ""  # the kind of the block that grows
+        self._open = ""  # the kind of the open block
         self._calls = False
         self._cached = 0
         self._head = b""
         self._events: list[bytes] = []
 
     def render(self, delta: Delta, prompt_tokens: int) -> bytes:
-        """All events that one delta makes."""
+        """All events of one delta."""
         self._events = []
         if not self._begun:
             self._begin_message(delta, prompt_tokens)
@@ -51,7 +51,7 @@ class MessageEvents:
         return b"".join(self._events)
 
     def _begin_message(self, delta: Delta, prompt_tokens: int) -> None:
-        """With what the prompt cost: known since the stream has its slot. The last event repeats it."""
+        """Includes the prompt's usage, known once the stream has its slot. The last event repeats it."""
         self._begun = True
         if delta.start is not None:
             self._cached = delta.start.cached_tokens
@@ -83,7 +83,7 @@ class MessageEvents:
         self._index += 1
 
     def _call(self, call: ToolCallDelta) -> None:
-        """A call, or the next piece of the one that is open."""
+        """A tool call, or the next piece of the open one."""
         if call.name:
             self._close()
             self._calls = True
@@ -97,7 +97,7 @@ class MessageEvents:
 
     def _end(self, end: StreamEnd) -> None:
         if self._index == 0 and not self._open:
-            self._begin("text", _BLANKS["text"])  # a message without any words still has its block
+            self._begin("text", _BLANKS["text"])  # an empty message still has one block
         self._close()
         reason, sequence = stop_of(end, calls=self._calls)
         delta = {"stop_reason": reason, "stop_sequence": sequence}

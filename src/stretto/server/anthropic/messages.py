@@ -26,7 +26,7 @@ def router(services: Services) -> APIRouter:
         "/v1/messages",
         response_model=None,
         responses={200: streaming(MessageReply), **ANTHROPIC_ERRORS},
-        summary="Answer a conversation, in Anthropic's words",
+        summary="Answer a conversation (Anthropic)",
     )
     async def messages(body: MessagesRequest, request: Request) -> Response:
         model = await services.catalog.find(body.model)
@@ -48,7 +48,7 @@ def router(services: Services) -> APIRouter:
         params = body.tokenize_params(model.id)
 
         async def work() -> bytes:
-            tokens = await services.engine.tokenize(params)
+            tokens = await services.worker_client.tokenize(params)
             return msgspec.json.encode({"input_tokens": len(tokens)})
 
         return JsonReply(work)
@@ -57,7 +57,7 @@ def router(services: Services) -> APIRouter:
 
 
 class _Message:
-    """One request at work."""
+    """One running request."""
 
     def __init__(self, services: Services, params: GenerateParams) -> None:
         self._services = services
@@ -65,7 +65,7 @@ class _Message:
 
     async def stream(self, wire: Wire) -> None:
         events = MessageEvents(self._params.stream_id, self._params.model_id)
-        (stream,) = start(self._services.engine, self._params)
+        (stream,) = start(self._services.worker_client, self._params)
         try:
             prompt_tokens = await stream.accepted()
             async for delta in stream:
@@ -75,7 +75,7 @@ class _Message:
             stream.cancel()
 
     async def whole(self) -> bytes:
-        (answer,) = await collect(start(self._services.engine, self._params))
+        (answer,) = await collect(start(self._services.worker_client, self._params))
         return msgspec.json.encode(
             message_of(
                 self._params.stream_id,

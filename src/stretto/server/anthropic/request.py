@@ -1,4 +1,4 @@
-"""The bodies of /v1/messages and its token count: blocks become chat messages, the rest a generation."""
+"""Bodies of /v1/messages and its token count, converted to chat messages and generation parameters."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _SERVER_TOOLS = (
     "advisor_",
     "mcp_toolset",
 )
-"""Tools that Anthropic runs itself: here the model does without them."""
+"""Tools hosted by Anthropic: not offered to the model here."""
 _BILLING = "x-anthropic-billing-header:"
-"""Claude Code's first system block: a note to the provider that differs from request to request."""
+"""Prefix of Claude Code's first system block, which differs in every request."""
 
 
 class TextBlock(Body):
@@ -109,7 +109,7 @@ TextBlocks = Annotated[list[TextBlockOnly], Field(max_length=PARTS_MAX)]
 
 
 class InputMessage(Body):
-    """A system message applies from its place on; `clear_at` may end it with the user's next message."""
+    """A system message applies from its position on; `clear_at` may end it at the user's next message."""
 
     where = "messages"
 
@@ -121,7 +121,7 @@ class InputMessage(Body):
     @model_validator(mode="before")
     @classmethod
     def _settings_only(cls, value: Any) -> Any:
-        """A system message may bring settings and no words."""
+        """A system message may contain settings without text."""
         if isinstance(value, dict) and value.get("role") == "system" and value.get("output_config"):
             return {"content": "", **value}
         return value
@@ -159,7 +159,7 @@ class Choice(Body):
 
 
 class Thinking(Body):
-    """Whether the model may think. How long is up to the model and max_tokens."""
+    """Whether the model may reason. How long depends on the model and max_tokens."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
@@ -177,12 +177,12 @@ class OutputConfig(Body):
 
 
 class Conversation(Body):
-    """What counts as the prompt."""
+    """The part of a request that forms the prompt."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_server_tools(cls, value: Any, info: ValidationInfo) -> Any:
-        """Where unknown fields are ignored, so are tools that only Anthropic can run: by name."""
+        """If unknown fields are ignored, hosted tools are ignored as well, and named."""
         tools = value.get("tools") if isinstance(value, dict) else None
         if not isinstance(info.context, IgnoredFields) or not isinstance(tools, list):
             return value
@@ -196,7 +196,7 @@ class Conversation(Body):
 
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MESSAGES_MAX)]
     model: ModelName | None = None
-    """Left out: the model that the server serves by default."""
+    """Default: the server's default model."""
     system: str | TextBlocks | None = None
     tools: (
         Annotated[list[Annotated[AnthropicTool, BeforeValidator(_own_tool)]], Field(max_length=TOOLS_MAX)]
@@ -208,13 +208,13 @@ class Conversation(Body):
     cache_control: Ignored = None
     context_management: Ignored = None
     mcp_servers: only([]) = None  # type: ignore[valid-type]
-    """The server calls nobody."""
+    """The server makes no outgoing calls."""
     container: None = None
     """The server runs no code."""
     compaction: None = None
     """The server does not shorten conversations."""
     thread: Ignored = None
-    """The server keeps no conversations: refused in a way that clients know, and send them whole."""
+    """Conversations are not stored: rejected with an error after which clients send them whole."""
     speed: Ignored = None
     diagnostics: Ignored = None
     user_profile_id: Ignored = None
@@ -222,7 +222,7 @@ class Conversation(Body):
 
     def plain_messages(self) -> list[dict[str, Any]]:
         if self.thread is not None:
-            raise ThreadUnsupportedError("conversations are not kept here", param="thread")
+            raise ThreadUnsupportedError("conversations are not stored", param="thread")
         found = _system(self.system)
         users = [index for index, message in enumerate(self.messages) if message.role == "user"]
         for index, message in enumerate(self.messages):
@@ -230,7 +230,7 @@ class Conversation(Body):
             if not cleared:
                 found.extend(_plain(message, index))
         if len(found) > 1 and found[-1] == {"role": "assistant", "content": ""}:
-            found.pop()  # an answer that was not begun
+            found.pop()  # an empty assistant message
         return found
 
     def plain_tools(self) -> list[dict[str, Any]]:
@@ -245,7 +245,7 @@ class Conversation(Body):
         return found
 
     def tokenize_params(self, model_id: str) -> TokenizeParams:
-        """The prompt as `/v1/messages` would make it."""
+        """The prompt that `/v1/messages` would use."""
         tools = self.plain_tools()
         check_size(tools, "tools")
         offered = tools and (self.tool_choice is None or self.tool_choice.type != "none")
@@ -305,14 +305,14 @@ def _choice(choice: Choice | None) -> str | dict[str, Any] | None:
     if choice is None:
         return None
     if (choice.type == "tool") != (choice.name is not None):
-        raise InvalidFieldError("belongs to the type tool, and to no other", param="tool_choice.name")
+        raise InvalidFieldError("is only valid with type tool", param="tool_choice.name")
     if choice.type == "tool":
         return {"type": "function", "function": {"name": choice.name}}
     return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
 
 
 def is_begun(messages: list[dict[str, Any]]) -> bool:
-    """Does the last message begin the answer?"""
+    """Whether the last message is the start of the answer."""
     last = messages[-1]
     return bool(last["role"] == "assistant" and last["content"] and not last.get("tool_calls"))
 
@@ -330,7 +330,7 @@ def _plain_text(content: str | list[TextBlock]) -> Any:
 
 
 def _plain(message: InputMessage, index: int) -> list[dict[str, Any]]:
-    """One message becomes several where tool results stand in it: each is a message of its own, and first."""
+    """Tool results in a message become separate messages, before the rest of it."""
     if message.role == "system" and not message.content:
         return []
     if isinstance(message.content, str):
@@ -364,7 +364,7 @@ def _plain(message: InputMessage, index: int) -> list[dict[str, Any]]:
 
 def _belongs(message: InputMessage, role: str, param: str) -> None:
     if message.role != role:
-        raise InvalidFieldError(f"belongs to the role {role}", param=param)
+        raise InvalidFieldError(f"is only valid for the role {role}", param=param)
 
 
 def _result(block: ToolResultBlock) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Anthropic's replies: as plain values, and as models for the OpenAPI document."""
+"""Anthropic's replies, as plain values and as models for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _REASONS: dict[str, StopReason] = {"stop": "end_turn", "length": "max_tokens", "
 
 class MessageUsage(Reply):
     input_tokens: int
-    """Prompt tokens that were computed for this request."""
+    """Prompt tokens computed for this request."""
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
-    """Prompt tokens that were not, because their prefix was known."""
+    """Prompt tokens taken from the prefix cache."""
     output_tokens: int
 
 
@@ -84,12 +84,12 @@ def blocks_of(answer: Answer) -> list[dict[str, Any]]:
 
 
 def _complete(answer: Answer) -> list[ToolCallDelta]:
-    """A block has its input as an object, so a call that was cut short cannot be shown."""
+    """A block's input must be an object, so a truncated call cannot be shown."""
     return [call for call in answer.tool_calls if call.done]
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Arguments that are no JSON object are shown as they came: dropping them would hide what was said."""
+    """Arguments that are not a JSON object are shown as text rather than dropped."""
     try:
         value = msgspec.json.decode(arguments or "{}")
     except (ValueError, RecursionError):

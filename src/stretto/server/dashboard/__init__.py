@@ -1,4 +1,4 @@
-"""The page at `/`: a chat playground and the engine at work, drawn from the engine's own events."""
+"""The page at `/`: a chat playground and a live view of the scheduler, drawn from its events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page's files, as they lie in the package, with the headers that keep a browser from loading others."""
+"""The page's files from the package, with headers that keep browsers from loading anything else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE_PATHS = frozenset({"/", *(f"/dashboard/{name}" for name in ASSET_NAMES)})
 
 
 def asset(name: str) -> Response:
-    """A file by its name; anything that is not one of them is not there."""
+    """A file by name; 404 for anything else."""
     if name not in ASSET_NAMES:
         return Response("no such file\n", 404, media_type="text/plain")
     kind = _TYPES[name.rsplit(".", 1)[-1]]

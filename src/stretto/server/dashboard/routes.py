@@ -1,7 +1,7 @@
-"""The page's files, and its feed of events.
+"""The page's files and its event feed.
 
-The files are the same for everybody and need no key; the feed does. Nothing is loaded from elsewhere, and the
-page's policy says so to the browser.
+The files are static and need no key; the feed does. Nothing is loaded from other sites, which the page's
+content security policy enforces.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from stretto.client.api import EngineApi, Health
+from stretto.client.api import Health, WorkerClient
 from stretto.rpc.messages import EngineEvents, ModelInfo
 from stretto.server.dashboard.assets import asset
 from stretto.server.http.sse import EventStream, Wire
@@ -22,8 +22,8 @@ PING_INTERVAL_S = 15.0
 _encode = msgspec.json.Encoder().encode
 
 
-def router(engine: EngineApi, over: asyncio.Event) -> APIRouter:
-    """`over`: the server is about to end, and the feed ends with it."""
+def router(worker_client: WorkerClient, over: asyncio.Event) -> APIRouter:
+    """`over`: set when the server stops, which ends the feed."""
     routes = APIRouter(include_in_schema=False)
 
     @routes.get("/")
@@ -39,16 +39,18 @@ def router(engine: EngineApi, over: asyncio.Event) -> APIRouter:
     @routes.get("/events")
     async def events() -> Response:
         """Server-sent events of the dashboard: models, health, ticks."""
-        return EventStream(lambda wire: _Feed(engine, wire).run_until(over), ping_interval_s=PING_INTERVAL_S)
+        return EventStream(
+            lambda wire: _Feed(worker_client, wire).run_until(over), ping_interval_s=PING_INTERVAL_S
+        )
 
     return routes
 
 
 class _Feed:
-    """One watcher: the models and the state of health first and whenever they change, then ticks."""
+    """One watcher: models and health first and whenever they change, then ticks."""
 
-    def __init__(self, engine: EngineApi, wire: Wire) -> None:
-        self._engine = engine
+    def __init__(self, worker_client: WorkerClient, wire: Wire) -> None:
+        self._worker_client = worker_client
         self._wire = wire
         self._health: Health | None = None
         self._models: list[ModelInfo] | None = None
@@ -63,13 +65,13 @@ class _Feed:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        await self._health_event(self._engine.health)
+        await self._health_event(self._worker_client.health)
 
     async def _run(self) -> None:
         status = asyncio.ensure_future(self._follow_status())
         try:
-            while True:  # a runtime that restarts ends its events, not the page's
-                async for batch in self._engine.watch():
+            while True:  # a restarting worker ends its events, not the feed
+                async for batch in self._worker_client.watch():
                     await self._ticks(batch)
                 await asyncio.sleep(HEALTH_INTERVAL_S)
         finally:
@@ -84,11 +86,11 @@ class _Feed:
             await asyncio.sleep(HEALTH_INTERVAL_S)
 
     async def _status(self) -> None:
-        health = self._engine.health
+        health = self._worker_client.health
         if health != self._health:
             self._health = health
             await self._health_event(health)
-        models = await self._engine.models() if health.ready or self._models is None else self._models
+        models = await self._worker_client.models() if health.ready or self._models is None else self._models
         if models != self._models:
             self._models = models
             await self._wire.write(b"event: hello\ndata: " + _encode({"models": models}) + b"\n\n")

@@ -1,8 +1,8 @@
-"""Who may call: every route needs a key, but for three probes. Decides on `scope["path"]` alone.
+"""Authentication: every route except the public ones requires an API key. Decides on `scope["path"]` alone.
 
-Without keys (loopback only, `run` sees to it) everybody is the local caller. A key may come as
-`Authorization: Bearer`, as `x-api-key`, or as the password of HTTP Basic, so that a browser can open the
-dashboard. The caller is left in the scope's state; a key's share of concurrent work is held here.
+Without configured keys (loopback only, enforced by `run`) every request comes from the local caller. A key is
+accepted as `Authorization: Bearer`, as `x-api-key`, or as the password of HTTP Basic, so that a browser can
+open the dashboard. The caller is stored in the scope's state; per-key concurrency is limited here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Auth:
-    """`public_paths` answer GET and HEAD without a key; every other path needs one, unknown ones too."""
+    """`public_paths` allow GET and HEAD without a key; all other paths, known or not, require one."""
 
     def __init__(self, app: ASGIApp, *, keys: KeyRing, public_paths: frozenset[str]) -> None:
         self._app = app
@@ -67,8 +67,8 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, presented: str | N
     if scope["type"] != "http":
         await send({"type": "websocket.close", "code": 1008})
         return
-    what = "this API key is not known" if presented is not None else "an API key is needed"
-    # A browser asks for a password only when Basic is offered; an API client must not be sent into that.
+    what = "invalid API key" if presented is not None else "an API key is required"
+    # Basic makes a browser ask for a password; API clients must not get that challenge.
     browser = any(name == b"accept" and b"text/html" in value for name, value in scope["headers"])
     challenge = 'Basic realm="stretto"' if browser else 'Bearer realm="stretto"'
     response = error_response(scope, InvalidKeyError(what), headers={"www-authenticate": challenge})
@@ -76,7 +76,7 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, presented: str | N
 
 
 def presented_key(scope: Scope) -> str | None:
-    """The key that a request carries; "" where it carries something that is none."""
+    """The key in a request's headers; "" if the header is malformed."""
     for name, value in scope["headers"]:
         if name == b"authorization":
             return _from_authorization(value.strip())

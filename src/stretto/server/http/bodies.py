@@ -1,7 +1,7 @@
-"""Bodies: bytes → JSON → a checked model, or an error that names the field.
+"""Bodies: bytes → JSON → a validated model, or an error that names the field.
 
-JSON is read by msgspec, which refuses what pydantic would let through (NaN, 1e999, lone surrogates); the
-shape is checked by pydantic. `BodyRoute` lets FastAPI describe a route while the body is read here.
+msgspec decodes the JSON and rejects what pydantic would accept (NaN, 1e999, lone surrogates); pydantic
+validates it. `BodyRoute` lets FastAPI document a route while the body is read here.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from stretto.server.http.json_shape import nesting
 from stretto.server.http.pacing import paced
 
 NESTING_MAX = 64
-LARGE_BODY_BYTES = 64 << 10  # from here on bodies are parsed one at a time
-ERRORS_MAX = 256  # pydantic's, before they are looked at one by one
+LARGE_BODY_BYTES = 64 << 10  # larger bodies are parsed one at a time
+ERRORS_MAX = 256  # of pydantic's errors, before they are examined one by one
 _PRUNED_ITEMS = 4
 _UNION_PARTS = frozenset(("str", "int", "float", "bool", "dict", "list", "none"))
 ModelType = TypeVar("ModelType", bound=BaseModel)
 
 
 class BodyRoute(APIRoute):
-    """A route whose endpoint takes `body` (a pydantic model) and, where it wants it, `request`."""
+    """A route whose endpoint takes `body` (a pydantic model) and optionally `request`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         endpoint: Callable[..., Awaitable[Response]] = self.endpoint
@@ -59,9 +59,9 @@ class BodyRoute(APIRoute):
 async def read_body(request: Request, model: type[ModelType]) -> ModelType:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise MediaTypeError(f"the body is sent as {kind[:80] or 'nothing in particular'}, not as JSON")
+        raise MediaTypeError(f"the body's content type is {kind[:80] or 'missing'}, not JSON")
     try:
-        data = b"".join([part async for part in request.stream()])  # `body()` would keep it
+        data = b"".join([part async for part in request.stream()])  # `body()` would cache it
     except ClientDisconnect:
         raise InvalidJsonError("the client left before the body was complete") from None
     ignored = _ignored_fields(request)
@@ -75,7 +75,7 @@ async def read_body(request: Request, model: type[ModelType]) -> ModelType:
 
 
 def _large_bodies(request: Request) -> asyncio.Lock:
-    """One for each application: large bodies are parsed one at a time."""
+    """One per application: large bodies are parsed one at a time."""
     state = request.app.state
     if not hasattr(state, "large_bodies"):
         state.large_bodies = asyncio.Lock()
@@ -84,7 +84,7 @@ def _large_bodies(request: Request) -> asyncio.Lock:
 
 
 def _ignored_fields(request: Request) -> IgnoredFields | None:
-    """Where unknown fields are noted, None where they are refused. `error_boundary` makes the header."""
+    """Collects ignored fields; None if unknown fields are rejected. `error_boundary` adds the header."""
     if getattr(request.app.state, "unknown_fields", "refuse") == "refuse":
         return None
     ignored = IgnoredFields()
@@ -96,36 +96,36 @@ def parsed(data: bytes, *, nesting_max: int = NESTING_MAX) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(data)
     except RecursionError:
-        raise InvalidJsonError("the body nests too deep", hint=f"at most {nesting_max} levels") from None
+        raise InvalidJsonError("the body nests too deeply", hint=f"at most {nesting_max} levels") from None
     except (ValueError, UnicodeError) as error:  # msgspec's own errors are ValueErrors
         where = str(error) if isinstance(error, msgspec.MsgspecError) else "not UTF-8"
         raise InvalidJsonError(f"the body is not JSON: {where[:200]}") from None
     if not isinstance(value, dict):
-        raise InvalidJsonError(f"the body is not an object but {_json_type(value)}")
+        raise InvalidJsonError(f"the body must be an object, not {_json_type(value)}")
     if nesting(data, nesting_max) > nesting_max:
-        raise InvalidJsonError("the body nests too deep", hint=f"at most {nesting_max} levels")
+        raise InvalidJsonError("the body nests too deeply", hint=f"at most {nesting_max} levels")
     return value
 
 
 def validated(
     value: dict[str, Any], model: type[ModelType], *, ignored: IgnoredFields | None = None
 ) -> ModelType:
-    """With `ignored`, unknown fields are dropped and named in it; without, they are an error."""
+    """With `ignored`, unknown fields are dropped and recorded there; without, they are an error."""
     try:
         return model.model_validate(value, context=ignored)
     except ValidationError as error:
         context = None if ignored is None else IgnoredFields()
         raise _field_error(_first_errors(error, value, model, context), model) from None
     except RecursionError:
-        raise InvalidJsonError("the body nests too deep") from None
+        raise InvalidJsonError("the body nests too deeply") from None
 
 
 def _first_errors(
     error: ValidationError, value: dict[str, Any], model: type[BaseModel], context: IgnoredFields | None
 ) -> list[ErrorDetails]:
-    """Of hundreds of thousands of errors a few are wanted, and making all of them takes seconds.
+    """A few of possibly hundreds of thousands of errors: creating all of them takes seconds.
 
-    So a part of the body is checked again: the first items of each list and object.
+    Validates a part of the body again: the first items of each list and object.
     """
     if error.error_count() > ERRORS_MAX:
         try:
@@ -139,7 +139,7 @@ def _first_errors(
 
 
 def _pruned(value: Any, depth: int = 3) -> Any:
-    """The same with fewer items in lists and objects; the body's own fields stay."""
+    """The value with fewer items in lists and objects; the body's own fields are kept."""
     if depth and isinstance(value, list):
         return [_pruned(item, depth - 1) for item in value[:_PRUNED_ITEMS]]
     if depth and isinstance(value, dict):
@@ -156,9 +156,9 @@ _RANKS = {"unsupported": 0, "none_required": 0, "extra_forbidden": 1}
 
 
 def _field_error(errors: list[ErrorDetails], model: type[BaseModel]) -> FieldError:
-    """One complaint: what cannot be honoured, else what is unknown, else the one that is deepest.
+    """The error to report: an unsupported field, else an unknown one, else the deepest.
 
-    A union complains for each of its branches; the deepest is the branch that was meant.
+    A union yields errors for each of its branches; the deepest is the branch that was meant.
     """
     error = min(errors, key=lambda one: (_RANKS.get(one["type"], 2), -len(one["loc"])))
     param = _param(error["loc"])
@@ -167,7 +167,7 @@ def _field_error(errors: list[ErrorDetails], model: type[BaseModel]) -> FieldErr
     if error["type"] == "extra_forbidden":
         return UnknownFieldError("is not a known field", param=param, hint=_nearest(error["loc"], model))
     if error["type"] == "none_required":
-        return UnsupportedFieldError(_reason(error["loc"], model), param=param, hint="leave it out")
+        return UnsupportedFieldError(_reason(error["loc"], model), param=param, hint="omit it")
     if error["type"] == "unsupported":
         return UnsupportedFieldError(error["msg"], param=param)
     message = error["msg"].removeprefix("Value error, ")
@@ -175,27 +175,27 @@ def _field_error(errors: list[ErrorDetails], model: type[BaseModel]) -> FieldErr
 
 
 def _param(location: tuple[int | str, ...]) -> str:
-    """The path of a field, without what pydantic adds for the branches of a union."""
+    """The path of a field, without pydantic's components for union branches."""
     parts = [
         str(part)
         for at, part in enumerate(location)
         if at == 0 or isinstance(part, int) or not ("[" in part or part in _UNION_PARTS or part[:1].isupper())
     ]
     kept = [part[:64] for at, part in enumerate(parts[:12]) if at == 0 or part != parts[at - 1]]
-    return ".".join(kept)  # the branch of a union by its tag repeats the tag's own field
+    return ".".join(kept)  # a tagged union's component repeats the tag
 
 
 def _nearest(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
     name = str(location[-1])[:64]
     if len(location) > 1:
-        return "leave it out"
+        return "omit it"
     known = [field for field, info in model.model_fields.items() if info.annotation is not type(None)]
     near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}?" if near else "leave it out; /openapi.json lists the known fields"
+    return f"did you mean {near[0]}?" if near else "omit it; /openapi.json lists the known fields"
 
 
 def _reason(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    """Why a field is refused: its own description, where it is one of the body's own."""
+    """Why a field is rejected: its description, if it is one of the body's own fields."""
     info = model.model_fields.get(str(location[0])) if len(location) == 1 else None
     text = (info.description if info is not None else None) or "is not supported"
     return text[:1].lower() + text[1:].rstrip(".")

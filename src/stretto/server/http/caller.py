@@ -1,4 +1,4 @@
-"""Who is calling: what the key says about a request. Put into the scope by `auth`, read by the endpoints."""
+"""The caller of a request, derived from its API key. Stored in the scope by `auth`, read by endpoints."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from stretto.rpc.messages import PriorityName
 
-PRIORITIES: tuple[PriorityName, ...] = ("urgent", "default", "background")  # the most urgent first
+PRIORITIES: tuple[PriorityName, ...] = ("urgent", "default", "background")  # most urgent first
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`tenant` divides caches and shares; `priority_max` is the most urgent class that the key may use.
+    """`tenant` separates caches and fair shares; `priority_max` is the most urgent priority the key may use.
 
-    `priority_default` is the class of requests that name none.
+    `priority_default` applies to requests without a priority.
     """
 
     name: str = ""
@@ -24,15 +24,15 @@ class Caller:
     priority_default: PriorityName = "default"
 
     def priority(self, asked: PriorityName | None) -> PriorityName:
-        """What was asked for, else the key's own; never above the ceiling."""
+        """The requested priority or the key's default, limited by `priority_max`."""
         wanted = PRIORITIES.index(asked or self.priority_default)
         return PRIORITIES[max(wanted, PRIORITIES.index(self.priority_max))]
 
 
-LOCAL = Caller(name="local")  # no keys are set: whoever reaches the loopback address
+LOCAL = Caller(name="local")  # no keys are configured: any local client
 
 
 def caller_of(scope: Mapping[str, Any]) -> Caller:
-    """The caller of a request that `auth` has let in."""
+    """The caller of an authenticated request."""
     found: Caller = scope.get("state", {}).get("caller") or LOCAL
     return found

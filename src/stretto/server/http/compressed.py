@@ -1,7 +1,7 @@
-"""Request bodies that were sent compressed: gzip and deflate, within a size and a ratio.
+"""Compressed request bodies: gzip and deflate, with limits on size and ratio.
 
-What a body becomes is bounded like one that was sent plain. The ratio is bounded too: little that is
-sent must not become much work.
+The decompressed size has the same limit as a plain body. The ratio is limited as well, so that small requests
+cannot cause much work.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ import zlib
 from stretto.errors import BodyTooLargeError, InvalidEncodingError, InvalidRequestError
 
 RATIO_MAX = 200
-RATIO_FREE_BYTES = 256 << 10  # up to here any ratio will do
+RATIO_FREE_BYTES = 256 << 10  # any ratio is allowed up to this size
 _WBITS = {b"gzip": zlib.MAX_WBITS | 16, b"x-gzip": zlib.MAX_WBITS | 16, b"deflate": zlib.MAX_WBITS}
 
 
 def encoding_of(headers: list[tuple[bytes, bytes]]) -> bytes:
-    """The one encoding of a body, empty for none. Raises where it is not one that is read."""
+    """The encoding of a body, empty for none. Raises if it is not supported."""
     named = [value.strip().lower() for name, value in headers if name == b"content-encoding"]
     found = [value for value in named if value not in (b"", b"identity")]
     if not found:
         return b""
     if len(found) > 1 or found[0] not in _WBITS:
         shown = b", ".join(found)[:80].decode("latin-1")
-        raise InvalidEncodingError(f"a body with the Content-Encoding {shown} is not read")
+        raise InvalidEncodingError(f"the Content-Encoding {shown} is not supported")
     return found[0]
 
 
 def decompressed(body: bytes, encoding: bytes, *, bytes_max: int) -> bytes:
-    """Stops at the limit: a bomb costs no more than a body of the greatest size."""
+    """Stops at the limit: a decompression bomb costs no more than the largest body."""
     try:
         return _inflated(body, _WBITS[encoding], bytes_max)
     except zlib.error:
         pass
-    if encoding == b"deflate":  # some clients send it without the wrapper that the name stands for
+    if encoding == b"deflate":  # some clients send raw deflate without the zlib wrapper
         try:
             return _inflated(body, -zlib.MAX_WBITS, bytes_max)
         except zlib.error:
             pass
-    raise InvalidRequestError(f"the body is not valid {encoding.decode()}", hint="send one whole stream")
+    raise InvalidRequestError(f"the body is not valid {encoding.decode()}", hint="send one complete stream")
 
 
 def _inflated(body: bytes, wbits: int, bytes_max: int) -> bytes:
@@ -47,8 +47,8 @@ def _inflated(body: bytes, wbits: int, bytes_max: int) -> bytes:
     data = work.decompress(body, allowed + 1)
     if len(data) > allowed:
         raise BodyTooLargeError(
-            f"the body becomes more than {allowed:,} bytes when it is decompressed",
-            hint=f"at most {bytes_max:,} bytes, and {RATIO_MAX} times what was sent",
+            f"the decompressed body has more than {allowed:,} bytes",
+            hint=f"at most {bytes_max:,} bytes, and {RATIO_MAX} times the compressed size",
         )
     if not work.eof or work.unused_data:
         raise zlib.error("cut short, or more than one stream")

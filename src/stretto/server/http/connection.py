@@ -1,14 +1,14 @@
 """HTTP/1.1 on one connection: head, body, reply, and the next request, each within limits.
 
-One request at a time. A few bytes behind a request are kept for the next one, more are discarded and close
-the connection after the reply: reading never stops while a request is at work, so that a client that leaves
-is always seen. Every state has a time limit:
+One request at a time. A limited number of bytes after a request is kept for the next one; more are discarded
+and close the connection after the reply. Reading never stops while a request runs, so that a disconnect is
+always noticed. Every state has a time limit:
 
     idle        keep_alive_s       the next request's first byte
     head        head_timeout_s     from its first byte (or the connection's) to its end
-    body        read_timeout_s     kept by `limits.BodyLimits`, which reads it
-    not read    write_timeout_s    without progress in what is written
-    lingering   LINGER_S           answered, but a part of the body is owed: discard, then close
+    body        read_timeout_s     enforced by `limits.BodyLimits`, which reads it
+    not read    write_timeout_s    without progress in writing
+    lingering   LINGER_S           answered, but the body is incomplete: discard it, then close
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stretto.server.http.reply_heads import canned, header_lines
 from stretto.server.http.request_parser import BadRequest, RequestHead, RequestParser
 
 LINGER_S = 2.0
-BEHIND_BYTES_MAX = 16 << 10  # of requests that were sent before the reply to the first
+BEHIND_BYTES_MAX = 16 << 10  # of pipelined requests
 WRITE_HIGH_BYTES, WRITE_LOW_BYTES = 32 << 10, 8 << 10
 
 
@@ -42,7 +42,7 @@ class ConnectionLimits:
 
 
 class Connection(asyncio.Protocol):
-    """Made by `connections`. The event loop, the parser, the exchange and the crowd call it."""
+    """Created by `connections`. Called by the event loop, the parser, the exchange and the crowd."""
 
     def __init__(self, app: ASGIApp, *, state: ServerState, crowd: Crowd, limits: ConnectionLimits) -> None:
         self._app = app
@@ -61,13 +61,13 @@ class Connection(asyncio.Protocol):
         self._behind = bytearray()
         self._discarded_bytes = 0
         self._lingering = False
-        self._ended = False  # the client sends nothing more
+        self._ended = False  # the client has closed its sending side
         self.crowded = False
         self.keyed = False  # the last request had a valid API key
         self.write_paused = False
         self.lost = False
 
-    # --- the event loop's side -------------------------------------------------------------------
+    # --- called by the event loop ----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
         self._behind.clear()
 
     def eof_received(self) -> bool:
-        """The client sends nothing more. A reply that is at work may still be written, if it is quick."""
+        """The client has closed its sending side. A running reply may still be written if it is quick."""
         self._ended = True
         if self._exchange is None or self._lingering:
             return False
@@ -122,7 +122,7 @@ class Connection(asyncio.Protocol):
         if self._exchange is not None and self._exchange.request_complete:
             self._crowd.works(self)
 
-    # --- the crowd's and the server's side ---------------------------------------------------------
+    # --- called by the crowd and the server ------------------------------------------------------
 
     @property
     def works(self) -> bool:
@@ -136,13 +136,13 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def shutdown(self) -> None:
-        """The server is about to end."""
+        """The server is stopping."""
         if self._exchange is None:
             self._close()
         else:
             self._exchange.keep_alive = False
 
-    # --- the exchange's side ---------------------------------------------------------------------
+    # --- called by the exchange ------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
         if data and not self.lost:
@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
             self._next()
 
     def broke(self, exchange: Exchange) -> None:
-        """Half a reply must not look whole: the connection ends."""
+        """Close the connection: a truncated reply must not look complete."""
         if exchange is self._exchange:
             self._exchange = None
             self._close()
@@ -196,7 +196,7 @@ class Connection(asyncio.Protocol):
             self._limit(self._limits.keep_alive_s)
 
     def _take(self, data: bytes) -> None:
-        """Give the parser what belongs to one request, and keep what is behind it."""
+        """Feed the parser one request, and keep the bytes that follow it."""
         if not self._parser.head_bytes:
             self._limit(self._limits.head_timeout_s)
         try:
@@ -219,7 +219,7 @@ class Connection(asyncio.Protocol):
         self._discard(len(self._behind) + len(data) + 1)
         self._behind.clear()
 
-    # --- the parser's side -----------------------------------------------------------------------
+    # --- called by the parser --------------------------------------------------------------------
 
     def head_complete(self, head: RequestHead) -> None:
         self._stop_limit()
@@ -268,7 +268,7 @@ class Connection(asyncio.Protocol):
     # --- ending ----------------------------------------------------------------------------------
 
     def _refuse(self, error: BadRequest) -> None:
-        """Answer in place of the application, where it has not begun to, and end the connection."""
+        """Reply instead of the application, unless it has already started, and close the connection."""
         exchange, self._exchange = self._exchange, None
         if exchange is None or not exchange.reply_started:
             headers = self._state.default_headers
@@ -278,7 +278,7 @@ class Connection(asyncio.Protocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Discard what the client still sends for a while: closing at once could destroy the reply."""
+        """Discard further input for a while: closing immediately could destroy the reply."""
         self._lingering = True
         self._behind.clear()
         self._crowd.waits(self)
@@ -293,7 +293,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _close(self) -> None:
-        """Once everything is written; not at all if the client does not read it."""
+        """Close once everything is written; abort if the client does not read."""
         self._stop_limit()
         if not self._transport.is_closing():
             self._transport.close()
@@ -337,7 +337,7 @@ class Connection(asyncio.Protocol):
 
 
 def connections(crowd: Crowd, limits: ConnectionLimits) -> Any:
-    """What uvicorn calls for each connection, in the place of a protocol class of its own."""
+    """Protocol factory for uvicorn."""
 
     def make(config: Config, server_state: ServerState, **_: Any) -> Connection:
         return Connection(config.loaded_app, state=server_state, crowd=crowd, limits=limits)

@@ -1,9 +1,9 @@
-"""All connections of a server together: how many there may be, and which one goes when there are too many.
+"""Limits the number of connections, and chooses which to close when there are too many.
 
-Connections that do no work (idle, in a head, in a body, lingering, not reading) can be closed to make
-room, the one that has waited longest first, and those without a valid API key before those with one. So
-strangers cannot lock out callers with keys. Where every connection works, a reserve is left for probes and
-for callers with keys; all others are answered 503.
+Connections without a running request (idle, reading a head or a body, lingering, not being read) can be
+closed to make room, longest waiting first, and those without a valid API key before those with one.
+Unauthenticated clients therefore cannot lock out authenticated ones. If every connection has a running
+request, a reserve remains for probes and callers with keys; all others get 503.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ RESERVE = 32
 
 
 class Member(Protocol):
-    """A connection, as far as the crowd is concerned. `keyed`: its last request had a valid API key."""
+    """A connection as seen by the crowd. `keyed`: its last request had a valid API key."""
 
     keyed: bool
-    crowded: bool  # it came when all others worked
+    crowded: bool  # accepted while all others were busy
 
     @property
     def works(self) -> bool:
-        """Whether the server owes it a reply that it is able to make."""
+        """Whether a request of it is being processed."""
 
     def make_room(self) -> None:
-        """Close at once."""
+        """Close immediately."""
 
 
-Waiting = dict[Member, None]  # for its order: the first has waited longest
+Waiting = dict[Member, None]  # ordered: longest waiting first
 
 
 class Crowd:
@@ -48,7 +48,7 @@ class Crowd:
         return len(self._members)
 
     def join(self, member: Member) -> bool:
-        """Count a new connection in, and make room for it. False: all others work."""
+        """Register a new connection and make room for it. False if all others are busy."""
         self._members.add(member)
         if len(self._members) <= self._connections_max:
             return True
@@ -63,7 +63,7 @@ class Crowd:
         self.works(member)
 
     def waits(self, member: Member) -> None:
-        """It does no work from now on."""
+        """It has no running request from now on."""
         self.works(member)
         if member in self._members:
             self._place(member)[member] = None
@@ -81,7 +81,7 @@ class Crowd:
         while waiting:
             member = next(iter(waiting))
             del waiting[member]
-            if not member.works:  # a key may have been found since
+            if not member.works:  # it may have authenticated since
                 self._close(member)
                 return True
         return False
@@ -93,7 +93,7 @@ class Crowd:
 
 
 class CrowdLimit:
-    """Answers 503 on a connection beyond the limit, unless it is a probe or has a key. Inside `auth`."""
+    """Replies 503 on connections beyond the limit, except for probes and callers with keys. Inside `auth`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -101,5 +101,5 @@ class CrowdLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope.get("state", {})
         if state.get("crowded") and not state.get("keyed") and scope["path"] not in PROBES:
-            raise ConnectionLimitError("every connection that this server allows is in use")
+            raise ConnectionLimitError("the server's connection limit is reached")
         await self._app(scope, receive, send)

@@ -1,7 +1,7 @@
-"""File descriptors: as many as the connections need, or as many connections as there are descriptors.
+"""File descriptors: raises the limit to what the connections need, or lowers the connection limit.
 
-A shell often allows a process 1,024 of them, and accepting fails without one: the limit on
-connections must come first, because it says which connection goes.
+Shells often limit a process to 1,024 descriptors, and accepting fails without one: the connection limit must
+apply first, because it chooses which connection to close.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import resource
 from stretto.server.http.crowd import RESERVE
 from stretto.telemetry.logs import logger
 
-OTHERS = 256  # the runtime's pipes, model files, and sockets that are accepted while others close
+OTHERS = 256  # pipes, model files, and sockets accepted while others close
 _log = logger("stretto.server")
 
 
 def connections_possible(wanted: int) -> int:
-    """Raises the soft limit where the hard one allows it."""
+    """Raises the soft limit as far as the hard limit allows."""
     needed = wanted + RESERVE + OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:

@@ -1,8 +1,8 @@
-"""The way from a path to its endpoint in one lookup: routes without parameters, in front of the framework.
+"""Dispatches paths without parameters to their endpoint in one lookup, bypassing the framework.
 
-The framework's router tries every route's pattern and wraps each call in layers that we do not use; both take
-longer than checking a body. What is not in the table (other methods, unknown paths, pages) still goes there.
-Errors are raised: `error_boundary` turns them into replies, as the framework's handlers do.
+The framework's router matches every route's pattern and wraps each call in layers that are not needed here;
+both take longer than validating a body. Everything else (other methods, unknown paths, pages) still goes to
+it. Errors are raised: `error_boundary` turns them into replies, as the framework's handlers do.
 """
 
 from __future__ import annotations

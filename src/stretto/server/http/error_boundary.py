@@ -1,7 +1,7 @@
-"""The outermost layer: every request gets an id, every reply carries it, and nothing falls through.
+"""The outermost layer: every request gets an id, every reply carries it, and every exception becomes a reply.
 
-Pure ASGI, so that a client that leaves is seen where the work is. What is raised below and is not an answer
-yet becomes one here, in the dialect of the path; the log gets the details, the client does not.
+Pure ASGI, so that disconnects are visible to the endpoints. Exceptions become error replies in the path's
+dialect; details go to the log, not to the client.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def new_id(prefix: str) -> str:
 
 
 class Boundary:
-    """`retry_after` answers the seconds for the header of that name."""
+    """`retry_after` returns the seconds for the Retry-After header."""
 
     def __init__(self, app: ASGIApp, *, retry_after: Callable[[], int] = lambda: 1) -> None:
         self._app = app
@@ -44,7 +44,7 @@ class Boundary:
         }
         headers = [(b"x-request-id", request_id.encode())]
         if dialect_for(scope) == "anthropic":
-            headers.append((b"request-id", request_id.encode()))  # where its clients look
+            headers.append((b"request-id", request_id.encode()))  # the header its clients read
         started = finished = False
 
         async def sending(message: Message) -> None:
@@ -61,9 +61,9 @@ class Boundary:
         except Exception as error:
             _note(error, request_id)
             if finished:
-                return  # answered below already
+                return  # already answered
             if started:
-                raise  # the server cuts the connection: half a reply must not look whole
+                raise  # closes the connection: a truncated reply must not look complete
             await error_response(scope, error)(scope, receive, sending)
 
 
@@ -75,11 +75,11 @@ def _asked_id(scope: Scope) -> str:
 
 
 def _ignored(scope: Scope) -> list[tuple[bytes, bytes]]:
-    """Which fields of the body were ignored, where there were any."""
+    """Header that names ignored body fields, if any."""
     found = scope["state"].get("ignored_fields")
     return [(HEADER.encode(), found.header)] if isinstance(found, IgnoredFields) and found.count else []
 
 
 def _note(error: Exception, request_id: str) -> None:
     if not isinstance(error, StrettoError) or isinstance(error, InvariantError):
-        _log.error("request %s broke", request_id, exc_info=error)
+        _log.error("request %s failed", request_id, exc_info=error)

@@ -1,7 +1,7 @@
-"""Errors as clients see them: each dialect's own shape, and nothing that tells about the machine.
+"""Error replies in each dialect's shape, without details of this machine.
 
-Every reply that is an error comes from here, whoever noticed it: `error_response` for a request,
-`error_event` for a stream that has already begun. Only the text of a `StrettoError` leaves the server.
+All error replies are built here: `error_response` for a request, `error_event` for a stream that has already
+started. Only the text of a `StrettoError` leaves the server.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
 }
 _NUMBER = re.compile(r"\d[\d,]*")
-# Absolute paths and addresses in memory. Names such as user/repo and v1/models stay.
+# Absolute paths and memory addresses. Names such as user/repo and v1/models are kept.
 _MACHINE = re.compile(r"(?<![\w.])(?:~|/|[A-Za-z]:\\)(?:[\w.@+-]+[/\\])+[\w.@+-]*|\b0x[0-9a-fA-F]{4,}\b")
 
 
@@ -54,7 +54,7 @@ def dialect_of(path: str) -> Dialect:
 
 
 def dialect_for(scope: Scope) -> Dialect:
-    """The dialect of a request: by its path, or where both have it (/v1/models) by the client's header."""
+    """The dialect of a request: by its path, or for shared paths (/v1/models) by the client's header."""
     path: str = scope["path"]
     shared = path == "/v1/models" or path.startswith("/v1/models/")
     if shared and any(name == b"anthropic-version" for name, _ in scope["headers"]):
@@ -63,10 +63,10 @@ def dialect_for(scope: Scope) -> Dialect:
 
 
 def public(error: BaseException) -> StrettoError:
-    """What may be told of an error. Anything that is not ours, or is our bug, tells nothing."""
+    """The public version of an error. Foreign exceptions and bugs reveal nothing."""
     if isinstance(error, StrettoError) and not isinstance(error, InvariantError):
         return error
-    return StrettoError("something broke inside the server; its log says what")
+    return StrettoError("internal server error; see the server's log")
 
 
 def sentence(error: StrettoError) -> str:
@@ -89,11 +89,11 @@ def as_openai(error: StrettoError) -> dict[str, Any]:
 
 
 def openai_words(error: StrettoError) -> tuple[str, str]:
-    """Code and message. Clients know a prompt that is too long by OpenAI's own code and opening words."""
+    """Code and message. Clients detect a prompt that is too long by OpenAI's code and wording."""
     said = sentence(error)
     if not isinstance(error, PromptTooLongError):
         return error.code, said
-    numbers = re.findall(r"\d+", error.message)  # the window comes last
+    numbers = re.findall(r"\d+", error.message)  # the window is the last number
     if not numbers:
         return CONTEXT_LENGTH_EXCEEDED, said
     return CONTEXT_LENGTH_EXCEEDED, f"This model's maximum context length is {numbers[-1]} tokens: {said}"
@@ -113,7 +113,7 @@ def as_anthropic(error: StrettoError, request_id: str) -> dict[str, Any]:
 
 
 def _too_long(error: StrettoError) -> str:
-    """In Anthropic's words, by which clients know that the context window is exceeded."""
+    """In Anthropic's wording, by which clients detect that the context window is exceeded."""
     numbers = [int(number.replace(",", "")) for number in _NUMBER.findall(error.message)]
     if len(numbers) < 2:
         return f"prompt is too long: {sentence(error)}"
@@ -127,7 +127,7 @@ def request_id_of(scope: Scope) -> str:
 
 
 def retry_after_s(scope: Scope) -> int:
-    """Seconds until another try is worth it, as the server measures it (see `error_boundary`)."""
+    """Seconds until a retry is worthwhile (see `error_boundary`)."""
     measure = scope.get("state", {}).get("retry_after")
     return max(1, int(measure())) if callable(measure) else 1
 
@@ -142,14 +142,14 @@ def body_of(scope: Scope, error: BaseException) -> tuple[StrettoError, dict[str,
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """Nothing is logged of an error that is answered, and frames that refer to it would keep the request."""
+    """Drop the traceback: answered errors are not logged, and its frames would keep the request alive."""
     while error is not None:
         error.__traceback__ = None
         error = error.__context__
 
 
 def error_response(scope: Scope, error: BaseException, *, headers: dict[str, str] | None = None) -> Response:
-    """The whole reply. `x-request-id` is added where the response leaves (see `error_boundary`)."""
+    """The complete reply. `x-request-id` is added by `error_boundary`."""
     shown, body = body_of(scope, error)
     extra = dict(headers or {})
     if shown.http_status in (429, 503):
@@ -159,7 +159,7 @@ def error_response(scope: Scope, error: BaseException, *, headers: dict[str, str
 
 
 def error_event(scope: Scope, error: BaseException) -> bytes:
-    """The last words of a stream that has already begun. What would be a header is a field of the error."""
+    """The last event of a stream that has already started. Retry-After becomes a field of the error."""
     shown, body = body_of(scope, error)
     if shown.http_status in (429, 503):
         body["error"]["retry_after_s"] = retry_after_s(scope)

@@ -1,7 +1,7 @@
-"""One HTTP request and its reply, as ASGI sees them: `receive` and `send` of one task.
+"""One HTTP request and its reply in ASGI: `receive` and `send` of one task.
 
-The connection feeds the body and says when the client is gone; the exchange writes the reply, and says when
-it is complete. A reply that begins while the request still owes a part of its body closes the connection.
+The connection feeds the body and reports disconnects; the exchange writes the reply and reports its
+completion. A reply that starts before the request's body is complete closes the connection.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message
 
 from stretto.server.http.reply_heads import CONTINUE, header_lines, status_line
 
-BODY_AHEAD_BYTES_MAX = 64 << 10  # of a body that the application has not taken yet
+BODY_AHEAD_BYTES_MAX = 64 << 10  # of a body that the application has not read yet
 _BODILESS = frozenset({204, 304})
 _BROKEN = (
     {"type": "http.response.start", "status": 500, "headers": [(b"content-length", b"0")]},
@@ -24,23 +24,23 @@ _log = logging.getLogger("stretto.server")
 
 
 class Carrier(Protocol):
-    """What an exchange needs of its connection."""
+    """What an exchange needs from its connection."""
 
     write_paused: bool
     lost: bool
 
     def write(self, data: bytes) -> None: ...
     async def writable(self) -> None:
-        """Return once the client has read enough, or is gone."""
+        """Return once the client has read enough or has disconnected."""
 
     def resume_reading(self) -> None:
-        """The application took what had arrived."""
+        """The application has read what had arrived."""
 
     def replied(self, exchange: Exchange) -> None:
         """The reply is complete."""
 
     def broke(self, exchange: Exchange) -> None:
-        """There will be no complete reply."""
+        """The reply will not be completed."""
 
     def default_header_lines(self) -> bytes: ...
 
@@ -78,8 +78,8 @@ class Exchange:
         self._body = bytearray()
         self._changed: asyncio.Event | None = None
         self._gone = False
-        self._end_told = False  # the application knows that the body is complete
-        self._head = b""  # of a reply, written together with its body
+        self._end_told = False  # the application was told that the body is complete
+        self._head = b""  # of the reply, written together with its body
         self._chunked = False
         self._bodiless = False
         self._length: int | None = None
@@ -93,7 +93,7 @@ class Exchange:
         return bool(self.scope["state"].get("keyed"))
 
     def feed(self, body: bytes) -> bool:
-        """Take a part of the body; False: enough for now."""
+        """Accept a part of the body; False if the buffer is full."""
         self._body += body
         self._notify()
         return len(self._body) <= BODY_AHEAD_BYTES_MAX
@@ -114,7 +114,7 @@ class Exchange:
                 raise RuntimeError("the application ended without a complete reply")
         except Exception as error:
             if not self._carrier.lost:
-                _log.error("a request broke outside the application", exc_info=error)
+                _log.error("a request failed outside the application", exc_info=error)
             await self._say_broken()
         finally:
             if not self.reply_complete:
@@ -188,7 +188,7 @@ class Exchange:
             self._flush_head()
 
     def _frame_without_length(self, lines: list[bytes]) -> None:
-        """Chunked, or before HTTP/1.1 up to the end of the connection."""
+        """Chunked; for HTTP/1.0, until the connection closes."""
         if self.scope["http_version"] != "1.1":
             self.keep_alive = False
         else:
@@ -201,14 +201,14 @@ class Exchange:
 
     def _write(self, body: bytes, *, more: bool) -> None:
         if not self.reply_started or self.reply_complete:
-            raise RuntimeError("a part of a reply outside of it")
+            raise RuntimeError("a reply body was sent before the reply was started")
         self._carrier.write(self._framed(body, more=more))
         self._head = b""
         self._written += len(body)
         if more:
             return
         if self._length is not None and not self._bodiless and self._written != self._length:
-            raise RuntimeError("the reply is not as long as announced")
+            raise RuntimeError("the reply's length differs from its Content-Length")
         self.reply_complete = True
         self._notify()
         self._carrier.replied(self)

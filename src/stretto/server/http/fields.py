@@ -1,7 +1,7 @@
 """Fields that requests of several routes share, with their bounds.
 
-Everything has a limit, `null` means "not given", and a boolean is not a number. What we know but cannot
-honour is declared as null, with the reason: it is refused by name, and the OpenAPI document says so.
+Everything has a limit, `null` means "not given", and a boolean is not a number. Known but unsupported fields
+are declared as null, with the reason: they are rejected by name, and the OpenAPI document says so.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _SEED_MASK = (1 << 63) - 1
 
 
 class Body(BaseModel):
-    """The base of everything that clients send.
+    """The base of all request bodies.
 
-    Unknown fields are errors, unless the validation context is an `IgnoredFields`: then they are dropped, and
-    named there below `where` (the path of this object in a request).
+    Unknown fields are errors, unless the validation context is an `IgnoredFields`: then they are dropped and
+    recorded there under `where` (the path of this object in the request).
     """
 
     where: ClassVar[str] = ""
@@ -73,12 +73,12 @@ def _known_names(model: type[BaseModel]) -> frozenset[str]:
 
 
 def unsupported(message: str) -> PydanticCustomError:
-    """To raise in a validator: the field is known, this value of it cannot be honoured."""
+    """Raised in a validator: the field is known, but this value is not supported."""
     return PydanticCustomError("unsupported", "{said}", {"said": message})
 
 
 def only(*allowed: Any) -> Any:
-    """An annotation: these values change nothing, all others cannot be honoured."""
+    """An annotation: these values have no effect, all others are unsupported."""
 
     def check(value: Any) -> Any:
         if value is None or any(value == one and type(value) is type(one) for one in allowed):
@@ -89,18 +89,18 @@ def only(*allowed: Any) -> Any:
 
 
 def not_honoured(where: str = "") -> Any:
-    """An annotation: accepted, without effect, and named as ignored below `where`."""
+    """An annotation: accepted without effect, and recorded as ignored under `where`."""
 
     def note(value: Any, info: ValidationInfo) -> Any:
         if value is not None and isinstance(info.context, IgnoredFields) and info.field_name:
             info.context.add(where, (info.field_name,), 1)
         return value
 
-    text = "Accepted but not honoured: named in x-stretto-ignored-fields."
+    text = "Accepted without effect: named in x-stretto-ignored-fields."
     return Annotated[Any, BeforeValidator(note), Field(description=text)]
 
 
-Ignored = Annotated[Any, Field(description="Accepted and ignored: it changes nothing that we do.")]
+Ignored = Annotated[Any, Field(description="Accepted and ignored: it has no effect here.")]
 ModelName = Annotated[str, Field(max_length=512)]
 OneStop = Annotated[str, Field(max_length=256)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
@@ -116,12 +116,12 @@ MaxTokensOrAll = Annotated[
         json_schema_input_type=MaxTokens | Literal[-1] | None,
     ),
 ]
-"""-1, as llama.cpp's clients send it: as many as fit."""
+"""-1, as sent by llama.cpp's clients: as many as fit."""
 Penalty = Annotated[float, Field(ge=-100, le=100)]
 
 
 def listed_stop(value: Any) -> Any:
-    """An empty text means that there is no stop string: several clients send it by default."""
+    """An empty text means no stop string: several clients send it by default."""
     if isinstance(value, str):
         return [value] if value else []
     return value
@@ -145,7 +145,7 @@ def _priority_name(value: Any) -> Any:
 
 
 class Extensions(Body):
-    """What Stretto adds to every dialect: who waits for whom, whose cache, and until when."""
+    """Stretto's extensions to every dialect: priority, cache salt, deadline."""
 
     priority: (
         Annotated[
@@ -154,15 +154,15 @@ class Extensions(Body):
         ]
         | None
     ) = None
-    """Overrides the key's own priority: urgent, default or background; or vLLM's number."""
+    """Overrides the key's priority: urgent, default or background; or vLLM's number."""
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
-    """Requests with different salts never share a prefix."""
+    """Requests with different salts never share cached prefixes."""
     deadline_ms: Annotated[float, Field(ge=1, le=86_400_000)] | None = None
-    """Milliseconds after which the request fails, counted from its arrival."""
+    """Milliseconds after its arrival at which the request fails."""
 
 
 class Sampling(Body):
-    """How tokens are chosen. What is left out gets the model's default."""
+    """Sampling parameters. Missing ones get the model's defaults."""
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Probability | None = None
@@ -180,19 +180,19 @@ class Sampling(Body):
     repeat_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     """The same as repetition_penalty, by llama.cpp's name."""
     repeat_last_n: Window | None = None
-    """How many of the last tokens count as repetition; -1: all."""
+    """How many of the last tokens the repetition penalty considers; -1: all."""
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     logit_bias: Biases | None = None
-    """Token id → what is added to its logit; or pairs of a token id or text, and a number or false."""
+    """Token id → value added to its logit; or pairs of a token id or text, and a number or false."""
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
-    """Go on to max_tokens, whatever the model says."""
+    """Continue to max_tokens even after an end-of-sequence token."""
     stop_token_ids: Annotated[list[TokenId], Field(max_length=STOPS_MAX)] | None = None
 
     def sampling(self) -> dict[str, Any]:
-        """The names of `core.request.SamplingParams`. A seed is drawn where none was sent."""
+        """By the names of `core.request.SamplingParams`. A seed is drawn if none was sent."""
         names = _PLAIN & self.model_fields_set
         found = {name: value for name in sorted(names) if (value := getattr(self, name)) is not None}
         if self.top_k is not None:
@@ -207,7 +207,7 @@ class Sampling(Body):
 
     @property
     def bias_texts(self) -> list[tuple[str, float]]:
-        """Biases of texts: the runtime knows their tokens."""
+        """Biases by text, which the worker tokenizes."""
         return [] if self.logit_bias is None else self.logit_bias.texts
 
 
@@ -216,5 +216,5 @@ _PLAIN = frozenset(Sampling.model_fields) - set(_RENAMED)
 
 
 def nth_seed(sampling: dict[str, Any], index: int) -> dict[str, Any]:
-    """The same choice of tokens with another seed, for the answers after the first."""
+    """The same parameters with another seed, for the answers after the first."""
     return sampling if index == 0 else {**sampling, "seed": (sampling["seed"] + index) & _SEED_MASK}

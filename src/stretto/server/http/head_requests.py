@@ -1,7 +1,7 @@
-"""HEAD on every route that answers GET: the same reply without its body. Stands next to the routes.
+"""HEAD for every route with GET: the same reply without its body. Innermost middleware.
 
-The route sees a GET. Once its reply has begun, it is told that the client has gone, so that an endless
-stream ends there.
+The route sees a GET. Once its reply has started, it is told that the client has disconnected, so that an
+endless stream ends.
 """
 
 from __future__ import annotations

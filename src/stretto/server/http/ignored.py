@@ -1,8 +1,8 @@
-"""Fields of a request body that were left out of account: counted, and named in a response header.
+"""Ignored fields of a request body: counted, and named in a response header.
 
 The policy (`server.unknown_fields`): `ignore` drops fields that a body's model does not declare and names
-them in `x-stretto-ignored-fields`; `refuse` answers 400. Known fields that change the output and cannot be
-honoured are refused under both. Names and their number are bounded, whatever a client sends.
+them in `x-stretto-ignored-fields`; `refuse` replies with 400. Known but unsupported fields that would change
+the output are rejected under both. The number and length of names are limited.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.\-]")
 
 
 class IgnoredFields:
-    """Collected while one body is validated. `where` is the path of the object, without list indices."""
+    """Collected while a body is validated. `where` is the path of the object, without list indices."""
 
     __slots__ = ("_names", "count")
 
@@ -29,7 +29,7 @@ class IgnoredFields:
         self.count = 0
 
     def add(self, where: str, names: Iterable[str], count: int) -> None:
-        """`count` fields of one object; only as many names are read as the header can hold."""
+        """`count` fields of one object; reads only as many names as fit the header."""
         self.count += count
         for name in names:
             if len(self._names) >= NAMES_MAX:
@@ -42,7 +42,7 @@ class IgnoredFields:
 
     @property
     def header(self) -> bytes:
-        """Comma-separated names; `...` where there were more than fit."""
+        """Comma-separated names; `...` if not all fit."""
         shown = list(self._names)
         if len(shown) >= NAMES_MAX and self.count > NAMES_MAX:
             shown.append("...")

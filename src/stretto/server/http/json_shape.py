@@ -1,15 +1,15 @@
-"""How wide and how deep a JSON text is, found in its bytes before anything is parsed.
+"""Size and nesting depth of a JSON text, determined from its bytes before parsing.
 
-Parsing and checking hold the event loop, and cost about a microsecond for a string and less for other
-values: their number is bounded, so that the largest body costs tens of milliseconds. Works on what is left
-when everything but brackets and commas outside strings is deleted, with a handful of scans in C.
+Parsing and validating block the event loop and cost about a microsecond per string and less per other value:
+their number is limited, so that the largest body costs tens of milliseconds. Works on the brackets and commas
+outside strings, extracted with a handful of scans in C.
 """
 
 from __future__ import annotations
 
 from stretto.errors import InvalidJsonError
 
-STRINGS_MAX = 1 << 16  # keys included
+STRINGS_MAX = 1 << 16  # including keys
 CONTAINERS_MAX = 1 << 15  # objects and lists
 VALUES_MAX = 1 << 18  # long lists of token ids
 _OUTSIDE_STRUCTURE = bytes(sorted(set(range(256)) - set(b'[]{},"')))
@@ -18,7 +18,7 @@ _OPENING = {ord("]"): ord("["), ord("}"): ord("{")}
 
 
 def check_shape(body: bytes, nesting_max: int) -> None:
-    """Raises InvalidJsonError where a body is wider or deeper than is read."""
+    """Raises InvalidJsonError if a body has too many values or is nested too deeply."""
     if _may_be_wide(body):
         _check_width(body)
     if nesting(body, nesting_max) > nesting_max:
@@ -26,7 +26,7 @@ def check_shape(body: bytes, nesting_max: int) -> None:
 
 
 def _may_be_wide(body: bytes) -> bool:
-    """Quick, and true for some texts with many commas or brackets in strings."""
+    """Fast pre-check; may be true for texts with many commas or brackets in strings."""
     if len(body) <= STRINGS_MAX:
         return False
     containers = body.count(b"{") + body.count(b"[")
@@ -53,14 +53,14 @@ def _without_escapes(body: bytes) -> bytes:
 
 
 def _without_strings(plain: bytes) -> bytes:
-    """Every other part between quotes is outside a string. Two quotes side by side hold nothing."""
+    """Every second part between quotes is outside a string. Adjacent quotes are an empty string."""
     return b"".join(plain.replace(b'""', b"").split(b'"')[::2])
 
 
 def nesting(body: bytes, enough: int) -> int:
-    """How deep a JSON text nests; counting stops above `enough`, or where it is no JSON any more.
+    """Nesting depth of a JSON text; stops above `enough`, or where the text is not valid JSON.
 
-    Peels matching pairs from the inside, so that four megabytes of brackets cost milliseconds.
+    Removes matching pairs from the inside out, so that four megabytes of brackets cost milliseconds.
     """
     if body.count(b"[") + body.count(b"{") <= enough:
         return 0
@@ -77,12 +77,12 @@ def nesting(body: bytes, enough: int) -> int:
 
 
 def _peel(brackets: bytes) -> bytes:
-    """Without its innermost pairs. A marker keeps `[` and `{` pairs of one level in one peel."""
+    """Without its innermost pairs. A marker lets `[` and `{` pairs of one level go in one step."""
     return brackets.replace(b"[]", b" ").replace(b"{}", b" ").replace(b" ", b"")
 
 
 def _open_depth(brackets: bytes, enough: int) -> int:
-    """Depth of what is left without pairs: brackets that never close, up to the first that fits nothing."""
+    """Depth of the rest without pairs: unclosed brackets, up to the first mismatch."""
     stack: list[int] = []
     deepest = 0
     for bracket in brackets:

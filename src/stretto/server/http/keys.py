@@ -1,13 +1,13 @@
-"""API keys: read from a file or a setting, kept as digests, compared in constant time.
+"""API keys: read from a file or a setting, stored as digests, compared in constant time.
 
-A key file is one key a line (`#` begins a comment), or YAML:
+A key file has one key per line (`#` starts a comment), or is YAML:
 
     keys:
       - {key: "sk-…", name: alice, tenant: alice, priority: background, priority_max: default}
       - {key: "sk-…", name: bob, concurrency_max: 8}
 
-`priority` is that of requests that name none, `priority_max` the most urgent one that any of them gets. Only
-its owner may read the file. A key without a tenant is a tenant of its own.
+`priority` applies to requests without one, `priority_max` is the most urgent one allowed. Only the owner may
+read the file. A key without a tenant is its own tenant.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAME = Annotated[str, Field(max_length=128, pattern=r"^[\w.@:-]*$")]
 
 
 class KeyEntry(BaseModel):
-    """One key as the file has it."""
+    """One entry of the key file."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, coerce_numbers_to_str=True, hide_input_in_errors=True
@@ -50,7 +50,7 @@ class KeyEntry(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a key stands for. `concurrency_max` None: no limit of its own."""
+    """Properties of a key. `concurrency_max` None: no limit."""
 
     digest: bytes
     caller: Caller
@@ -58,7 +58,7 @@ class Key:
 
 
 class KeyRing:
-    """All keys of a server. An empty ring lets everybody in: `run` allows that on loopback only."""
+    """All keys of a server. An empty ring allows every request: `run` permits that on loopback only."""
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         self._keys = tuple(keys)
@@ -67,7 +67,7 @@ class KeyRing:
         return len(self._keys)
 
     def find(self, presented: str) -> Key | None:
-        """The key behind a text. Every digest is compared, so that the time says nothing about which."""
+        """Look up a key. Compares every digest, so that timing does not reveal which one matched."""
         digest = _digest(presented)
         found = None
         for key in self._keys:
@@ -77,13 +77,13 @@ class KeyRing:
 
 
 def load_keys(settings: ServerSettings) -> KeyRing:
-    """The keys of the setting and of the file together."""
+    """The keys of the setting and of the file."""
     entries = [] if settings.api_key is None else [_checked({"key": settings.api_key.get_secret_value()}, 1)]
     if settings.api_key_file is not None:
         entries += _read(Path(settings.api_key_file).expanduser())
     digests = [_digest(entry.key) for entry in entries]
     if len(set(digests)) < len(digests):
-        raise SettingsError("an API key is given twice", hint="give every user a key of their own")
+        raise SettingsError("an API key occurs twice", hint="give every user a separate key")
     return KeyRing(_key(entry, digest) for entry, digest in zip(entries, digests, strict=True))
 
 
@@ -114,12 +114,12 @@ def _read(path: Path) -> list[KeyEntry]:
     else:
         entries = [_checked({"key": line}, index) for index, line in enumerate(lines, 1)]
     if not entries or len(entries) > KEYS_MAX:
-        raise SettingsError(f"the key file holds {len(entries):,} keys", hint=f"write 1 to {KEYS_MAX:,} keys")
+        raise SettingsError(f"the key file has {len(entries):,} keys", hint=f"write 1 to {KEYS_MAX:,} keys")
     return entries
 
 
 def _owners_text(path: Path) -> str:
-    """The file's text, if nobody but its owner can read or change it."""
+    """The file's text; raises if other users can read or change it."""
     try:
         mode = path.stat().st_mode
         text = path.read_text(encoding="utf-8")
@@ -128,17 +128,17 @@ def _owners_text(path: Path) -> str:
             f"the key file {path.name} cannot be read: {error.strerror}", hint="check api_key_file"
         ) from None
     except UnicodeDecodeError:
-        raise SettingsError(f"the key file {path.name} is not UTF-8 text", hint="one key a line") from None
+        raise SettingsError(f"the key file {path.name} is not UTF-8 text", hint="one key per line") from None
     if stat.S_IMODE(mode) & 0o077:
         raise SettingsError(
-            f"the key file {path.name} can be read by others (mode {stat.S_IMODE(mode):04o})",
+            f"the key file {path.name} is accessible to other users (mode {stat.S_IMODE(mode):04o})",
             hint=f"chmod 600 {path.name}",
         )
     return text
 
 
 def _checked(item: Any, index: int) -> KeyEntry:
-    """One entry. What is wrong with it is said without the key itself."""
+    """Validate one entry. Errors never contain the key itself."""
     try:
         return KeyEntry.model_validate(item)
     except ValidationError as error:

@@ -1,7 +1,7 @@
-"""How much a request may be: enforced before anything is parsed, and before it is held in memory.
+"""Request size limits, enforced before parsing and before buffering.
 
-`HeaderLimits` stands outside, before the key is looked at; `BodyLimits` inside, so that only callers who were
-let in can make the server hold a body. What a client sends too slowly is given up.
+`HeaderLimits` runs before authentication, `BodyLimits` after it, so that only authenticated callers can make
+the server buffer a body. Requests that are sent too slowly are dropped.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from stretto.server.http.compressed import decompressed, encoding_of
 from stretto.server.http.json_shape import check_shape
 from stretto.server.http.pacing import paced
 
-LARGE_BODY_BYTES = 64 << 10  # from here on bodies are looked at one at a time
-HELD_BODIES_MAX = 64  # of the greatest size, in all requests together
-BURST_BYTES, BURST_OVER_BYTES = 3 << 20, 1 << 20  # held at once, and what is left when it is over
-TRIM_AFTER_S = 1.0  # by then the requests themselves are gone
+LARGE_BODY_BYTES = 64 << 10  # larger bodies are examined one at a time
+HELD_BODIES_MAX = 64  # of maximum size, over all requests
+BURST_BYTES, BURST_OVER_BYTES = 3 << 20, 1 << 20  # a burst starts and ends at these buffered sizes
+TRIM_AFTER_S = 1.0  # by then the requests themselves are freed
 
 
 class HeaderLimits:
@@ -52,7 +52,7 @@ class HeaderLimits:
 
 
 class BodyLimits:
-    """Reads whole bodies. All bodies that are held at one time are bounded together, too."""
+    """Reads whole bodies. The total size of buffered bodies is limited as well."""
 
     def __init__(self, app: ASGIApp, *, body_bytes_max: int, nesting_max: int, read_timeout_s: float) -> None:
         self._app = app
@@ -73,19 +73,19 @@ class BodyLimits:
         try:
             body = await self._read(receive, held)
             if body is None:
-                return  # the client left while it was sending
+                return  # the client disconnected while sending
             if encoding or len(body) > LARGE_BODY_BYTES:
                 body = await self._looked_at(body, encoding, held)
             else:
                 check_shape(body, self._nesting_max)
             replayed = _replayed([body], receive)
-            del body  # nothing here keeps it while the request runs
+            del body  # do not keep it while the request runs
             await self._app(scope, replayed, send)
         finally:
             held.release()
 
     async def _looked_at(self, body: bytes, encoding: bytes, held: _Held) -> bytes:
-        """One at a time, and for at most half of the event loop's time."""
+        """One at a time, using at most half of the event loop's time."""
         async with self._large:
             if encoding:
                 async with paced():
@@ -97,7 +97,7 @@ class BodyLimits:
 
     def hold(self, size: int) -> None:
         if self._held_bytes + size > HELD_BODIES_MAX * self._body_bytes_max:
-            raise MemoryLimitError("the bodies of other requests take all the memory that there is for them")
+            raise MemoryLimitError("the memory for request bodies is exhausted")
         self._held_bytes += size
         self._burst |= self._held_bytes > BURST_BYTES
 
@@ -112,7 +112,7 @@ class BodyLimits:
             if name != b"content-length":
                 continue
             if not value.isdigit():
-                raise InvalidRequestError("the Content-Length is not a number", hint="send the body's length")
+                raise InvalidRequestError("Content-Length must be a number", hint="send the body's length")
             if len(value) > 15 or int(value) > self._body_bytes_max:
                 raise self._too_large()
 
@@ -124,7 +124,7 @@ class BodyLimits:
             raise SlowRequestError(f"the body did not arrive within {self._read_timeout_s:g} s") from None
 
     async def _read_all(self, receive: Receive, held: _Held) -> bytes | None:
-        body = bytearray()  # grows in place: a list of parts would leave the heap full of holes
+        body = bytearray()  # grows in place: a list of parts would fragment the heap
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -145,7 +145,7 @@ class BodyLimits:
 
 
 class _Held:
-    """What one request holds of the memory for bodies."""
+    """Body memory reserved by one request."""
 
     __slots__ = ("_bytes", "_limits")
 
@@ -163,7 +163,7 @@ class _Held:
 
 
 def _replayed(parts: list[bytes], receive: Receive) -> Receive:
-    """The body as one message; after it whatever comes, which is how a client that leaves is seen."""
+    """The body as one message, followed by further messages, e.g. a disconnect."""
 
     async def receiving() -> Message:
         if parts:

@@ -1,8 +1,8 @@
-"""By which name, and from which web page, the server is called.
+"""Checks `Host` and `Origin`: under which name, and from which web page, the server is called.
 
 A page of another site can make a browser send requests here: under a foreign name that resolves to this
-machine (DNS rebinding), or straight to the loopback address (CSRF). `Host` and `Origin` tell, for every
-method. Pages that are allowed get the CORS headers; credentials are never allowed with them.
+machine (DNS rebinding), or directly to the loopback address (CSRF). Both headers are checked for every
+method. Allowed pages get CORS headers, never with credentials.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PREFLIGHT_SECONDS = "600"
 
 
 class Hosts:
-    """`open_names`: any well-formed name will do, because a key is asked for anyway (not on loopback)."""
+    """`open_names`: accept any well-formed name, because a key is required anyway (not on loopback)."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Hosts:
             await self._answered(scope, receive, _with_cors(send, self._answer(origin)))
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A refusal from below must carry the CORS headers too, or the page cannot read it."""
+        """Errors must carry the CORS headers as well, or the page cannot read them."""
         try:
             await self._app(scope, receive, send)
         except StrettoError as error:
@@ -67,17 +67,17 @@ class Hosts:
             raise HostRefusedError("the Host header is missing or malformed")
         name = match[1].lower()
         if name not in self._names and not self._open and not _is_loopback(name):
-            raise HostRefusedError(f"this server is not called {name[:80]}")
+            raise HostRefusedError(f"host name {name[:80]} is not allowed")
 
     def _check_origin(self, scope: Scope, headers: Headers) -> str | None:
-        """The origin that needs CORS headers; None where no other site is involved."""
+        """The origin that needs CORS headers; None for same-origin requests."""
         origin = headers.get("origin")
         if origin is None:
             if headers.get("sec-fetch-site") == "cross-site" and scope.get("method") not in ("GET", "HEAD"):
-                raise OriginRefusedError("a page of another site sent this request")
+                raise OriginRefusedError("cross-site request")
             return None
         if len(headers.getlist("origin")) > 1:
-            raise OriginRefusedError("there are two Origin headers")
+            raise OriginRefusedError("more than one Origin header")
         if _same(origin.lower(), headers["host"].lower()):
             return None
         if origin.lower() not in self._origins and "*" not in self._origins:
@@ -89,7 +89,7 @@ class Hosts:
 
 
 def _same(origin: str, host: str) -> bool:
-    """Whether a page's origin is this very server, as the client calls it."""
+    """Whether a page's origin is this server, under the name the client uses."""
     scheme, _, place = origin.partition("://")
     if scheme not in _DEFAULT_PORTS:
         return False

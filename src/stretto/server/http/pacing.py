@@ -1,7 +1,7 @@
-"""Steps that hold the event loop, each followed by a rest as long as the step.
+"""Paces steps that block the event loop: each is followed by a pause of the same length.
 
-Work that comes in such steps, one at a time, takes at most half of the loop's time: other requests wait for
-one step, however many large bodies are queued, and a body that is refused counts like any other.
+Work done in such steps, one at a time, takes at most half of the loop's time: other requests wait for one
+step, however many large bodies are queued. Rejected bodies count as well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Bytes of reply heads: status lines, header lines, and the replies that no application makes.
+"""Reply heads as bytes: status lines, header lines, and replies made without the application.
 
-`canned` is for requests that cannot be given to the application, because their head is not complete or
-not HTTP. It always closes the connection.
+`canned` answers requests that cannot be passed to the application, because their head is incomplete or not
+HTTP. It always closes the connection.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def status_line(status: int) -> bytes:
 
 
 def header_lines(headers: Headers) -> bytes:
-    """Refuses what would begin another line."""
+    """Rejects values with line breaks."""
     lines = b"".join([b"%b: %b\r\n" % (name, value) for name, value in headers])
     if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers) or b"\0" in lines:
-        raise ValueError("a reply header has a line break in it")
+        raise ValueError("a reply header contains a line break")
     return lines
 
 
 def canned(status: int, *, code: str, message: str, default_headers: Headers = ()) -> bytes:
-    """A whole reply with an error body in OpenAI's shape."""
+    """A complete reply with an error body in OpenAI's shape."""
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
     body = msgspec.json.encode({"error": error})
     return b"".join(

@@ -1,7 +1,7 @@
-"""Cuts one HTTP/1.1 request after the other out of a connection's bytes, within limits.
+"""Parses HTTP/1.1 requests from a connection's bytes one at a time, within limits.
 
-The parser below it (httptools) holds any header, however long, and goes on into the next request by itself.
-Here it gets the bytes of one message only: what is behind a message stays with the caller.
+The underlying parser (httptools) accepts headers of any length and continues into the next request. Here it
+gets the bytes of one message only: bytes after a message stay with the caller.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HEAD_END = b"\r\n\r\n"
 
 
 class BadRequest(Exception):
-    """Not HTTP/1.1, or more of it than is read: an answer, and the end of the connection."""
+    """Not HTTP/1.1, or beyond the limits: answered, then the connection is closed."""
 
     def __init__(self, message: str, *, status: int = 400, code: str = "invalid_http") -> None:
         super().__init__(message)
@@ -56,21 +56,21 @@ class RequestParser:
         self.head_bytes = 0
         self.in_head = True
         self.complete = False
-        self.behind = False  # the parser saw bytes behind a chunked request: they are lost
+        self.behind = False  # the parser saw bytes after a chunked request, which are lost
         self._head_tail = b""  # its last three bytes
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._body_left: int | None = 0  # bytes; None: chunked
         self._framing_bytes = 0
-        self._upgrades = False  # the request offers another protocol
+        self._upgrades = False  # the request offers a protocol upgrade
 
     def close(self) -> None:
-        """Let go of what refers back here."""
+        """Break reference cycles."""
         self._parser = None
         self._owner = None
 
     def feed(self, data: bytes) -> bytes:
-        """What is left of it behind this request. Raises `BadRequest`."""
+        """Returns the bytes after this request. Raises `BadRequest`."""
         while data and not self.complete and self._owner is not None:
             data = self._feed_head(data) if self.in_head else self._feed_body(data)
         return data
@@ -92,7 +92,7 @@ class RequestParser:
 
     def _feed_body(self, data: bytes) -> bytes:
         if self._body_left is None:
-            self._framing_bytes += len(data)  # `on_body` takes off what is body
+            self._framing_bytes += len(data)  # `on_body` subtracts the body bytes
             self._parse(data)
             if self._framing_bytes > FRAMING_BYTES_MAX:
                 raise BadRequest("the body has too many chunks, extensions or trailers")
@@ -106,7 +106,7 @@ class RequestParser:
         return data[len(part) :]
 
     def _pass_on(self, body: bytes) -> None:
-        """The body of a request with an upgrade: the parser leaves it alone."""
+        """The body of a request with an upgrade, which the parser does not read."""
         self.on_body(body)
         if not self._body_left:
             self._end()
@@ -117,7 +117,7 @@ class RequestParser:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._parser = None  # no other protocol is spoken here: what follows needs a fresh one
+            self._parser = None  # upgrades are not supported: the next request needs a new parser
             if self._body_left is None:
                 raise BadRequest("an upgrade with a chunked body is not supported") from None
             if not self._body_left:

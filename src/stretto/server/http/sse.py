@@ -1,9 +1,8 @@
-"""Replies that end early when their client does: server-sent events, and plain JSON that takes its time.
+"""Replies that are cancelled when the client disconnects: server-sent events, and JSON.
 
-Pure ASGI. Both race the work against `http.disconnect`: a client that leaves cancels the work at once,
-whether it was reading a stream or waiting for one body. The head of a stream (200) is sent with its first
-event, or with a comment after `first_byte_s` of silence: what is refused before that is answered with its own
-status and Retry-After.
+Pure ASGI. Both race the work against `http.disconnect`: a disconnect cancels the work immediately, for a
+stream as for a single body. The head of a stream (200) is sent with its first event, or with a comment after
+`first_byte_s` of silence: requests rejected before that get their own status and Retry-After.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ Result = TypeVar("Result")
 
 
 class ClientGone(Exception):
-    """Nobody is left to answer."""
+    """The client has disconnected."""
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of the work, unless the client leaves first: then the work is cancelled."""
+    """The result of the work; cancels it if the client disconnects first."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -45,7 +44,7 @@ async def until_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Res
         return task.result()
     finally:
         await _end(task, watcher)
-        del task, watcher  # an error of the work refers to this frame: the request would stay in memory
+        del task, watcher  # an error refers to this frame, which would keep the request in memory
 
 
 async def _end(*tasks: asyncio.Future[Any]) -> None:
@@ -60,7 +59,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class Wire:
-    """Writes one event stream, and comments while it is silent."""
+    """Writes an event stream, and comments while it is silent."""
 
     __slots__ = ("_interval_s", "_lock", "_pings", "_quiet", "_send", "_timer", "started")
 
@@ -74,7 +73,7 @@ class Wire:
         self._timer = asyncio.get_running_loop().call_later(first_byte_s, self._ping)
 
     async def write(self, data: bytes) -> None:
-        """Whole events only: pings come between two writes."""
+        """Complete events only: pings are sent between two writes."""
         if not self.started:
             await self._start()
         self._quiet = False
@@ -109,12 +108,12 @@ class Wire:
     def _pinged(self, ping: asyncio.Task[None]) -> None:
         self._pings.discard(ping)
         if not ping.cancelled():
-            ping.exception()  # a client that left: the race above notices
+            ping.exception()  # a disconnect, noticed by the race above
         self._quiet = True
 
 
 class EventStream(Response):
-    """`produce` writes events to a `Wire`. When it is cancelled, it cancels what it started."""
+    """`produce` writes events to a `Wire`. When cancelled, it must cancel its generations."""
 
     media_type = "text/event-stream"
 
@@ -141,7 +140,7 @@ class EventStream(Response):
             if not wire.started:
                 raise
             if not isinstance(error, StrettoError):
-                _log.error("a stream broke", exc_info=error)
+                _log.error("a stream failed", exc_info=error)
             await wire.write(error_event(scope, error))
             await wire.end()
         finally:
@@ -149,7 +148,7 @@ class EventStream(Response):
 
 
 class JsonReply(Response):
-    """`work` makes the body. It is cancelled when the client leaves."""
+    """`work` produces the body. It is cancelled when the client disconnects."""
 
     media_type = "application/json"
 

@@ -1,1 +1,1 @@
-"""The wire formats of OpenAI: chat, completions, responses, embeddings, models, and small relatives."""
+"""OpenAI's wire formats: chat, completions, responses, embeddings, models, and related routes."""

@@ -48,7 +48,7 @@ def router(services: Services) -> APIRouter:
 
 
 class _Chat:
-    """One request at work."""
+    """One running request."""
 
     def __init__(
         self, services: Services, body: ChatRequest, params: GenerateParams, completion_id: str, created: int
@@ -71,12 +71,12 @@ class _Chat:
             logprobs=bool(self._body.logprobs),
             timings_per_token=bool(self._body.timings_per_token),
         )
-        streams = start(self._services.engine, self._params, self._n)
+        streams = start(self._services.worker_client, self._params, self._n)
         usage = self._body.include_usage
         await relay(wire, streams, chunks, n=self._n, include_usage=usage)
 
     async def whole(self) -> bytes:
-        answers = await collect(start(self._services.engine, self._params, self._n))
+        answers = await collect(start(self._services.worker_client, self._params, self._n))
         reply: dict[str, Any] = {
             "id": self._id,
             "object": "chat.completion",

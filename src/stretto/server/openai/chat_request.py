@@ -1,4 +1,4 @@
-"""The body of /v1/chat/completions, and the generation it asks for."""
+"""The body of /v1/chat/completions, and its conversion to generation parameters."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StreamOptions(Body):
 
 
 class TemplateOptions(Body):
-    """What a chat template may be told. A template is code: it is told nothing else."""
+    """Variables that requests may pass to a chat template. A template is code: nothing else is passed."""
 
     where: ClassVar[str] = "chat_template_kwargs"
 
@@ -59,7 +59,7 @@ class TemplateOptions(Body):
 
 
 class Unsupported(Body):
-    """Fields of OpenAI's API that cannot be honoured here. Only null is accepted."""
+    """Unsupported fields of OpenAI's API. Only null is accepted."""
 
     audio: None = None
     """Audio is not supported."""
@@ -68,11 +68,11 @@ class Unsupported(Body):
     function_call: None = None
     """Use tool_choice."""
     web_search_options: None = None
-    """There is no web search here."""
+    """Web search is not supported."""
 
 
 class Harmless(Body):
-    """Fields that change nothing that we do."""
+    """Fields without effect."""
 
     user: Ignored = None
     store: Ignored = None
@@ -88,23 +88,23 @@ class Harmless(Body):
 class ChatRequest(Harmless, Unsupported, Thinking, Generating):
     messages: Messages
     model: ModelName | None = None
-    """Left out: the model that the server serves by default."""
+    """Default: the server's default model."""
     max_tokens: MaxTokensOrAll = None
     """-1: as many as fit."""
     max_completion_tokens: MaxTokensOrAll = None
-    """The same as max_tokens, by its newer name."""
+    """Newer name of max_tokens."""
     n_predict: MaxTokensOrAll = None
-    """The same as max_tokens, by llama-server's name."""
+    """llama-server's name of max_tokens."""
     n: Annotated[int, Field(ge=1, le=N_MAX)] | None = None
     stop: Stops | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     timings_per_token: bool | None = None
-    """Streams: the timings so far in every chunk, not only in the last one."""
+    """Streams: include timings in every chunk, not only in the last one."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
-    """vLLM's: how likely the prompt's own tokens are, with so many others for each."""
+    """vLLM's: log-probabilities of the prompt's tokens, with this many alternatives each."""
     response_format: ResponseFormat | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
@@ -112,9 +112,9 @@ class ChatRequest(Harmless, Unsupported, Thinking, Generating):
     add_generation_prompt: bool | None = None
     """false: the prompt ends with the last message."""
     continue_final_message: bool | None = None
-    """The answer goes on from the last message. Left out: it does where that is the assistant's."""
+    """Continue the last message. Default: true if it is the assistant's."""
     return_progress: bool | None = None
-    """Streams tell how much of the prompt is computed (llama-server)."""
+    """Streams report prefill progress (llama-server)."""
     chat_template_kwargs: TemplateOptions | None = None
     modalities: only(["text"]) = None  # type: ignore[valid-type]
 
@@ -127,7 +127,7 @@ class ChatRequest(Harmless, Unsupported, Thinking, Generating):
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def params(self, *, stream_id: str, model_id: str, caller: Caller) -> GenerateParams:
-        """Everything that this request says about its generation. What contradicts itself is refused."""
+        """The generation parameters of this request. Raises on contradictions."""
         self._check()
         use = self._tool_use()
         shape = guidance_of_format(self.response_format)
@@ -168,30 +168,30 @@ class ChatRequest(Harmless, Unsupported, Thinking, Generating):
 
     @property
     def continues(self) -> bool:
-        """Is the last message the beginning of the answer?"""
+        """Whether the last message is the start of the answer."""
         last = self.messages[-1]
         begun = last.role == "assistant" and not last.tool_calls
         if self.continue_final_message is None:
             return begun and self.add_generation_prompt is not True
         if self.continue_final_message and not begun:
-            raise InvalidFieldError("needs a text of the assistant as the last message", param=_CONTINUE)
+            raise InvalidFieldError("requires a text of the assistant as the last message", param=_CONTINUE)
         if self.continue_final_message and self.add_generation_prompt:
-            raise InvalidFieldError("excludes add_generation_prompt", param=_CONTINUE)
+            raise InvalidFieldError("conflicts with add_generation_prompt", param=_CONTINUE)
         return self.continue_final_message
 
     def _check(self) -> None:
         if self.stream_options is not None and not self.stream:
-            raise InvalidFieldError("is for streams", param="stream_options", hint="send stream: true")
+            raise InvalidFieldError("requires a stream", param="stream_options", hint="send stream: true")
         if self.prompt_logprobs is not None and self.stream:
-            raise InvalidFieldError("is not for streams", param="prompt_logprobs")
+            raise InvalidFieldError("is not available in streams", param="prompt_logprobs")
         if self.top_logprobs is not None and not self.logprobs:
-            raise InvalidFieldError("needs logprobs: true", param="top_logprobs")
+            raise InvalidFieldError("requires logprobs: true", param="top_logprobs")
         if None not in (self.max_tokens, self.max_completion_tokens) and (
             self.max_tokens != self.max_completion_tokens
         ):
-            raise InvalidFieldError("contradicts max_completion_tokens", param="max_tokens")
+            raise InvalidFieldError("conflicts with max_completion_tokens", param="max_tokens")
         if self.parallel_tool_calls is not None and self.tools is None:
-            raise InvalidFieldError("needs tools", param="parallel_tool_calls")
+            raise InvalidFieldError("requires tools", param="parallel_tool_calls")
 
     def template_options(self) -> dict[str, Any]:
         found = self.thinking_options()

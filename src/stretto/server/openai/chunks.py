@@ -1,7 +1,7 @@
 """Streamed chunks of chat and legacy completions, as bytes.
 
-The hot path of the server: one of these for every delta of every stream. What does not change is encoded
-once; a delta of plain text costs one JSON string and one concatenation.
+The server's hot path: called for every delta of every stream. Constant parts are encoded once; a delta of
+plain text costs one JSON string and one concatenation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _encode = msgspec.json.encode
 
 
 class _Chunks:
-    """What both kinds share: an envelope that is encoded once, and the usage at the end."""
+    """Shared by both kinds: an envelope encoded once, and the usage at the end."""
 
     kind = ""
 
@@ -52,7 +52,7 @@ class _Chunks:
         self._running = [RunningTimings() for _ in range(answers)] if timings_per_token else []
 
     def count(self, index: int, prompt_tokens: int, delta: Delta) -> None:
-        """What the chunks of this delta say of the tokens so far."""
+        """Token counts so far, for the chunks of this delta."""
         so_far = self._counts[index]
         so_far.prompt_tokens = prompt_tokens
         so_far.completion_tokens += delta.token_count
@@ -78,7 +78,7 @@ class _Chunks:
         return b"data: " + _encode({**self._envelope, "choices": [], "prompt_progress": shown}) + b"\n\n"
 
     def _closed(self, index: int, delta: Delta) -> bytes:
-        """The end of a chunk, with timings where it is the last one of its answer, or where all have them."""
+        """The end of a chunk, with timings if it is the last of its answer or if all chunks have them."""
         if self._running:
             timings = self._running[index].take(delta)
         elif delta.end is not None:
@@ -88,7 +88,7 @@ class _Chunks:
         return b'}],"timings":' + _encode(timings) + self._after(index)
 
     def usage(self, usage: Usage, ends: Sequence[StreamEnd] = ()) -> bytes:
-        """The chunk after the last one, for those who asked."""
+        """The usage chunk after the last one, if requested."""
         chunk = {**self._envelope, "choices": [], "usage": usage_of(usage), "timings": total_timings(ends)}
         return b"data: " + _encode(chunk) + b"\n\n"
 
@@ -125,7 +125,7 @@ class ChatChunks(_Chunks):
         self._calls = [0] * n
 
     def render(self, index: int, delta: Delta) -> bytes:
-        """All chunks that one delta makes; nothing where it holds nothing yet."""
+        """All chunks of one delta; empty if there is nothing to send yet."""
         if delta.text and not (
             self._new[index]
             or delta.reasoning
@@ -229,7 +229,7 @@ class TextChunks(_Chunks):
 
 
 def cut_short(end: StreamEnd) -> StreamEnd:
-    """The end of a request that wanted no answer."""
+    """The end of a request with max_tokens: 0."""
     if end.finish_reason == "cancelled":
         return end
     usage = msgspec.structs.replace(end.usage, completion_tokens=0, reasoning_tokens=0)

@@ -1,7 +1,7 @@
-"""Fields that clients of llama-server, vLLM and Ollama send to OpenAI's routes and that mean something here.
+"""Supported fields of llama-server, vLLM and Ollama on OpenAI's routes.
 
-`Generating` is the base of the three bodies that generate: sampling, shapes, these fields, and the part of a
-generation that all of them ask for in the same way.
+`Generating` is the base of the three generating bodies: sampling, guidance, these fields, and the generation
+parameters they share.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROMPT_TOKENS_MAX = 1 << 24
 
 
 class OllamaOptions(Sampling):
-    """Ollama's `options`: used where the body itself says nothing."""
+    """Ollama's `options`: used for fields that the body does not set."""
 
     where: ClassVar[str] = "options"
 
@@ -37,14 +37,14 @@ class OllamaOptions(Sampling):
 
 
 class Generating(GuidedByAnyName, Sampling, Extensions):
-    """What every generating route of OpenAI's dialect takes."""
+    """Fields of every generating route of OpenAI's dialect."""
 
     cache_prompt: bool | None = None
-    """false: nothing of the prompt is taken from a cache."""
+    """false: do not use cached prefixes."""
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=PROMPT_TOKENS_MAX)] | None = None
-    """Keep the last so many tokens of the prompt; -1: as many as the context window holds."""
+    """Keep only the last n tokens of the prompt; -1: as many as fit the context window."""
     skip_special_tokens: bool | None = None
-    """false: control tokens that the model writes are part of the text."""
+    """false: include generated control tokens in the text."""
     include_stop_str_in_output: bool | None = None
     options: OllamaOptions | None = None
     keep_alive: Ignored = None
@@ -55,9 +55,9 @@ class Generating(GuidedByAnyName, Sampling, Extensions):
     prompt_embeds: None = None
     """Send text or token ids."""
     logits_processors: None = None
-    """A request cannot bring code."""
+    """Requests cannot contain code."""
     draft_model: None = None
-    """A second model cannot be chosen by a request."""
+    """Requests cannot choose a draft model."""
 
     def sampling(self) -> dict[str, Any]:
         own = super().sampling()
@@ -95,7 +95,7 @@ class Generating(GuidedByAnyName, Sampling, Extensions):
 
     def _truncation(self) -> int | None:
         if self.truncate_prompt_tokens == 0:
-            raise InvalidFieldError("leaves nothing of the prompt", param="truncate_prompt_tokens")
+            raise InvalidFieldError("leaves no prompt tokens", param="truncate_prompt_tokens")
         return self.truncate_prompt_tokens
 
 
@@ -116,7 +116,7 @@ class ReasoningSwitch(Body):
 
 
 class Thinking(Body):
-    """Whether the model may think, by the names of half a dozen servers. Chat templates know two."""
+    """Whether the model may reason, under the names used by other servers. Chat templates know two."""
 
     enable_thinking: bool | None = None
     thinking: bool | ThinkingSwitch | None = None
@@ -125,7 +125,7 @@ class Thinking(Body):
     reasoning_effort: Effort | None = None
 
     def thinking_options(self) -> dict[str, Any]:
-        """The template's variables; where several fields speak, the most specific one counts."""
+        """The template's variables; the most specific field wins."""
         found: dict[str, Any] = {}
         for switch in (self.think, self._thinking(), self._reasoning(), self.enable_thinking):
             if isinstance(switch, bool):
@@ -148,5 +148,5 @@ class Thinking(Body):
 
 
 def thinking_options(effort: str) -> dict[str, Any]:
-    """What chat templates call it: some know a switch, some a level."""
+    """The names used by chat templates: some have a switch, some a level."""
     return {"enable_thinking": effort != "none", "reasoning_effort": effort}

@@ -1,4 +1,4 @@
-"""/v1/completions: text continued, one prompt or many at a time."""
+"""/v1/completions: continues one prompt or many."""
 
 from __future__ import annotations
 
@@ -40,34 +40,34 @@ from stretto.server.operations.timings import total_timings
 
 PROMPTS_MAX = 64
 ANSWERS_MAX = 128  # prompts times n
-DEFAULT_TOKENS = 16  # as OpenAI's
+DEFAULT_TOKENS = 16  # OpenAI's default
 ALL_TOKENS = -1
 TextTokens = Annotated[int, Field(ge=ALL_TOKENS, le=1 << 24)] | None
 
 
 class CompletionRequest(Harmless, Generating):
     prompt: prompts(items_max=PROMPTS_MAX, empty_text=True, mixed=True)  # type: ignore[valid-type]
-    """Text, token ids, or a list of either. An empty text: whatever a text begins with."""
+    """Text, token ids, or a list of either. An empty text: only the start token."""
     model: ModelName | None = None
-    """Left out: the model that the server serves by default."""
+    """Default: the server's default model."""
     max_tokens: TextTokens = None
-    """Left out: 16. 0: only the prompt is computed, for `echo` with `logprobs`. -1: as many as fit."""
+    """Default: 16. 0: compute only the prompt, for `echo` with `logprobs`. -1: as many as fit."""
     n_predict: TextTokens = None
-    """The same as max_tokens, by llama-server's name."""
+    """llama-server's name of max_tokens."""
     n: Annotated[int, Field(ge=1, le=N_MAX)] | None = None
     best_of: Annotated[int, Field(ge=1, le=N_MAX)] | None = None
-    """Only the same number as n: answers are not ranked."""
+    """Must equal n: answers are not ranked."""
     echo: bool | None = None
-    """Put the prompt before the answer; with `logprobs` those of its tokens too."""
+    """Include the prompt before the answer; with `logprobs`, also those of its tokens."""
     prompt_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
-    """vLLM's: how likely the prompt's own tokens are, with so many others for each."""
+    """vLLM's: log-probabilities of the prompt's tokens, with this many alternatives each."""
     return_progress: bool | None = None
-    """Streams tell how much of the prompt is computed (llama-server)."""
+    """Streams report prefill progress (llama-server)."""
     stop: Stops | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     timings_per_token: bool | None = None
-    """Streams: the timings so far in every chunk, not only in the last one."""
+    """Streams: include timings in every chunk, not only in the last one."""
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
     response_format: ResponseFormat | None = None
     suffix: None = None
@@ -83,18 +83,18 @@ class CompletionRequest(Harmless, Generating):
 
     @property
     def silent(self) -> bool:
-        """Is nothing to be generated? One token is, for the prompt's sake, and thrown away."""
+        """Whether no answer is wanted. One token is generated to compute the prompt, then dropped."""
         return 0 in (self.max_tokens, self.n_predict)
 
     def check(self) -> None:
         n = self.n or 1
         if self.stream_options is not None and not self.stream:
-            raise InvalidFieldError("is for streams", param="stream_options", hint="send stream: true")
+            raise InvalidFieldError("requires a stream", param="stream_options", hint="send stream: true")
         if self.best_of not in (None, n):
-            raise UnsupportedFieldError("answers are not ranked", param="best_of", hint="leave it out")
+            raise UnsupportedFieldError("answers are not ranked", param="best_of", hint="omit it")
         if self.prompt_logprobs is not None and self.stream:
             raise UnsupportedFieldError(
-                "is not for streams", param="prompt_logprobs", hint="send echo with logprobs"
+                "is not available in streams", param="prompt_logprobs", hint="send echo with logprobs"
             )
         if n * len(self.prompt) > ANSWERS_MAX:
             raise InvalidFieldError(f"prompts times n must be at most {ANSWERS_MAX}", param="n")
@@ -158,7 +158,7 @@ def router(services: Services) -> APIRouter:
 
 
 class _Completions:
-    """One request at work: the answers to the first prompt first, then those to the second."""
+    """One running request: the answers to the first prompt, then those to the second, and so on."""
 
     def __init__(
         self,
@@ -176,10 +176,12 @@ class _Completions:
         self._n = body.n or 1
 
     def _start(self) -> list[GenerationStream]:
-        return [stream for call in self._calls for stream in start(self._services.engine, call, self._n)]
+        return [
+            stream for call in self._calls for stream in start(self._services.worker_client, call, self._n)
+        ]
 
     async def _echoes(self) -> list[str]:
-        """What stands before each answer."""
+        """The text before each answer."""
         if not self._body.echo:
             return [""] * (len(self._calls) * self._n)
         texts = await asyncio.gather(*(self._prompt_text(call) for call in self._calls))
@@ -190,10 +192,14 @@ class _Completions:
             return "".join([await self._piece_text(piece, call.model_id) for piece in call.pieces])
         if call.tokens is None:
             return call.prompt or ""
-        return await self._services.engine.detokenize(call.tokens, call.model_id)
+        return await self._services.worker_client.detokenize(call.tokens, call.model_id)
 
     async def _piece_text(self, piece: str | int, model_id: str) -> str:
-        return piece if isinstance(piece, str) else await self._services.engine.detokenize([piece], model_id)
+        return (
+            piece
+            if isinstance(piece, str)
+            else await self._services.worker_client.detokenize([piece], model_id)
+        )
 
     async def stream(self, wire: Wire) -> None:
         echoes = await self._echoes()
@@ -235,7 +241,7 @@ class _Completions:
         return msgspec.structs.replace(total, completion_tokens=0) if self._body.silent else total
 
     def _choice(self, index: int, echo: str, answer: Answer, prompt: list[TokenLogprob]) -> dict[str, Any]:
-        """`prompt`: measured once, for the first of `n` answers."""
+        """`prompt`: its log-probabilities, computed once for the first of `n` answers."""
         if self._body.silent:
             answer = Answer(end=cut_short(answer.end))
         wanted = self._body.logprobs

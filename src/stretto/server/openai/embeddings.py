@@ -1,4 +1,4 @@
-"""/v1/embeddings: vectors, from models that make them. Scores are in `rerank`."""
+"""/v1/embeddings: vectors of texts. Scores are in `rerank`."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class EmbeddingRequest(Body):
     model: ModelName | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
-    """Cut the vectors to this length and make them unit vectors again."""
+    """Truncate the vectors to this length and normalize them again."""
     truncate: Truncate | None = None
-    """Which end of an over-long input to cut off. Left out: such an input is an error."""
+    """Which end of a long input to truncate. Default: such an input is an error."""
     normalize: bool | None = None
-    """false: as the model makes them, not as unit vectors."""
+    """false: return the model's vectors without normalization."""
     priority: PriorityName | None = None
-    """Overrides the key's own priority: urgent, default or background."""
+    """Overrides the key's priority: urgent, default or background."""
     deadline_ms: Deadline | None = None
     user: Ignored = None
 
@@ -51,7 +51,7 @@ def router(services: Services) -> APIRouter:
         "/v1/embeddings",
         response_model=None,
         responses={200: {"model": EmbeddingList, "description": "The vectors"}, **OPENAI_ERRORS},
-        summary="Texts to vectors",
+        summary="Embed texts",
     )
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         model = await services.catalog.find(body.model, "embedding")
@@ -67,7 +67,7 @@ def router(services: Services) -> APIRouter:
         )
 
         async def work() -> bytes:
-            result = await services.engine.embed(params)
+            result = await services.worker_client.embed(params)
             return msgspec.json.encode(_vectors(result, model.id, base64=body.encoding_format == "base64"))
 
         return JsonReply(work)
@@ -90,7 +90,7 @@ def _vectors(result: EmbedResult, model_id: str, *, base64: bool) -> dict[str, A
 
 
 def _encoded(vector: bytes, *, base64: bool) -> str | list[float]:
-    """Little-endian float32, as every machine that we run on has it in memory."""
+    """Little-endian float32, the memory format of all supported machines."""
     if base64:
         return _base64(vector)
     floats = array("f")

@@ -1,6 +1,6 @@
-"""Shapes of an answer by the names of other servers: `guided_*`, `structured_outputs`, `json_schema`.
+"""Structured output under the names of other servers: `guided_*`, `structured_outputs`, `json_schema`.
 
-Each is one of the runtime's four kinds of guidance. Which of them may come together is `tools.guidance_of`'s.
+Each maps to one of the worker's four kinds of guidance. `tools.guidance_of` checks which may be combined.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=
 
 
 class StructuredOutputs(Body):
-    """vLLM's way to say it: exactly one of these."""
+    """vLLM's form: exactly one of these."""
 
     where: ClassVar[str] = "structured_outputs"
 
@@ -44,14 +44,14 @@ class StructuredOutputs(Body):
 
 
 class GuidedByAnyName(Guided):
-    """What OpenAI's routes take beside `response_format`."""
+    """Guidance fields of OpenAI's routes, besides `response_format`."""
 
     json_schema: Schema | None = None
-    """The answer follows this schema (llama-server's name)."""
+    """JSON schema of the answer (llama-server's name)."""
     guided_json: Schema | None = None
     guided_regex: Pattern | None = None
     guided_choice: Choices | None = None
-    """The answer is one of these texts."""
+    """The answer must be one of these texts."""
     guided_grammar: Pattern | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -81,12 +81,12 @@ def _shapes(
 
 
 def _schema(schema: JsonObject | str, param: str) -> Guidance:
-    """An object, or its JSON as a text."""
+    """An object, or its JSON as a string."""
     if isinstance(schema, str):
         try:
             schema = msgspec.json.decode(schema, type=dict[str, Any])
         except (msgspec.MsgspecError, RecursionError):
-            raise InvalidFieldError("is not the JSON of an object", param=param) from None
+            raise InvalidFieldError("is not a JSON object", param=param) from None
     return schema_guidance(schema, param)
 
 

@@ -1,4 +1,4 @@
-"""/props, /apply-template and /tokenizer_info: what llama-server and vLLM tell about a model."""
+"""/props, /apply-template and /tokenizer_info: model information as in llama-server and vLLM."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stretto.server.openapi import OPENAI_ERRORS
 
 
 class TemplateRequest(ChatRequest):
-    """A chat request, of which only what becomes the prompt is read."""
+    """A chat request, of which only the prompt's part is used."""
 
 
 def router(services: Services) -> APIRouter:
@@ -33,7 +33,7 @@ def router(services: Services) -> APIRouter:
         "/props",
         response_model=None,
         responses={200: {"model": Props, "description": "The default model"}, **OPENAI_ERRORS},
-        summary="What is served, as llama-server tells it",
+        summary="Server properties, as in llama-server",
     )
     async def props() -> Response:
         return _json(_props(await services.catalog.find(None)))
@@ -42,7 +42,7 @@ def router(services: Services) -> APIRouter:
         "/tokenizer_info",
         response_model=None,
         responses={200: {"model": TokenizerInfo, "description": "The tokenizer"}, **OPENAI_ERRORS},
-        summary="The default model's tokenizer and template, as vLLM tells them",
+        summary="Tokenizer and template of the default model, as in vLLM",
     )
     async def tokenizer_info() -> Response:
         model = await services.catalog.find(None)
@@ -53,7 +53,7 @@ def router(services: Services) -> APIRouter:
         "/apply-template",
         response_model=None,
         responses={200: {"model": AppliedTemplate, "description": "The prompt"}, **OPENAI_ERRORS},
-        summary="Messages to the prompt that the model would see",
+        summary="Render messages to the model's prompt",
     )
     async def apply_template(body: TemplateRequest, request: Request) -> Response:
         model = await services.catalog.find(body.model)
@@ -68,8 +68,8 @@ def router(services: Services) -> APIRouter:
         )
 
         async def work() -> bytes:
-            tokens = await services.engine.tokenize(params)
-            return msgspec.json.encode({"prompt": await services.engine.detokenize(tokens, model.id)})
+            tokens = await services.worker_client.tokenize(params)
+            return msgspec.json.encode({"prompt": await services.worker_client.detokenize(tokens, model.id)})
 
         return JsonReply(work)
 

@@ -11,7 +11,7 @@ _FLOOR = -9999.0  # JSON has no minus infinity
 
 
 def _finite(value: float) -> float:
-    return value if value > _FLOOR else _FLOOR  # NaN too: it is not greater
+    return value if value > _FLOOR else _FLOOR  # also for NaN, which is not greater
 
 
 def chat_logprobs(items: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def _entry(item: TokenLogprob) -> dict[str, Any]:
 
 
 class Columns:
-    """The legacy shape. Offsets count characters from the beginning of the answer's text."""
+    """The legacy shape. Offsets count characters from the start of the answer's text."""
 
     def __init__(self, offset: int = 0) -> None:
         self._offset = offset
@@ -39,7 +39,7 @@ class Columns:
     def take(
         self, items: Sequence[TokenLogprob], *, top: bool, prompt: Sequence[TokenLogprob] = ()
     ) -> dict[str, Any]:
-        """`prompt`: its tokens, where they are echoed. The very first one follows nothing: it has none."""
+        """`prompt`: its tokens, if echoed. The first one has no context and no log-probability."""
         offsets = []
         for item in (*prompt, *items):
             offsets.append(self._offset)
@@ -55,7 +55,7 @@ class Columns:
 
 
 def prompt_logprobs(items: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
-    """vLLM's shape: for each token an object from token ids to logprobs; nothing for the first."""
+    """vLLM's shape: per token an object from token ids to logprobs; null for the first."""
     return [None if at == 0 else _by_id(item) for at, item in enumerate(items)]
 
 
@@ -69,7 +69,7 @@ def _by_id(item: TokenLogprob) -> dict[str, Any]:
 
 
 def _ranked(item: TokenLogprob) -> dict[str, float]:
-    """Two tokens may spell the same text: the likelier one stays."""
+    """Two tokens may have the same text: the more likely one is kept."""
     found: dict[str, float] = {}
     for token, _, logprob, _ in item.top:
         found.setdefault(token, _finite(logprob))

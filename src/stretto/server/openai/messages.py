@@ -1,4 +1,4 @@
-"""Chat messages as OpenAI's clients send them, checked and made plain for the runtime's templates."""
+"""OpenAI's chat messages, validated and converted to plain values for chat templates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _text_only(part: Any) -> Any:
     if isinstance(kind, str) and kind in ("image_url", "input_audio", "file", "video_url"):
         raise unsupported(f"parts of type {kind} are not supported")
     if kind == "refusal" and isinstance(part.get("refusal"), str):
-        return {"type": "text", "text": part["refusal"]}  # what the assistant said instead
+        return {"type": "text", "text": part["refusal"]}  # the assistant's refusal replaces the content
     return part
 
 
@@ -48,12 +48,12 @@ class ToolCall(Body):
 
 
 def template_role(role: str) -> str:
-    """Chat templates know `system`; most drop or refuse `developer`, and those that know both take either."""
+    """Chat templates know `system`; most ignore or reject `developer`."""
     return "system" if role == "developer" else role
 
 
 class Message(Body):
-    """One message. Which fields belong to which role is checked below, with the field's own name."""
+    """One message. Which fields are valid for which role is checked below."""
 
     where: ClassVar[str] = "messages"
 
@@ -61,13 +61,13 @@ class Message(Body):
     content: Content | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
-    """Calls that the assistant made."""
+    """Tool calls of the assistant."""
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
-    """The call that a tool message answers."""
+    """The id of the call that a tool message answers."""
     reasoning_content: str | None = None
-    """What the assistant thought, for templates that show it again."""
+    """The assistant's reasoning, for templates that include it."""
     refusal: str | None = None
-    """What the assistant said in place of content."""
+    """The assistant's refusal, instead of content."""
     annotations: Ignored = None
     cache_control: Ignored = None
     audio: None = None
@@ -112,6 +112,6 @@ def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
             raise MissingFieldError("is required", param=f"messages.{index}.content")
         if message.tool_calls and message.role != "assistant":
             raise InvalidFieldError(
-                "belongs to the role assistant alone", param=f"messages.{index}.tool_calls"
+                "is only valid for the role assistant", param=f"messages.{index}.tool_calls"
             )
     return [message.plain() for message in messages]

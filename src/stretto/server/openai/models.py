@@ -1,4 +1,4 @@
-"""/v1/models: what is served. One shape that the clients of both dialects can read."""
+"""/v1/models: the served models, in one shape that clients of both dialects can read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def router(services: Services) -> APIRouter:
         "/v1/models",
         response_model=None,
         responses={200: {"model": ModelList, "description": "The models"}, **OPENAI_ERRORS},
-        summary="List the models",
+        summary="List models",
     )
     async def models() -> Response:
         found = [_shown(model, services.catalog.since) for model in await services.catalog.models()]
@@ -34,7 +34,7 @@ def router(services: Services) -> APIRouter:
         "/v1/models/{model_id:path}",
         response_model=None,
         responses={200: {"model": Model, "description": "The model"}, **OPENAI_ERRORS},
-        summary="Look at one model",
+        summary="Show one model",
     )
     async def one_model(model_id: str) -> Response:
         return _json(_shown(await services.catalog.find(model_id), services.catalog.since))

@@ -1,9 +1,10 @@
 """Prompts of /v1/completions and inputs of /v1/embeddings: text or token ids, one or a list.
 
-A completion's prompt may also mix the two, as llama-server's: `["Once ", 253, "there"]` is one prompt, and
-in a list of prompts each may be such a list.
+A completion's prompt may also mix the two, as in llama-server: `["Once ", 253, "there"]` is one prompt, and
+each item of a list of prompts may be such a list.
 
-A list of token ids can be a million numbers long, so it is checked by one loop, not field by field.
+A list of token ids may have a million items, so it is validated in one loop, not item by item through
+pydantic.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def prompts(*, items_max: int, empty_text: bool, mixed: bool = False) -> Any:
     def check(value: Any) -> list[Prompt]:
         found = _listed(value, mixed=mixed)
         if not 1 <= len(found) <= items_max:
-            raise _invalid(f"must hold 1 to {items_max} items, not {len(found)}")
+            raise _invalid(f"must have 1 to {items_max} items, not {len(found)}")
         for prompt in found:
             _check_one(prompt, empty_text=empty_text, mixed=mixed)
         return found
@@ -45,7 +46,7 @@ def _tokens(value: Any) -> Any:
     if not isinstance(value, list) or not {int}.issuperset(map(type, value)):
         raise _invalid("must be a list of token ids")
     if value and (min(value) < 0 or max(value) > TOKEN_MAX):
-        raise _invalid(f"token ids are from 0 to {TOKEN_MAX}")
+        raise _invalid(f"token ids must be from 0 to {TOKEN_MAX}")
     return value
 
 
@@ -70,12 +71,12 @@ def _listed(value: Any, *, mixed: bool) -> list[Any]:
 def _check_one(prompt: Any, *, empty_text: bool, mixed: bool) -> None:
     if isinstance(prompt, str):
         if not prompt and not empty_text:
-            raise _invalid("must not hold an empty text")
+            raise _invalid("must not contain an empty text")
         return
     if not isinstance(prompt, list):
         raise _invalid("must be text, token ids, or a list of either")
     if not prompt:
-        raise _invalid("must not hold an empty list of tokens")
+        raise _invalid("must not contain an empty list of tokens")
     _tokens([piece for piece in prompt if not isinstance(piece, str)] if mixed else prompt)
 
 

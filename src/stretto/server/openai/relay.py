@@ -1,4 +1,4 @@
-"""Generations to an event stream in OpenAI's shape: chunks as they come, usage where asked, then [DONE]."""
+"""Writes generations as OpenAI's event stream: chunks, usage if requested, then [DONE]."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from stretto.server.http.sse import DONE, Wire
 
 
 class Chunks(Protocol):
-    """Renders one reply's events. An empty answer of `render` means that there is nothing to send yet."""
+    """Renders the events of one reply. `render` returns empty bytes if there is nothing to send yet."""
 
     continuous: bool
-    """Does every chunk say how many tokens there are so far?"""
+    """Whether every chunk contains the usage so far."""
 
     def count(self, index: int, prompt_tokens: int, delta: Delta) -> None: ...
 
@@ -35,7 +35,7 @@ async def relay(
     include_usage: bool,
     silent: bool = False,
 ) -> None:
-    """`n` streams share each prompt. Leaving early cancels all of them. `silent`: no answer is counted."""
+    """`n` streams share each prompt. A disconnect cancels all. `silent`: completion tokens do not count."""
     ends = [StreamEnd(stream_id=stream.stream_id, finish_reason="cancelled") for stream in streams]
     try:
         async for index, delta in merged(streams):

@@ -1,4 +1,4 @@
-"""OpenAI's replies, for the OpenAPI document and for tests that hold our replies to it."""
+"""OpenAI's replies, for the OpenAPI document and for tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CompletionUsage(Reply):
 
 
 class Timings(Reply):
-    """As llama-server's: tokens and milliseconds of the prompt and of the answer."""
+    """As in llama-server: tokens and milliseconds of the prompt and of the answer."""
 
     cache_n: int
     prompt_n: int
@@ -87,18 +87,18 @@ class ChatCompletion(Reply):
     created: int
     model: str
     system_fingerprint: str
-    """Of the version and the model: the same one answers alike for the same seed."""
+    """Identifies version and model: with equal fingerprints, equal seeds give equal answers."""
     choices: list[ChatChoice]
     usage: CompletionUsage
     timings: Timings
     prompt_logprobs: list[dict[str, dict[str, Any]] | None] | None = None
-    """Only where they were asked for, by token id."""
+    """Only if requested, by token id."""
 
 
 class TextLogprobs(Reply):
     tokens: list[str]
     token_logprobs: list[float | None]
-    """null for the first token of an echoed prompt: it follows nothing."""
+    """null for the first token of an echoed prompt, which has no context."""
     top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
@@ -106,7 +106,7 @@ class TextLogprobs(Reply):
 class PromptLogprob(Reply):
     logprob: float
     rank: int | None
-    """Among the likeliest tokens that were asked for."""
+    """Rank among the most likely tokens."""
     decoded_token: str
 
 
@@ -119,7 +119,7 @@ class TextChoice(Reply):
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"]
     prompt_logprobs: PromptLogprobs | None = None
-    """Only where they were asked for, by token id."""
+    """Only if requested, by token id."""
 
 
 class Completion(Reply):
@@ -134,7 +134,7 @@ class Completion(Reply):
 
 
 class Model(Reply):
-    """A model, in OpenAI's words and in Anthropic's."""
+    """A model, with the fields of OpenAI and of Anthropic."""
 
     id: str
     object: Literal["model"]
@@ -150,7 +150,7 @@ class Model(Reply):
     context_window: int
     max_model_len: int
     tools: str
-    """Where tools are shown to the model: `template`, or `system prompt` where its template drops them."""
+    """How tools are shown to the model: `template`, or `system prompt` if its template ignores them."""
 
 
 class ModelList(Reply):
@@ -237,7 +237,7 @@ class Props(Reply):
     default_generation_settings: dict[str, Any]
     total_slots: int
     model_path: str
-    """The model's name: paths of this machine are not told."""
+    """The model's name: local paths are not revealed."""
     model_alias: str
     chat_template: str
     bos_token: str

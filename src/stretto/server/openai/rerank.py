@@ -1,7 +1,7 @@
-"""Documents by how well they answer a query, in the shapes of Jina and llama-server, Cohere and TEI.
+"""Reranking in the shapes of Jina and llama-server, Cohere and TEI.
 
-One body for all: `documents` (Jina, llama-server, Cohere) or `texts` (TEI). What was sent decides the reply:
-a list of scores for `texts`, Cohere's object at its own address, else Jina's.
+One body for all: `documents` (Jina, llama-server, Cohere) or `texts` (TEI). The request determines the reply:
+a list of scores for `texts`, Cohere's object on its own path, else Jina's.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ class RerankRequest(Body):
     query: Annotated[str, Field(min_length=1)]
     documents: Documents | None = None
     texts: Annotated[list[Document], Field(min_length=1, max_length=DOCUMENTS_MAX)] | None = None
-    """TEI's name for documents; the reply is then TEI's list."""
+    """TEI's name of documents; the reply is then TEI's list."""
     model: ModelName | None = None
     top_n: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     return_documents: bool | None = None
     return_text: bool | None = None
-    """TEI's name for return_documents."""
+    """TEI's name of return_documents."""
     raw_scores: bool | None = None
-    """true: the model's own scores, not probabilities."""
+    """true: raw scores instead of probabilities."""
     truncate: Truncate | bool | None = None
-    """Which end of what is too long to cut off; true: the right one, as TEI does."""
+    """Which end of long texts to truncate; true: the right one, as in TEI."""
     truncation_direction: Literal["Left", "Right", "left", "right"] | None = None
     priority: PriorityName | None = None
-    """Overrides the key's own priority: urgent, default or background."""
+    """Overrides the key's priority: urgent, default or background."""
     deadline_ms: Deadline | None = None
     user: Ignored = None
 
@@ -76,7 +76,7 @@ class RerankRequest(Body):
         if self.documents is None and self.texts is None:
             raise MissingFieldError("is required", param="documents")
         if self.documents is not None and self.texts is not None:
-            raise InvalidFieldError("excludes documents", param="texts")
+            raise InvalidFieldError("conflicts with documents", param="texts")
         return (self.documents if self.documents is not None else self.texts) or []
 
     @property
@@ -106,7 +106,7 @@ def router(services: Services) -> APIRouter:
         cohere = request.scope["path"] == COHERE_PATH
 
         async def work() -> bytes:
-            result = await services.engine.rerank(params)
+            result = await services.worker_client.rerank(params)
             if cohere:
                 return msgspec.json.encode(_as_cohere(body, result.scores))
             if body.texts is not None:
@@ -123,7 +123,7 @@ def router(services: Services) -> APIRouter:
             methods=["POST"],
             response_model=None,
             responses={200: {"model": shape, "description": "The ranking"}, **OPENAI_ERRORS},
-            summary="Documents by how well they answer a query",
+            summary="Rank documents by relevance to a query",
             operation_id=path.strip("/").replace("/", "_"),
         )
     return routes

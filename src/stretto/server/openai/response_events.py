@@ -1,4 +1,4 @@
-"""The events of a streamed response: items open, grow and close, one at a time, in the order they come."""
+"""Events of a streamed response: items are opened, extended and closed one at a time, in order."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class ResponseEvents:
         self._number = 0
         self._begun = False
         self._output: list[dict[str, Any]] = []
-        self._open = ""  # the kind of the item that grows: reasoning, text, call or nothing
+        self._open = ""  # the kind of the open item: reasoning, text, call or none
         self._item_id = ""
-        self._origin, self._call_id = Origin(""), ""  # of the call that grows
+        self._origin, self._call_id = Origin(""), ""  # of the open call
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
         self._events: list[bytes] = []
         self._text_head = b""
 
     def render(self, delta: Delta) -> bytes:
-        """All events that one delta makes."""
+        """All events of one delta."""
         self._events = []
         if not self._begun:
             self._begun = True
@@ -61,7 +61,7 @@ class ResponseEvents:
         return b"".join(self._events)
 
     def failed(self, error: StrettoError) -> bytes:
-        """The last event of a response that broke after it had begun."""
+        """The last event of a response that failed after its start."""
         self._events = []
         self._event("response.failed", {"response": self._envelope.failed(*openai_words(error))})
         return b"".join(self._events)
@@ -103,7 +103,7 @@ class ResponseEvents:
         self._event("response.output_item.added", {"output_index": len(self._output), "item": item})
 
     def _close(self, status: str = "completed") -> None:
-        """The item that grew is whole."""
+        """Close the open item."""
         if not self._open:
             return
         text, place = "".join(self._texts), {**self._place, "content_index": 0}
@@ -121,7 +121,7 @@ class ResponseEvents:
         self._open, self._texts, self._logprobs = "", [], []
 
     def _call(self, call: ToolCallDelta) -> None:
-        """A call, or the next piece of the one that is open."""
+        """A tool call, or the next piece of the open one."""
         if call.name:
             self._close()
             self._origin, self._call_id = self._envelope.origin(call.name), new_id("call_")
@@ -130,7 +130,7 @@ class ResponseEvents:
             self._event("response.output_item.added", {"output_index": len(self._output), "item": item})
         if call.arguments:
             self._texts.append(call.arguments)
-            if not self._origin.custom:  # its free text is known when its JSON is whole
+            if not self._origin.custom:  # its free text is known once its JSON is complete
                 piece = {**self._place, "delta": call.arguments}
                 self._event("response.function_call_arguments.delta", piece)
         if call.done:
@@ -140,7 +140,7 @@ class ResponseEvents:
         return call_item(self._item_id, self._call_id, arguments, status, origin=self._origin)
 
     def _called(self, arguments: str, status: str) -> dict[str, Any]:
-        """The call is whole: its last events, and its item."""
+        """Close the open call: its last events, and its item."""
         item = self._call_item(arguments, status)
         if self._origin.custom:
             self._event("response.custom_tool_call_input.delta", {**self._place, "delta": item["input"]})
@@ -157,7 +157,7 @@ class ResponseEvents:
     def _end(self, delta: Delta) -> None:
         assert delta.end is not None
         if not self._open and not any(item["type"] in _ANSWERS for item in self._output):
-            self._grow_text(Delta())  # a response without any words still has its message
+            self._grow_text(Delta())  # an empty response still has one message
         self._close("incomplete" if delta.end.finish_reason == "length" else "completed")
         response = self._envelope.ended(self._output, delta.end)
         self._event(f"response.{response['status']}", {"response": response})

@@ -1,7 +1,7 @@
-"""Input items of /v1/responses: messages, calls, their outputs and reasoning, made chat messages.
+"""Input items of /v1/responses (messages, calls, outputs, reasoning), converted to chat messages.
 
-Calls and outputs of tools that a hosting server ran are left out and named; a reference to a stored item is
-refused, because nothing is stored.
+Calls and outputs of hosted tools are ignored and named; a reference to a stored item is rejected, because
+nothing is stored.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def _text_only(part: Any) -> Any:
     if isinstance(kind, str) and kind in ("input_image", "input_file", "input_audio"):
         raise unsupported(f"parts of type {kind} are not supported")
     if kind == "refusal" and isinstance(part.get("refusal"), str):
-        return {"type": "output_text", "text": part["refusal"]}  # what the assistant said instead
+        return {
+            "type": "output_text",
+            "text": part["refusal"],
+        }  # used as the content
     return part
 
 
@@ -133,7 +136,7 @@ AnyItem = MessageItem | CallItem | CustomCallItem | OutputItem | ReasoningItem
 
 
 def _item(value: Any) -> Any:
-    """Chooses the model by the type, so that errors are about the item that was meant."""
+    """Chooses the item class by its type, so that errors refer to that type."""
     if not isinstance(value, dict):
         return value
     kind = value.get("type", "message")
@@ -162,7 +165,7 @@ Items = Annotated[_Items, BeforeValidator(_without_hosted, json_schema_input_typ
 
 
 def append_item(messages: list[dict[str, Any]], item: AnyItem) -> None:
-    """One item more. Reasoning and calls become parts of the assistant message that they belong to."""
+    """Append one item. Reasoning and calls become parts of their assistant message."""
     if isinstance(item, MessageItem):
         pending = messages[-1] if messages and messages[-1].get("content", "") is None else None
         if item.role == "assistant" and pending is not None and "tool_calls" not in pending:

@@ -14,7 +14,7 @@ from stretto.server.openai.responses_request import ResponseRequest
 
 
 class Envelope:
-    """Everything of a response but its items: repeated in every event that shows the whole."""
+    """A response without its items; repeated in every event that contains the whole response."""
 
     def __init__(self, body: ResponseRequest, response_id: str, model: str, created: int) -> None:
         self.logprobs = body.wants_logprobs
@@ -64,7 +64,7 @@ class Envelope:
 
 
 def _tool(tool: FunctionTool | CustomTool | NamespaceTool) -> dict[str, Any]:
-    """With what OpenAI's types require: they know no function without parameters."""
+    """Adds parameters, which OpenAI's types require of every function."""
     if isinstance(tool, NamespaceTool):
         inner = [_tool(one) for one in tool.tools]
         about = {"type": "namespace", "name": tool.name, "description": tool.description or ""}
@@ -99,7 +99,7 @@ def reasoning_item(item_id: str, status: str, text: str | None) -> dict[str, Any
 
 
 def call_item(item_id: str, call_id: str, arguments: str, status: str, *, origin: Origin) -> dict[str, Any]:
-    """A call under the name and the type that the client gave its tool."""
+    """A call with the name and type of the client's tool."""
     item: dict[str, Any] = {"id": item_id, "type": "function_call", "status": status, "call_id": call_id}
     item["name"] = origin.name
     if origin.namespace:

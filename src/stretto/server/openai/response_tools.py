@@ -1,8 +1,8 @@
-"""Tools of /v1/responses, made flat for the model, and the way back from a call to the tool as it was sent.
+"""Tools of /v1/responses: flattened to functions for the model, and calls mapped back to the client's tools.
 
-A chat template knows functions and nothing else. A `namespace` is a group of them: its functions are offered
-as `<namespace>__<name>`. A `custom` tool takes free text: it is offered as a function of one string. Calls go
-back under the names and types that the client sent. What only a hosting server could run is left out.
+Chat templates only know functions. Functions of a `namespace` are offered as `<namespace>__<name>`. A
+`custom` tool, which takes free text, is offered as a function of one string. Calls are returned with the
+client's names and types. Hosted tools are ignored.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ Choice = Annotated[_AnyChoice, BeforeValidator(known_choice, json_schema_input_t
 
 
 class Origin(NamedTuple):
-    """A tool as the client knows it."""
+    """The client's name and type of a tool."""
 
     name: str
     namespace: str = ""
@@ -111,7 +111,7 @@ class Origin(NamedTuple):
 
 
 def flat_name(name: str, namespace: str | None) -> str:
-    """One name for both, of at most 64 characters; a longer one keeps its beginning and a digest."""
+    """A flat name of at most 64 characters; longer ones keep their start and a digest."""
     if not namespace:
         return name
     joined = f"{namespace}{'' if namespace.endswith('__') else '__'}{name}"
@@ -122,7 +122,7 @@ def flat_name(name: str, namespace: str | None) -> str:
 
 
 class ToolTable:
-    """What the model is offered, and what each of its names stands for."""
+    """The functions offered to the model, and the client's tool for each of them."""
 
     def __init__(self, tools: Sequence[FunctionTool | CustomTool | NamespaceTool]) -> None:
         self.plain: list[dict[str, Any]] = []
@@ -135,7 +135,7 @@ class ToolTable:
                 self._add(tool, "", None)
         if len(self.plain) > TOOLS_MAX:
             raise InvalidFieldError(
-                f"hold {len(self.plain)} functions", param="tools", hint=f"at most {TOOLS_MAX}"
+                f"contain {len(self.plain)} functions", param="tools", hint=f"at most {TOOLS_MAX}"
             )
 
     def _add(self, tool: FunctionTool | CustomTool, namespace: str, about: str | None) -> None:
@@ -166,7 +166,7 @@ class ToolTable:
 
 
 def free_text(arguments: str) -> str:
-    """What a custom tool was called with; what is no such object is taken as it is."""
+    """The text argument of a custom tool; other arguments are used as they are."""
     try:
         found = msgspec.json.decode(arguments)
     except (msgspec.MsgspecError, RecursionError):

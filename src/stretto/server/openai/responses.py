@@ -1,4 +1,4 @@
-"""/v1/responses: one generation as a response with items, whole or as events."""
+"""/v1/responses: one generation as a response with items, as one body or as events."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def router(services: Services) -> APIRouter:
 
 
 class _Response:
-    """One request at work."""
+    """One running request."""
 
     def __init__(self, services: Services, params: GenerateParams, envelope: Envelope) -> None:
         self._services = services
@@ -55,7 +55,7 @@ class _Response:
 
     async def stream(self, wire: Wire) -> None:
         events = ResponseEvents(self._envelope)
-        streams = start(self._services.engine, self._params)
+        streams = start(self._services.worker_client, self._params)
         try:
             async for _, delta in merged(streams):
                 if data := events.render(delta):
@@ -68,6 +68,6 @@ class _Response:
             streams[0].cancel()
 
     async def whole(self) -> bytes:
-        (answer,) = await collect(start(self._services.engine, self._params))
+        (answer,) = await collect(start(self._services.worker_client, self._params))
         output = items_of(answer, logprobs=self._envelope.logprobs, origin=self._envelope.origin)
         return msgspec.json.encode(self._envelope.ended(output, answer.end))

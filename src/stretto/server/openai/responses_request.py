@@ -1,6 +1,6 @@
-"""The body of /v1/responses: input items become chat messages, and the rest a generation.
+"""The body of /v1/responses, converted to chat messages and generation parameters.
 
-Nothing is stored: a response cannot be continued by its id, so the fields for that are refused by name.
+Nothing is stored: a response cannot be continued by its id, so those fields are rejected by name.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ReasoningOptions(Body):
 
 
 def _includable(value: Any, info: ValidationInfo) -> Any:
-    """What hosted tools would add is left out and named: there are none."""
+    """Output of hosted tools, which do not exist here: ignored and named."""
     if not isinstance(value, list) or not isinstance(info.context, IgnoredFields):
         return value
     foreign = [one for one in value if isinstance(one, str) and one not in INCLUDABLE]
@@ -74,9 +74,9 @@ def _includable(value: Any, info: ValidationInfo) -> Any:
 class ResponseRequest(Generating):
     input: Annotated[str, Field(min_length=1)] | Items
     model: ModelName | None = None
-    """Left out: the model that the server serves by default."""
+    """Default: the server's default model."""
     instructions: str | None = None
-    """Put before everything else, as a system message."""
+    """Inserted first, as a system message."""
     max_output_tokens: MaxTokensOrAll = None
     stream: bool | None = None
     stream_options: Ignored = None
@@ -97,7 +97,7 @@ class ResponseRequest(Generating):
     max_tool_calls: Ignored = None
     context_management: not_honoured() = None  # type: ignore[valid-type]
     truncation: Literal["auto", "disabled"] | None = None
-    """auto: where the conversation is too long, its oldest messages are left out."""
+    """auto: drop the oldest messages if the conversation is too long."""
     background: only(False) = None  # type: ignore[valid-type]
     previous_response_id: None = None
     """Responses are not stored: send the whole conversation as input."""
@@ -112,7 +112,7 @@ class ResponseRequest(Generating):
 
     @property
     def choice(self) -> str | dict[str, Any]:
-        """As the client sent it, `auto` where it said nothing."""
+        """As sent by the client; default `auto`."""
         chosen = self.tool_choice
         return chosen or "auto" if chosen is None or isinstance(chosen, str) else _dumped(chosen)
 
@@ -160,7 +160,7 @@ class ResponseRequest(Generating):
         for item in self.input:
             append_item(found, item)
         if not found:
-            raise InvalidFieldError("holds no message", param="input")
+            raise InvalidFieldError("contains no message", param="input")
         return found
 
 

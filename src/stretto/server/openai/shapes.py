@@ -1,4 +1,4 @@
-"""Parts of OpenAI's replies that several routes share, as plain values."""
+"""Parts of OpenAI's replies shared by several routes, as plain values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stretto.server.http.error_boundary import new_id
 
 @cache
 def fingerprint(model: str) -> str:
-    """OpenAI's `system_fingerprint`: of what may change an answer beside the request."""
+    """OpenAI's `system_fingerprint`: identifies what may change an answer besides the request."""
     return "fp_" + hashlib.sha256(f"{__version__}\n{model}".encode()).hexdigest()[:12]
 
 

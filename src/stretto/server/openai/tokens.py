@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: a model's own tokens, for those who count or cut."""
+"""/tokenize and /detokenize."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class TokenizeRequest(Body):
     model: ModelName | None = None
     prompt: str | None = None
     content: str | None = None
-    """The same as prompt, by llama-server's name."""
+    """llama-server's name of prompt."""
     messages: Messages | None = None
     """Rendered with the model's chat template."""
     tools: Tools | None = None
     special: bool | None = None
-    """Read control tokens in the text as such."""
+    """Parse control tokens in the text."""
     parse_special: bool | None = None
-    """The same as special, by llama-server's name."""
+    """llama-server's name of special."""
     add_special_tokens: bool | None = None
-    """vLLM's: control tokens in the text are read as such, whichever it is; no other token is added."""
+    """vLLM's: parses control tokens in the text either way; no other token is added."""
     add_special: Ignored = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -46,11 +46,11 @@ class TokenizeRequest(Body):
         if not given:
             raise MissingFieldError("or content or messages is required", param="prompt")
         if len(given) > 1:
-            raise InvalidFieldError(f"excludes {given[0]}", param=given[1])
+            raise InvalidFieldError(f"conflicts with {given[0]}", param=given[1])
         if self.tools is not None and self.messages is None:
-            raise InvalidFieldError("needs messages", param="tools")
+            raise InvalidFieldError("requires messages", param="tools")
         if self.special is not None and self.messages is not None:
-            raise InvalidFieldError("is for plain text", param="special")
+            raise InvalidFieldError("requires plain text", param="special")
         tools = None if self.tools is None else [tool.plain() for tool in self.tools]
         check_size(tools, "tools")
         return TokenizeParams(
@@ -77,14 +77,14 @@ def router(services: Services) -> APIRouter:
         "/tokenize",
         response_model=None,
         responses={200: {"model": TokenizeReply, "description": "The tokens"}, **OPENAI_ERRORS},
-        summary="Text or messages to tokens",
+        summary="Tokenize text or messages",
     )
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         model = await services.catalog.find(body.model)
         params = body.params(model.id, caller_of(request.scope).tenant)
 
         async def work() -> bytes:
-            tokens = await services.engine.tokenize(params)
+            tokens = await services.worker_client.tokenize(params)
             return msgspec.json.encode(
                 {"tokens": tokens, "count": len(tokens), "max_model_len": model.context_window}
             )
@@ -95,13 +95,13 @@ def router(services: Services) -> APIRouter:
         "/detokenize",
         response_model=None,
         responses={200: {"model": DetokenizeReply, "description": "The text"}, **OPENAI_ERRORS},
-        summary="Tokens to text",
+        summary="Detokenize",
     )
     async def detokenize(body: DetokenizeRequest) -> Response:
         model = await services.catalog.find(body.model)
 
         async def work() -> bytes:
-            text = await services.engine.detokenize(body.tokens, model.id)
+            text = await services.worker_client.detokenize(body.tokens, model.id)
             return msgspec.json.encode({"prompt": text, "content": text})
 
         return JsonReply(work)

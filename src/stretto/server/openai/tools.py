@@ -1,4 +1,4 @@
-"""Tools, the choice among them, and the shapes that an answer may be held to."""
+"""Tools, tool choice, and structured output."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ class Function(Body):
     name: ToolName
     description: Annotated[str, Field(max_length=1 << 16)] | None = None
     parameters: JsonObject | None = None
-    """A JSON schema. Calls that are forced always follow it."""
+    """A JSON schema. Forced calls always follow it."""
     strict: bool | None = None
     cache_control: Ignored = None
 
 
 def drop_or_refuse(where: str, kinds: list[str], info: ValidationInfo) -> None:
-    """Objects of types that are not for this server: named as ignored, refused under the strict policy."""
+    """Objects of unsupported types: recorded as ignored, or rejected under the strict policy."""
     if not isinstance(info.context, IgnoredFields):
         raise unsupported(f"{where} of type {kinds[0][:40]} are not supported")
     info.context.add(where, kinds, len(kinds))
 
 
 def without_foreign_tools(tools: Any, known: tuple[str, ...], info: ValidationInfo) -> Any:
-    """Tools that a server would run itself are left out and named: the model cannot call what it cannot see.
+    """Hosted tools are ignored and named: the model is not told about them.
 
-    Where unknown fields are refused, so are these.
+    If unknown fields are rejected, so are hosted tools.
     """
     if not isinstance(tools, list):
         return tools
@@ -54,7 +54,7 @@ def without_foreign_tools(tools: Any, known: tuple[str, ...], info: ValidationIn
 
 def _functions(tools: Any, info: ValidationInfo) -> Any:
     if tools == []:
-        raise PydanticCustomError("no_tools", "must hold at least one tool, or be left out")
+        raise PydanticCustomError("no_tools", "must contain at least one tool, or be omitted")
     return without_foreign_tools(tools, ("function",), info)
 
 
@@ -104,7 +104,7 @@ class AllowedTools(Body):
 
 
 class AllowedChoice(Body):
-    """Only some of the tools may be called in this turn."""
+    """A subset of the tools that may be called in this turn."""
 
     where: ClassVar[str] = "tool_choice"
     type: Literal["allowed_tools"]
@@ -116,7 +116,7 @@ class AllowedChoice(Body):
 
 
 def known_choice(choice: Any) -> Any:
-    """Hosted tools cannot be chosen: there are none."""
+    """Hosted tools cannot be chosen."""
     if isinstance(choice, dict) and "type" not in choice:
         raise PydanticCustomError("missing", "must have a type")
     kind = choice.get("type") if isinstance(choice, dict) else None
@@ -126,7 +126,7 @@ def known_choice(choice: Any) -> Any:
 
 
 def allowed_only(tools: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
-    """The tools that a choice leaves. All that it names must have been sent."""
+    """The tools allowed by a choice. It may only name tools of the request."""
     sent = {tool["function"]["name"] for tool in tools}
     if missing := [name for name in names if name not in sent]:
         raise InvalidFieldError(f"names {missing[0][:64]}, which was not sent", param="tool_choice")
@@ -141,10 +141,10 @@ ToolChoice = Annotated[_AnyChoice, BeforeValidator(known_choice, json_schema_inp
 def tool_use(
     tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None, *, parallel: bool
 ) -> ToolUse | None:
-    """What the runtime is told. The choice must make sense with the tools that were sent."""
+    """The tool parameters for the worker. Raises if the choice does not match the tools."""
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise InvalidFieldError("needs tools", param="tool_choice")
+            raise InvalidFieldError("requires tools", param="tool_choice")
         return None
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) != len(names):
@@ -173,7 +173,7 @@ class JsonObjectFormat(Body):
     where: ClassVar[str] = "response_format"
     type: Literal["json_object"]
     schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
-    """llama-server's extension: the object follows this schema."""
+    """llama-server's extension: the object must follow this schema."""
 
 
 class JsonSchema(Body):
@@ -189,7 +189,7 @@ class JsonSchemaFormat(Body):
     type: Literal["json_schema"]
     json_schema: JsonSchema | None = None
     schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
-    """The schema itself, where `json_schema` is left out (llama-server)."""
+    """The schema itself, without `json_schema` (llama-server)."""
 
 
 ResponseFormat = Annotated[
@@ -199,15 +199,15 @@ ResponseFormat = Annotated[
 
 
 class Guided(Body):
-    """Two more ways to hold an answer to a shape, beside each dialect's own."""
+    """Two more kinds of structured output, besides each dialect's own."""
 
     regex: Annotated[str, Field(min_length=1, max_length=GRAMMAR_CHARS_MAX)] | None = None
-    """A regular expression that the whole answer matches."""
+    """A regular expression that the whole answer must match."""
     grammar: Annotated[str, Field(max_length=GRAMMAR_CHARS_MAX)] | None = None
-    """A Lark or GBNF grammar that the whole answer follows. Empty: none."""
+    """A Lark or GBNF grammar that the whole answer must follow. Empty: none."""
 
     def shapes(self) -> dict[str, Guidance]:
-        """What was asked for, by the field that asked."""
+        """The requested guidance, by field name."""
         found: dict[str, Guidance] = {}
         if self.regex is not None:
             found["regex"] = Guidance(mode="regex", value=self.regex)
@@ -217,18 +217,18 @@ class Guided(Body):
 
 
 def guidance_of(body: Guided, shape: Guidance | None, param: str, use: ToolUse | None) -> Guidance | None:
-    """At most one shape, and none that would forbid the tools that were offered."""
+    """At most one kind of guidance, and none that would rule out tool calls."""
     given = {**({} if shape is None else {param: shape}), **body.shapes()}
     if len(given) > 1:
         raise InvalidFieldError(
-            f"{' and '.join(given)} exclude each other", param=list(given)[1], hint="send one of them"
+            f"{' and '.join(given)} are mutually exclusive", param=list(given)[1], hint="send one of them"
         )
     if not given:
         return None
     name, guidance = next(iter(given.items()))
     if use is not None and use.choice != "none":
         raise InvalidFieldError(
-            "leaves no room for tool calls", param=name, hint="leave out tools, or send tool_choice: none"
+            "rules out tool calls", param=name, hint="omit tools, or send tool_choice: none"
         )
     return guidance
 
@@ -248,6 +248,6 @@ def guidance_of_format(response_format: Any) -> Guidance | None:
 
 
 def schema_guidance(schema: JsonObject, param: str) -> Guidance:
-    """An empty schema allows any JSON: as a boolean it is not taken for a schema that is missing."""
+    """An empty schema allows any JSON; as `true` it is not mistaken for a missing schema."""
     check_size(schema, param)
     return Guidance(mode="json_schema", value=schema or True)

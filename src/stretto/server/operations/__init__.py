@@ -1,1 +1,1 @@
-"""What operators see: probes, metrics, counters, and the instrumented engine."""
+"""Operations: probes, metrics, counters, access log, drain, and the instrumented client."""

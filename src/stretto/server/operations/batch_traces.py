@@ -1,4 +1,4 @@
-"""A span for every call that carried generations to the runtime: how many, how long they were held, whose."""
+"""Traces a span for every call that carries generations to the worker: size, hold time, requests."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from stretto.telemetry.traces import SpanRecord, Tracer
 
 
 class BatchTraces:
-    """A listener to the engine's batches. `clock` is the engine's."""
+    """A listener to the client's batches. `clock` is the client's."""
 
     def __init__(self, tracer: Tracer, clock: Callable[[], float]) -> None:
         self._tracer = tracer
         self._clock = clock
 
     def __call__(self, event: BatchEvent) -> None:
-        sent_s = event.sent_s + time.time() - self._clock()  # from the monotonic clock to that of calendars
+        sent_s = event.sent_s + time.time() - self._clock()  # monotonic to wall clock
         mix = {f"stretto.batch.{name}": count for name, count in event.priority_mix.items()}
         self._tracer.record_span(
             SpanRecord(

@@ -1,7 +1,7 @@
-"""What the server has seen since it started: plain counters and histograms, all of one event loop.
+"""Counters and histograms since the server's start, used by one event loop.
 
-Written on the token path by `instrumented`, read by `metrics`. Labels come from models that answered and from
-our own codes, never from what a client may invent, so their number is bounded.
+Written on the token path by `instrumented`, read by `metrics`. Labels are served models and our own codes,
+never client input, so their number is limited.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ def _waits() -> Histogram:
 
 
 @dataclass(slots=True)
-class ModelFigures:
-    """Of one model. Waits and times count from the arrival of the HTTP request."""
+class ModelCounters:
+    """Counters of one model. Times start at the arrival of the HTTP request."""
 
-    queue_wait: Histogram = field(default_factory=_waits)  # until they had a slot
-    queue_wait_in_vain: Histogram = field(default_factory=_waits)  # of those that ended without one
+    queue_wait: Histogram = field(default_factory=_waits)  # until admission to a slot
+    queue_wait_in_vain: Histogram = field(default_factory=_waits)  # of requests that ended without a slot
     first_token: Histogram = field(default_factory=_waits)
     inter_token: Histogram = field(default_factory=lambda: Histogram(GAP_EDGES_S))
     request_time: Histogram = field(default_factory=_waits)
@@ -32,17 +32,17 @@ class ModelFigures:
     outcomes: Counter[str] = field(default_factory=Counter)
 
 
-class Figures:
+class Counters:
     def __init__(self) -> None:
-        self.models: dict[str, ModelFigures] = {}
+        self.models: dict[str, ModelCounters] = {}
         self.rejected: Counter[str] = Counter()  # by code
         self.responses: Counter[int] = Counter()  # by HTTP status
         self.ignored_fields: Counter[str] = Counter()  # by dialect
         self.running = 0  # generations that have not ended
         self.waiting = 0  # of these, without a first token
 
-    def of(self, model_id: str) -> ModelFigures:
+    def of(self, model_id: str) -> ModelCounters:
         found = self.models.get(model_id)
         if found is None:
-            found = self.models[model_id] = ModelFigures()
+            found = self.models[model_id] = ModelCounters()
         return found

@@ -1,4 +1,4 @@
-"""What the `/metrics` modules share: the values of one scrape, and the families built from them."""
+"""Shared by the `/metrics` modules: the values of one scrape, and helpers for metric families."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 
 from stretto.rpc.messages import Stats
-from stretto.server.operations.counters import Figures, ModelFigures
+from stretto.server.operations.counters import Counters, ModelCounters
 from stretto.telemetry.histogram import Histogram
 
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """Everything that one scrape shows. `stats` is None when the worker did not answer."""
+    """The values of one scrape. `stats` is None if the worker did not answer."""
 
-    figures: Figures
+    counters: Counters
     stats: Stats | None
     batch_stats: Mapping[str, Any]
     ready: bool
@@ -32,9 +32,9 @@ def gauge(name: str, text: str, value: float, **labels: str) -> GaugeMetricFamil
 
 
 def histogram(
-    name: str, text: str, label: str, models: Mapping[str, ModelFigures], field: str
+    name: str, text: str, label: str, models: Mapping[str, ModelCounters], field: str
 ) -> HistogramMetricFamily:
-    """One histogram for each model, from the field of that name in its counters."""
+    """One histogram per model, from the counters' field of that name."""
     family = HistogramMetricFamily(name, text, labels=[label])
     for model_id, of_model in models.items():
         values: Histogram = getattr(of_model, field)

@@ -1,7 +1,7 @@
-"""Alive and ready are two questions. Ready: a model is loaded, nothing drains, and its loop really moves.
+"""Readiness: a model is loaded, the server is not draining, and the scheduler makes progress.
 
-A hung engine answers every question but the one that matters; so the age of a busy model's last tick counts,
-and a runtime that does not answer within a second is not ready either.
+A worker whose engine loop hangs still answers RPC calls, so the age of a busy model's last tick is checked. A
+worker that does not answer within a second is not ready either.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from stretto.client.api import EngineApi, Health
+from stretto.client.api import Health, WorkerClient
 from stretto.errors import StrettoError
 from stretto.rpc.messages import Stats
 
@@ -25,13 +25,13 @@ class Readiness:
 def judge(
     health: Health, *, draining: bool, stats: Stats | None, loaded: bool, hang_after_s: float
 ) -> Readiness:
-    """`stats` None: the runtime did not answer in time. `loaded`: this runtime has had a model."""
+    """`stats` None: the worker did not answer in time. `loaded`: this worker process has loaded a model."""
     if draining:
         return Readiness(False, "draining")
     if not health.ready:
         return Readiness(False, health.reason or "not ready")
     if stats is None:
-        return Readiness(False, "the runtime does not answer")
+        return Readiness(False, "the worker does not answer")
     if not loaded:
         return Readiness(False, "no model is loaded")
     for model in stats.models:
@@ -41,10 +41,10 @@ def judge(
 
 
 class Loads:
-    """Whether the runtime that runs now has had a model.
+    """Whether the current worker process has loaded a model.
 
-    One that was unloaded because nobody asked for it comes back by itself when somebody does, so that counts
-    as ready; a new runtime begins with none.
+    A model that was unloaded because it was idle is loaded again on demand, so the server counts as ready; a
+    new worker process starts without one.
     """
 
     def __init__(self) -> None:
@@ -59,10 +59,10 @@ class Loads:
         return self._loaded
 
 
-async def stats_of(engine: EngineApi) -> Stats | None:
-    """The runtime's figures, or None where it does not answer."""
+async def stats_of(worker_client: WorkerClient) -> Stats | None:
+    """The worker's statistics, or None if it does not answer."""
     try:
         async with asyncio.timeout(STATS_TIMEOUT_S):
-            return await engine.stats()
+            return await worker_client.stats()
     except (TimeoutError, StrettoError):
         return None

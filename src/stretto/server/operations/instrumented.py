@@ -1,7 +1,8 @@
-"""The engine, watched: every generation is timed and counted, whichever endpoint started it.
+"""InstrumentedClient: times and counts every generation, whichever endpoint started it.
 
-One thin layer round `EngineApi`. On the token path it costs a clock and a bisection a delta; all else is done
-when a generation ends. It also holds what runs, so that a drain that is over can cut it.
+A thin layer around `WorkerClient`. Per delta it costs one clock reading and one bisection; everything else
+happens when a generation ends. It also tracks running generations, so that a drain can cancel them at its
+time limit.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from stretto.client.api import Delta, EngineApi, GenerationStream, Health, OnStart
+from stretto.client.api import Delta, GenerationStream, Health, OnStart, WorkerClient
 from stretto.client.batch_stats import BatchEvent
 from stretto.errors import CapacityError, ShuttingDownError, StrettoError
 from stretto.rpc.messages import (
@@ -31,8 +32,8 @@ from stretto.rpc.messages import (
     TokenizeParams,
     Usage,
 )
-from stretto.server.operations.counters import Figures, ModelFigures
-from stretto.server.operations.instrumented_calls import CANCELLED, DONE, ObservedCall
+from stretto.server.operations.counters import Counters, ModelCounters
+from stretto.server.operations.instrumented_calls import CANCELLED, DONE, InstrumentedCall
 from stretto.server.operations.record import RequestRecord, current_record
 from stretto.server.operations.retry_after import RetryAfter
 from stretto.telemetry.traces import NoTracer, RequestTrace, Tracer
@@ -41,7 +42,7 @@ Result = TypeVar("Result", EmbedResult, RerankResult)
 
 
 class _Marks(NamedTuple):
-    """When a generation had its slot and its first token, by the server's clock; None: it never had."""
+    """When a generation got its slot and its first token, on the server's clock; None if never."""
 
     admitted_s: float | None
     first_s: float | None
@@ -49,13 +50,12 @@ class _Marks(NamedTuple):
     parks: int
 
 
-class ObservedStream:
-    """A generation that writes down what happens to it, once."""
+class InstrumentedStream:
+    """A generation that records its outcome, once."""
 
     __slots__ = (
+        "_counters",
         "_cut",
-        "_engine",
-        "_figures",
         "_first_s",
         "_last_s",
         "_over",
@@ -63,17 +63,22 @@ class ObservedStream:
         "_record",
         "_started_s",
         "_stream",
+        "_worker_client",
     )
 
     def __init__(
-        self, engine: ObservedEngine, stream: GenerationStream, params: GenerateParams, now_s: float
+        self,
+        worker_client: InstrumentedClient,
+        stream: GenerationStream,
+        params: GenerateParams,
+        now_s: float,
     ) -> None:
-        self._engine = engine
+        self._worker_client = worker_client
         self._stream = stream
         self._params = params
         self._started_s = now_s
         self._record = current_record.get() or RequestRecord(params.stream_id, "", now_s)
-        self._figures: ModelFigures | None = None  # once it has a token
+        self._counters: ModelCounters | None = None  # set at its first token
         self._first_s: float | None = None
         self._last_s = 0.0
         self._over = False
@@ -99,11 +104,11 @@ class ObservedStream:
             raise shown from None
         count = delta.token_count
         if count:
-            now_s = self._engine.clock()
-            figures = self._figures or self._first(now_s)
-            if self._last_s:  # tokens that came together share their gap
-                figures.inter_token.observe((now_s - self._last_s) / count, count)
-            figures.generated_tokens += count
+            now_s = self._worker_client.clock()
+            counters = self._counters or self._first(now_s)
+            if self._last_s:  # tokens that arrive together share the interval
+                counters.inter_token.observe((now_s - self._last_s) / count, count)
+            counters.generated_tokens += count
             self._last_s = now_s
         if delta.end is not None:
             self._ended(delta.end)
@@ -126,18 +131,18 @@ class ObservedStream:
             self._close("cancelled")
 
     def cut(self, error: StrettoError) -> None:
-        """End it with this error: its reader gets it as the last word."""
+        """End it with this error, which its reader receives last."""
         self._cut = error
         self._stream.cancel()
 
-    # --- writing down ----------------------------------------------------------------------------
+    # --- recording -------------------------------------------------------------------------------
 
-    def _first(self, now_s: float) -> ModelFigures:
+    def _first(self, now_s: float) -> ModelCounters:
         self._first_s = now_s
-        self._engine.figures.waiting -= 1
-        self._figures = figures = self._engine.figures.of(self._params.model_id)
-        figures.first_token.observe(now_s - self._record.arrived_s)
-        return figures
+        self._worker_client.counters.waiting -= 1
+        self._counters = counters = self._worker_client.counters.of(self._params.model_id)
+        counters.first_token.observe(now_s - self._record.arrived_s)
+        return counters
 
     def _ended(self, end: StreamEnd) -> None:
         if self._over:
@@ -152,26 +157,26 @@ class ObservedStream:
             return
         if isinstance(error, CapacityError) and self._first_s is None:
             self._record.rejected = error.code
-            self._engine.figures.rejected[error.code] += 1
+            self._worker_client.counters.rejected[error.code] += 1
             self._close("rejected", code=error.code)
         else:
             self._close("error", code=error.code)
 
     def _close(self, outcome: str, *, code: str = "") -> None:
-        """Once, however it ended: finished, cancelled, failed, refused, or its runtime was lost."""
+        """Record the end, once: finished, cancelled, failed, rejected, or worker lost."""
         self._over = True
-        self._engine.closed(self, waited=self._first_s is None)
-        now_s = self._engine.clock()
+        self._worker_client.closed(self, waited=self._first_s is None)
+        now_s = self._worker_client.clock()
         marks = self._marks(now_s)
         self._count(outcome, marks, now_s)
-        if self._engine.tracer.enabled:
-            self._engine.tracer.record(self._trace(outcome, marks, now_s, code))
+        if self._worker_client.tracer.enabled:
+            self._worker_client.tracer.record(self._trace(outcome, marks, now_s, code))
 
     def _marks(self, now_s: float) -> _Marks:
         end = self._stream.end
         timing = end.timing if end is not None else Timing(admitted=False)
         first_s = self._first_s
-        if first_s is None and timing.ttft_s is not None:  # it came, and was not read
+        if first_s is None and timing.ttft_s is not None:  # it arrived but was not read
             first_s = min(self._started_s + timing.ttft_s, now_s)
         admitted_s = None
         if timing.admitted or first_s is not None:
@@ -180,20 +185,20 @@ class ObservedStream:
 
     def _count(self, outcome: str, marks: _Marks, now_s: float) -> None:
         record, usage = self._record, marks.usage
-        figures = self._engine.figures.of(
+        counters = self._worker_client.counters.of(
             self._params.model_id
-        )  # its name is the catalogue's, not a client's
-        figures.outcomes[outcome] += 1
+        )  # the name comes from the catalogue, not from a client
+        counters.outcomes[outcome] += 1
         queue_s = (now_s if marks.admitted_s is None else marks.admitted_s) - record.arrived_s
         if marks.admitted_s is None:
-            figures.queue_wait_in_vain.observe(queue_s)
+            counters.queue_wait_in_vain.observe(queue_s)
             prefill_s = None
         else:
-            figures.queue_wait.observe(queue_s)
-            figures.request_time.observe(now_s - record.arrived_s)
-            figures.prompt_tokens += usage.prompt_tokens
-            figures.cached_tokens += usage.cached_tokens
-            figures.parks += marks.parks
+            counters.queue_wait.observe(queue_s)
+            counters.request_time.observe(now_s - record.arrived_s)
+            counters.prompt_tokens += usage.prompt_tokens
+            counters.cached_tokens += usage.cached_tokens
+            counters.parks += marks.parks
             prefill_s = (now_s if marks.first_s is None else marks.first_s) - marks.admitted_s
         record.stream_id = record.stream_id or self.stream_id
         record.prompt_tokens += usage.prompt_tokens
@@ -205,7 +210,7 @@ class ObservedStream:
             record.generation_s = max(record.generation_s, now_s - marks.first_s)
 
     def _trace(self, outcome: str, marks: _Marks, now_s: float, code: str) -> RequestTrace:
-        wall_s = time.time() - self._engine.clock()  # from the monotonic clock to that of calendars
+        wall_s = time.time() - self._worker_client.clock()  # monotonic to wall clock
         usage = marks.usage
         return RequestTrace(
             name=f"POST {self._record.path}" if self._record.path else "generate",
@@ -228,38 +233,38 @@ class ObservedStream:
         )
 
 
-class ObservedEngine:
-    """An `EngineApi` like the one inside it."""
+class InstrumentedClient:
+    """A `WorkerClient` around another one."""
 
     def __init__(
         self,
-        engine: EngineApi,
+        worker_client: WorkerClient,
         *,
         tracer: Tracer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.inner = engine
-        self.figures = Figures()
+        self.inner = worker_client
+        self.counters = Counters()
         self.retry_after = RetryAfter()
         self.tracer = tracer or NoTracer()
         self.clock = clock
-        self._streams: dict[ObservedStream, None] = {}
+        self._streams: dict[InstrumentedStream, None] = {}
         self._draining = False
 
     def generate(self, params: GenerateParams) -> GenerationStream:
         record = current_record.get()
         if record is not None and not params.request_id:
             params = msgspec.structs.replace(params, request_id=record.request_id)
-        stream = ObservedStream(self, self.inner.generate(params), params, self.clock())
+        stream = InstrumentedStream(self, self.inner.generate(params), params, self.clock())
         self._streams[stream] = None
-        self.figures.running += 1
-        self.figures.waiting += 1
+        self.counters.running += 1
+        self.counters.waiting += 1
         return stream
 
-    def closed(self, stream: ObservedStream, *, waited: bool) -> None:
+    def closed(self, stream: InstrumentedStream, *, waited: bool) -> None:
         self._streams.pop(stream, None)
-        self.figures.running -= 1
-        self.figures.waiting -= waited
+        self.counters.running -= 1
+        self.counters.waiting -= waited
         if not waited:
             self.retry_after.ended(self.clock())
 
@@ -272,10 +277,10 @@ class ObservedEngine:
         self.inner.drain()
 
     def cut(self) -> int:
-        """End whatever still runs with a last error; how many that were."""
+        """End all running generations with an error; returns their number."""
         running = list(self._streams)
         for stream in running:
-            stream.cut(ShuttingDownError("the server stops now; this answer is not complete"))
+            stream.cut(ShuttingDownError("the server is stopping; this answer is incomplete"))
         return len(running)
 
     # --- passed on -------------------------------------------------------------------------------
@@ -317,8 +322,8 @@ class ObservedEngine:
     async def _timed(
         self, work: Callable[..., Awaitable[Result]], params: EmbedParams | RerankParams
     ) -> Result:
-        call = ObservedCall(
-            params.model_id, self.figures.of(params.model_id), tracer=self.tracer, clock=self.clock
+        call = InstrumentedCall(
+            params.model_id, self.counters.of(params.model_id), tracer=self.tracer, clock=self.clock
         )
         try:
             result = await work(params, on_start=call.started)

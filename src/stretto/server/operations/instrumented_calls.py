@@ -1,4 +1,4 @@
-"""Embeddings and rankings, watched: each is timed, counted and traced once, however it ends."""
+"""Instrumentation of embedding and rerank calls: each is timed, counted and traced once."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import time
 from collections.abc import Callable
 
 from stretto.errors import CapacityError
-from stretto.server.operations.counters import ModelFigures
+from stretto.server.operations.counters import ModelCounters
 from stretto.server.operations.record import RequestRecord, current_record
 from stretto.telemetry.traces import COMPUTE, RequestTrace, Tracer
 
 DONE, CANCELLED, REJECTED, FAILED = "done", "cancelled", "rejected", "error"
 
 
-class ObservedCall:
-    """One call. `started` is told when its first pass begins, `close` when it is over."""
+class InstrumentedCall:
+    """One call. `started` is called when its first pass begins, `close` at its end."""
 
     def __init__(
-        self, model_id: str, figures: ModelFigures, *, tracer: Tracer, clock: Callable[[], float]
+        self, model_id: str, counters: ModelCounters, *, tracer: Tracer, clock: Callable[[], float]
     ) -> None:
         now_s = clock()
         self._model_id = model_id
-        self._figures = figures
+        self._counters = counters
         self._tracer = tracer
         self._clock = clock
         self._asked_s = now_s
@@ -36,15 +36,15 @@ class ObservedCall:
         self.close(REJECTED if refused else FAILED, code=str(getattr(error, "code", "internal_error")))
 
     def close(self, outcome: str, *, prompt_tokens: int = 0, code: str = "") -> None:
-        now_s, record, figures = self._clock(), self._record, self._figures
-        figures.outcomes[outcome] += 1
+        now_s, record, counters = self._clock(), self._record, self._counters
+        counters.outcomes[outcome] += 1
         queue_s = (now_s if self._admitted_s is None else self._admitted_s) - record.arrived_s
         if self._admitted_s is None:
-            figures.queue_wait_in_vain.observe(queue_s)
+            counters.queue_wait_in_vain.observe(queue_s)
         else:
-            figures.queue_wait.observe(queue_s)
-            figures.request_time.observe(now_s - record.arrived_s)
-        figures.prompt_tokens += prompt_tokens
+            counters.queue_wait.observe(queue_s)
+            counters.request_time.observe(now_s - record.arrived_s)
+        counters.prompt_tokens += prompt_tokens
         record.prompt_tokens += prompt_tokens
         prefill_s = None if self._admitted_s is None else now_s - self._admitted_s
         record.timed(queue_s=queue_s, prefill_s=prefill_s, ttft_s=None)
@@ -52,7 +52,7 @@ class ObservedCall:
             self._tracer.record(self._trace(outcome, prompt_tokens, now_s, code))
 
     def _trace(self, outcome: str, prompt_tokens: int, now_s: float, code: str) -> RequestTrace:
-        wall_s = time.time() - self._clock()  # from the monotonic clock to that of calendars
+        wall_s = time.time() - self._clock()  # monotonic to wall clock
         return RequestTrace(
             name=f"POST {self._record.path}" if self._record.path else "embed",
             arrived_s=wall_s + self._record.arrived_s,

@@ -1,6 +1,6 @@
-"""`/metrics`: what was seen (`counters`) and what the runtime says (`stats`), in Prometheus' text form.
+"""`/metrics`: the server's `counters` and the worker's `stats` in Prometheus' text format.
 
-Everything is made when it is asked for. `vllm` adds the names that existing dashboards read.
+Built on request. `vllm` adds vLLM's names for existing dashboards.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from stretto.core.tick import PreemptReason
 from stretto.rpc.messages import ModelStats, Stats
 from stretto.server.http.caller import PRIORITIES
 from stretto.server.operations import metrics_ticks, metrics_vllm
-from stretto.server.operations.counters import Figures, ModelFigures
+from stretto.server.operations.counters import Counters, ModelCounters
 from stretto.server.operations.exposition import Scrape, gauge, histogram
-from stretto.server.operations.metrics_batches import runtime_batches, token_calls
+from stretto.server.operations.metrics_batches import token_calls, worker_batches
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _HISTOGRAMS = {
@@ -34,22 +34,22 @@ _HISTOGRAMS = {
 }
 _COUNTERS = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that had a slot and ended."),
-    "cached_tokens": ("prefix_hit_tokens", "Prompt tokens that were not computed again."),
+    "cached_tokens": ("prefix_hit_tokens", "Prompt tokens taken from the prefix cache."),
     "generated_tokens": ("generation_tokens", "Tokens that were generated and delivered."),
 }
 _BATCHER_COUNTERS = {
     "total_batches": ("batches", "Calls that carried one or more requests."),
-    "total_requests": ("requests", "Requests that left in these calls."),
-    "fallback_count": ("fallbacks", "Requests that went alone because the runtime cannot take batches."),
-    "urgent_flushes": ("urgent_flushes", "Batches that an urgent request sent off."),
-    "promoted_background": ("promoted_background", "Background requests that rode along."),
-    "aborted_requests": ("aborted", "Requests that were cancelled before they left."),
-    "expired_requests": ("expired", "Requests whose deadline passed before they left."),
-    "bypassed_requests": ("bypassed", "Requests that went alone because `bypass` lists a field of theirs."),
-    "near_deadline_requests": ("near_deadline", "Requests that left at once because of their deadline."),
-    "rejected_requests": ("rejected", "Requests that the runtime refused, or whose call failed."),
+    "total_requests": ("requests", "Requests sent in these calls."),
+    "fallback_count": ("fallbacks", "Requests sent alone because the worker does not support batches."),
+    "urgent_flushes": ("urgent_flushes", "Batches sent because of an urgent request."),
+    "promoted_background": ("promoted_background", "Background requests sent with other requests."),
+    "aborted_requests": ("aborted", "Requests cancelled before they were sent."),
+    "expired_requests": ("expired", "Requests whose deadline passed before they were sent."),
+    "bypassed_requests": ("bypassed", "Requests sent alone because they use a field listed in `bypass`."),
+    "near_deadline_requests": ("near_deadline", "Requests sent immediately because of their deadline."),
+    "rejected_requests": ("rejected", "Requests that the worker rejected, or whose call failed."),
     "failed_calls": ("failed_calls", "Calls that failed as a whole."),
-    "backpressure_pauses": ("backpressure_pauses", "Pauses of a client whose streams were full."),
+    "backpressure_pauses": ("backpressure_pauses", "Pauses of a tenant whose streams were full."),
 }
 
 
@@ -69,12 +69,12 @@ class _Families(Collector):
         scrape = self._scrape
         yield gauge("stretto_build_info", "The version, as a label.", 1, version=__version__)
         yield gauge("stretto_ready", "1: a model can answer now.", float(scrape.ready))
-        yield gauge("stretto_draining", "1: the server is about to stop.", float(scrape.draining))
-        yield from _requests(scrape.figures)
-        yield from _models(scrape.figures)
+        yield gauge("stretto_draining", "1: the server is draining.", float(scrape.draining))
+        yield from _requests(scrape.counters)
+        yield from _models(scrape.counters)
         if scrape.stats is not None:
-            yield from _runtime(scrape.stats)
-            yield from runtime_batches(scrape.stats.batches)
+            yield from _worker(scrape.stats)
+            yield from worker_batches(scrape.stats.batches)
         yield from _batcher(scrape.batch_stats.get("generate", {}))
         yield from token_calls(scrape.batch_stats.get("tokens", {}))
         yield from _streams(scrape.batch_stats.get("streams", {}))
@@ -82,45 +82,45 @@ class _Families(Collector):
             yield from metrics_vllm.families(scrape)
 
 
-def _requests(figures: Figures) -> Iterator[Metric]:
-    yield gauge("stretto_requests_running", "Generations that have not ended.", figures.running)
-    yield gauge("stretto_requests_without_token", "Of these, without a first token.", figures.waiting)
-    rejected = CounterMetricFamily("stretto_rejected", "Requests refused, by the code.", labels=["reason"])
-    for code, count in sorted(figures.rejected.items()):
+def _requests(counters: Counters) -> Iterator[Metric]:
+    yield gauge("stretto_requests_running", "Generations that have not ended.", counters.running)
+    yield gauge("stretto_requests_without_token", "Of these, without a first token.", counters.waiting)
+    rejected = CounterMetricFamily("stretto_rejected", "Rejected requests, by code.", labels=["reason"])
+    for code, count in sorted(counters.rejected.items()):
         rejected.add_metric([code], count)
     yield rejected
     replies = CounterMetricFamily("stretto_http_responses", "HTTP replies.", labels=["status"])
-    for status, count in sorted(figures.responses.items()):
+    for status, count in sorted(counters.responses.items()):
         replies.add_metric([str(status)], count)
     yield replies
     ignored = CounterMetricFamily(
-        "stretto_ignored_fields", "Fields of request bodies that were ignored.", labels=["dialect"]
+        "stretto_ignored_fields", "Ignored fields of request bodies.", labels=["dialect"]
     )
     for dialect in ("openai", "anthropic"):
-        ignored.add_metric([dialect], figures.ignored_fields[dialect])
+        ignored.add_metric([dialect], counters.ignored_fields[dialect])
     yield ignored
 
 
-def _models(figures: Figures) -> Iterator[Metric]:
+def _models(counters: Counters) -> Iterator[Metric]:
     outcomes = CounterMetricFamily(
-        "stretto_requests", "Generations that ended, by how.", labels=["model", "outcome"]
+        "stretto_requests", "Ended generations, by outcome.", labels=["model", "outcome"]
     )
-    for model_id, of_model in figures.models.items():
+    for model_id, of_model in counters.models.items():
         for outcome, count in sorted(of_model.outcomes.items()):
             outcomes.add_metric([model_id, outcome], count)
     yield outcomes
     for field, (name, text) in _COUNTERS.items():
         counter = CounterMetricFamily(f"stretto_{name}", text, labels=["model"])
-        for model_id, of_model in figures.models.items():
+        for model_id, of_model in counters.models.items():
             counter.add_metric([model_id], getattr(of_model, field))
         yield counter
-    yield _queue_waits(figures.models)
+    yield _queue_waits(counters.models)
     for field, (name, text) in _HISTOGRAMS.items():
-        yield histogram(f"stretto_{name}", text, "model", figures.models, field)
+        yield histogram(f"stretto_{name}", text, "model", counters.models, field)
 
 
-def _queue_waits(models: Mapping[str, ModelFigures]) -> HistogramMetricFamily:
-    """One family for both, so that requests that ended without a slot are seen and do not blur the rest."""
+def _queue_waits(models: Mapping[str, ModelCounters]) -> HistogramMetricFamily:
+    """One family for both, with a label that separates requests that ended without a slot."""
     family = HistogramMetricFamily(
         "stretto_queue_wait_seconds",
         "Seconds from arrival until a request had a slot, or ended without one (admitted: false).",
@@ -132,9 +132,9 @@ def _queue_waits(models: Mapping[str, ModelFigures]) -> HistogramMetricFamily:
     return family
 
 
-def _runtime(stats: Stats) -> Iterator[Metric]:
-    yield gauge("stretto_runtime_memory_bytes", "Memory of the runtime's process.", stats.memory_bytes)
-    yield gauge("stretto_runtime_uptime_seconds", "Since the runtime started.", stats.uptime_s)
+def _worker(stats: Stats) -> Iterator[Metric]:
+    yield gauge("stretto_runtime_memory_bytes", "Memory of the worker process.", stats.memory_bytes)
+    yield gauge("stretto_runtime_uptime_seconds", "Uptime of the worker process.", stats.uptime_s)
     simple: dict[str, tuple[str, Any]] = {
         "stretto_slots": ("Slots.", lambda model: model.slots),
         "stretto_slots_busy": ("Slots with a request.", lambda model: model.active_slots),
@@ -142,7 +142,7 @@ def _runtime(stats: Stats) -> Iterator[Metric]:
         "stretto_kv_usage_ratio": ("Share of the KV cache in use.", lambda model: model.kv_used),
         "stretto_last_tick_age_seconds": ("Since the last tick.", lambda model: model.last_tick_age_s),
         "stretto_pass_seconds": ("Time of the last pass.", lambda model: model.pass_s),
-        "stretto_compute_threads": ("Threads that compute a pass now.", lambda model: model.threads),
+        "stretto_compute_threads": ("Compute threads of a pass.", lambda model: model.threads),
     }
     for name, (text, value) in simple.items():
         family = GaugeMetricFamily(name, text, labels=["model"])
@@ -163,10 +163,10 @@ def _runtime(stats: Stats) -> Iterator[Metric]:
 
 
 def _preemptions(models: list[ModelStats]) -> Iterator[Metric]:
-    """Every slot that was taken away, by reason; victims that ended with an error count, too."""
-    text = "Times that a request lost its slot, by reason; time slices of streams included."
+    """Preemptions by reason, including requests that ended with an error."""
+    text = "Preemptions by reason, including time slices."
     counter = CounterMetricFamily("stretto_preemptions", text, labels=["model", "reason"])
-    slices = CounterMetricFamily("stretto_turns", "The same for time slices alone.", labels=["model"])
+    slices = CounterMetricFamily("stretto_turns", "Preemptions by time slicing.", labels=["model"])
     for model in models:
         for reason in PreemptReason:
             counter.add_metric([model.model_id, reason.value], model.preemptions.get(reason.value, 0))
@@ -212,10 +212,10 @@ def _batcher(stats: Mapping[str, Any]) -> Iterator[Metric]:
 
 def _streams(stats: Mapping[str, Any]) -> Iterator[Metric]:
     for key, text in (
-        ("active", "Streams that are open."),
-        ("limit", "Streams that may be open."),
+        ("active", "Open streams."),
+        ("limit", "Maximum number of open streams."),
         ("blocked_now", "Streams whose reader is too slow."),
-        ("unread_bytes", "Text that waits for its reader."),
+        ("unread_bytes", "Unread text."),
     ):
         if isinstance(stats.get(key), int | float):
             yield gauge(f"stretto_streams_{key.removesuffix('_now')}", text, float(stats[key]))

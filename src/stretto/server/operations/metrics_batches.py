@@ -1,4 +1,4 @@
-"""Metrics of calls that carry several requests: `batch_generate` as the runtime saw it, and token calls."""
+"""Metrics of batch calls: `batch_generate` as measured by the worker, and token calls."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from stretto.rpc.messages import BatchTelemetry
 
 _COUNTERS = {
-    "calls": "batch_generate calls that the runtime answered.",
+    "calls": "batch_generate calls that the worker answered.",
     "requests": "Requests in these calls.",
-    "groups": "Models in these calls, each counted once a call.",
-    "refused": "Requests in these calls that were refused.",
-    "unreadable": "Of these, entries of a wrong shape.",
+    "groups": "Models in these calls, each counted once per call.",
+    "refused": "Rejected requests in these calls.",
+    "unreadable": "Of these, invalid entries.",
     "seconds": "Seconds from reading a call to its answer.",
 }
 
 
-def runtime_batches(seen: BatchTelemetry) -> Iterator[Metric]:
+def worker_batches(seen: BatchTelemetry) -> Iterator[Metric]:
     for field, text in _COUNTERS.items():
         counter = CounterMetricFamily(f"stretto_runtime_batch_{field}", text)
         counter.add_metric([], float(getattr(seen, field)))
@@ -36,7 +36,7 @@ def runtime_batches(seen: BatchTelemetry) -> Iterator[Metric]:
 def token_calls(stats: Mapping[str, Any]) -> Iterator[Metric]:
     for key, name, text in (
         ("total_requests", "requests", "tokenize and detokenize requests."),
-        ("total_calls", "calls", "Calls to the runtime that they took."),
+        ("total_calls", "calls", "Calls to the worker for these requests."),
     ):
         counter = CounterMetricFamily(f"stretto_token_batcher_{name}", text)
         counter.add_metric([], float(stats.get(key, 0)))

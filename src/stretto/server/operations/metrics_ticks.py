@@ -1,4 +1,4 @@
-"""Families of `/metrics` from inside the runtime: ticks and rates (seed 003) as histograms, and events."""
+"""Metrics measured in the worker: ticks and rates (seed 003) as histograms, and events."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def families(models: Sequence[ModelStats]) -> Iterator[Metric]:
         yield family
     events = CounterMetricFamily(
         "stretto_events",
-        "Scheduler events, by the name under which the log has them.",
+        "Scheduler events, by their name in the log.",
         labels=["model", "event"],
     )
     for model in models:

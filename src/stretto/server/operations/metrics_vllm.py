@@ -1,4 +1,4 @@
-"""The metric names of vLLM that dashboards and gateways read, with our values: `metrics_compat: vllm`."""
+"""Metrics under vLLM's names, for dashboards and gateways: `metrics_compat: vllm`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from stretto.core.tick import PreemptReason
 from stretto.rpc.messages import ModelStats
-from stretto.server.operations.counters import Figures
+from stretto.server.operations.counters import Counters
 from stretto.server.operations.exposition import Scrape, histogram
 
 LABEL = "model_name"
@@ -37,9 +37,9 @@ _REASONS = {
 
 def families(scrape: Scrape) -> Iterator[Metric]:
     yield from _gauges(scrape.stats.models if scrape.stats is not None else [])
-    yield from _counters(scrape.figures)
+    yield from _counters(scrape.counters)
     for name, field in _HISTOGRAMS.items():
-        yield histogram(name, "See the stretto_ metric.", LABEL, scrape.figures.models, field)
+        yield histogram(name, "See the stretto_ metric.", LABEL, scrape.counters.models, field)
 
 
 def _gauges(models: list[ModelStats]) -> Iterator[Metric]:
@@ -62,20 +62,20 @@ def _gauges(models: list[ModelStats]) -> Iterator[Metric]:
     yield preemptions
 
 
-def _counters(figures: Figures) -> Iterator[Metric]:
+def _counters(counters: Counters) -> Iterator[Metric]:
     for name, field in _COUNTERS.items():
         counter = CounterMetricFamily(name, "See the stretto_ metric.", labels=[LABEL])
-        for model_id, of_model in figures.models.items():
+        for model_id, of_model in counters.models.items():
             counter.add_metric([model_id], getattr(of_model, field))
         yield counter
     success = CounterMetricFamily(
         "vllm:request_success", "Requests that ended.", labels=[LABEL, "finished_reason"]
     )
-    for model_id, of_model in figures.models.items():
+    for model_id, of_model in counters.models.items():
         reasons: dict[str, int] = {}
         for outcome, count in of_model.outcomes.items():
             if outcome == "rejected":
-                continue  # vLLM does not count what it never took in
+                continue  # vLLM does not count rejected requests
             reason = _REASONS.get(outcome, "error")
             reasons[reason] = reasons.get(reason, 0) + count
         for reason, count in sorted(reasons.items()):

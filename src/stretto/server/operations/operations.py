@@ -1,7 +1,7 @@
-"""The operator's side of the server: probes, metrics, slots, and the layers round the endpoints.
+"""Operations: probes, metrics, slots, and the middleware around the endpoints.
 
-`Operations` is made once for an app. Endpoints get its `engine` (the one given to it, observed); the app
-takes its `routes`, and its `wrap` puts the layers round them, just inside `error_boundary`.
+One `Operations` per app. Endpoints use its `worker_client` (the given one, instrumented); the app includes
+its `routes`, and `wrap` adds the middleware just inside `error_boundary`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from stretto import __version__
-from stretto.client.api import EngineApi
+from stretto.client.api import WorkerClient
 from stretto.rpc.messages import Stats
 from stretto.server.dashboard.assets import PAGE_PATHS
 from stretto.server.http.auth import Auth
@@ -32,12 +32,12 @@ from stretto.server.operations.batch_traces import BatchTraces
 from stretto.server.operations.drain import Drain, Gate
 from stretto.server.operations.exposition import Scrape
 from stretto.server.operations.health import Loads, Readiness, judge, stats_of
-from stretto.server.operations.instrumented import ObservedEngine
+from stretto.server.operations.instrumented import InstrumentedClient
 from stretto.server.operations.metrics import CONTENT_TYPE, render
 from stretto.settings import ServerSettings
 from stretto.telemetry.traces import Tracer
 
-RESTART_S = 5  # what a drain and a restart usually take
+RESTART_S = 5  # typical duration of a drain and restart
 # The probes return only a status without a key; the page's files are static, and its data need the key.
 PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/health"}) | PAGE_PATHS
 
@@ -45,7 +45,7 @@ PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/health"}) | PAGE_PATHS
 class Operations:
     def __init__(
         self,
-        engine: EngineApi,
+        worker_client: WorkerClient,
         settings: ServerSettings,
         *,
         keys: KeyRing | None = None,
@@ -53,27 +53,31 @@ class Operations:
     ) -> None:
         self.settings = settings
         self.keys = keys or KeyRing()
-        self.engine = ObservedEngine(engine, tracer=tracer)
-        if self.engine.tracer.enabled:
-            engine.on_batch_dispatched(BatchTraces(self.engine.tracer, self.engine.clock))
-        self.drain = Drain(self.engine, timeout_s=settings.drain_timeout_s)
+        self.worker_client = InstrumentedClient(worker_client, tracer=tracer)
+        if self.worker_client.tracer.enabled:
+            worker_client.on_batch_dispatched(
+                BatchTraces(self.worker_client.tracer, self.worker_client.clock)
+            )
+        self.drain = Drain(self.worker_client, timeout_s=settings.drain_timeout_s)
         self._started_s = time.monotonic()
         self._loads = Loads()
 
     # --- for the app -----------------------------------------------------------------------------
 
     def retry_after(self) -> int:
-        """Seconds for the header of that name: the queue over the measured rate, or the time of a restart."""
+        """Seconds for the Retry-After header: queue length over measured rate, or the time of a restart."""
         chance = random.random()  # noqa: S311 (spreads clients, guards nothing)
-        if self.engine.draining or not self.engine.health.ready:
+        if self.worker_client.draining or not self.worker_client.health.ready:
             return RESTART_S + round(RESTART_S * chance)
-        return self.engine.retry_after.seconds(self.engine.clock(), self.engine.figures.waiting, chance)
+        return self.worker_client.retry_after.seconds(
+            self.worker_client.clock(), self.worker_client.counters.waiting, chance
+        )
 
     def middleware(self) -> list[Middleware]:
-        """Outermost first. What a stranger may cost comes before the key, what a caller may cost after it."""
+        """Outermost first. Limits for any client come before authentication, limits for callers after it."""
         chosen = self.settings
         return [
-            Middleware(AccessLog, engine=self.engine),
+            Middleware(AccessLog, worker_client=self.worker_client),
             Middleware(
                 HeaderLimits,
                 headers_max=chosen.headers_max,
@@ -88,7 +92,7 @@ class Operations:
             ),
             Middleware(Auth, keys=self.keys, public_paths=PUBLIC_PATHS),
             Middleware(CrowdLimit),
-            Middleware(Gate, drain=self.drain, engine=self.engine),
+            Middleware(Gate, drain=self.drain, worker_client=self.worker_client),
             Middleware(
                 BodyLimits,
                 body_bytes_max=chosen.body_bytes_max,
@@ -104,7 +108,7 @@ class Operations:
         return app
 
     def routes(self) -> list[BaseRoute]:
-        """Plain routes: an operator's page must answer when nothing else does."""
+        """Plain routes, independent of the framework's router."""
         return [
             Route("/livez", self._livez, methods=["GET"]),
             Route("/readyz", self._readyz, methods=["GET"]),
@@ -127,18 +131,21 @@ class Operations:
 
     async def _health(self, request: Request) -> Response:
         """The status of `/readyz` with the state behind it: requests, batcher, worker and models."""
-        stats = await stats_of(self.engine)
+        stats = await stats_of(self.worker_client)
         readiness = self._judged(stats)
         if request.state.caller is None:
             return self._answer(readiness, {})
         detail = {
             "reason": readiness.reason,
-            "progress": self.engine.health.progress,
+            "progress": self.worker_client.health.progress,
             "version": __version__,
             "uptime_s": round(time.monotonic() - self._started_s, 1),
-            "requests": {"running": self.engine.figures.running, "waiting": self.engine.figures.waiting},
+            "requests": {
+                "running": self.worker_client.counters.running,
+                "waiting": self.worker_client.counters.waiting,
+            },
             "retry_after_s": self.retry_after(),
-            "batcher": self.engine.batch_stats(),
+            "batcher": self.worker_client.batch_stats(),
             "runtime": None if stats is None else _without_slots(stats),
         }
         return self._answer(readiness, detail)
@@ -149,7 +156,7 @@ class Operations:
 
     async def _slots(self, request: Request) -> Response:
         """The state of every slot. With API keys, stream ids and tenants only of the caller's own tenant."""
-        stats = await stats_of(self.engine)
+        stats = await stats_of(self.worker_client)
         if stats is None:
             return _json([], status=503)
         tenant = request.state.caller.tenant if self.keys else None
@@ -163,27 +170,27 @@ class Operations:
 
     async def _metrics(self, _request: Request) -> Response:
         """Prometheus metrics; `--metrics-compat vllm` adds vLLM's names."""
-        stats = await stats_of(self.engine)
+        stats = await stats_of(self.worker_client)
         scrape = Scrape(
-            figures=self.engine.figures,
+            counters=self.worker_client.counters,
             stats=stats,
-            batch_stats=self.engine.batch_stats(),
+            batch_stats=self.worker_client.batch_stats(),
             ready=self._judged(stats).ready,
-            draining=self.engine.draining,
+            draining=self.worker_client.draining,
         )
         return Response(render(scrape, compat=self.settings.metrics_compat), media_type=CONTENT_TYPE)
 
     # --- inside ----------------------------------------------------------------------------------
 
     async def _readiness(self) -> Readiness:
-        if self.engine.draining or not self.engine.health.ready:
-            return self._judged(None)  # no need to ask the runtime
-        return self._judged(await stats_of(self.engine))
+        if self.worker_client.draining or not self.worker_client.health.ready:
+            return self._judged(None)  # no need to ask the worker
+        return self._judged(await stats_of(self.worker_client))
 
     def _judged(self, stats: Stats | None) -> Readiness:
         return judge(
-            self.engine.health,
-            draining=self.engine.draining,
+            self.worker_client.health,
+            draining=self.worker_client.draining,
             stats=stats,
             loaded=self._loads.look(stats),
             hang_after_s=self.settings.hang_after_s,

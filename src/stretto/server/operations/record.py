@@ -1,4 +1,4 @@
-"""One HTTP request as the operator's tools see it: made by `access_log`, found by whatever works for it."""
+"""The record of one HTTP request for logs and traces: created by `access_log`, filled while it runs."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Grows while the request runs. Times are of the monotonic clock."""
+    """Filled while the request runs. Times are on the monotonic clock."""
 
     request_id: str
     path: str
     arrived_s: float
     traceparent: str = ""
-    rejected: str = ""  # the code of what refused it, once that is counted
-    stream_id: str = ""  # of its first generation: the id under which the runtime's log has it
+    rejected: str = ""  # the code of its rejection, once counted
+    stream_id: str = ""  # of its first generation; its id in the worker's log
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
-    queue_s: float | None = None  # of several generations the longest
+    queue_s: float | None = None  # the longest of several generations
     prefill_s: float | None = None
-    ttft_s: float | None = None  # of several generations the earliest
+    ttft_s: float | None = None  # the earliest of several generations
     generation_s: float = 0.0
 
     def timed(self, *, queue_s: float, prefill_s: float | None, ttft_s: float | None) -> None:
@@ -32,7 +32,7 @@ class RequestRecord:
             self.ttft_s = ttft_s if self.ttft_s is None else min(ttft_s, self.ttft_s)
 
     def measures(self) -> dict[str, str | int | float]:
-        """What is known of its generations, for the log."""
+        """Log fields of its generations."""
         facts: dict[str, str | int | float] = {}
         if self.stream_id:
             facts["stream_id"] = self.stream_id

@@ -1,7 +1,7 @@
-"""llama-server's `timings` object: how many tokens took how long, in replies and in chunks of a stream.
+"""llama-server's `timings` object: token counts and durations, in replies and in chunks of a stream.
 
-`prompt_n` are the prompt tokens that were computed, `cache_n` those that were not. The prompt's time runs
-from the slot to the first token, the prediction's from there to the end. Waiting for a slot is in neither.
+`prompt_n` counts computed prompt tokens, `cache_n` cached ones. The prompt's time runs from admission to the
+first token, the prediction's from there to the end. Queueing is part of neither.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from stretto.rpc.messages import StreamEnd, StreamStart
 
 
 def timings_of(end: StreamEnd) -> dict[str, Any]:
-    """Of one generation."""
+    """Timings of one generation."""
     return total_timings([end])
 
 
 def total_timings(ends: Sequence[StreamEnd]) -> dict[str, Any]:
-    """Of generations that ran side by side: tokens add up, the longest time counts."""
+    """Timings of concurrent generations: the sum of tokens, the longest time."""
     usages = [end.usage for end in ends]
     parts = [_seconds(end) for end in ends]
     return _shape(
@@ -60,7 +60,7 @@ def _ratio(of: float, per: float) -> float:
 
 
 class RunningTimings:
-    """What is known while one stream runs, by this process's clock: for `timings_per_token`."""
+    """Timings while a stream runs, on this process's clock: for `timings_per_token`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

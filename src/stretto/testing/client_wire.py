@@ -86,13 +86,13 @@ class Wire:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.broken = False
-        self.engine, self.runtime = WireEnd(self), WireEnd(self)
-        self.engine.peer, self.runtime.peer = self.runtime, self.engine
+        self.client, self.worker = WireEnd(self), WireEnd(self)
+        self.client.peer, self.worker.peer = self.worker, self.client
 
     def cut(self) -> None:
         if self.broken:
             return
         self.broken = True
         loop = asyncio.get_running_loop()
-        for end in (self.engine, self.runtime):
+        for end in (self.client, self.worker):
             loop.call_later(self.rng.random() * 0.01, end.lost)

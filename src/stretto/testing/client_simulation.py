@@ -1,4 +1,4 @@
-"""One seed of the engine in virtual time: the real engine, a simulated runtime, faults, clients, laws.
+"""One seed of the engine in virtual time: the real engine, a simulated worker, faults, clients, laws.
 
 Everything that ships runs as it is (engine, traffic, batcher, registry, supervisor, transport, frames); only
 the clock, the process and the wire are simulated. Clients submit, read fast or slowly, and leave early. Then
@@ -15,14 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stretto.client.batch_stats import BatchEvent
-from stretto.client.engine import Engine
 from stretto.client.generation import Generation
 from stretto.client.host import SupervisedHost
+from stretto.client.rpc_client import RpcClient
 from stretto.errors import StrettoError
 from stretto.rpc.messages import GenerateParams, Guidance
 from stretto.settings import EngineSettings, GenerateBatcherSettings, Settings
-from stretto.testing.engine_clock import VirtualLoop
-from stretto.testing.engine_runtime import Odds, SimulatedLauncher, token_text
+from stretto.testing.client_clock import VirtualLoop
+from stretto.testing.client_worker import Odds, SimulatedLauncher, token_text
 
 REQUESTS = 60
 LOST_ERROR_S_MAX = 1.0
@@ -35,7 +35,7 @@ class LawBroken(AssertionError):
 
 
 @dataclass(slots=True)
-class EngineReport:
+class ClientReport:
     seeds: int = 0
     requests: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -44,7 +44,7 @@ class EngineReport:
     virtual_s: float = 0.0
     digest: str = ""
 
-    def add(self, other: EngineReport) -> None:
+    def add(self, other: ClientReport) -> None:
         self.seeds += other.seeds
         self.requests += other.requests
         self.outcomes += other.outcomes
@@ -89,7 +89,7 @@ _MOST = {
 }
 
 
-class EngineSimulation:
+class ClientSimulation:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.odds = draw_odds(self.rng)
@@ -97,14 +97,14 @@ class EngineSimulation:
         self.launcher = SimulatedLauncher(self.rng, self.odds)
         self.settings = self._draw_settings()
         self.clients: list[_Client] = []
-        self.report = EngineReport(seeds=1)
+        self.report = ClientReport(seeds=1)
         self.trace: list[str] = []
         self.lost_s: list[float] = []
         self.late: list[str] = []
         self.give_ups = self.launches_beyond = 0
 
     def _draw_settings(self) -> Settings:
-        engine = EngineSettings(
+        client_settings = EngineSettings(
             streams_max=self.rng.choice([15, 40, 1000]),
             stream_credit_tokens=4,
             stream_buffer_bytes=self.rng.choice([1024, 4096, 1 << 20]),
@@ -119,9 +119,9 @@ class EngineSimulation:
             restarts_max=self.rng.choice([2, 5, 50]),
             stable_after_s=0.2,
         )
-        return Settings(engine=engine, generate_batcher=GenerateBatcherSettings(max_batch_size=8))
+        return Settings(engine=client_settings, generate_batcher=GenerateBatcherSettings(max_batch_size=8))
 
-    def run(self) -> EngineReport:
+    def run(self) -> ClientReport:
         loop = VirtualLoop()
         try:
             loop.run_until_complete(self._run(loop))
@@ -136,12 +136,12 @@ class EngineSimulation:
         started_s = loop.time()
         self.host = SupervisedHost(self.launcher, self.settings.engine, jitter=self.rng.random)
         self.launcher.on_launch = self._launched
-        self.engine = _WatchedEngine(
+        self.worker_client = _WatchedClient(
             self.host, self.settings, on_dispatched=self._dispatched, clock=loop.time
         )
-        self.engine.losses_s, self.engine.given_up = self.lost_s, self._given_up
+        self.worker_client.losses_s, self.worker_client.given_up = self.lost_s, self._given_up
         try:
-            await self.engine.start()
+            await self.worker_client.start()
         except StrettoError:
             self.report.sometimes["never came up"] += 1
             return
@@ -150,7 +150,7 @@ class EngineSimulation:
         await self._all_end(readers, loop)
         await self._settle()
         self._check_laws()
-        await self.engine.close()
+        await self.worker_client.close()
         self.report.virtual_s = loop.time() - started_s
 
     # --- clients ---------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class EngineSimulation:
             guidance=Guidance(mode="json_object") if rng.random() < 0.1 else None,
             deadline_ms=rng.random() * 3000 if rng.random() < 0.1 else None,
         )
-        client = _Client(params, self.engine.generate(params))
+        client = _Client(params, self.worker_client.generate(params))
         client.leaves = params.max_tokens == ENDLESS or rng.random() < 0.05
         client.stalled = not client.leaves and rng.random() < 0.1
         self.clients.append(client)
@@ -222,11 +222,11 @@ class EngineSimulation:
         if late:
             waiting = [c.params.stream_id for c in self.clients if not c.ends]
             raise LawBroken(
-                f"{len(late)} requests never ended: {waiting[:5]}, host {self.engine.host.stats()}"
+                f"{len(late)} requests never ended: {waiting[:5]}, host {self.worker_client.host.stats()}"
             )
         for reader in readers:
             reader.result()
-        active = self.engine.batch_stats()["streams"]["active"]
+        active = self.worker_client.batch_stats()["streams"]["active"]
         if active:
             raise LawBroken(f"all clients have ended or left, and {active} streams are still counted")
 
@@ -241,7 +241,7 @@ class EngineSimulation:
         if not self.calm:
             return
         longest_ms = batching.max_hold_ms + batching.background_hold_extension_ms
-        paused = self.engine.batch_stats()["generate"]["backpressure_pauses"] > 0
+        paused = self.worker_client.batch_stats()["generate"]["backpressure_pauses"] > 0
         allowed_ms = longest_ms + (batching.pause_on_backpressure_ms if paused else 0.0) + 0.01
         if max(event.waits_ms) > allowed_ms:
             self.late.append(f"a request waited {max(event.waits_ms):.2f} ms for its batch")
@@ -251,11 +251,11 @@ class EngineSimulation:
         self.report.sometimes["a hold"] += max(event.waits_ms) > 0.1
 
     def _given_up(self, waiting: int, left: int) -> None:
-        """In a crash loop no request waits for a next life of the runtime: all have their error at once."""
+        """In a crash loop no request waits for a next life of the worker: all have their error at once."""
         self.give_ups += 1
         self.report.sometimes["gave up with requests"] += waiting > 0
         if left:
-            self.late.append(f"gave up on the runtime, and {left} of {waiting} requests still wait for it")
+            self.late.append(f"gave up on the worker, and {left} of {waiting} requests still wait for it")
 
     def _launched(self) -> None:
         """After `restarts_max` deaths in a row each further attempt follows a give-up."""
@@ -315,10 +315,10 @@ class EngineSimulation:
                 raise LawBroken(f"a batch of {len(batch)} with {len(kinds)} kinds")
             self.report.sometimes["a batch of several"] += len(batch) > 1
         if self.launcher.record.batches and not self.odds.batching:
-            raise LawBroken("batch_generate was called, and the runtime does not know it")
+            raise LawBroken("batch_generate was called, and the worker does not know it")
 
     def _check_nothing_left(self) -> None:
-        stats = self.engine.batch_stats()
+        stats = self.worker_client.batch_stats()
         streams, batcher = stats["streams"], stats["generate"]
         if streams["active"] or streams["running"] or batcher["total_queued"]:
             raise LawBroken(f"left over: {streams['active']} streams, {batcher['total_queued']} queued")
@@ -331,13 +331,13 @@ class EngineSimulation:
             raise LawBroken(f"{stats['runtime']['deaths_in_a_row']} deaths in a row, and still no end")
         alive = [child for child in self.launcher.record.lives if not child.dead]
         if len(alive) > 1:
-            raise LawBroken(f"{len(alive)} runtimes live at once")
+            raise LawBroken(f"{len(alive)} workers live at once")
         for child in alive:
             if child.busy_with:
-                raise LawBroken(f"the runtime works without a client: {child.busy_with}")
+                raise LawBroken(f"the worker works without a client: {child.busy_with}")
 
     def _count_sometimes(self) -> None:
-        stats = self.engine.batch_stats()
+        stats = self.worker_client.batch_stats()
         for law, seen in (
             ("a slow reader dropped", stats["streams"]["slow_drops"]),
             ("a blocked stream", stats["streams"]["blocked"]),
@@ -353,20 +353,20 @@ class EngineSimulation:
             self.report.sometimes[law] += int(seen)
 
 
-class _WatchedEngine(Engine):
+class _WatchedClient(RpcClient):
     """Notes when it learns that its runtime is gone, and what becomes of its requests when it gives up."""
 
     losses_s: list[float]
     given_up: Callable[[int, int], None]
 
-    def runtime_failed(self, error: StrettoError) -> None:
+    def worker_failed(self, error: StrettoError) -> None:
         waiting = self._traffic.open
-        super().runtime_failed(error)
+        super().worker_failed(error)
         self.given_up(waiting, self._traffic.open)
 
-    def runtime_lost(self) -> None:
+    def worker_lost(self) -> None:
         self.losses_s.append(asyncio.get_running_loop().time())
-        super().runtime_lost()
+        super().worker_lost()
 
 
 def _wind_up(loop: VirtualLoop) -> None:

@@ -1,4 +1,4 @@
-"""A runtime that answers calls with a known text, in virtual time, and misbehaves on request.
+"""A worker that answers calls with a known text, in virtual time, and misbehaves on request.
 
 Token i of a stream is `<stream id>:<i> `, so that a reader can tell what it got, what it lost and what was
 made up. Faults come from the odds of the scenario: it dies, hangs, drops its connection, answers twice, late,
@@ -19,7 +19,7 @@ from stretto.rpc import messages as m
 from stretto.rpc.connection import Connection
 from stretto.rpc.envelope import STREAM_BATCH, Call, Notification, Received, Reply
 from stretto.rpc.heartbeat import Heartbeat
-from stretto.testing.engine_wire import Wire
+from stretto.testing.client_wire import Wire
 
 TICK_S = 0.005
 
@@ -52,7 +52,7 @@ class Odds:
 
 @dataclass(slots=True)
 class Record:
-    """What all lives of the runtime saw: the laws read it."""
+    """What all lives of the worker saw: the laws read it."""
 
     taken: list[tuple[int, str]] = field(default_factory=list)  # (life, stream id)
     batches: list[list[m.GenerateParams]] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Record:
 
 
 class SimulatedChild:
-    """One life. Implements `engine.host.Child`, and the runtime behind it."""
+    """One life. Implements `engine.host.Child`, and the worker behind it."""
 
     def __init__(self, life: int, rng: random.Random, odds: Odds, record: Record) -> None:
         self.life = life
@@ -77,8 +77,8 @@ class SimulatedChild:
         self._left: dict[str, int] = {}  # stream id -> tokens left
         self._done: dict[str, int] = {}
         self._tick_timer: asyncio.TimerHandle | None = None
-        self._wire.runtime.open(self._receive, lambda _error: None)  # it lives on without a client
-        self._wire.engine.heard = self._note_heard
+        self._wire.worker.open(self._receive, lambda _error: None)  # it lives on without a client
+        self._wire.client.heard = self._note_heard
         record.lives.append(self)
         if self._chance("die young", odds.die_young):
             self._loop.call_later(rng.random() * 0.2, self.die, 3)
@@ -104,7 +104,7 @@ class SimulatedChild:
 
     async def connect(self) -> Connection:
         await asyncio.sleep(0.05 + self._rng.random() * 0.3)
-        return self._wire.engine
+        return self._wire.client
 
     def heartbeat(self) -> Heartbeat | None:
         return Heartbeat(self.pid, self._beat_s, ()) if self._beat_s else None
@@ -176,10 +176,10 @@ class SimulatedChild:
         else:
             self._reply(envelope, m.Empty())
 
-    def _info(self) -> m.RuntimeInfo:
+    def _info(self) -> m.WorkerInfo:
         capabilities = [c for c in m.CAPABILITIES if c != "batch_generate" or self._odds.batching]
         bound = m.TextBound(tokens_max=WINDOW, token_bytes_max=1)
-        return m.RuntimeInfo(
+        return m.WorkerInfo(
             version="0",
             protocol=m.PROTOCOL_VERSION,
             pid=self.pid,
@@ -228,7 +228,7 @@ class SimulatedChild:
 
     def _send_reply(self, reply: Reply) -> None:
         if not self.dead and not self._hung:
-            self._wire.runtime.send(reply)
+            self._wire.worker.send(reply)
 
     def _cancel(self, stream_id: str) -> None:
         if self._left.pop(stream_id, None) is not None:
@@ -293,7 +293,7 @@ class SimulatedChild:
 
     def _send(self, batch: m.StreamBatch) -> None:
         if batch.streams or batch.ends:
-            self._wire.runtime.send(Notification(STREAM_BATCH, batch))
+            self._wire.worker.send(Notification(STREAM_BATCH, batch))
 
 
 class SimulatedLauncher:
@@ -312,4 +312,4 @@ class SimulatedLauncher:
         return SimulatedChild(epoch, self._rng, odds, self.record)
 
     def close(self) -> None:
-        assert all(child.dead for child in self.record.lives), "a runtime outlives its engine"
+        assert all(child.dead for child in self.record.lives), "a worker outlives its engine"

@@ -1,4 +1,4 @@
-"""A runtime process of an older build, for all the engine can tell: it does not announce `batch_generate`."""
+"""A worker process of an older build, for all the engine can tell: it does not announce `batch_generate`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from stretto.client.process import ProcessChild, ProcessLauncher
 from stretto.rpc.connection import Closed, Connection, Receive
 from stretto.rpc.envelope import Envelope, Received, Reply
-from stretto.rpc.messages import RuntimeInfo
+from stretto.rpc.messages import WorkerInfo
 
 
 class WithoutBatching:
@@ -26,7 +26,7 @@ class WithoutBatching:
             return envelope
         self._first = False
         assert isinstance(envelope.result, msgspec.Raw)
-        info = msgspec.json.decode(envelope.result, type=RuntimeInfo)
+        info = msgspec.json.decode(envelope.result, type=WorkerInfo)
         info.capabilities.remove("batch_generate")
         return Reply(envelope.id, result=info)
 

@@ -11,14 +11,14 @@ import pytest
 import structlog
 
 from stretto.client.batch_stats import BatchEvent, percentile
-from stretto.client.engine import Engine
 from stretto.client.host import SupervisedHost
+from stretto.client.rpc_client import RpcClient
 from stretto.errors import InvalidRequestError, PromptTooLongError, ShuttingDownError
 from stretto.rpc.messages import EmbedParams, GenerateParams, TokenizeParams
 from stretto.settings import EngineSettings, GenerateBatcherSettings, Settings
-from stretto.testing.engine_clock import VirtualLoop
-from stretto.testing.engine_runtime import WINDOW, Odds, SimulatedLauncher, token_text
-from stretto.testing.engine_simulate import quiet
+from stretto.testing.client_clock import VirtualLoop
+from stretto.testing.client_simulate import quiet
+from stretto.testing.client_worker import WINDOW, Odds, SimulatedLauncher, token_text
 
 
 class Rig:
@@ -29,7 +29,7 @@ class Rig:
             generate_batcher=GenerateBatcherSettings(enabled=batching),
         )
         self.events: list[BatchEvent] = []
-        self.engine = Engine(
+        self.client = RpcClient(
             SupervisedHost(self.launcher, settings.engine, jitter=lambda: 0.5),
             settings,
             on_dispatched=self.events.append,
@@ -47,7 +47,7 @@ class Rig:
         return GenerateParams(stream_id=f"s{self.number}", prompt="x", max_tokens=max_tokens, **changed)
 
     async def read(self, params: GenerateParams) -> str:
-        return "".join([delta.text async for delta in self.engine.generate(params)])
+        return "".join([delta.text async for delta in self.client.generate(params)])
 
     async def open_loop(self, rate: int, seconds: float, **changed: Any) -> None:
         readers = []
@@ -71,7 +71,7 @@ def run(work: Callable[[Rig], Awaitable[None]], odds: Odds | None = None, *, bat
     rig = Rig(loop, odds or Odds(), batching)
 
     async def scenario() -> None:
-        await rig.engine.start()
+        await rig.client.start()
         try:
             for _ in range(30):  # let the target settle
                 await rig.read(rig.params())
@@ -79,7 +79,7 @@ def run(work: Callable[[Rig], Awaitable[None]], odds: Odds | None = None, *, bat
             rig.launcher.record.calls.clear()
             await work(rig)
         finally:
-            await rig.engine.close()
+            await rig.client.close()
 
     try:
         loop.run_until_complete(scenario())
@@ -136,53 +136,53 @@ def test_urgent_waits_for_nobody_while_batches_are_in_flight():
         await busy
         assert len(rig.waits_ms("urgent")) == 42
         assert max(rig.waits_ms("urgent")) <= 0.001
-        assert rig.engine.batch_stats()["generate"]["urgent_flushes"] >= 40
+        assert rig.client.batch_stats()["generate"]["urgent_flushes"] >= 40
 
     run(work)
 
 
 @pytest.mark.parametrize(
-    ("odds", "batching"), [(Odds(batching=False), True), (Odds(), False)], ids=["old runtime", "switched off"]
+    ("odds", "batching"), [(Odds(batching=False), True), (Odds(), False)], ids=["old worker", "switched off"]
 )
 def test_the_fallback_gives_the_same_answers_and_counts_itself(odds, batching):
     async def work(rig: Rig) -> None:
-        before = rig.engine.batch_stats()["generate"]["fallback_count"]
+        before = rig.client.batch_stats()["generate"]["fallback_count"]
         requests = [rig.params(max_tokens=3) for _ in range(20)]
         found = await asyncio.gather(*(rig.read(request) for request in requests))
         expected = ["".join(token_text(r.stream_id, i) for i in range(3)) for r in requests]
         assert list(found) == expected
         assert rig.launcher.record.calls["batch_generate"] == 0
-        assert rig.engine.batch_stats()["generate"]["fallback_count"] - before == 20
+        assert rig.client.batch_stats()["generate"]["fallback_count"] - before == 20
 
     run(work, odds, batching=batching)
 
 
 def test_accepted_answers_the_prompt_or_raises_the_refusal():
     async def work(rig: Rig) -> None:
-        stream = rig.engine.generate(rig.params(max_tokens=2))
+        stream = rig.client.generate(rig.params(max_tokens=2))
         assert stream.prompt_tokens == 0
         assert await stream.accepted() == 7
         assert stream.prompt_tokens == 7
         stream.cancel()
-        refused = rig.engine.generate(rig.params())
+        refused = rig.client.generate(rig.params())
         rig.launcher.record.lives[-1]._odds = Odds(refuse=1.0)
         with pytest.raises(InvalidRequestError):
             await refused.accepted()
-        assert rig.engine.batch_stats()["streams"]["active"] == 0
+        assert rig.client.batch_stats()["streams"]["active"] == 0
 
     run(work)
 
 
 def test_what_came_before_a_failure_is_delivered_first():
     async def work(rig: Rig) -> None:
-        stream = rig.engine.generate(rig.params(max_tokens=1000))
+        stream = rig.client.generate(rig.params(max_tokens=1000))
         await asyncio.sleep(0.1)
         rig.launcher.record.lives[-1].die(1)
         await asyncio.sleep(0.5)
         delta = await anext(stream)
         assert delta.text.startswith(stream.stream_id)
         assert delta.end is None
-        with pytest.raises(Exception, match="runtime died"):
+        with pytest.raises(Exception, match="worker died"):
             await anext(stream)
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
@@ -192,15 +192,15 @@ def test_what_came_before_a_failure_is_delivered_first():
 
 def test_health_says_why_not():
     async def work(rig: Rig) -> None:
-        assert rig.engine.health.ready
+        assert rig.client.health.ready
         rig.launcher.record.lives[-1].die(1)
         await asyncio.sleep(0.03)
-        assert not rig.engine.health.ready
-        assert rig.engine.health.reason == "restarting"
+        assert not rig.client.health.ready
+        assert rig.client.health.reason == "restarting"
         await asyncio.sleep(2.0)
-        assert rig.engine.health.ready
-        rig.engine.drain()
-        assert rig.engine.health.reason == "draining"
+        assert rig.client.health.ready
+        rig.client.drain()
+        assert rig.client.health.reason == "draining"
         with pytest.raises(ShuttingDownError):
             await rig.read(rig.params())
 
@@ -213,9 +213,9 @@ def test_a_text_that_cannot_fit_its_model_is_refused_without_a_call():
         with pytest.raises(PromptTooLongError, match=f"holds {WINDOW}"):
             await rig.read(long)
         with pytest.raises(PromptTooLongError):
-            await rig.engine.embed(EmbedParams(model_id="bounded", inputs=[long.prompt or ""]))
+            await rig.client.embed(EmbedParams(model_id="bounded", inputs=[long.prompt or ""]))
         with pytest.raises(PromptTooLongError):
-            await rig.engine.tokenize(TokenizeParams(model_id="bounded", text="x" * (1 << 18)))
+            await rig.client.tokenize(TokenizeParams(model_id="bounded", text="x" * (1 << 18)))
         assert rig.calls == 0
         await rig.read(rig.params(model_id="bounded"))
         assert rig.calls == 1

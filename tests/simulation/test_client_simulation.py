@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from stretto.testing.engine_simulate import SOMETIMES, quiet, run_seed, run_seeds
-from tests.simulation.engine.defects import DEFECTS
+from stretto.testing.client_simulate import SOMETIMES, quiet, run_seed, run_seeds
+from tests.simulation.client.defects import DEFECTS
 from tools.plant import SOURCE, try_defect
 
 SEEDS = 200
-# Both need a runtime that dies again and again before it ever came up: a handful in a hundred seeds.
+# Both need a worker that dies again and again before it ever came up: a handful in a hundred seeds.
 RARE = ("gave up", "gave up with requests", "never came up")
 
 
@@ -37,7 +37,7 @@ def test_every_request_ends_exactly_once_whatever_breaks():
 
 def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed():
     code = (
-        "import json; from stretto.testing.engine_simulate import quiet, run_seed; quiet();"
+        "import json; from stretto.testing.client_simulate import quiet, run_seed; quiet();"
         "print(json.dumps([run_seed(seed).digest for seed in range(6)]))"
     )
     here = [run_seed(seed).digest for seed in range(6)]
@@ -62,6 +62,6 @@ def test_its_text_stands_exactly_once(defect):
 @pytest.mark.slow
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_the_engine_simulator_catches(defect):
-    command = [sys.executable, "-m", "stretto.testing.engine_simulate", "--seeds", str(SEEDS)]
+    command = [sys.executable, "-m", "stretto.testing.client_simulate", "--seeds", str(SEEDS)]
     result = try_defect(defect, command, signs=("VIOLATION",))
     assert result.caught, result.by

@@ -1,8 +1,8 @@
-"""Engine: the asyncio shell around `engine.traffic`, and the one that speaks with the runtime.
+"""RpcClient: the asyncio shell around `engine.traffic`, and the one that speaks with the worker.
 
-Implements `EngineApi` over any host: a supervised process, or a connection that was given. `engine.pump` says
-when what was enqueued leaves; a timer wakes the registry. Nothing here decides anything about requests: the
-machines do.
+Implements `WorkerClient` over any host: a supervised process, or a connection that was given. `engine.pump`
+says when what was enqueued leaves; a timer wakes the registry. Nothing here decides anything about requests:
+the machines do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stretto.client.event_feed import Watchers
 from stretto.client.generation import Generation
 from stretto.client.host import GivenHost, Host, SupervisedHost
 from stretto.client.named_calls import NamedCalls
-from stretto.client.process import ProcessLauncher, RuntimeStart
+from stretto.client.process import ProcessLauncher, WorkerStart
 from stretto.client.pump import Pump
 from stretto.client.supervisor import State
 from stretto.client.token_calls import TokenCalls
@@ -44,14 +44,14 @@ IDLE_CHECK_S = 0.02
 Listener = Callable[[BatchEvent], None]
 
 
-class Engine:
+class RpcClient:
     def __init__(
         self,
         host: Host,
         settings: Settings | None = None,
         *,
         on_dispatched: Listener | None = None,
-        clock: Callable[[], float] = time.monotonic,  # a loop's own may count in whole milliseconds
+        clock: Callable[[], float] = time.monotonic,  # the event loop's clock may have millisecond resolution
     ) -> None:
         settings = settings or Settings()
         self._clock = clock
@@ -99,9 +99,9 @@ class Engine:
 
     @classmethod
     def supervised(
-        cls, start: RuntimeStart, settings: Settings | None = None, *, on_dispatched: Listener | None = None
-    ) -> Engine:
-        """Over a process of its own, that is watched over and brought back."""
+        cls, start: WorkerStart, settings: Settings | None = None, *, on_dispatched: Listener | None = None
+    ) -> RpcClient:
+        """Over its own supervised process, which is restarted when it dies."""
         settings = settings or Settings()
         launcher = ProcessLauncher(start, frame_bytes_max=settings.runtime.frame_bytes_max)
         host = SupervisedHost(launcher, settings.engine)
@@ -114,8 +114,8 @@ class Engine:
         settings: Settings | None = None,
         *,
         on_dispatched: Listener | None = None,
-    ) -> Engine:
-        """Over a connection, e.g. one end of a pair in memory."""
+    ) -> RpcClient:
+        """Over an existing connection, e.g. one end of an in-memory pair."""
         return cls(GivenHost(connection), settings, on_dispatched=on_dispatched)
 
     # --- life ------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Engine:
         self._closed = True
         now_s = self._clock()
         self._traffic.drain(now_s)
-        self._traffic.give_up(m.error_from(ShuttingDownError("the engine was closed")), now_s)
+        self._traffic.give_up(m.error_from(ShuttingDownError("the client was closed")), now_s)
         if self._transport.connection is not None:
             with contextlib.suppress(StrettoError, asyncio.CancelledError):
                 await self._transport.send("shutdown", m.Empty(), timeout_s=1.0)
@@ -215,21 +215,21 @@ class Engine:
         self._listeners.append(listener)
 
     def _dispatched(self, event: BatchEvent) -> None:
-        """A listener that fails breaks no request."""
+        """A failing listener must not affect requests."""
         for listener in (log_batch, *self._listeners):
             try:
                 listener(event)
             except Exception:
-                log.exception("a listener to batch telemetry failed")
+                log.exception("a batch telemetry listener failed")
 
     def _tell(self, method: str, params: m.Message) -> None:
-        """A call whose answer does not matter."""
+        """Fire and forget: the answer is ignored."""
         with contextlib.suppress(RuntimeUnavailableError):
             self._transport.send(method, params).add_done_callback(_ignore)
 
-    # --- the runtime comes and goes --------------------------------------------------------------
+    # --- the worker comes and goes --------------------------------------------------------------
 
-    async def runtime_up(self, connection: Connection, epoch: int) -> None:
+    async def worker_up(self, connection: Connection, epoch: int) -> None:
         self._transport.attach(
             connection,
             notified=lambda note: self._notified(note, epoch),
@@ -238,7 +238,7 @@ class Engine:
         try:
             info = await self._transport.send("runtime/info", m.Empty())
             if info.protocol != m.PROTOCOL_VERSION:
-                raise FrameError(f"the runtime speaks protocol {info.protocol}, not {m.PROTOCOL_VERSION}")
+                raise FrameError(f"the worker speaks protocol {info.protocol}, not {m.PROTOCOL_VERSION}")
         except BaseException:
             self._transport.detach()
             raise
@@ -249,12 +249,12 @@ class Engine:
             self._ask_for_events(True)
         self._pump.soon()
 
-    def runtime_lost(self) -> None:
+    def worker_lost(self) -> None:
         self._transport.detach()
         self._has_loaded, self._progress = False, {}
         self._traffic.lost(self._clock(), others=self._calls.in_flight())
 
-    def runtime_failed(self, error: StrettoError) -> None:
+    def worker_failed(self, error: StrettoError) -> None:
         self._traffic.give_up(m.error_from(error), self._clock())
 
     def _notified(self, note: Notification, epoch: int) -> None:
@@ -289,7 +289,7 @@ class Engine:
         task.add_done_callback(self._tasks.discard)
 
     async def _follow_loads(self) -> None:
-        """Look again while something loads: a load that fails says nothing more."""
+        """Poll while a model loads: a failed load sends no further progress."""
         while self._progress and not self._closed:
             await asyncio.sleep(LOOK_AGAIN_S)
             await self._refresh_info()
@@ -302,7 +302,7 @@ class Engine:
         with contextlib.suppress(StrettoError):
             self._note_info(await self._transport.send("runtime/info", m.Empty()))
 
-    def _note_info(self, info: m.RuntimeInfo) -> None:
+    def _note_info(self, info: m.WorkerInfo) -> None:
         self._has_loaded = self._has_loaded or any(model.loaded for model in info.models)
         self._traffic.text_limits.note(info.models)
         loading = {model.id for model in info.models if model.loading}
@@ -349,7 +349,7 @@ class Engine:
         return result
 
     async def _long_call(self, method: str, params: m.Message) -> Any:
-        """One that may have to load a model first."""
+        """A call that may have to load a model first."""
         return await self._transport.call(method, params, timeout_s=self._settings.load_timeout_s)
 
     async def _token_call(self, method: str, params: m.Message) -> Any:

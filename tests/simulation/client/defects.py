@@ -12,7 +12,7 @@ DEFECTS = (
         "if ticket.replayed or self.draining:",
     ),
     Defect(
-        "replayed as often as the runtime dies, refused or not",  # the quarantine alone would prevent it, too
+        "replayed as often as the worker dies, refused or not",  # the quarantine alone would prevent it, too
         "client/traffic.py",
         "        if digest and self.quarantine.standing(digest, now_s) is Standing.REFUSED:\n"
         "            self._fail(ticket, error_from(self.quarantine.refusal(digest, now_s)), now_s)\n"
@@ -40,7 +40,7 @@ DEFECTS = (
         "        if stream is None:\n            self.metrics.unknown_frames += 1\n            return None\n        stream.end = None\n",
     ),
     Defect(
-        "cancelled after dispatch, and the runtime is not told",
+        "cancelled after dispatch, and the worker is not told",
         "client/traffic.py",
         "        self._cancels.append(stream_id)\n        if self.batcher.in_flight",
         "        if self.batcher.in_flight",
@@ -48,7 +48,7 @@ DEFECTS = (
     Defect(
         "a cancel that overtakes its request is lost",
         "client/traffic.py",
-        "        if self._withdrawn.pop(stream_id, None) is call and self._with_runtime:\n            self._cancels.append(stream_id)\n",
+        "        if self._withdrawn.pop(stream_id, None) is call and self._has_worker:\n            self._cancels.append(stream_id)\n",
         "        self._withdrawn.pop(stream_id, None)\n",
     ),
     Defect(
@@ -88,13 +88,13 @@ DEFECTS = (
         "call = self._pending.pop(reply.id) if isinstance(reply.id, int) else None",
     ),
     Defect(
-        "a runtime without a connection is left alone",
+        "a worker without a connection is left alone",
         "client/supervisor.py",
         "        self._kill_at_s = now_s + EXIT_STATUS_S\n",
         "        self._kill_at_s = None\n",
     ),
     Defect(
-        "a hung runtime is only looked at",
+        "a hung worker is only looked at",
         "client/supervisor.py",
         "            actions += [*self._tell_lost(), *self._end(now_s, Action.ABORT)]",
         "            pass",

@@ -1,4 +1,4 @@
-"""`python -m stretto.testing.engine_simulate`: the engine under faults, for many seeds.
+"""`python -m stretto.testing.client_simulate`: the engine under faults, for many seeds.
 
 Prints requests by outcome, faults by kind and every *sometimes* law with its count. A broken law ends the run
 with status 1 and prints the one command that replays it.
@@ -14,7 +14,7 @@ import traceback
 
 import structlog
 
-from stretto.testing.engine_simulation import EngineReport, EngineSimulation
+from stretto.testing.client_simulation import ClientReport, ClientSimulation
 from stretto.testing.reports import write_report
 
 SOMETIMES = (
@@ -40,12 +40,12 @@ class Violation(Exception):
     """A law was broken; the message is the whole story, ready to print."""
 
 
-def run_seed(seed: int) -> EngineReport:
-    simulation = EngineSimulation(seed)
+def run_seed(seed: int) -> ClientReport:
+    simulation = ClientSimulation(seed)
     try:
         report = simulation.run()
     except Exception as error:
-        command = f"python -m stretto.testing.engine_simulate --seed {seed} --seeds 1"
+        command = f"python -m stretto.testing.client_simulate --seed {seed} --seeds 1"
         trail = "".join(traceback.format_exception(error)[-8:])
         raise Violation(f"seed {seed}: {type(error).__name__}: {error}\n{trail}\nreplay: {command}") from None
     report.digest = hashlib.sha256("\n".join(simulation.trace).encode()).hexdigest()
@@ -57,14 +57,14 @@ def quiet() -> None:
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
 
 
-def run_seeds(first: int, count: int) -> EngineReport:
-    total = EngineReport()
+def run_seeds(first: int, count: int) -> ClientReport:
+    total = ClientReport()
     for seed in range(first, first + count):
         total.add(run_seed(seed))
     return total
 
 
-def show(report: EngineReport, seconds: float) -> None:
+def show(report: ClientReport, seconds: float) -> None:
     print(
         f"{report.seeds:,} seeds, {report.requests:,} requests, {report.virtual_s / 3600:.1f} hours of "
         f"virtual time in {seconds:.0f} s, no violation"
@@ -79,7 +79,7 @@ def show(report: EngineReport, seconds: float) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="stretto.testing.engine_simulate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="stretto.testing.client_simulate", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--json", help="write the report to this file")

@@ -1,4 +1,4 @@
-"""A real runtime in trouble: stopped, killed, or asked a thousand things. The probes tell the truth."""
+"""A real worker in trouble: stopped, killed, or asked a thousand things. The probes tell the truth."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def ready(client: httpx.Client) -> bool:
 def test_a_runtime_that_is_stopped_is_not_ready_and_comes_back(
     running: ServerProcess, client: httpx.Client
 ) -> None:
-    runtime = running.worker_pid()
+    worker = running.worker_pid()
     assert ready(client)
-    os.kill(runtime, signal.SIGSTOP)
+    os.kill(worker, signal.SIGSTOP)
     try:
         within(10, lambda: not ready(client))
         assert client.get("/livez").status_code == 200
         assert "stretto_ready 0.0" in client.get("/metrics").text
     finally:
-        os.kill(runtime, signal.SIGCONT)
+        os.kill(worker, signal.SIGCONT)
     within(10, lambda: ready(client))
 
 
