@@ -64,7 +64,7 @@ class Record:
 
 
 class SimulatedChild:
-    """One life. Implements `engine.host.Child`, and the worker behind it."""
+    """One life. Implements `client.host.Child`, and the worker behind it."""
 
     def __init__(self, life: int, rng: random.Random, odds: Odds, record: Record) -> None:
         self.life = life
@@ -85,7 +85,7 @@ class SimulatedChild:
         else:
             self._beat()
 
-    # --- engine.host.Child -----------------------------------------------------------------------
+    # --- client.host.Child -----------------------------------------------------------------------
 
     @property
     def pid(self) -> int:
@@ -297,7 +297,7 @@ class SimulatedChild:
 
 
 class SimulatedLauncher:
-    """Implements `engine.host.Launcher`."""
+    """Implements `client.host.Launcher`."""
 
     def __init__(self, rng: random.Random, odds: Odds) -> None:
         self._rng, self._odds = rng, odds
@@ -312,4 +312,4 @@ class SimulatedLauncher:
         return SimulatedChild(epoch, self._rng, odds, self.record)
 
     def close(self) -> None:
-        assert all(child.dead for child in self.record.lives), "a worker outlives its engine"
+        assert all(child.dead for child in self.record.lives), "a worker outlives its client"
