@@ -39,7 +39,7 @@ Check = Callable[[], str]  # returns a summary; raises AssertionError
 def checks(*, device: str, tiny: bool) -> Iterator[tuple[str, Check]]:
     for name, params in SETTINGS.items():
         yield f"sampling chi-square {name}", lambda p=params: chi_square(p, device=device, tiny=tiny)
-    yield "sampling last_ids", lambda: same_filter_bounds(device=device, tiny=tiny)
+    yield "sampling filter bounds", lambda: same_filter_bounds(device=device, tiny=tiny)
     yield "sampling reference", lambda: same_as_reference(device=device, tiny=tiny)
     yield "sampling batch independence", lambda: batch_independence(device=device, tiny=tiny)
     yield "sampling counts", lambda: same_counts(device=device)
