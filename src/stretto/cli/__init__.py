@@ -1,8 +1,8 @@
 """The command line: run, chat, ls, show, pull, rm, estimate, quantize, doctor, config, version.
 
-Data go to stdout, everything else to stderr; errors are one line and a `hint:`. Exit codes: 0 done, 1 our
-fault, 2 the user's to fix, 130 interrupted. Nothing is imported before it is needed: a script asks for the
-version far more often than a model is loaded.
+Data go to stdout, everything else to stderr; errors are one line and a `hint:`. Exit codes: 0 success, 1
+internal error, 2 user error, 130 interrupted. Imports are lazy, so that short commands such as `version`
+start fast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and answer its exit code; never raises for what a user can do wrong."""
+    """Run one command line and return its exit code; user errors never raise."""
     tokens = list(sys.argv[1:] if argv is None else argv)
     if tokens in (["version"], ["--version"]):
         from stretto import __version__

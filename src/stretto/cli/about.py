@@ -1,4 +1,4 @@
-"""`stretto version`, when it is given options; bare, it is answered before anything is imported."""
+"""`stretto version` with options; without options it is handled before any import."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def version(
     Parameters
     ----------
     json
-        As JSON, with Python's.
+        As JSON, with Python's version.
     """
     if json:
         print_json({"stretto": __version__, "python": sys.version.split()[0]})

@@ -1,6 +1,6 @@
-"""The commands by name, the global options, and the one place where errors end.
+"""The commands by name, the global options, and the error handler.
 
-Commands live in modules of their own and are imported when they are called.
+Commands live in separate modules, imported when they are called.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stretto.cli.context import Context
 from stretto.cli.failures import report
 from stretto.cli.output import messages_as_json
 
-INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the signal, as shells say it
+INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + signal, as in shells
 GLOBALS = Group("Global options", sort_key=100)
 
 
@@ -70,7 +70,7 @@ def run_line(tokens: Sequence[str]) -> int:
     if _wants_json(options):
         _begin_json()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a name that this locale cannot print is no reason to fail
+        sys.stdout.reconfigure(errors="replace")  # do not fail on names that this locale cannot print
     try:
         code = build().meta(
             list(tokens), exit_on_error=False, print_error=False, result_action="return_value"
@@ -79,8 +79,8 @@ def run_line(tokens: Sequence[str]) -> int:
         return int(code or 0)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read us has gone: `stretto ls | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the exit flushes and complains
+    except BrokenPipeError:  # the reader closed the pipe: `stretto ls | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the flush at exit fails
         return BROKEN_PIPE
     except Exception as error:
         return report(error, command=_command_of(tokens), debug="--debug" in options)
@@ -94,7 +94,7 @@ def _begin_json() -> None:
 
 
 def _wants_json(options: Sequence[str]) -> bool:
-    """What is wrong with the settings themselves is said before they are known; this flag is heard."""
+    """Errors in the settings are reported before they are loaded, so look for this flag directly."""
     pairs = zip(options, [*options[1:], ""], strict=True)
     return any(pair == ("--log-format", "json") or pair[0] == "--log-format=json" for pair in pairs)
 

@@ -1,6 +1,6 @@
-"""`stretto bench`: load for any OpenAI-compatible server, its figures, plots, and a comparison of several.
+"""`stretto bench`: load tests for any OpenAI-compatible server, plots, and comparisons of several.
 
-The table goes to stdout, the bar and advice to stderr. The work is in `stretto.loadgen`, imported on use.
+The table goes to stdout, the progress bar and notes to stderr. `stretto.loadgen` does the work.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def compare(
     wire: Wire = WIRE,
     reports: Reports = REPORTS,
 ) -> int:
-    """The same workload on several servers in turn; ratios of the first to the others, with their spread.
+    """Run the same workload on several servers in turn; ratios of the first to the others, with their spread.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def compare(
     peer
         A server as NAME=URL; give two or more.
     rounds
-        How often each is measured; the order turns around every time.
+        Number of measurements per server; the order is reversed every time.
     """
     from stretto.loadgen import compare as comparing
     from stretto.loadgen import tables
@@ -102,7 +102,7 @@ def compare(
     run_id = reports.run_id or new_run_id()
     shapes, *_ = shapes_of(workload, sizes, next(iter(targets.values())), run_id)
     if len(shapes) > 1:
-        raise UsageError("a comparison has one load", hint="give one number of users, or one rate")
+        raise UsageError("a comparison takes one load", hint="give one number of users, or one rate")
 
     def once(name: str, own_id: str) -> Run:
         with progress(f"{workload} on {name}") as shown:
@@ -138,10 +138,10 @@ def _print(found: dict[str, Any], title: str, target: Target) -> None:
 
 
 def _verdict(found: Sequence[dict[str, Any]]) -> int:
-    """1 when any request failed: a benchmark of failures is none."""
+    """1 if any request failed."""
     errors = sum(sum(item["all"]["errors"].values()) for item in found)
     if errors:
-        note(f"{errors} requests failed: latencies are of the others only")
+        note(f"{errors} requests failed: latencies exclude them")
     return 1 if errors else 0
 
 

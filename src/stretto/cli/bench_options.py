@@ -1,4 +1,4 @@
-"""The options of `stretto bench`, and what follows from them: a target, and one shape a point of a curve."""
+"""The options of `stretto bench`, and the target and workload shapes derived from them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Workload = Literal["steady", "stall", "burst", "turns", "mixed", "tenants", "tra
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What the workload is made of; what is not given is the workload's own default."""
+    """Sizes of the workload; defaults depend on the workload."""
 
     users: str = ""
-    """Users at the same time. Several, as 1,2,4,8, make a curve."""
+    """Concurrent users. Several, e.g. 1,2,4,8, make a curve."""
     rate: str = ""
-    """Arrivals a second: an open loop. Several make a curve."""
+    """Arrivals per second (open loop). Several make a curve."""
     load: float = 0.0
-    """Rate as a share of the capacity, which is measured first (steady, trace): 0.8 is 80 %."""
+    """Rate as a fraction of the capacity, which is measured first (steady, trace): 0.8 is 80 %."""
     requests: int | None = None
-    """Requests in all."""
+    """Total number of requests."""
     input: int | None = None
     """Tokens of each prompt."""
     output: int | None = None
@@ -46,11 +46,11 @@ class Sizes:
     tenants: int | None = None
     """How many tenants share the server (tenants, trace)."""
     heavy: int | None = None
-    """How many times the others' load the first tenant sends."""
+    """Load of the first tenant, as a multiple of the others'."""
     trace: Path | None = None
     """A trace: Azure's CSV or Mooncake's JSONL."""
     divide: float | None = None
-    """Lengths of the trace ÷ this."""
+    """Divide the trace's lengths by this."""
 
 
 @Parameter(name="*")
@@ -59,38 +59,38 @@ class Wire:
     """How requests are sent."""
 
     model: str = ""
-    """The model to ask for. Default: the server's first."""
+    """Model name. Default: the server's first."""
     api: Literal["chat", "completions"] = "chat"
     """Which endpoint."""
     key: str = ""
     """API key."""
     tenant: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    """A tenant's API key, as NAME=KEY; may be given several times."""
+    """API key of a tenant, as NAME=KEY; repeatable."""
     tenant_header: str = ""
-    """A header that carries the tenant's name, for servers without keys."""
+    """Header with the tenant's name, for servers without keys."""
     body: str = ""
-    """A JSON object whose fields go into every request, over ours."""
+    """JSON object with fields for every request; overrides the defaults."""
     timeout: float = 600.0
-    """Seconds after which a request is given up."""
+    """Time-out of a request, in seconds."""
     workers: int = 0
-    """Client processes; 0: as few as the load needs."""
+    """Client processes; 0: chosen by the load."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reports:
-    """What is said of it."""
+    """Reporting options."""
 
     slo_ttft: float = 2.0
-    """A request is good when its first token came within so many seconds …"""
+    """Goodput: maximum seconds to the first token …"""
     slo_itl: float = 0.2
-    """… and each further one took no more than so many on average."""
+    """… and maximum average seconds per further token."""
     json: Path | None = None
-    """Write everything to this file."""
+    """Write all results to this file, as JSON."""
     plot: Path | None = None
     """Write SVG plots into this directory."""
     run_id: str = ""
-    """Texts and arrival times follow from it. Default: a new one, so that no text was ever sent before."""
+    """Seed of texts and arrival times. Default: random, so that no text is in a cache."""
 
 
 def target_of(url: str, wire: Wire) -> Target:
@@ -120,7 +120,7 @@ def pairs(given: Sequence[str], flag: str, form: str) -> dict[str, str]:
     for item in given:
         name, equals, value = item.partition("=")
         if not name or not equals or not value:
-            raise UsageError(f"{flag} {item!r} makes no sense", hint=f"write {flag} {form}")
+            raise UsageError(f"{flag} {item!r} is invalid", hint=f"write {flag} {form}")
         found[name] = value
     return found
 
@@ -128,7 +128,7 @@ def pairs(given: Sequence[str], flag: str, form: str) -> dict[str, str]:
 def shapes_of(
     workload: str, sizes: Sizes, target: Target, run_id: str
 ) -> tuple[list[Shape], list[float], str]:
-    """One shape for each point of the curve, the points, and what they count."""
+    """One shape per point of the curve, the points, and their unit."""
     from stretto.loadgen.shapes import Shape
 
     shape = Shape(
@@ -165,7 +165,7 @@ def _numbers(text: str, flag: str) -> list[float]:
     except ValueError:
         found = [-1.0]
     if any(number <= 0 for number in found):
-        raise UsageError(f"{flag} {text!r} is no positive number", hint=f"{flag} 8, or {flag} 1,2,4,8")
+        raise UsageError(f"{flag} {text!r} is not a positive number", hint=f"{flag} 8, or {flag} 1,2,4,8")
     return found
 
 

@@ -1,7 +1,7 @@
 """`stretto chat`: a conversation at the terminal, with history.
 
-`/reset` forgets, `/system TEXT` begins anew under another system prompt, `/quit` leaves. Lines between two
-triple quotes are one message; so are a line that ends in a backslash and the next. Ctrl-C stops the answer,
+`/reset` clears the conversation, `/system TEXT` starts a new one with another system prompt, `/quit` exits.
+Lines between triple quotes form one message, as do lines that end in a backslash. Ctrl-C stops the answer,
 not the chat.
 """
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 HISTORY_LINES_MAX = 2_000
 BLOCK = '"""'
 HELP = f"""\
-/reset          forget the conversation
-/system TEXT    begin anew under this system prompt
+/reset          clear the conversation
+/system TEXT    start a new conversation with this system prompt
 /help           this list
-/quit           leave (so does Ctrl-D)
-{BLOCK}             begins and ends a message of several lines; so does a backslash at a line's end
+/quit           exit (also Ctrl-D)
+{BLOCK}             starts and ends a multi-line message; a trailing backslash continues a line
 Ctrl-C          stops the answer"""
 
 
@@ -53,14 +53,14 @@ def chat(
     system
         A system prompt.
     stats
-        Say on stderr how long each answer took.
+        Print the timing of each answer to stderr.
     """
     from stretto.cli.session import opened
 
     options = (sampling or Sampling()).options()
     with opened(context, model, values(flags)) as llm, _history(context.cache_dir / "history"):
         if sys.stdin.isatty():
-            say(f"{llm.description.get('model', 'the model')}; /help for help, /quit to leave")
+            say(f"{llm.description.get('model', 'the model')}; /help for help, /quit to exit")
         Repl(llm, options, system=system, stats=stats).loop()
 
 
@@ -87,7 +87,7 @@ class Repl:
             except EOFError:
                 return
             except KeyboardInterrupt:
-                say("\n(Ctrl-D or /quit leaves)")
+                say("\n(Ctrl-D or /quit exits)")
                 continue
             if text.startswith("/") and "\n" not in text:
                 if not self._command(text):
@@ -96,23 +96,23 @@ class Repl:
                 self._turn(text)
 
     def _command(self, text: str) -> bool:
-        """Obey a line that begins with a slash; False ends the chat."""
+        """Execute a slash command; False ends the chat."""
         name, _, rest = text.strip().partition(" ")
         if name in {"/quit", "/exit", "/bye"}:
             return False
         if name == "/reset":
             self.reset()
-            say("the conversation is forgotten")
+            say("conversation cleared")
         elif name == "/system":
             self._system = rest.strip() or None
             self.reset()
-            say("a new conversation has begun")
+            say("new conversation")
         else:
             say(HELP if name == "/help" else f"unknown command {name}\n{HELP}")
         return True
 
     def _turn(self, text: str) -> None:
-        """Ask, show, remember. An answer that was stopped is kept as far as it was shown."""
+        """Ask, stream the answer, keep the history. An interrupted answer is kept as far as it was shown."""
         from stretto.cli.session import show_answer, show_stats
 
         asked = [*self._messages, {"role": "user", "content": text}]
@@ -124,7 +124,7 @@ class Repl:
             self._messages = [*asked, {"role": "assistant", "content": "".join(shown)}]
             return
         except StrettoError as error:
-            say(f"error: {error.message}\nhint: {error.hint or '/reset begins anew'}")
+            say(f"error: {error.message}\nhint: {error.hint or '/reset starts a new conversation'}")
             return
         self._messages = [*asked, {"role": "assistant", "content": completion.text}]
         if self._stats:
@@ -156,10 +156,10 @@ def _until_block_ends(line: str, ask: Callable[[str], str]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _history(path: Path) -> Iterator[None]:
-    """Line editing, and what was typed in earlier chats; only where somebody sits at the keyboard."""
+    """Line editing and history, only for an interactive terminal."""
     try:
         import readline
-    except ImportError:  # a Python without it
+    except ImportError:  # a Python without readline
         yield
         return
     if not sys.stdin.isatty():

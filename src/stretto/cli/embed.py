@@ -18,8 +18,8 @@ from stretto.cli.run import piped
 if TYPE_CHECKING:
     from stretto.llm.embedding import Embeddings
 
-DIGITS = 7  # what a 32-bit float holds
-CHUNK = 512  # texts at a time, so that the first vectors come out before the last are computed
+DIGITS = 7  # precision of a 32-bit float
+CHUNK = 512  # texts at a time, so that output starts before the last is computed
 
 
 def embed(
@@ -32,26 +32,26 @@ def embed(
     flags: ModelFlags = None,
     context: Annotated[Context, Parameter(parse=False)],
 ) -> None:
-    """Print the embedding of each text as a line of JSON; without texts, of each line that is piped in.
+    """Print the embedding of each text as a line of JSON; without texts, of each line on stdin.
 
     Parameters
     ----------
     texts
-        What to embed.
+        Texts to embed.
     model
         A .gguf file or a name from `stretto ls`. [default: all-MiniLM-L6-v2]
     dimensions
-        Cut the vectors to so many numbers.
+        Truncate the vectors to this length.
     truncate
-        Cut over-long texts at this end; left out, they are an error.
+        Truncate long texts at this end. [default: they are an error]
     raw
-        As the model makes them, not as unit vectors.
+        Do not normalize the vectors.
     similarity
-        Print the cosine similarity of every text with every other in place of the vectors.
+        Print the pairwise cosine similarities instead of the vectors.
     """
     given = list(texts) or [text for text in (piped() or "").splitlines() if text.strip()]
     if not given:
-        raise UsageError("there is nothing to embed", hint='stretto embed "a text" "another"')
+        raise UsageError("nothing to embed", hint='stretto embed "a text" "another"')
     from stretto.cli.session import opened
 
     path = model if model is not None else str(_default(context))

@@ -1,4 +1,4 @@
-"""`stretto estimate`: the memory of a model and its slots, by the rule of thumb and exactly."""
+"""`stretto estimate`: the memory of a model and its slots, by rule of thumb and exactly."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def estimate(
     model
         A .gguf file (its header is enough) or a name from `stretto ls`. [default: SmolLM2-135M-Instruct]
     example_
-        Qwen3-8B at Q8_0 with 8 slots, as the guide has it.
+        The guide's example: Qwen3-8B at Q8_0 with 8 slots.
     weights
-        Bytes of the weights, where the file does not hold them: 9GB.
+        Size of the weights, if the file does not contain them: 9GB.
     memory
-        Memory to fit into, in place of what is free here: 24GB.
+        Memory to fit into, instead of this machine's free memory: 24GB.
     json
         As JSON.
     """
     if example_ and model is not None:
-        raise UsageError("--example has a model of its own", hint="leave out one of the two")
+        raise UsageError("--example uses its own model", hint="omit one of the two")
     given = values(flags)
     weights_bytes = parse_size(weights) if weights is not None else None
     subject = example(given) if example_ else subject_of(context, model or "demo", given)
@@ -62,7 +62,7 @@ def estimate(
 
 
 def _free() -> tuple[int, str, bool]:
-    """The largest GPU's free memory, else what the machine has available; and whether it is a GPU's."""
+    """Free memory of the largest GPU, else of the machine; its source; and whether it is a GPU's."""
     from stretto.cli import machine
 
     gpus = machine.gpus()
@@ -73,7 +73,7 @@ def _free() -> tuple[int, str, bool]:
 
 
 def _steps(subject: Subject, result: Estimate) -> list[tuple[str, str, str]]:
-    """Each step by the rule of thumb, with the exact figure beside it."""
+    """Each step by rule of thumb, with the exact value."""
     from stretto.model_files.fit import steps_text
 
     texts = steps_text(result, subject.shape, context_window=subject.window, n_seq_max=subject.slots)

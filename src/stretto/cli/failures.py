@@ -1,4 +1,4 @@
-"""Errors as a person reads them: `error: …` in one line, then `hint: …`, both on stderr."""
+"""Error output: `error: …` in one line, then `hint: …`, both on stderr."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from stretto.cli.output import tell
 from stretto.cli.text import one_line
 from stretto.errors import InvariantError, StrettoError
 
-OURS, USERS = 1, 2  # exit codes: whose fault it is
+OURS, USERS = 1, 2  # exit codes: internal error, user error
 
 
 class UsageError(StrettoError):
-    """What was typed makes no sense, whatever the models and settings are."""
+    """Invalid command line, independent of models and settings."""
 
     code = "usage"
 
 
 def report(error: Exception, *, command: str, debug: bool) -> int:
-    """Say what happened and answer the exit code."""
+    """Print the error and return the exit code."""
     if debug and not tell("traceback", level=logging.ERROR, exception=_trace(error)):
         traceback.print_exception(error)
     if isinstance(error, CycloptsError):
@@ -33,7 +33,7 @@ def report(error: Exception, *, command: str, debug: bool) -> int:
         return _say(error.message, error.hint or _see(command), USERS)
     if isinstance(error, OSError) and error.strerror:
         named = f"{error.filename}: " if error.filename else ""
-        return _say(f"{named}{error.strerror}", "check the path, its rights and the space left", USERS)
+        return _say(f"{named}{error.strerror}", "check the path, its permissions and the free space", USERS)
     again = "please report it with the traceback above" if debug else "--debug shows the traceback"
     return _say(f"unexpected {type(error).__name__}: {error}", f"this is a bug in Stretto; {again}", OURS)
 
@@ -53,7 +53,7 @@ def _see(command: str) -> str:
 
 
 def _usage(error: CycloptsError, command: str) -> tuple[str, str]:
-    """Cyclopts' complaint as a message and a hint."""
+    """Cyclopts' error as a message and a hint."""
     if isinstance(error, UnknownOptionError):
         flag = (error.token.keyword or error.token.value).split("=", 1)[0]
         known = [name for argument in error.argument_collection if argument.parse for name in argument.names]
@@ -70,7 +70,7 @@ def _commands(error: CycloptsError) -> list[str]:
 
 
 def _hint_for_flag(flag: str, known: Iterable[str], command: str) -> str:
-    """The nearest flag, or ours where another system's name was typed."""
+    """The nearest flag, or our name of another program's flag."""
     from stretto.settings.names import FOREIGN, NO_COUNTERPART
 
     names = [name for name in known if name.startswith("-")]

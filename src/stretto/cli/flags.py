@@ -1,7 +1,7 @@
-"""Every setting as a flag, made from the fields of the settings classes: no option is written twice.
+"""Every setting as a flag, generated from the fields of the settings classes.
 
-Values stay text here: `settings.load` parses and judges them, so that a flag, a variable and a YAML key
-accept the same spellings. Only what was given is in the mapping, so that lower layers keep their say.
+Values stay text here: `settings.load` parses and validates them, so that a flag, a variable and a YAML key
+accept the same spellings. The mapping contains only given flags, so that lower layers still apply.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from stretto.settings.renamed import RENAMED, current
 
 SETTINGS = Group("Model settings", sort_key=50)
 SERVER = Group("Server settings", sort_key=40)
-LEFT_OUT = ("path", "api_key")  # the model is the argument or -m; a key in a flag shows in process lists
+LEFT_OUT = ("path", "api_key")  # the model is an argument; process lists show flags
 
 
 def _parts(annotation: Any) -> list[Any]:
-    """The alternatives of a field's type, without None and without what Annotated adds."""
+    """The alternatives of a field's type, without None and Annotated metadata."""
     if get_origin(annotation) is Annotated:
         return _parts(get_args(annotation)[0])
     if get_origin(annotation) in {Union, UnionType}:
@@ -78,14 +78,14 @@ ServerFlags = Annotated[ServerFlagValues | None, Parameter(name="*", group=SERVE
 
 
 def server_values(flags: Mapping[str, str | bool] | None) -> dict[str, Any]:
-    """What was given for the server, by its dotted name."""
+    """The given server flags, by dotted name."""
     return {f"server.{name}": value for name, value in values(flags, ServerSettings).items()}
 
 
 def values(
     flags: Mapping[str, str | bool] | None, settings: type[BaseModel] = ModelSettings
 ) -> dict[str, Any]:
-    """What was given, with `a,b` read as a list where a list is wanted."""
+    """The given flags; `a,b` becomes a list for list settings."""
     given: dict[str, Any] = dict(flags or {})
     for name, value in given.items():
         wants_list = any(map(_is_list, _parts(settings.model_fields[current(name)].annotation)))

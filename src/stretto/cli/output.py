@@ -1,6 +1,6 @@
 """The two consoles, tables, JSON and progress bars.
 
-stdout carries what was asked for, stderr the rest; bars vanish when nobody looks. Rich respects NO_COLOR.
+Data go to stdout, everything else to stderr; bars are shown only on terminals. Rich respects NO_COLOR.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from stretto.cli.text import clean, one_line
 
-PIPED_COLUMNS = 4_096  # a pipe has no width: no path may break
+PIPED_COLUMNS = 4_096  # a pipe has no width: do not wrap paths
 Report = Callable[[int, int], None]
 
 
@@ -39,25 +39,25 @@ _json_lines = False
 
 
 def messages_as_json(wanted: bool) -> None:
-    """From now on every message on stderr is a JSON object in a line of its own (`log_format: json`)."""
+    """From now on every message on stderr is one JSON object per line (`log_format: json`)."""
     global _json_lines  # noqa: PLW0603 - stderr is one per process
     _json_lines = wanted
 
 
 def say(text: str) -> None:
-    """A message beside the data."""
+    """A message on stderr."""
     if not tell(text):
         sys.stderr.write(f"{clean(text)}\n")
 
 
 def note(text: str) -> None:
-    """Advice, in one line."""
+    """A one-line note."""
     if not tell(one_line(text), level=logging.WARNING):
         sys.stderr.write(f"note: {one_line(text)}\n")
 
 
 def tell(event: str, *, level: int = logging.INFO, **fields: str | int | float) -> bool:
-    """The message as an event, where messages are JSON; False: write it for people."""
+    """Log the message as an event if messages are JSON; otherwise False."""
     if _json_lines:
         from stretto.telemetry.logs import notice
 
@@ -73,7 +73,7 @@ def print_json(data: Any) -> None:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[int] = ()
 ) -> None:
-    """Aligned columns without lines, so that it reads the same in a pipe."""
+    """Aligned columns without borders, identical in a pipe."""
     table = Table(box=None, pad_edge=False, show_header=any(columns), header_style="bold")
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index in right else "left", overflow="fold")
@@ -92,7 +92,7 @@ def line(text: str = "") -> None:
 
 @contextmanager
 def progress(label: str, *, is_bytes: bool = False) -> Iterator[Report]:
-    """A bar on stderr while a long step runs; one plain line, once it moves, where that is no terminal."""
+    """A progress bar on stderr; without a terminal, one plain line once there is progress."""
     console = stderr()
     if _json_lines or not console.is_terminal:
         yield _first_only(lambda: say(f"{label} …"))

@@ -1,4 +1,4 @@
-"""`stretto ps`: what a running server does, slot by slot, and what would help when requests wait long."""
+"""`stretto ps`: the state of a running server, slot by slot, with advice if requests wait long."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from stretto.errors import StrettoError
 
 TIMEOUT_S = 5.0
 REPLY_BYTES_MAX = 16 << 20
-LONG_WAIT_S = 1.0  # a queue wait that a person notices
+LONG_WAIT_S = 1.0  # a noticeable queue wait
 
 
 class ServerUnreachableError(StrettoError):
-    """No server at that address, or one that does not want us."""
+    """No server at that address, or access denied."""
 
     code = "server_unreachable"
-    hint = "is `stretto serve` running? --url says where"
+    hint = "is `stretto serve` running? --url sets its address"
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long requests waited for a slot, since the server started."""
+    """Queue waits since the server's start."""
 
     mean_s: float
     p95_s: float
@@ -46,12 +46,12 @@ def ps(
     json: Annotated[bool, Parameter(negative="")] = False,
     context: Annotated[Context, Parameter(parse=False)],
 ) -> None:
-    """Show a server's slots, its batches and its queue. An API key is taken from STRETTO_API_KEY.
+    """Show a server's slots, batches and queue. The API key is read from STRETTO_API_KEY.
 
     Parameters
     ----------
     url
-        Where the server is. [default: host and port of the settings]
+        The server's address. [default: host and port of the settings]
     json
         As JSON.
     """
@@ -84,9 +84,7 @@ def _waits_json(waits: Waits | None) -> dict[str, float] | None:
 def _get(url: str, path: str, key: str | None) -> bytes:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(
-            f"{url[:80]} is not the address of a server", hint="write it like http://127.0.0.1:8000"
-        )
+        raise UsageError(f"{url[:80]} is not a valid address", hint="write it like http://127.0.0.1:8000")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname, parts.port, timeout=TIMEOUT_S)
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
@@ -99,14 +97,14 @@ def _get(url: str, path: str, key: str | None) -> bytes:
     finally:
         connection.close()
     if reply.status in (401, 403):
-        raise ServerUnreachableError(f"{url} asks for an API key", hint="set STRETTO_API_KEY")
-    if reply.status not in (200, 503):  # 503: it is not ready, and says why
+        raise ServerUnreachableError(f"{url} requires an API key", hint="set STRETTO_API_KEY")
+    if reply.status not in (200, 503):  # 503: not ready, with the reason
         raise ServerUnreachableError(f"{url}{path} answers {reply.status}: is it a Stretto server?")
     return body
 
 
 def waits_of(metrics: str) -> Waits | None:
-    """From the histogram of queue waits of all models; None before anything has ended."""
+    """From the queue wait histograms of all models; None before any request has ended."""
     from prometheus_client.parser import text_string_to_metric_families
 
     below: dict[float, float] = {}
@@ -116,7 +114,7 @@ def waits_of(metrics: str) -> Waits | None:
             continue
         for sample in family.samples:
             if sample.labels.get("admitted") == "false":
-                continue  # refusals, most of them at once
+                continue  # rejected requests
             if sample.name.endswith("_bucket"):
                 edge = float(sample.labels["le"])
                 below[edge] = below.get(edge, 0.0) + sample.value
@@ -132,7 +130,7 @@ def waits_of(metrics: str) -> Waits | None:
 
 
 def remedies(health: dict[str, Any], waits: Waits | None) -> list[str]:
-    """What to change when requests wait long for a slot, in the order in which to try it."""
+    """Settings to change if requests wait long for a slot, in the order to try them."""
     models = (health.get("runtime") or {}).get("models", [])
     queued = sum(sum(model["queued"].values()) for model in models)
     full = any(model["active_slots"] >= model["slots"] > 0 for model in models)
@@ -140,9 +138,9 @@ def remedies(health: dict[str, Any], waits: Waits | None) -> list[str]:
         return []
     slots = max((model["slots"] for model in models), default=4)
     return [
-        f"raise n_seq_max (now {slots}) if memory allows: `stretto estimate` says what {2 * slots} take",
+        f"raise n_seq_max (now {slots}) if memory allows: `stretto estimate` shows the memory of {2 * slots}",
         "lower context_window, so that more slots fit into the same memory",
-        "quantize the KV cache (cache_type_k: q8_0, cache_type_v: q8_0): about half the memory for each slot",
+        "quantize the KV cache (cache_type_k: q8_0, cache_type_v: q8_0): about half the memory per slot",
     ]
 
 
@@ -160,7 +158,7 @@ def _show(
     _show_slots(slots)
     line()
     for model in (health.get("runtime") or {}).get("models", []):
-        queued = ", ".join(f"{count} {name}" for name, count in model["queued"].items() if count) or "nobody"
+        queued = ", ".join(f"{count} {name}" for name, count in model["queued"].items() if count) or "none"
         line(
             f"{model['model_id']}: {model['active_slots']}/{model['slots']} slots busy, "
             f"KV {model['kv_used']:.0%}, waiting: {queued}, "

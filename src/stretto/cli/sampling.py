@@ -1,4 +1,4 @@
-"""What a request may ask for, as flags of `run` and `chat`."""
+"""Sampling options of `run` and `chat`."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ SCHEMA_BYTES_MAX = 1 << 20
 @Parameter(name="*", group=ANSWER)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the answer is drawn.
+    """Sampling options.
 
     Parameters
     ----------
     max_tokens
-        End the answer after so many tokens. [default: 1024]
+        Maximum tokens of the answer. [default: 1024]
     temperature
         0 is greedy. [default: 0.8]
     top_p
-        Keep the likeliest tokens that make up this probability. [default: 0.95]
+        Keep the most likely tokens up to this cumulative probability. [default: 0.95]
     top_k
         Keep this many tokens; 0 keeps all. [default: 40]
     min_p
-        Drop tokens less likely than this share of the likeliest. [default: 0.05]
+        Drop tokens less likely than this fraction of the most likely one. [default: 0.05]
     repeat_penalty
-        Above 1 discourages what was said lately.
+        Above 1 penalizes recent tokens.
     stop
-        End the answer before this text; may be given several times.
+        Stop before this text; repeatable.
     ignore_eos
-        Go on where the model would end.
+        Continue past the end-of-sequence token.
     json_schema
         A file with a JSON schema that the answer must follow.
     timeout
-        Give up after so many seconds.
+        Time-out in seconds.
     """
 
     max_tokens: Annotated[int | None, Parameter(name=["--max-tokens", "-n"], metavar="N", group=ANSWER)] = (
@@ -60,7 +60,7 @@ class Sampling:
     timeout: Annotated[float | None, Parameter(metavar="SECONDS", group=ANSWER)] = None
 
     def options(self) -> dict[str, Any]:
-        """As keywords of the SDK; a schema is compiled here, before a model is loaded for nothing."""
+        """As SDK keywords; a schema is checked here, before a model is loaded."""
         names = (
             "max_tokens",
             "temperature",

@@ -1,7 +1,7 @@
-"""`stretto serve`: a model over HTTP. Flags, variables and the file have the same names.
+"""`stretto serve`: a model over HTTP. Flags, variables and the settings file use the same names.
 
-The model is found (or pulled) here, with its progress on the terminal; it is loaded by the worker, a process
-of its own. Messages go to stderr: the URL once the model answers, and before it how far it is.
+The model is located (or pulled) here, with progress on the terminal, and loaded by the worker process.
+Messages go to stderr: load progress, then the URL once the model is ready.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stretto.server.run import Listening
     from stretto.settings import Loaded
 
-QUEUE_WAIT_S = 45.0  # below server.first_byte_s, so that a refusal has its status
+QUEUE_WAIT_S = 45.0  # below server.first_byte_s, so that a rejection has its own status
 LOOK_EVERY_S = 0.1
 
 
@@ -37,7 +37,7 @@ def serve(
     flags: ModelFlags = None,
     context: Annotated[Context, Parameter(parse=False)],
 ) -> None:
-    """Serve a model over HTTP. SIGTERM or Ctrl-C lets running requests finish first; a second one cuts them.
+    """Serve a model over HTTP. SIGTERM or Ctrl-C lets running requests finish; a second one cancels them.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def serve(
 
 
 def _set_up_logs(log_format: str, level: str) -> bool:
-    """Answers whether every line on stderr is JSON from now on."""
+    """Whether every line on stderr is JSON from now on."""
     from stretto.telemetry import logs
 
     json_lines = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
@@ -72,7 +72,7 @@ def _set_up_logs(log_format: str, level: str) -> bool:
 
 
 def _prepared(context: Context, loaded: Loaded, model: str | None) -> str | None:
-    """The name that the worker will know the model by; pulled or converted first where that is needed."""
+    """The model's name for the worker; the model is pulled or converted first if needed."""
     from stretto.errors import ModelNotFoundError
     from stretto.model_files import bundled
     from stretto.model_files.store import DEFAULT_NAMES
@@ -81,7 +81,7 @@ def _prepared(context: Context, loaded: Loaded, model: str | None) -> str | None
     if settings.model(model or "").backend == "simulated" or model in settings.models:
         return model
     if model is None and settings.models:
-        return None  # all that the file lists, the first by default
+        return None  # all models of the settings file, the first by default
     if model is None or model in DEFAULT_NAMES:
         from stretto.cli.resolving import default_file
 
@@ -106,7 +106,7 @@ def _pull(context: Context, model: str) -> None:
     say(f"pulled {model}: {size(path.stat().st_size)}")
 
 
-# --- the engine ----------------------------------------------------------------------------------
+# --- the worker client ---------------------------------------------------------------------------
 
 
 def _worker_client(
@@ -128,16 +128,16 @@ def _worker_client(
 
 
 def _with_server_defaults(loaded: Loaded, flags: dict[str, Any]) -> dict[str, Any]:
-    """A server gives up on a caller that waits too long, where nobody has said how long that is."""
+    """A server limits the queue wait by default."""
     said = any(key.endswith(".max_queue_wait_s") for key in loaded.origin)
     return flags if said else {"max_queue_wait_s": QUEUE_WAIT_S, **flags}
 
 
-# --- what the operator reads ---------------------------------------------------------------------
+# --- messages ------------------------------------------------------------------------------------
 
 
 async def _announce(listening: Listening) -> None:
-    """A bar while the model loads, then one paragraph. A model that cannot be loaded ends the server."""
+    """A progress bar while the model loads, then a summary. A model that fails to load ends the server."""
     if not tell("listening", url=listening.url):
         say(f"listening on {listening.url}; the model is loading")
     found = await _loaded(listening.worker_client)
@@ -166,13 +166,13 @@ async def _loaded(worker_client: WorkerClient) -> ModelInfo:
                 if done is not None:
                     shown(int(1000 * done), 1000)
         return loading.result()
-    finally:  # a signal while it loads
+    finally:  # a signal during loading
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
 
 
 def _example(model: ModelInfo) -> tuple[str, str]:
-    """A request that this kind of model answers."""
+    """An example request for this kind of model."""
     if model.kind == "embedding":
         return "embeddings", f'{{"model": "{model.id}", "input": "Hello"}}'
     if model.kind == "reranker":
@@ -182,7 +182,7 @@ def _example(model: ModelInfo) -> tuple[str, str]:
 
 
 def banner(url: str, model: ModelInfo, memory_bytes: int) -> str:
-    """What is served, and how to reach it."""
+    """Summary: the model and how to reach it."""
     route, body = _example(model)
     return "\n".join(
         [

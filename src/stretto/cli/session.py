@@ -1,4 +1,4 @@
-"""A loaded model and its answers on a terminal: what `run` and `chat` share."""
+"""A loaded model and its answers on a terminal, shared by `run` and `chat`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 @contextmanager
 def opened(context: Context, model: str | None, flags: Mapping[str, Any]) -> Iterator[LLM]:
-    """Load a model with a bar on stderr, and close it however the block ends."""
-    model, given = _chosen(context, model, flags)  # settings are judged before anything heavy is imported
+    """Load a model with a progress bar, and close it at the end of the block."""
+    model, given = _chosen(context, model, flags)  # validate settings before heavy imports
     with _heeding_interrupts():
         llm = _load(context, model, given)
     try:
@@ -39,9 +39,9 @@ def opened(context: Context, model: str | None, flags: Mapping[str, Any]) -> Ite
 def _chosen(
     context: Context, model: str | None, flags: Mapping[str, Any]
 ) -> tuple[str | None, Mapping[str, Any]]:
-    """The model to load and the settings to give it. A file with one model means that one.
+    """The model to load and its settings. A settings file with one model selects it.
 
-    The SDK reads variables and the usual file by itself; another file (`--config`) it is given in full.
+    The SDK reads variables and the usual file itself; values of another file (`--config`) are passed to it.
     """
     loaded = context.settings(flags)
     for text in loaded.notes:
@@ -78,7 +78,7 @@ def _load_shown(llm: type[LLM], context: Context, model: str | None, flags: Mapp
 
 @contextmanager
 def _heeding_interrupts() -> Iterator[None]:
-    """Ctrl-C inside a callback from C would be printed and forgotten: remember it, and raise it after."""
+    """Defer Ctrl-C: inside a callback from C the exception would be printed and lost."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -112,7 +112,7 @@ def show_answer(
 ) -> Completion:
     """Stream one answer to stdout; reasoning goes to stderr. An interrupt cancels the generation.
 
-    `shown` collects the text as it goes out, for who needs it after an interrupt.
+    `shown` collects the printed text, for use after an interrupt.
     """
     from stretto.llm.client import ANSWER_TOKENS
 
@@ -123,7 +123,7 @@ def show_answer(
         stream.close()
         raise
     if completion.usage.completion_tokens == ANSWER_TOKENS and "max_tokens" not in options:
-        note(f"the answer was cut after {ANSWER_TOKENS} tokens; -n N allows more")
+        note(f"the answer was truncated after {ANSWER_TOKENS} tokens; -n N allows more")
     return completion
 
 

@@ -1,7 +1,7 @@
-"""SIGTERM and SIGINT from the first moment of `stretto serve`: the process ends in order, and with 0.
+"""Handles SIGTERM and SIGINT from the start of `stretto serve`: the process exits cleanly with 0.
 
-A server that runs handles both itself (see `server.run`): it drains. Before and after that nothing is at
-work, so leaving is all there is to do. Imports little, as it comes before everything else.
+A running server handles both itself (see `server.run`): it drains. Before and after that there is no work to
+finish, so the process just exits. Imports little, because it runs first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def signals_end_with_0(*, restore: bool) -> Iterator[None]:
-    """Without `restore` the handlers stay up to the end of the process."""
+    """Without `restore` the handlers stay until the process exits."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,7 @@
-"""What `estimate` looks at: a model's shape, its weights, and the settings it would run with.
+"""The model that `estimate` examines: its shape, its weights, and the settings it would run with.
 
-A file need not be whole: a header whose weights are missing (the first megabytes of a download) is enough,
-and so is one without any tensors when the weights' size is given.
+The file may be incomplete: a header without weights (the first megabytes of a download) is enough, as is one
+without any tensors if the size of the weights is given.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class Subject:
         return self.settings.n_seq_max
 
     def with_weights(self, given: int | None) -> Subject:
-        """The same with another size of the weights; a file without any needs one."""
+        """A copy with another size of the weights, required for a file without any."""
         if given is not None:
             return replace(self, weights=given)
         if self.weights:
             return self
         return replace(
-            self, notes=(*self.notes, "the file holds no tensors: --weights 9GB says how much they take")
+            self, notes=(*self.notes, "the file contains no tensors: --weights 9GB sets their size")
         )
 
     def _options(self) -> fit.Options:
@@ -97,13 +97,13 @@ class Subject:
         )
 
     def facts(self) -> list[tuple[str, str]]:
-        """The numbers that enter, under the names that the file gives them."""
+        """The input values, under their names in the file."""
         shape, settings = self.shape, self.settings
         heads = sorted(set(shape.kv_heads))
         return [
             ("model", f"{self.name} ({shape.architecture}, {shape.kind.value})"),
             ("weights", size(self.weights)),
-            ("context_window", f"{self.window:,} tokens for each slot"),
+            ("context_window", f"{self.window:,} tokens per slot"),
             ("n_seq_max", f"{self.slots} slots"),
             *([("n_ctx", f"{settings.n_ctx:,} tokens for all slots")] if settings.n_ctx != "auto" else []),
             ("cache types", f"{settings.cache_type_k} keys, {settings.cache_type_v} values"),
@@ -124,21 +124,21 @@ def example(flags: Mapping[str, Any]) -> Subject:
 
 
 def subject_of(context: Context, model: str, flags: Mapping[str, Any]) -> Subject:
-    """A model by its name or file, with the settings it would run with."""
+    """A model by name or file, with the settings it would run with."""
     settings = context.settings(flags).settings.model(model)
     try:
         path = _path(context, settings.path or model)
     except ModelNotFoundError:
         if model != EXAMPLE_NAME:
             raise
-        note = f"{model} is not here: the figures are those of its published shape"
+        note = f"{model} is not local: the values are those of its published shape"
         return Subject(EXAMPLE_NAME, EXAMPLE_SHAPE, EXAMPLE_WEIGHTS_BYTES, settings, (note,))
     file, notes = _header(path)
     return Subject(path.name, shape_of(file), _weights(file), settings, notes)
 
 
 def _path(context: Context, name: str) -> Path:
-    """A file that is there is taken as it is, whole or not; everything else is looked up."""
+    """An existing file is used even if incomplete; everything else is looked up."""
     from stretto.model_files import bundled
     from stretto.model_files.store import DEFAULT_NAMES
 
@@ -160,11 +160,11 @@ def _header(path: Path) -> tuple[gguf.GgufFile, tuple[str, ...]]:
             file = _header_alone(path)
         except (ModelError, OSError):
             raise error from None
-        return file, (f"{path.name} ends before its weights do: the figures are from its header",)
+        return file, (f"{path.name} is incomplete: the values are from its header",)
 
 
 def _header_alone(path: Path) -> gguf.GgufFile:
-    """Read a header whose weights are missing: a sparse copy with room for all of them passes every check."""
+    """Read a header without its weights, through a sparse copy of full size that passes every check."""
     with tempfile.NamedTemporaryFile(suffix=".gguf") as copy, path.open("rb") as source:
         copy.write(source.read(gguf.HEADER_BYTES_MAX))
         copy.flush()
@@ -173,7 +173,7 @@ def _header_alone(path: Path) -> gguf.GgufFile:
 
 
 def _weights(file: gguf.GgufFile) -> int:
-    """Of all parts that are here, where a model was split."""
+    """Size of all local shards of a split model."""
     shard = SHARD.search(file.path.name)
     if file.shards == 1 or shard is None:
         return file.weights_bytes

@@ -1,4 +1,4 @@
-"""Numbers and foreign text as a terminal may show them. Standard library only."""
+"""Formats numbers and untrusted text for a terminal. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ LINE_CHARS_MAX = 400
 
 
 def clean(text: str) -> str:
-    """Without control characters: neither a model nor a file's metadata may steer the terminal."""
+    """Replace control characters: models and file metadata must not control the terminal."""
     return "".join(
         letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text
     )
@@ -18,7 +18,7 @@ def one_line(text: str) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes in decimal units, as disks and model cards count them."""
+    """Bytes in decimal units, as on disks and model cards."""
     number, units = float(count), ("B", "kB", "MB", "GB", "TB", "PB")
     for unit in units:
         if number < 999.5 or unit == units[-1]:
@@ -28,7 +28,7 @@ def size(count: int) -> str:
 
 
 def parse_size(text: str) -> int:
-    """`24GB`, `1.5GiB`: the settings' own way to read a size."""
+    """`24GB`, `1.5GiB`: parsed like sizes in settings."""
     from pydantic import TypeAdapter, ValidationError
 
     from stretto.settings import SettingsError

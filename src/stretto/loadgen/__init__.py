@@ -1,6 +1,6 @@
-"""Load for any OpenAI-compatible server, and what came of it.
+"""Load generator for any OpenAI-compatible server, with statistics and plots.
 
-Knows HTTP from the client's side, workloads, traces, figures and plots. Knows nothing of our own engine: ours
-and a peer are measured by the same code, through the same socket. The clients run in processes of their own,
-so that they disturb what they measure as little as possible.
+Knows HTTP from the client's side, workloads, traces, statistics and plots, and nothing about Stretto's
+internals: Stretto and its peers are measured by the same code over the same kind of socket. Clients run in
+separate processes, so that they disturb the measurement as little as possible.
 """

@@ -1,4 +1,4 @@
-"""A claim with its bound: what `--check` judges."""
+"""A claim with its bound, evaluated by `--check`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One claim, what was found, and whether it holds. `value` None: not measured."""
+    """One claim, its measured value, and whether it holds. `value` None: not measured."""
 
     name: str
     value: float | None

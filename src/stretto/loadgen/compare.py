@@ -1,8 +1,8 @@
-"""The same workload on several servers in turn, repeated; ratios with their spread.
+"""Repeats the same workload on several servers in turn; ratios with their spread.
 
-Rounds are interleaved and their order turns around every time, so that a machine that warms up or is shared
-treats all alike. A ratio is taken within a round and then its median and range over the rounds. Every run has
-texts of its own.
+Rounds are interleaved and their order is reversed every time, so that warm-up and other load on the machine
+affect all servers alike. Ratios are taken within a round, then their median and range over the rounds. Every
+run has its own texts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stretto.loadgen.records import Run
 Measure = Callable[[str, str], Run]  # peer, run id
 Tell = Callable[[str], None]
 
-# What is compared: name, where it is found in a summary, and whether more is better.
+# Compared metrics: name, path in a summary, and whether more is better.
 METRICS: dict[str, tuple[tuple[str, ...], bool]] = {
     "output tok/s": (("all", "output_tokens_per_s"), True),
     "requests/s": (("all", "requests_per_s"), True),
@@ -53,7 +53,7 @@ class Range:
 def interleave(
     peers: Sequence[str], measure: Measure, *, rounds: int, run_id: str, slo: Slo, tell: Tell
 ) -> dict[str, list[dict[str, Any]]]:
-    """Summaries of each peer, one a round."""
+    """Summaries of each peer, one per round."""
     found: dict[str, list[dict[str, Any]]] = {peer: [] for peer in peers}
     for number in range(rounds):
         for peer in peers if number % 2 == 0 else list(reversed(peers)):
@@ -72,13 +72,13 @@ def value(found: Mapping[str, Any], path: Sequence[str]) -> float | None:
 def ratios(
     base: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], path: Sequence[str]
 ) -> list[float]:
-    """`base` ÷ `other`, round by round; rounds in which one of them has no value are left out."""
+    """`base` ÷ `other` per round; rounds without a value for one of them are skipped."""
     pairs = [(value(a, path), value(b, path)) for a, b in zip(base, other, strict=True)]
     return [a / b for a, b in pairs if a is not None and b]
 
 
 def compared(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """One row a metric: the range of each peer, and of the first one's ratio to each other."""
+    """One row per metric: the range of each peer, and of the first peer's ratio to each other."""
     first, *others = found
     rows = []
     for name, (path, more_is_better) in METRICS.items():
@@ -102,7 +102,7 @@ def _range(values: Sequence[float | None]) -> Range | None:
 
 
 def plain(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rows as values that JSON knows."""
+    """The rows as JSON values."""
 
     def values(ranges: Mapping[str, Range | None]) -> dict[str, Any]:
         return {peer: asdict(item) if item is not None else None for peer, item in ranges.items()}

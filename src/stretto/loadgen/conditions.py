@@ -1,4 +1,4 @@
-"""Under which conditions a figure was made: without them it is worth nothing. No path of this machine."""
+"""The conditions of a measurement: date, machine, versions. Contains no local paths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import stretto
 
 _CPU_FILE = Path("/proc/cpuinfo")
-_ARM_PARTS = {  # the kernel knows ARM's own processors by number alone
+_ARM_PARTS = {  # the kernel reports ARM's processors by number only
     "0xd08": "Cortex-A72",
     "0xd0b": "Cortex-A76",
     "0xd0c": "Neoverse-N1",
@@ -45,7 +45,7 @@ def cpu_name() -> str:
 
 
 def _load() -> str:
-    """The machine's load average: whether it was as quiet as it should be."""
+    """The machine's load average, to show whether it was idle."""
     try:
         return f"{os.getloadavg()[0]:.2f}"
     except OSError:

@@ -1,8 +1,8 @@
-"""One HTTP/1.1 exchange on one connection: the request as bytes, the answer as events with their times.
+"""One HTTP/1.1 exchange on one connection: the request as bytes, the answer as events with timestamps.
 
-A bare asyncio protocol over httptools, because the client shares the machine with the server: it must cost
-few microseconds a token. Times are of the monotonic clock: uvloop's own has whole milliseconds. Every way in
-which a peer can fail ends as a kind of error, never as an exception:
+A bare asyncio protocol over httptools, because the client shares the machine with the server and must cost
+only a few microseconds per token. Times are on the monotonic clock, because uvloop's has millisecond
+resolution. Every failure of a peer becomes a kind of error, never an exception:
 
     refused · unreachable · reset · cut · timeout · http_NNN · stream_error · bad_reply
 """
@@ -25,11 +25,11 @@ from stretto.loadgen.sse import Events
 
 CONNECT_TIMEOUT_S = 10.0
 _BODY_BYTES_MAX = 4096
-Notice = Callable[[int], None]  # pieces of text so far
+Notice = Callable[[int], None]  # chunks of text so far
 
 
 def encode(target: Target, shot: Shot, messages: list[dict[str, str]]) -> bytes:
-    """The whole request, head and body."""
+    """The complete request, head and body."""
     body: dict[str, Any] = {
         "model": target.model,
         "max_tokens": shot.max_tokens,
@@ -67,7 +67,7 @@ def _head(target: Target, shot: Shot, route: str, length: int) -> str:
 
 
 class Exchange(asyncio.Protocol):
-    """Reads one answer. `ended` is done when nothing more will come."""
+    """Reads one answer. `ended` is done at its end."""
 
     def __init__(self, request: bytes, events: Events, *, notice: Notice | None = None) -> None:
         self._request = request
@@ -83,7 +83,7 @@ class Exchange(asyncio.Protocol):
         self.failure = ""
         self.sent_s = 0.0
 
-    # asyncio calls these
+    # --- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -107,7 +107,7 @@ class Exchange(asyncio.Protocol):
             self.failure = f"reset: {exc}"
         self._end()
 
-    # httptools calls these
+    # --- called by httptools
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
@@ -122,11 +122,11 @@ class Exchange(asyncio.Protocol):
         self.complete = self.status >= 200
 
     def abort(self, failure: str) -> None:
-        """Give up: time is over, or we have seen enough."""
+        """Abort: time-out, or enough was received."""
         self._fail(failure)
 
     def outcome(self) -> tuple[str, str]:
-        """The kind of error and what is known of it; two empty strings when all went well."""
+        """Kind and detail of the error; two empty strings for success."""
         if self.failure:
             kind, _, detail = self.failure.partition(": ")
             return kind, one_line(detail)
@@ -165,7 +165,7 @@ async def perform(
     notice: Notice | None,
     stop: asyncio.Event | None,
 ) -> str:
-    """Send, read to the end and fill the record; returns the text where it is kept."""
+    """Send, read to the end and fill the record; returns the text if it is kept."""
     loop = asyncio.get_running_loop()
     exchange = Exchange(request, Events(keeps_text=keeps_text), notice=notice)
     clock = loop.call_later(target.timeout_s, exchange.abort, "timeout: no end in time")
@@ -193,7 +193,7 @@ async def _connect(target: Target, exchange: Exchange) -> None:
             await asyncio.get_running_loop().create_connection(
                 lambda: exchange, target.host, target.port, ssl=tls
             )
-    except (OSError, TimeoutError) as error:  # with two addresses the refusals come as one OSError
+    except (OSError, TimeoutError) as error:  # failures of several addresses come as one OSError
         kind = "refused" if "refused" in str(error).lower() else "unreachable"
         exchange.abort(f"{kind}: {str(error) or 'no connection in time'}")
 
@@ -214,7 +214,7 @@ def _fill(record: Record, exchange: Exchange, now_s: float) -> None:
 
 
 def _fill_timings(record: Record, events: Events) -> None:
-    """What the server itself says of the wait: llama-server's `timings`, or ours, in milliseconds."""
+    """The queue time reported by the server: llama-server's `timings`, or ours, in milliseconds."""
     prefill = events.timings.get("prompt_ms")
     queue = events.timings.get("queue_ms")
     record.prefill_s = float(prefill) / 1e3 if prefill is not None else None

@@ -1,7 +1,7 @@
-"""How evenly tenants were served, over the time in which each of them had work waiting.
+"""Fairness between tenants, over the time in which each of them had requests waiting.
 
-Only then is there something to share out: a tenant that asks for little and gets it is not treated badly. A
-request waits from when it was due to its first piece of text.
+Only then do tenants compete: a tenant that asks for little and gets it is not treated unfairly. A request
+waits from its due time to its first chunk of text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Span = tuple[float, float]
 
 
 def jain(shares: Sequence[float]) -> float:
-    """Jain's index: 1 when all shares are equal, 1/n when one has everything."""
+    """Jain's index: 1 for equal shares, 1/n if one tenant has everything."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 0.0
 
@@ -64,7 +64,7 @@ def _all_waiting(waits: Sequence[Sequence[Span]]) -> list[Span]:
 
 
 def _tokens_in(records: Sequence[Record], tenant: str, spans: Sequence[Span]) -> float:
-    """Tokens that arrived within the spans; a piece of text stands for its share of the answer's tokens."""
+    """Tokens that arrived within the spans; each chunk counts as its share of the answer's tokens."""
     starts = [start for start, _ in spans]
     total = 0.0
     for record in records:

@@ -1,4 +1,4 @@
-"""A run in numbers: rates, percentiles, goodput, errors, and what belongs to one workload alone."""
+"""Statistics of a run: rates, percentiles, goodput, errors, and workload-specific values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stretto.loadgen.records import STOPPED, Record, Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """What a served request must keep to count as good."""
+    """Latency targets of a good request."""
 
     ttft_s: float = 2.0
     itl_s: float = 0.2  # mean time per token after the first
@@ -35,7 +35,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Everything that is reported of a run, or of one group of its requests. Times in seconds."""
+    """Statistics of a run or of one group of its requests. Times in seconds."""
 
     requests: int
     ok: int
@@ -54,11 +54,11 @@ class Figures:
     longest_gap_s: float
     goodput_per_s: float
     good_share: float
-    late_s: float  # the most that the client itself ran behind its plan
+    late_s: float  # maximum delay of the client behind its plan
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Of values in order, between neighbours in a straight line."""
+    """Percentile of sorted values, with linear interpolation."""
     place = share * (len(ordered) - 1)
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
@@ -80,7 +80,7 @@ def spread(values: Sequence[float | None]) -> Spread | None:
 
 
 def figures(records: Sequence[Record], slo: Slo) -> Figures:
-    """Latencies are of requests that went well or were stopped by plan; errors are counted apart."""
+    """Latencies cover successful requests and those stopped as planned; errors are counted separately."""
     served = [record for record in records if record.ok or record.error == STOPPED]
     done = [record for record in records if record.ok]
     begun_s = min((record.due_s for record in records), default=0.0)
@@ -120,7 +120,7 @@ def _per(count: float, span_s: float) -> float:
 
 
 def summary(run: Run, slo: Slo) -> dict[str, Any]:
-    """The run as plain values: all of it, each group, and the workload's own figures."""
+    """The run as plain values: total, groups, and workload-specific values."""
     records = run.measured
     tokens = sum(record.tokens for record in run.records)
     groups = sorted({record.group for record in records})
@@ -136,7 +136,7 @@ def summary(run: Run, slo: Slo) -> dict[str, Any]:
             for group in groups
             if len(groups) > 1
         },
-        # Whoever is urgent is served first by right: shares are compared among the others.
+        # Urgent requests are served first by design: compare shares among the others.
         "fairness": fairness([record for record in records if record.priority != "urgent"]),
         "special": special(run),
         "client": {
@@ -148,7 +148,7 @@ def summary(run: Run, slo: Slo) -> dict[str, Any]:
 
 
 def special(run: Run) -> dict[str, float]:
-    """What one workload is about, beyond what all of them report."""
+    """Workload-specific values."""
     if run.workload == "stall":
         return _stall(run)
     if run.workload == "mixed":
@@ -157,7 +157,7 @@ def special(run: Run) -> dict[str, float]:
 
 
 def _stall(run: Run) -> dict[str, float]:
-    """The streams' longest silence from the moment the long prompt was sent."""
+    """Longest gap of the streams after the long prompt was sent."""
     long = next((record for record in run.records if record.group == "long"), None)
     if long is None:
         return {}
@@ -172,7 +172,7 @@ def _stall(run: Run) -> dict[str, float]:
 
 
 def _mixed(run: Run) -> dict[str, float]:
-    """How much later urgent requests begin under overload than alone."""
+    """TTFT of urgent requests under overload and alone."""
     load = [record for record in run.records if record.group == "background"]
 
     def busy(at_s: float) -> int:
@@ -181,7 +181,7 @@ def _mixed(run: Run) -> dict[str, float]:
     most = max((busy(record.due_s) for record in load), default=0)
     groups: dict[str, list[float | None]] = {"urgent_alone": [], "urgent": []}
     for record in run.records:
-        # One that came when the load was running out says nothing about load.
+        # A request that arrived when the load was ending says nothing about load.
         if record.ok and (record.group == "urgent_alone" or busy(record.due_s) * 2 > most):
             groups.setdefault(record.group, []).append(record.ttft_s)
     alone, loaded = spread(groups["urgent_alone"]), spread(groups["urgent"])

@@ -1,7 +1,7 @@
-"""Client processes from the outside: start them, give each its users, show how far they are, collect.
+"""Controls the client processes: starts them, assigns users, shows progress, collects records.
 
-Users that wait for each other stay in one process; others are dealt out. One worker is enough for some
-hundred streams, and on a small machine each more takes CPU from the server under test.
+Users that wait for each other stay in one process; others are distributed. One worker is enough for some
+hundred streams, and on a small machine each further one takes CPU time from the server under test.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _News = tuple[int, News | None]
 
 
 def workers_for(plan: Plan, wanted: int = 0) -> int:
-    """How many processes a plan gets; `wanted` 0 means as many as it needs."""
+    """Number of processes for a plan; `wanted` 0: chosen automatically."""
     if plan.gated:
         return 1
     return max(1, min(wanted or -(-len(plan.users) // USERS_PER_WORKER), len(plan.users)))
@@ -80,7 +80,7 @@ def _listen(index: int, process: subprocess.Popen[bytes], inbox: queue.Queue[_Ne
     try:
         while (frame := read_frame(out)) is not None:
             inbox.put((index, msgspec.msgpack.decode(frame, type=News)))
-    except (ValueError, msgspec.MsgspecError):  # closed under us, or cut
+    except (ValueError, msgspec.MsgspecError):  # closed, or a truncated frame
         pass
     inbox.put((index, None))
 
@@ -93,7 +93,7 @@ def _converse(
     total: int,
     progress: Progress | None,
 ) -> tuple[list[Record], float, float]:
-    """All records, the CPU seconds of the workers, and the seconds from start to end."""
+    """All records, the workers' CPU seconds, and the duration in seconds."""
     for process, share in zip(processes, shares, strict=True):
         write_frame(cast("BinaryIO", process.stdin), Job(target=target, users=share))
     for _ in processes:
@@ -111,7 +111,7 @@ def _collect(
     ended, cpu_s, left = [0] * workers, 0.0, set(range(workers))
     while left:
         index, news = inbox.get()
-        if index not in left:  # a worker that has said everything may go
+        if index not in left:  # a worker that has sent its records may exit
             continue
         if news is None:
             raise BenchError("a client process died before it was done")

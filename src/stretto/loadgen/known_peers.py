@@ -1,4 +1,4 @@
-"""The servers that we compare with, and ours, as commands: same model, slots, window and threads for all."""
+"""Commands of Stretto and the servers it is compared with: same model, slots, window and threads."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from stretto.loadgen.peers import Peer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What all of them are given."""
+    """Settings common to all servers."""
 
     model: Path
     slots: int = 8
-    window: int = 4096  # of each slot
+    window: int = 4096  # per slot
     threads: int = 2
 
 
 def stretto(serving: Serving, extra: Sequence[str] = ()) -> Peer:
-    """Ours, with default settings but for what all are given; `extra` flags come last."""
+    """Stretto with default settings except the common ones; `extra` flags come last."""
 
     def command(port: int) -> list[str]:
         return [
@@ -35,7 +35,7 @@ def stretto(serving: Serving, extra: Sequence[str] = ()) -> Peer:
 
 
 def llama_server(binary: Path, serving: Serving) -> Peer:
-    """llama.cpp's own; its window is divided among the slots, so it is given that of all."""
+    """llama-server; it divides its window among the slots, so it gets their total."""
 
     def command(port: int) -> list[str]:
         return [
@@ -48,21 +48,21 @@ def llama_server(binary: Path, serving: Serving) -> Peer:
 
 
 def llama_cpp_python(python: Path, serving: Serving) -> Peer:
-    """The binding's server, one request at a time. Its extra `server` must be installed in that Python."""
+    """llama-cpp-python's server, one request at a time. Needs its extra `server`."""
 
     def command(port: int) -> list[str]:
         return [
             *(str(python), "-m", "llama_cpp.server", "--model", str(serving.model)),
             *("--host", "127.0.0.1", "--port", str(port), "--n_ctx", str(serving.window)),
             *("--n_threads", str(serving.threads), "--n_threads_batch", str(serving.threads)),
-            *("--interrupt_requests", "False"),  # else a new request cuts off the one that is streaming
+            *("--interrupt_requests", "False"),  # otherwise a new request interrupts the running one
         ]
 
     return Peer(name="llama-cpp-python", command=command)
 
 
 def vllm_cpu(python: Path, folder: Path, serving: Serving) -> Peer:
-    """vLLM for CPUs, tuned; `folder` holds the same model's weights in float32. It compiles at its start."""
+    """vLLM for CPUs, tuned; `folder` contains the same weights in float32. Compiles at start."""
 
     def command(port: int) -> list[str]:
         return [

@@ -1,6 +1,6 @@
-"""Servers under test as processes: a free port, a start, a wait until it answers, an end.
+"""Servers under test as processes: choose a free port, start, wait until ready, stop.
 
-Knows how to ask whether a server is ready, whoever made it. The commands themselves are the callers'.
+Knows how to detect readiness of different servers. The commands come from the callers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOG_TAIL_BYTES = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A server that can be started: its command, made for a port."""
+    """A server that can be started: its command for a given port."""
 
     name: str
     command: Callable[[int], Sequence[str]]
@@ -40,7 +40,7 @@ def free_port() -> int:
 
 @contextmanager
 def serving(peer: Peer, log_dir: Path, env: Mapping[str, str] | None = None) -> Iterator[str]:
-    """The URL of a freshly started server, which is gone afterwards. Its output goes to a log file."""
+    """The URL of a new server, which is stopped afterwards. Its output goes to a log file."""
     port = free_port()
     log_dir.mkdir(parents=True, exist_ok=True)
     log_path = log_dir / f"{peer.name}-{port}.log"
@@ -75,7 +75,7 @@ def _wait_ready(process: subprocess.Popen[bytes], port: int, peer: Peer, log_pat
 
 
 def is_ready(port: int) -> bool:
-    """The first of the paths that the server knows decides: 404 means that it has no such path."""
+    """The first path that the server knows decides: 404 means that it has no such path."""
     for path in READY_PATHS:
         status = _status(port, path)
         if status == 0:
@@ -97,7 +97,7 @@ def _status(port: int, path: str) -> int:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Politely, then not: a peer that will not go must not disturb the next one's figures."""
+    """SIGTERM, then SIGKILL: a remaining peer would disturb the next measurement."""
     for kind in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:
             break

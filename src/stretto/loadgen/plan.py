@@ -1,7 +1,7 @@
-"""What is to be sent, as values that travel to the client processes.
+"""The requests to send, as values passed to the client processes.
 
-A `User` sends its shots one after the other: that is a closed loop. Many users with one shot each, at given
-times, are an open loop. A `Gate` lets a user begin, or stop, when others have come so far.
+A `User` sends its shots one after the other (closed loop). Many users with one shot each at given times form
+an open loop. A `Gate` starts or stops a user when other requests have reached a given point.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Api = Literal["chat", "completions"]
 
 
 class Gate(Struct, frozen=True, kw_only=True):
-    """Opens when `requests` requests of a group have each received `tokens` pieces of text, or have ended."""
+    """Opens when `requests` requests of a group have received `tokens` chunks of text each, or have ended."""
 
     group: str
     requests: int = 1
@@ -23,7 +23,7 @@ class Gate(Struct, frozen=True, kw_only=True):
 
 
 class Shot(Struct, frozen=True, kw_only=True):
-    """One request. `messages` follow what the conversation already holds, if its user keeps one."""
+    """One request. `messages` are appended to the conversation, if its user has one."""
 
     id: str
     messages: list[dict[str, str]]
@@ -31,7 +31,7 @@ class Shot(Struct, frozen=True, kw_only=True):
     group: str = "all"
     tenant: str = ""
     priority: str = ""
-    think_s: float = 0.0  # before it is sent, after the answer before it
+    think_s: float = 0.0  # pause after the previous answer
 
 
 class User(Struct, frozen=True, kw_only=True):
@@ -40,9 +40,9 @@ class User(Struct, frozen=True, kw_only=True):
     shots: list[Shot]
     start_s: float = 0.0
     begin: Gate | None = None
-    until: Gate | None = None  # when it opens, nothing more is sent
-    stop: Gate | None = None  # when it opens, whatever is running is given up too
-    converses: bool = False  # each shot carries all before it, answers included
+    until: Gate | None = None  # send nothing more once it opens
+    stop: Gate | None = None  # also abort running requests once it opens
+    converses: bool = False  # each shot includes the previous ones and their answers
 
     @property
     def gates(self) -> list[Gate]:
@@ -50,18 +50,18 @@ class User(Struct, frozen=True, kw_only=True):
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """Where to send, and what every request carries."""
+    """Address, and fields of every request."""
 
     host: str
     port: int
     tls: bool = False
-    path: str = ""  # what stands before /v1
+    path: str = ""  # prefix before /v1
     api: Api = "chat"
     model: str = ""
     key: str = ""
     tenant_keys: dict[str, str] = field(default_factory=dict)
     tenant_header: str = ""
-    body: dict[str, Any] = field(default_factory=dict)  # goes over our own fields
+    body: dict[str, Any] = field(default_factory=dict)  # overrides the default fields
     timeout_s: float = 600.0
 
     @property
@@ -76,8 +76,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     workload: str
     run_id: str
     users: list[User]
-    shape: dict[str, Any] = field(default_factory=dict)  # the numbers that it was made from
-    quiet: list[str] = field(default_factory=list)  # groups that prepare, and are not measured
+    shape: dict[str, Any] = field(default_factory=dict)  # the sizes it was made from
+    quiet: list[str] = field(default_factory=list)  # warm-up groups, not measured
 
     @property
     def requests(self) -> int:
@@ -85,5 +85,5 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     @property
     def gated(self) -> bool:
-        """Whether users wait for each other; they must then live in one process."""
+        """Whether users wait for each other, which requires one process."""
         return any(user.gates for user in self.users)

@@ -1,4 +1,4 @@
-"""What is drawn: latency against load, and a timeline with each request as a bar of waiting and of text."""
+"""Plots: latency over load, and a timeline with the waiting and streaming time of each request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LATENCIES = {
 def latency_plot(
     title: str, loads: Sequence[float], summaries: Sequence[dict[str, Any]], *, x_label: str
 ) -> str:
-    """One line for each latency; a load without a value has no point."""
+    """One line per latency; missing values have no point."""
     lines = {
         name: [
             (load, float(item["all"][quantity][statistic]))
@@ -52,7 +52,7 @@ def throughput_plot(
 
 
 def timeline_plot(run: Run, title: str) -> str:
-    """Every request from when it was due to its end, in order of arrival, the first on top."""
+    """Every request from its due time to its end, in order of arrival, first on top."""
     records = sorted(run.records, key=lambda record: record.due_s)
     rows = max(1, len(records))
     end_s = max((record.ended_s for record in records), default=1.0)

@@ -1,7 +1,7 @@
-"""What became of one request, as the client saw it.
+"""The client's record of one request.
 
-Times are seconds since the run's start. TTFT counts from when the request was *due*, not from when it was
-sent: a client that runs late must not make the server look fast.
+Times are seconds since the run's start. TTFT starts when the request was *due*, not when it was sent: a late
+client must not make the server look fast.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from itertools import pairwise
 
 from msgspec import Struct, field
 
-STOPPED = "stopped"  # given up by us, as planned: no error
+STOPPED = "stopped"  # stopped as planned: not an error
 
 
 class Record(Struct, kw_only=True):
-    """One request. `error` is a kind from `exchange`, empty when it went well."""
+    """One request. `error` is a kind from `exchange`, empty for success."""
 
     id: str
     group: str
@@ -23,12 +23,12 @@ class Record(Struct, kw_only=True):
     due_s: float = 0.0
     sent_s: float = 0.0
     ended_s: float = 0.0
-    chunks_s: list[float] = field(default_factory=list)  # when each piece of text arrived
+    chunks_s: list[float] = field(default_factory=list)  # arrival of each chunk of text
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     finish_reason: str = ""
-    queue_s: float | None = None  # as the server says it, where it does
+    queue_s: float | None = None  # as reported by the server
     prefill_s: float | None = None
     status: int = 0
     error: str = ""
@@ -44,7 +44,7 @@ class Record(Struct, kw_only=True):
 
     @property
     def tokens(self) -> int:
-        """Tokens of the answer: the server's count, else the pieces that came."""
+        """Tokens of the answer: the server's count, else the number of chunks."""
         return self.output_tokens or len(self.chunks_s)
 
     @property
@@ -55,13 +55,13 @@ class Record(Struct, kw_only=True):
         return (self.chunks_s[-1] - self.chunks_s[0]) / (self.tokens - 1)
 
     def gaps_s(self) -> list[float]:
-        """Between pieces of text. The gap that we gave up in counts as far as it went."""
+        """Gaps between chunks, including the last one of an aborted request."""
         ends = [*self.chunks_s, self.ended_s] if self.error == STOPPED else self.chunks_s
         return [later - sooner for sooner, later in pairwise(ends)]
 
 
 class Run(Struct, kw_only=True):
-    """All records of one run, with what the clients themselves cost."""
+    """All records of one run, and the clients' own cost."""
 
     workload: str
     run_id: str

@@ -1,4 +1,4 @@
-"""From a target and a shape to a finished run: count, plan, send. A curve is several of these."""
+"""Runs a workload against a target: count tokens, plan, send. A curve is several runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def new_run_id() -> str:
 
 
 def prepare(workload: str, shape: Shape, target: Target, run_id: str) -> Plan:
-    """The plan, with texts as long as the server itself counts them."""
+    """The plan, with text lengths counted by the server."""
     return make_plan(workload, shape, run_id=run_id, texts=Texts(run_id, counter(target)))
 
 
@@ -52,7 +52,7 @@ def capacity_per_s(
     run_id: str,
     progress: fleet.Progress | None = None,
 ) -> float:
-    """Requests a second when `users` of them are always there: what a load of 100 % is."""
+    """Requests per second with `users` concurrent users: a load of 100 %."""
     sizes = shape.resolved(workload)
     if workload not in {"steady", "trace"}:
         raise BenchError(f"{workload} has no arrival rate", hint="--load is for steady and trace")
@@ -66,7 +66,7 @@ def capacity_per_s(
     run = fleet.run(plan, target, progress=progress)
     done = [record for record in run.records if record.ok]
     if not done:
-        raise BenchError("no request went well while the capacity was measured", hint=_first_error(run))
+        raise BenchError("no request succeeded while measuring the capacity", hint=_first_error(run))
     return len(done) / run.duration_s
 
 
@@ -79,7 +79,7 @@ def curve(
     workers: int = 0,
     progress: fleet.Progress | None = None,
 ) -> list[Run]:
-    """One run for each shape, texts of their own each."""
+    """One run per shape, each with its own texts."""
     return [
         measure(workload, shape, target, run_id=f"{run_id}/{index}", workers=workers, progress=progress)
         for index, shape in enumerate(shapes)

@@ -1,4 +1,4 @@
-"""The numbers of a workload: what may be set, and what each workload uses when nothing is said."""
+"""The sizes of a workload: what can be set, and each workload's defaults."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from stretto.errors import BenchError
 
 WORKLOADS = {
-    "steady": "users who ask one thing after the other; with --rate, arrivals at random times",
-    "stall": "a long prompt arrives while other streams run: how long do they freeze?",
-    "burst": "requests that share a long system prompt arrive together, after one has warmed it",
+    "steady": "users that send one request after the other; with --rate, random arrivals",
+    "stall": "a long prompt arrives while other streams run: how long do they stall?",
+    "burst": "requests that share a long, cached system prompt arrive together",
     "turns": "conversations of several turns, more of them than slots",
     "mixed": "urgent requests under a background overload, first alone for comparison",
-    "tenants": "one tenant sends ten times the others' load: who is served?",
+    "tenants": "one tenant sends ten times the others' load: are the others served?",
     "trace": "a recorded trace: Azure's CSV, or Mooncake's JSONL with its shared prefixes",
 }
 
@@ -24,22 +24,22 @@ class Shape:
     """Sizes of a workload, lengths in tokens. None: the workload's own default."""
 
     users: int | None = None
-    requests: int | None = None  # in all
+    requests: int | None = None  # total
     input_tokens: int | None = None
     output_tokens: int | None = None
     shared_tokens: int | None = None  # system prompt of burst; the long prompt of stall
     turns: int | None = None
     think_s: float | None = None
-    rate: float | None = None  # arrivals a second; 0 is a closed loop
+    rate: float | None = None  # arrivals per second; 0: closed loop
     tenants: int | None = None
-    heavy: int | None = None  # how many times the others' load the first tenant sends
+    heavy: int | None = None  # load of the first tenant, as a multiple of the others'
     trace: Path | None = None
-    divide: float | None = None  # lengths of a trace ÷ this
+    divide: float | None = None  # divisor of a trace's lengths
 
     def resolved(self, workload: str) -> Shape:
-        """With the workload's defaults in place of None. What a workload does not know is refused."""
+        """Fill in the workload's defaults. Raises for sizes that the workload does not use."""
         if workload not in DEFAULTS:
-            raise BenchError(f"there is no workload {workload!r}", hint=f"choose from {', '.join(WORKLOADS)}")
+            raise BenchError(f"unknown workload {workload!r}", hint=f"choose from {', '.join(WORKLOADS)}")
         known = DEFAULTS[workload]
         given = {name: value for name, value in asdict(self).items() if value is not None}
         strange = [name for name in given if getattr(known, name) is None and name != "trace"]

@@ -1,8 +1,8 @@
-"""Server-sent events of an OpenAI stream, read without decoding most of them.
+"""Reads the server-sent events of an OpenAI stream without decoding most of them.
 
-A piece of text is recognised by its bytes; only the few events that carry an end, usage or an error are
-decoded as JSON, or all of them where the text itself is wanted. A quote inside a text is escaped, so that no
-text can look like a field.
+Text events are recognised by their bytes; only the few events with an end, usage or an error are decoded as
+JSON, or all of them if the text itself is needed. Quotes inside text are escaped, so text cannot be mistaken
+for a field.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EVENT_BYTES_MAX = 1 << 22
 
 
 class Events:
-    """Feed it bodies; it fills `chunks_s` and keeps what the last events said."""
+    """Feed it body bytes; it fills `chunks_s` and keeps the facts of the last events."""
 
     __slots__ = (
         "_keeps_text",
@@ -83,7 +83,7 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def _text_of(event: Any) -> str:
-    """The answer's text; what the model only thinks is no part of a conversation."""
+    """The answer's text, without reasoning."""
     choice = (event.get("choices") or [{}])[0]
     delta = choice.get("delta") or {}
     return delta.get("content") or choice.get("text") or ""

@@ -1,6 +1,6 @@
-"""Pictures by hand: axes, lines and bars as SVG text. Small, no library, readable in light and dark.
+"""Charts as SVG text: axes, lines and bars. No library; readable in light and dark mode.
 
-Knows screens and scales, nothing of runs: `plots` says what to draw.
+Knows scales and shapes, nothing about runs: `plots` decides what to draw.
 """
 
 from __future__ import annotations

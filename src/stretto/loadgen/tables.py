@@ -1,4 +1,4 @@
-"""Figures as rows of text, for a terminal."""
+"""Results as rows of text, for a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def seconds(value: float | None) -> str:
 
 
 def overview(found: Mapping[str, Any]) -> list[Row]:
-    """A run's rates and counts, one a line."""
+    """A run's rates and counts, one per line."""
     whole, client = found["all"], found["client"]
     slo = found["slo"]
     rows: list[Row] = [

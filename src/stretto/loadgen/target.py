@@ -1,4 +1,4 @@
-"""A server as a target: its address, its model, and its tokenizer, asked before anything is measured."""
+"""The server under test: its address, model and tokenizer, queried before the measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stretto.loadgen.plan import Api, Target
 from stretto.loadgen.words import Count
 
 ASK_TIMEOUT_S = 30.0
-# How servers want a text to be counted: ours and llama-server, vLLM.
+# Request shapes of /tokenize: Stretto and llama-server, vLLM.
 _SHAPES = ("content", "prompt")
 
 
@@ -27,7 +27,7 @@ class Address:
 
 
 def parse_url(url: str) -> Address:
-    """`http://host:port`, with or without what leads up to `/v1`."""
+    """`http://host:port`, optionally with a path prefix before `/v1`."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
         port = parts.port
@@ -51,7 +51,7 @@ def find_target(
     body: Mapping[str, Any] | None = None,
     timeout_s: float = 600.0,
 ) -> Target:
-    """The server behind a URL; its first model where none is named."""
+    """The server at a URL, with its first model if none is named."""
     at = parse_url(url)
     first_key = key or next(iter((tenant_keys or {}).values()), "")
     target = Target(
@@ -79,7 +79,7 @@ def find_target(
 
 
 def ask(target: Target, method: str, route: str, body: Any = None) -> tuple[int, Any]:
-    """One small call: status, and the answer as JSON (as text where it is none)."""
+    """One small call: status, and the body as JSON, or as text if it is not JSON."""
     kind = http.client.HTTPSConnection if target.tls else http.client.HTTPConnection
     connection = kind(target.host, target.port, timeout=ASK_TIMEOUT_S)
     headers = {"Content-Type": "application/json"}
@@ -104,7 +104,7 @@ def ask(target: Target, method: str, route: str, body: Any = None) -> tuple[int,
 
 
 def counter(target: Target) -> Count | None:
-    """Counts tokens as the server does, or None where it has no `/tokenize` that we can speak with."""
+    """Counts tokens with the server's `/tokenize`, or None if it has none that we support."""
     for shape in _SHAPES:
         if _counted(target, shape, "one two three") is not None:
             return lambda text, shape=shape: _counted(target, shape, text) or 0  # type: ignore[misc]

@@ -1,7 +1,7 @@
 """Recorded traces as users: Azure's CSV (times and lengths) and Mooncake's JSONL (and shared prefixes).
 
-A block of a Mooncake prompt is 512 tokens with an id; equal ids become equal texts, so that prefixes are
-shared as they were when it was recorded. Lengths are divided to fit a small machine, blocks with them.
+A Mooncake prompt consists of blocks of 512 tokens with ids; equal ids become equal texts, so that prefixes
+are shared as recorded. Lengths, including blocks, are divided to fit a small machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stretto.loadgen.shapes import Shape
 from stretto.loadgen.words import Texts
 
 BLOCK_TOKENS = 512
-AROUND = 16  # arrivals on either side that say what the rate is at the time
+AROUND = 16  # arrivals on either side, for the local rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ def read_trace(path: Path, limit: int) -> list[Arrival]:
             hint="a CSV has TIMESTAMP, ContextTokens, GeneratedTokens; JSONL has timestamp, input_length, …",
         ) from None
     if not found:
-        raise BenchError(f"{path.name} holds no requests")
+        raise BenchError(f"{path.name} contains no requests")
     found.sort(key=lambda arrival: arrival.at_s)
     return found
 
@@ -82,11 +82,11 @@ def _mooncake(file: Iterator[str]) -> Iterator[Arrival]:
 
 
 def stretched(arrivals: list[Arrival], rate: float) -> list[float]:
-    """When each is due, in seconds: as recorded, or with a load of `rate` requests a second throughout.
+    """Arrival times in seconds: as recorded, or scaled to a constant `rate` requests per second.
 
-    Bursts keep their form: each gap keeps its relation to the mean of those around it. The drift of the
-    recorded hour is taken out, for a rate is said in relation to a capacity, and a trace that doubles its
-    rate half-way has none (the first 300 requests of Azure's conversations more than do).
+    Bursts keep their shape: each gap keeps its ratio to the mean of its neighbours. The drift of the recorded
+    hour is removed, because the rate is chosen relative to a capacity and must not double half-way (as it
+    more than does in the first 300 requests of Azure's conversations).
     """
     if not rate:
         return [arrival.at_s for arrival in arrivals]
@@ -102,7 +102,7 @@ def stretched(arrivals: list[Arrival], rate: float) -> list[float]:
 
 
 def prompt(arrival: Arrival, name: str, texts: Texts, divide: float) -> str:
-    """The text of one request: its own, or that of its blocks, the last one cut."""
+    """The text of one request: its own, or that of its blocks, the last one truncated."""
     tokens = max(1, round(arrival.input_tokens / divide))
     if not arrival.blocks:
         return texts.make(name, tokens)
@@ -119,7 +119,7 @@ def prompt(arrival: Arrival, name: str, texts: Texts, divide: float) -> str:
 def trace_users(shape: Shape, texts: Texts) -> tuple[list[User], list[str]]:
     """An open loop at the trace's times; with `users`, a closed loop over the same requests."""
     if shape.trace is None:
-        raise BenchError("which trace?", hint="give the file with --trace FILE")
+        raise BenchError("no trace given", hint="give the file with --trace FILE")
     divide, tenants = shape.divide or 1.0, shape.tenants or 1
     arrivals = read_trace(shape.trace, shape.requests or 1)
     shots = [
@@ -138,7 +138,7 @@ def trace_users(shape: Shape, texts: Texts) -> tuple[list[User], list[str]]:
 
 
 def _tenant(index: int, tenants: int, heavy: int) -> str:
-    """Dealt out in turn, the first tenant `heavy` times as often."""
+    """Tenants round robin, the first one `heavy` times as often."""
     if tenants < 2:
         return ""
     place = index % (heavy + tenants - 1)

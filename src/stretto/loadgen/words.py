@@ -1,8 +1,8 @@
-"""Texts that nobody has sent before, of a wanted number of tokens.
+"""Generates unique texts with a given number of tokens.
 
-Texts are drawn from plain words by a seed that contains the run's id: two runs never share a beginning, so
-that no cache is measured by accident. Lengths are counted by the server's own tokenizer where it has
-`/tokenize`, else estimated: these words are one token each, space included, in the vocabularies in use.
+Texts are drawn from common words with a seed that contains the run's id: two runs never share a prefix, so
+that no cache is measured by accident. Lengths are counted with the server's `/tokenize` if it has one, else
+estimated: each of these words is one token, including the space, in common vocabularies.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ WORDS = tuple(_WORDS.split())
 
 
 class Texts:
-    """Texts of one run. The same name gives the same text, another name another one."""
+    """Texts of one run. Equal names give equal texts."""
 
     def __init__(self, run_id: str, count: Count | None = None) -> None:
         self._run_id = run_id
         self._count = count
-        self._made: dict[tuple[str, int], str] = {}  # a trace asks for the same block again and again
+        self._made: dict[tuple[str, int], str] = {}  # traces repeat blocks
 
     def dice(self, name: str) -> random.Random:
-        """Randomness of this run, for texts and for arrival times."""
+        """Random generator of this run, for texts and arrival times."""
         return random.Random(f"{self._run_id}/{name}")  # noqa: S311 - no secrets here
 
     def make(self, name: str, tokens: int) -> str:
-        """A text of so many tokens; exact where the server counts."""
+        """A text with this many tokens; exact if the server can count."""
         key = (name, tokens)
         if key not in self._made:
             self._made[key] = self._draw(name, tokens)
@@ -75,7 +75,7 @@ class Texts:
             if counted == tokens:
                 break
             wanted = max(1, round(len(words) * tokens / max(1, counted)))
-            if wanted == len(words):  # off by less than a word's share: one more or less may hit
+            if wanted == len(words):  # off by less than one word: try one more or less
                 wanted = max(1, len(words) + (1 if counted < tokens else -1))
             words = words[:wanted] + drawn.choices(WORDS, k=max(0, wanted - len(words)))
         return " ".join(words)

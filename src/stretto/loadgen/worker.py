@@ -2,8 +2,8 @@
 
     python -m stretto.loadgen.worker      frames of msgpack on stdin and stdout, as `fleet` speaks them
 
-Knows nothing of figures. The monotonic clock is the machine's, so all workers share one origin. The garbage
-collector rests while it measures; when stdin closes, whoever started us is gone, and so are we.
+Knows nothing about statistics. All workers share the machine's monotonic clock. The garbage collector is
+disabled during the measurement; the process exits when stdin is closed, i.e. when its parent is gone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LENGTH = struct.Struct("!I")
 
 
 class Job(msgspec.Struct, kw_only=True):
-    """What one worker is told."""
+    """The job of one worker."""
 
     target: Target
     users: list[User]
@@ -38,7 +38,7 @@ class Start(msgspec.Struct, kw_only=True):
 
 
 class News(msgspec.Struct, kw_only=True):
-    """What a worker says: that it is ready, how far it is, and in the end everything."""
+    """Messages of a worker: ready, progress, and finally its records."""
 
     ready: bool = False
     ended: int = 0
@@ -54,7 +54,7 @@ def write_frame(file: BinaryIO, message: Any) -> None:
 
 
 def read_frame(file: BinaryIO) -> bytes | None:
-    """The next frame, or None when the other side is gone."""
+    """The next frame, or None at end of file."""
     head = file.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
@@ -63,7 +63,7 @@ def read_frame(file: BinaryIO) -> bytes | None:
 
 
 class Board:
-    """Who has come how far, for gates."""
+    """Progress of all requests, for gates."""
 
     def __init__(self, users: list[User]) -> None:
         self._events: dict[Gate, asyncio.Event] = {}
@@ -71,24 +71,24 @@ class Board:
         for gate in [gate for user in users for gate in user.gates]:
             self._events.setdefault(gate, asyncio.Event())
             self._counts.setdefault(gate, 0)
-        self._at: dict[tuple[str, int], list[Gate]] = {}  # looked up for every piece of text
+        self._at: dict[tuple[str, int], list[Gate]] = {}  # looked up for every chunk of text
         for gate in self._events:
             self._at.setdefault((gate.group, gate.tokens), []).append(gate)
 
     def watches(self, group: str) -> bool:
-        """Whether pieces of text of this group matter; ends are always noted."""
+        """Whether chunks of this group matter to a gate; ends are always recorded."""
         return any(gate.group == group and gate.tokens for gate in self._events)
 
     def event(self, gate: Gate) -> asyncio.Event:
         return self._events[gate]
 
     def note(self, group: str, pieces: int) -> None:
-        """A request of the group has just got its piece of text of this number, from 1."""
+        """A request of the group has received its n-th chunk of text, from 1."""
         for gate in self._at.get((group, pieces), ()):
             self._count(gate)
 
     def note_ended(self, group: str, pieces: int) -> None:
-        """It will get no more: gates that wait for its end, or for more than it got, count it."""
+        """The request ended: counted by gates that wait for its end or for more chunks."""
         for gate in self._events:
             if gate.group == group and (gate.tokens == 0 or gate.tokens > pieces):
                 self._count(gate)
@@ -100,7 +100,7 @@ class Board:
 
 
 class Worker:
-    """Drives its users to their end."""
+    """Runs its users."""
 
     def __init__(self, job: Job, out: BinaryIO) -> None:
         self._job = job
@@ -175,7 +175,7 @@ class Worker:
         return record, text
 
     def _keep(self, record: Record, start_at_s: float) -> None:
-        """Into the run's own time."""
+        """Convert to the run's time."""
         record.due_s -= start_at_s
         record.sent_s -= start_at_s
         record.ended_s -= start_at_s
@@ -193,7 +193,7 @@ async def _first_of(events: list[asyncio.Event]) -> None:
 
 async def _work(job: Job, start: Start, out: BinaryIO) -> None:
     loop = asyncio.get_running_loop()
-    loop.add_reader(sys.stdin.fileno(), os._exit, 1)  # only its end can come now
+    loop.add_reader(sys.stdin.fileno(), os._exit, 1)  # only end of file can arrive now
     worker = Worker(job, out)
     cpu_s = time.process_time()
     await worker.run(start.at_s)
@@ -219,7 +219,7 @@ def main() -> int:
         import uvloop
 
         uvloop.run(_work(job, start, out))
-    except ImportError:  # Windows has none
+    except ImportError:  # not available on Windows
         asyncio.run(_work(job, start, out))
     return 0
 

@@ -1,6 +1,6 @@
-"""Workloads as plans: who sends what, when. The same shape and run id make the same plan.
+"""Workloads as plans: the requests of each user and their times. Deterministic for a shape and run id.
 
-Groups name the parts that are reported apart: the streams of `stall` and the long prompt among them.
+Groups name parts that are reported separately, e.g. the streams and the long prompt of `stall`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stretto.loadgen.traces import trace_users
 from stretto.loadgen.words import Texts
 
 PROBES = 8  # urgent requests sent alone, before the overload of `mixed`
-STREAM_LEAD = 16  # pieces of text that each stream of `stall` has when the long prompt arrives
+STREAM_LEAD = 16  # chunks that each stream of `stall` has received when the long prompt arrives
 STALL_OUTPUT = 16
 
 
@@ -38,7 +38,7 @@ def _steady(shape: Shape, texts: Texts) -> tuple[list[User], list[str]]:
 
 
 def arrivals(shots: list[Shot], rate: float, texts: Texts) -> list[User]:
-    """An open loop: each shot at its own time, exponential gaps between them."""
+    """An open loop: requests with exponential gaps."""
     drawn = texts.dice("arrivals")
     at_s, users = 0.0, []
     for shot in shots:
@@ -106,10 +106,10 @@ def _turns(shape: Shape, texts: Texts) -> tuple[list[User], list[str]]:
 
 
 def _mixed(shape: Shape, texts: Texts) -> tuple[list[User], list[str]]:
-    """An urgent user alone, then the same among background tenants in a closed loop.
+    """An urgent user alone, then together with background tenants in a closed loop.
 
-    He pauses for a random time of 1/rate seconds on average and then sends one request; so urgent requests do
-    not wait for each other, neither alone nor under load.
+    The urgent user pauses for 1/rate seconds on average and then sends one request, so that urgent requests
+    never wait for each other.
     """
     pauses = texts.dice("arrivals")
 
@@ -136,13 +136,13 @@ def _mixed(shape: Shape, texts: Texts) -> tuple[list[User], list[str]]:
 def _tenants(shape: Shape, texts: Texts) -> tuple[list[User], list[str]]:
     """Each light tenant has `users` users, the heavy one `heavy` times as many; all in closed loops.
 
-    When a light tenant is done, nothing more can be learned: the heavy one is given up.
+    The heavy tenant is stopped once a light one is done.
     """
     users, tenants, heavy = shape.users or 1, shape.tenants or 2, shape.heavy or 1
     rounds = max(1, (shape.requests or 1) // (users * tenants))
     over = Gate(group="tenant1", requests=users * rounds)
     found = []
-    for user in range(users * heavy):  # one of each tenant in turn: nobody is first in line by accident
+    for user in range(users * heavy):  # alternate between tenants, so that none is favoured by order
         for tenant in range(tenants):
             if tenant and user >= users:
                 continue

@@ -129,7 +129,7 @@ class StreamConnection(asyncio.Protocol):
             return
         self._early += data
         if len(self._early) > self._frame_bytes_max:
-            self.close(FrameError("too much came before anybody listened"))
+            self.close(FrameError("too much data arrived before the connection was opened"))
 
     def _feed(self, data: bytes) -> None:
         if self._early:

@@ -114,7 +114,7 @@ def test_a_prompt_of_ten_megabytes(shell, dense):
         (["rm", "nobody/nothing"], "stretto ls"),
         (["rm", "demo"], "pip uninstall"),
         (["show", "nothing-here"], "stretto ls"),
-        (["estimate", "--example", "x.gguf"], "leave out one"),
+        (["estimate", "--example", "x.gguf"], "omit one"),
         (["estimate", "--example", "--weights", "heavy"], "24GB"),
         (["estimate", "--example", "--cache-type-k", "q9"], "serve --help"),
         (["--config", "nowhere.yaml", "config", "show"], "--config"),

@@ -118,7 +118,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(shell):
         terminal.until(r"hello\r?\n.{20}")
         terminal.process.send_signal(signal.SIGINT)
         assert "Traceback" not in terminal.until(r"\(stopped\)[\s\S]*>>> ")
-        terminal.until(r"/quit leaves\)[\s\S]*>>> ", pressing=signal.SIGINT)
+        terminal.until(r"/quit exits\)[\s\S]*>>> ", pressing=signal.SIGINT)
         terminal.type("/quit\n")
         assert terminal.process.wait(TIMEOUT_S) == 0
         assert (shell.home / "cache" / "history").read_text().split() == ["hello", "/quit"]

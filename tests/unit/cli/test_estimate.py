@@ -89,7 +89,7 @@ def test_flags_change_the_figures(call, qwen3_header):
     ended = call("estimate", qwen3_header, "--json", *flags)
     found = json.loads(ended.out)
     assert found["rule_of_thumb"]["slot_memory"] == 4_831_838_208
-    assert "holds no tensors" in ended.err
+    assert "contains no tensors" in ended.err
     bare = json.loads(call("estimate", qwen3_header, "--json", "--cache", "none").out)
     assert bare["exact"]["snapshots"] == 0
     assert (bare["n_seq_max"], bare["context_window"], bare["cache_type_k"]) == (4, 8_192, "f16")
@@ -101,7 +101,7 @@ def test_a_download_that_has_only_begun(call, dense, tmp_path):
     path.write_bytes(dense.read_bytes()[: gguf.read(dense).data_start])
     ended = call("estimate", path, "--json")
     assert ended.code == 0
-    assert "figures are from its header" in ended.err
+    assert "values are from its header" in ended.err
     assert json.loads(ended.out)["exact"] == whole["exact"]
 
 

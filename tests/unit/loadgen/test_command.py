@@ -86,7 +86,7 @@ def test_compare_two_servers(capsys, tmp_path):
         (["steady", "--tenant", "ann"], "--tenant 'ann' makes no sense"),
         (["steady", "--body", "[1]"], "--body is not a JSON object"),
         (["steady", "--users", "1,2", "--rate", "1,2"], "one curve at a time"),
-        (["trace"], "which trace?"),
+        (["trace"], "no trace given"),
         (["trace", "--trace", "none.csv"], "none.csv: No such file"),
         (["compare", "steady"], "--peer"),
     ],
