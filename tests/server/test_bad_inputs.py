@@ -24,7 +24,7 @@ def test_the_table_is_large() -> None:
 
 
 @pytest.mark.parametrize("path", list(GOOD))
-def test_what_the_table_changes_is_good(rig: Rig, path: str) -> None:
+def test_replacements_in_the_table_are_valid(rig: Rig, path: str) -> None:
     rig.worker_client.vectors = True
     assert rig.http.post(path, json=GOOD[path]).status_code == 200
 

@@ -39,7 +39,7 @@ def test_one_answer(rig: Rig) -> None:
     assert rig.worker_client.last.priority == "default"
 
 
-def test_every_field_reaches_the_engine(rig: Rig) -> None:
+def test_every_field_reaches_the_worker_client(rig: Rig) -> None:
     rig.openai.chat.completions.create(
         model="tiny",
         messages=HELLO,
@@ -105,7 +105,7 @@ def test_every_field_reaches_the_engine(rig: Rig) -> None:
     assert asked.template_options == {"enable_thinking": True, "reasoning_effort": "low"}
 
 
-def test_chunks_come_in_order(rig: Rig) -> None:
+def test_chunks_are_ordered(rig: Rig) -> None:
     chunks = list(
         rig.openai.chat.completions.create(
             model="tiny", messages=HELLO, stream=True, stream_options={"include_usage": True}
@@ -142,7 +142,7 @@ def test_raw_stream_ends_with_done_and_has_no_usage_unasked(rig: Rig) -> None:
         ("/v1/messages", {"messages": HELLO, "max_tokens": 9}),
     ],
 )
-def test_the_engine_knows_who_reads_along(rig: Rig, path: str, asked: dict, stream: bool) -> None:
+def test_streamed_requests_are_marked_for_the_worker(rig: Rig, path: str, asked: dict, stream: bool) -> None:
     reply = rig.http.post(path, json={"model": "tiny", "stream": stream, **asked})
     assert reply.status_code == 200, reply.text
     assert rig.worker_client.last.streamed is stream
@@ -252,7 +252,7 @@ def test_a_call_that_was_cut_short_ends_by_length(rig: Rig) -> None:
     assert reply.choices[0].finish_reason == "length"
 
 
-def test_a_cut_call_of_a_whole_reply_goes_as_far_as_it_came(rig: Rig) -> None:
+def test_a_truncated_call_in_a_complete_reply_keeps_its_text(rig: Rig) -> None:
     call = ToolCallDelta(index=0, name="weather", arguments='{"city": "Par', done=False)
     rig.worker_client.script = lambda params: [Delta(tool_calls=[call]), end("length")]
     asked = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], "tool_choice": "required"}
@@ -320,7 +320,7 @@ def test_guidance(rig: Rig, fields: dict[str, object], mode: str, value: object)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_refused_at_once_has_its_own_status(rig: Rig, stream: bool) -> None:
+def test_an_immediate_rejection_has_its_own_status(rig: Rig, stream: bool) -> None:
     rig.worker_client.script = lambda params: [
         PromptTooLongError("the prompt has 9000 tokens, room is for 2048")
     ]
@@ -364,7 +364,7 @@ def test_our_own_bugs_tell_nothing(rig: Rig) -> None:
     assert reply.headers["x-request-id"]
 
 
-def test_a_request_id_of_the_client_comes_back(rig: Rig) -> None:
+def test_the_clients_request_id_is_returned(rig: Rig) -> None:
     body = {"model": "tiny", "messages": HELLO}
     reply = rig.http.post("/v1/chat/completions", json=body, headers={"x-request-id": "mine-1"})
     assert reply.headers["x-request-id"] == "mine-1"

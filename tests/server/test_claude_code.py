@@ -45,7 +45,7 @@ def test_every_turn_is_answered_with_a_streamed_call(rig: Rig, turn: int) -> Non
     assert reply.headers["request-id"] == reply.headers["x-request-id"]
 
 
-def test_what_the_model_is_told(rig: Rig) -> None:
+def test_the_tools_shown_to_the_model(rig: Rig) -> None:
     post(rig, "/v1/messages", claude_code.request(claude_code.TURNS[2]))
     asked = rig.worker_client.last
     assert asked.messages is not None
@@ -64,7 +64,7 @@ def test_what_the_model_is_told(rig: Rig) -> None:
     assert not asked.continue_final
 
 
-def test_what_is_ignored_is_named(rig: Rig) -> None:
+def test_ignored_fields_are_named(rig: Rig) -> None:
     reply = post(rig, "/v1/messages", claude_code.request(claude_code.TURNS[0], some_new_beta={"a": 1}))
     assert reply.status_code == 200
     assert reply.headers["x-stretto-ignored-fields"].split(", ") == [

@@ -196,7 +196,7 @@ def test_long_names_stay_apart(rig: Rig) -> None:
     assert all(len(name) == 64 for name in names)
 
 
-def test_truncation_auto_reaches_the_runtime(rig: Rig) -> None:
+def test_truncation_auto_reaches_the_worker(rig: Rig) -> None:
     reply = rig.http.post("/v1/responses", json={"input": "Hi", "truncation": "auto", "max_tool_calls": 3})
     assert reply.json()["truncation"] == "auto"
     assert rig.worker_client.last.truncate_messages

@@ -71,12 +71,12 @@ def test_errors_have_each_dialects_shape() -> None:
     assert shape("/v1/messages") == shape("/v1/messages/count_tokens") == "AnthropicError"
 
 
-def test_what_cannot_be_honoured_is_described_as_null() -> None:
+def test_unsupported_fields_are_documented_as_null() -> None:
     schemas = create_app(ScriptedClient()).api.openapi()["components"]["schemas"]
     assert schemas["CompletionRequest"]["properties"]["suffix"]["type"] == "null"
 
 
-def test_the_document_says_what_becomes_of_unknown_fields() -> None:
+def test_the_document_describes_unknown_fields() -> None:
     lenient = create_app(ScriptedClient()).api.openapi()["components"]["schemas"]
     strict = create_app(ScriptedClient(), ServerSettings(unknown_fields="refuse")).api.openapi()
     assert "additionalProperties" not in lenient["ChatRequest"]

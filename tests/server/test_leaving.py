@@ -43,7 +43,7 @@ def _until(condition: object, timeout_s: float = 10.0) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("path", "body"), SUBJECTS)
 @pytest.mark.parametrize("said", [[HANG], [Delta(text="some"), HANG]])
-def test_work_stops_when_its_client_goes(
+def test_work_is_cancelled_when_the_client_disconnects(
     rig: Rig, path: str, body: dict[str, object], stream: bool, said: list[object]
 ) -> None:
     rig.worker_client.script = lambda params: said  # type: ignore[assignment,return-value]

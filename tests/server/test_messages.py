@@ -112,7 +112,7 @@ def test_tool_choice(rig: Rig, sent: dict[str, object], choice: object, parallel
     assert (use.choice, use.parallel) == (choice, parallel)
 
 
-def test_tool_results_become_messages_of_their_own(rig: Rig) -> None:
+def test_tool_results_become_separate_messages(rig: Rig) -> None:
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "Weather?"}]},
         {
@@ -226,7 +226,7 @@ def test_counted_tokens_know_choice_thinking_and_prefill(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("message", ["the prompt has 9000 tokens, the context window holds 8192", "10 > 10"])
-def test_a_prompt_that_is_too_long_is_told_in_anthropics_words(rig: Rig, message: str) -> None:
+def test_a_prompt_that_is_too_long_uses_anthropics_wording(rig: Rig, message: str) -> None:
     rig.worker_client.script = lambda params: [PromptTooLongError(message)]
     with pytest.raises(anthropic.BadRequestError) as seen:
         rig.anthropic.messages.create(model="tiny", max_tokens=9, messages=HELLO)
@@ -282,7 +282,7 @@ def test_the_tool_runner_works_unmodified(rig: Rig) -> None:
     assert seen.value.body["error"]["details"] == {"error_code": "thread_unsupported_request"}  # type: ignore[index]
 
 
-def test_a_cut_call_has_no_block_in_a_whole_message(rig: Rig) -> None:
+def test_a_truncated_call_has_no_block_in_a_complete_message(rig: Rig) -> None:
     """Its input would be no object; streamed, its pieces come as they are written."""
     calls = [
         ToolCallDelta(index=0, name="weather", arguments='{"a": 1}'),

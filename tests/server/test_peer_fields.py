@@ -109,7 +109,7 @@ def test_sampling(rig: Rig, fields: dict[str, Any], sampling: dict[str, Any]) ->
     assert {name: found[name] for name in sampling} == sampling
 
 
-def test_cache_prompt_false_shares_with_nobody(rig: Rig) -> None:
+def test_cache_prompt_false_does_not_share_prefixes(rig: Rig) -> None:
     first = asked(rig, {"cache_prompt": False}).cache_salt
     second = asked(rig, {"cache_prompt": False}).cache_salt
     assert first
@@ -131,7 +131,7 @@ def test_a_last_message_of_the_assistant_is_continued(rig: Rig) -> None:
     assert not asked(rig, {}).continue_final
 
 
-def test_refusals_are_what_the_assistant_said(rig: Rig) -> None:
+def test_refusals_become_assistant_content(rig: Rig) -> None:
     messages = [
         *HELLO,
         {"role": "assistant", "content": None, "refusal": "I will not."},

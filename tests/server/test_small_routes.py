@@ -17,7 +17,7 @@ def test_models(rig: Rig) -> None:
     assert rig.openai.models.retrieve("tiny").id == "tiny"
 
 
-def test_an_unknown_model_is_told_those_that_are_served(rig: Rig) -> None:
+def test_an_unknown_model_error_lists_the_served_models(rig: Rig) -> None:
     with pytest.raises(openai.NotFoundError, match="served: tiny") as caught:
         rig.openai.models.retrieve("user/other:Q4")
     assert caught.value.code == "model_not_found"
@@ -66,7 +66,7 @@ def test_embeddings_in_both_encodings(rig: Rig) -> None:
     assert rig.http.post("/v1/embeddings", json={"input": "x"}).json() == plain
 
 
-def test_a_model_without_vectors_says_so(rig: Rig) -> None:
+def test_a_model_without_embeddings_is_rejected(rig: Rig) -> None:
     with pytest.raises(openai.BadRequestError, match="makes no embeddings") as caught:
         rig.openai.embeddings.create(model="tiny", input="x")
     assert caught.value.code == "unsupported_by_model"

@@ -280,7 +280,7 @@ ANTHROPIC_TOOL = {
 }
 
 
-def test_tools_are_shown_to_a_model_whose_template_drops_them(clients: Clients) -> None:
+def test_tools_are_shown_to_a_model_whose_template_ignores_them(clients: Clients) -> None:
     asked = {"model": clients.model, "messages": HELLO, "max_tokens": 4}
     bare = clients.openai.chat.completions.create(**asked)
     offered = clients.openai.chat.completions.create(**asked, tools=[TOOL])
@@ -303,7 +303,7 @@ def test_counted_tokens_are_those_of_the_request(clients: Clients) -> None:
             assert counted.input_tokens == used
 
 
-def test_an_answer_that_was_begun_goes_on(clients: Clients) -> None:
+def test_an_assistant_message_at_the_end_is_continued(clients: Clients) -> None:
     begun = [
         {"role": "user", "content": "Count from 1 to 9, separated by commas."},
         {"role": "assistant", "content": "1, 2, 3, 4,"},

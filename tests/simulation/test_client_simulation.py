@@ -61,7 +61,7 @@ def test_its_text_stands_exactly_once(defect):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
-def test_the_engine_simulator_catches(defect):
+def test_the_client_simulator_catches(defect):
     command = [sys.executable, "-m", "stretto.testing.client_simulate", "--seeds", str(SEEDS)]
     result = try_defect(defect, command, signs=("VIOLATION",))
     assert result.caught, result.by

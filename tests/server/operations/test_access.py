@@ -78,7 +78,7 @@ def test_every_route_without_a_key_with_a_wrong_one_and_with_a_right_one(keyed: 
 @pytest.mark.parametrize(
     "path", ["/nothing", "/v1/nothing", "//livez", "/livez/", "/LIVEZ", "/livez/../metrics", "/%6cives"]
 )
-def test_what_does_not_exist_is_closed_too(keyed: Running, path: str) -> None:
+def test_unknown_paths_require_a_key(keyed: Running, path: str) -> None:
     assert raw(keyed, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").startswith(
         b"HTTP/1.1 401"
     )
@@ -114,7 +114,7 @@ def test_the_ways_to_send_a_key(keyed: Running, headers: dict[str, str]) -> None
         f"Bearer {GOOD.upper()}",
     ],
 )
-def test_what_is_no_key(keyed: Running, value: str) -> None:
+def test_invalid_keys(keyed: Running, value: str) -> None:
     reply = keyed.client().get("/version", headers={"authorization": value})
     assert reply.status_code == 401
     assert reply.json()["error"]["code"] == "invalid_api_key"
@@ -132,13 +132,13 @@ def test_anthropics_clients_get_their_own_shape(keyed: Running) -> None:
     assert (body["type"], body["error"]["type"]) == ("error", "authentication_error")
 
 
-def test_probes_tell_strangers_nothing(keyed: Running) -> None:
+def test_probes_return_only_a_status_without_a_key(keyed: Running) -> None:
     client = keyed.client()
     assert client.get("/health").json() == client.get("/readyz").json() == {"status": "ready"}
     assert "version" in client.get("/health", headers=bearer(GOOD)).json()
 
 
-def test_the_keys_tenant_and_ceiling_reach_the_engine(keyed: Running) -> None:
+def test_the_keys_tenant_and_priority_limit_reach_the_worker_client(keyed: Running) -> None:
     reply = keyed.client().post(
         "/v1/chat/completions", json={**CHAT, "priority": "urgent"}, headers=bearer(GOOD)
     )

@@ -93,7 +93,7 @@ def sizes(running: Running) -> list[int]:
     return [event.size for event in running.worker_client.events]
 
 
-def test_a_request_waits_for_one_whose_body_is_still_coming(patient: Running) -> None:
+def test_a_request_waits_for_another_that_is_still_being_read(patient: Running) -> None:
     assert ask(patient).status_code == 200  # the model is loaded
     time.sleep(0.01)
     patient.worker_client.events.clear()
@@ -111,7 +111,7 @@ def test_a_request_waits_for_one_whose_body_is_still_coming(patient: Running) ->
         one.close()
 
 
-def test_a_body_that_never_comes_is_waited_for_no_longer_than_the_longest_hold() -> None:
+def test_an_outstanding_body_extends_a_hold_only_up_to_its_maximum() -> None:
     with served(lambda: made(max_hold_ms=50.0)) as running:
         ask(running)
         slow = Http(running)
@@ -174,7 +174,7 @@ def test_the_callers_request_id_reaches_the_batch_and_the_trace() -> None:
         assert spans[0].end_time >= spans[0].start_time
 
 
-def test_metrics_name_the_runtimes_batches_and_the_batchers_refusals() -> None:
+def test_metrics_report_worker_batches_and_batcher_rejections() -> None:
     with served(made) as running:
         assert ask(running).status_code == 200
         assert ask(running, stop_token_ids=[1 << 30]).status_code == 400  # refused by the runtime
@@ -214,7 +214,7 @@ def test_a_keys_own_priority_is_that_of_its_requests() -> None:
             assert running.worker_client.seen[-1].priority == given
 
 
-def test_tokenize_calls_that_come_together_are_one_call_to_the_runtime() -> None:
+def test_concurrent_tokenize_calls_share_one_call_to_the_worker() -> None:
     with served(made) as running:
         ask(running)
 

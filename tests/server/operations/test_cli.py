@@ -126,7 +126,7 @@ def test_ps_shows_slots_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
     assert "What helps" not in text
 
 
-def test_ps_says_what_helps_when_requests_wait(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ps_gives_advice_when_requests_wait(capsys: pytest.CaptureFixture[str]) -> None:
     with served(lambda: ScriptedClient(slots=1, token_s=0.02)) as running, ThreadPoolExecutor() as pool:
         held = [pool.submit(ask, running, max_tokens=60) for _ in range(3)]
         until(lambda: len(running.worker_client.queue) == 2)

@@ -75,7 +75,7 @@ def test_a_small_body_that_no_route_reads_does_not_close_the_connection(keyed: R
         assert head_of(client.recv(65536))[":status"] == "200"
 
 
-def test_a_connection_goes_on_after_a_large_body(slow: Running) -> None:
+def test_a_connection_is_reused_after_a_large_body(slow: Running) -> None:
     large = {**CHAT, "messages": [{"role": "user", "content": "word " * 100_000}]}
     with dial(slow, post("/v1/chat/completions", large)) as client:
         assert head_of(client.recv(65536))[":status"] == "200"
@@ -93,7 +93,7 @@ def test_idle_and_unfinished_connections_are_closed_in_time(data: bytes) -> None
 
 
 @pytest.mark.parametrize("first", [b"", GET[:20], GET, *OWED[:5]])
-def test_strangers_cannot_lock_out_probes_and_callers_with_keys(first: bytes) -> None:
+def test_unauthenticated_connections_cannot_lock_out_probes_and_keys(first: bytes) -> None:
     with served(api_key=KEY, connections_max=20) as running:
         strangers = [dial(running, first) for _ in range(60)]
         client = running.client(headers={"authorization": f"Bearer {KEY}"})
@@ -105,7 +105,7 @@ def test_strangers_cannot_lock_out_probes_and_callers_with_keys(first: bytes) ->
             stranger.close()
 
 
-def test_an_idle_caller_with_a_key_is_kept_before_strangers() -> None:
+def test_idle_connections_with_a_key_are_closed_last() -> None:
     with served(api_key=KEY, connections_max=5) as running:
         authorized = GET.replace(b"\r\n\r\n", f"\r\n{AUTHORIZED}\r\n\r\n".encode())
         caller = dial(running, authorized)
@@ -265,7 +265,7 @@ BAD_HEADS = [
 
 
 @pytest.mark.parametrize("data", BAD_HEADS)
-def test_what_is_not_http_gets_a_json_400_and_an_end(keyed: Running, data: bytes) -> None:
+def test_invalid_http_gets_a_json_400_and_is_closed(keyed: Running, data: bytes) -> None:
     with dial(keyed, data) as client:
         reply = rest(client)
     assert head_of(reply)[":status"] in ("400", "401", "403")

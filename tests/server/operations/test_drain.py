@@ -60,7 +60,7 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("attempt", range(10 if PROVE else 2))
-def test_what_runs_finishes_and_what_comes_is_refused(attempt: int) -> None:
+def test_running_requests_finish_and_new_ones_are_rejected(attempt: int) -> None:
     async def drain(running: ServerProcess) -> list[StreamReply]:
         tasks = await streams(running, 4, 200 + 20 * attempt)
         running.process.send_signal(signal.SIGTERM)
@@ -83,7 +83,7 @@ def test_what_runs_finishes_and_what_comes_is_refused(attempt: int) -> None:
         assert gone(worker)
 
 
-def test_what_waits_is_told_at_once() -> None:
+def test_queued_requests_end_immediately() -> None:
     async def drain(running: ServerProcess) -> tuple[list[StreamReply], list[StreamReply], float]:
         tasks = await streams(running, 2, 300)
         waiting = [
@@ -137,7 +137,7 @@ def test_a_second_signal_cuts_now() -> None:
         assert running.stop(30) == 0
 
 
-def test_somebody_who_watches_does_not_keep_the_server() -> None:
+def test_a_watcher_does_not_delay_shutdown() -> None:
     with (
         server() as running,
         httpx.Client(trust_env=False, verify=False, timeout=30) as client,

@@ -78,7 +78,7 @@ def test_every_line_is_an_object(tmp_path: Path, log_format: str) -> None:
     assert "the-secret" not in text
 
 
-def test_the_level_reaches_the_runtime(tmp_path: Path) -> None:
+def test_the_log_level_reaches_the_worker(tmp_path: Path) -> None:
     with Serving(tmp_path / "log", "--log-format", "json", "--log-level", "error") as serving:
         ready = serving.wait_for("ready")  # told at any level
         body = {"prompt": "hello", "max_tokens": 4}
@@ -98,7 +98,7 @@ def test_the_level_reaches_the_runtime(tmp_path: Path) -> None:
         ["--debug", "serve", "no-such-model", "--log-format", "json"],
     ],
 )
-def test_what_keeps_it_from_starting_is_an_object(
+def test_a_start_error_is_a_json_object(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: list[str]
 ) -> None:
     from stretto.telemetry import logs

@@ -49,7 +49,7 @@ def ask(running: Running, **fields: Any) -> Any:
 # ── probes ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_ready_follows_the_engine(running: Running) -> None:
+def test_ready_follows_the_clients_health(running: Running) -> None:
     client, worker_client = running.client(), running.worker_client
     assert client.get("/livez").status_code == 200
     assert client.get("/readyz").status_code == 200
@@ -62,7 +62,7 @@ def test_ready_follows_the_engine(running: Running) -> None:
     assert client.get("/readyz").status_code == 200
 
 
-def test_a_hung_engine_is_alive_and_not_ready(running: Running) -> None:
+def test_a_hung_scheduler_is_alive_and_not_ready(running: Running) -> None:
     client, worker_client = running.client(), running.worker_client
     running.call(worker_client.moving.clear)
     with ThreadPoolExecutor() as pool:
@@ -77,7 +77,7 @@ def test_a_hung_engine_is_alive_and_not_ready(running: Running) -> None:
     assert client.get("/readyz").status_code == 200
 
 
-def test_a_runtime_that_does_not_answer_is_not_ready(running: Running) -> None:
+def test_a_worker_that_does_not_answer_is_not_ready(running: Running) -> None:
     running.worker_client.answers = False
     started = time.monotonic()
     reply = running.client().get("/readyz")
@@ -93,7 +93,7 @@ def test_idle_for_long_is_not_hung(running: Running) -> None:
     assert running.client().get("/readyz").status_code == 200
 
 
-def test_health_says_everything_and_version_the_version(running: Running) -> None:
+def test_health_and_version_report_their_details(running: Running) -> None:
     health = running.client().get("/health").json()
     assert health["status"] == "ready"
     assert health["batcher"]["generate"]["total_batches"] == 3
@@ -101,7 +101,7 @@ def test_health_says_everything_and_version_the_version(running: Running) -> Non
     assert running.client().get("/version").json()["version"] == health["version"]
 
 
-def test_slots_show_what_runs(running: Running) -> None:
+def test_slots_show_running_requests(running: Running) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(ask, running, max_tokens=100)
         until(lambda: running.worker_client.running)

@@ -24,7 +24,7 @@ async def until(true, seconds: float = 20.0) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_a_runtime_that_was_killed_says_by_which_signal_and_the_crash_loop_ends_by_itself():
+def test_a_killed_worker_reports_its_signal_and_the_crash_loop_recovers():
     async def scenario() -> None:
         settings = Settings(
             engine=EngineSettings(

@@ -155,7 +155,7 @@ def test_a_request_that_is_refused_after_it_waited() -> None:
         assert server.waits()["false"][1] >= 0.29
 
 
-def test_requests_whose_runtime_is_lost() -> None:
+def test_requests_that_lose_their_worker() -> None:
     with traced() as server, ThreadPoolExecutor() as pool:
         running = server.running
         first = pool.submit(running.client().post, "/v1/completions", json=BODY)

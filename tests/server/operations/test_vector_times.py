@@ -124,7 +124,7 @@ def opened_at_the_end(gate: threading.Event) -> Iterator[None]:
         gate.set()
 
 
-def test_what_runs_does_not_count_as_waiting() -> None:
+def test_running_requests_do_not_count_as_waiting() -> None:
     gate = threading.Event()
     gate.set()
     with served(vectors(gate=gate)) as running, ThreadPoolExecutor() as pool, opened_at_the_end(gate):
@@ -144,7 +144,7 @@ def test_what_runs_does_not_count_as_waiting() -> None:
 
 
 @pytest.mark.parametrize("ranks", [False, True])
-def test_waits_and_work_are_told_apart(ranks: bool) -> None:
+def test_waiting_and_work_are_measured_separately(ranks: bool) -> None:
     traces = Traces()
 
     def ask(running: Running) -> httpx.Response:
@@ -197,7 +197,7 @@ def left(running: Running, after_s: float) -> None:
     raise AssertionError("it was answered")
 
 
-def test_a_future_of_the_pool_is_told_once_when_it_begins() -> None:
+def test_on_start_is_called_once_when_the_first_input_runs() -> None:
     told: list[float] = []
     pool = ContextPool(
         lambda: ScriptedEncoder(pass_s=0.01), size=1, packer=Packer(tokens_max=4, sequences_max=1)

@@ -39,7 +39,7 @@ def ready(client: httpx.Client) -> bool:
     return client.get("/readyz").status_code == 200
 
 
-def test_a_runtime_that_is_stopped_is_not_ready_and_comes_back(
+def test_a_stopped_worker_is_not_ready_until_it_continues(
     running: ServerProcess, client: httpx.Client
 ) -> None:
     worker = running.worker_pid()
@@ -74,7 +74,7 @@ def test_a_thousand_requests_leave_no_memory_behind(running: ServerProcess) -> N
     assert max(grown_mb) < 6, grown_mb  # a few kilobytes a request would be more
 
 
-def test_a_runtime_that_is_killed_is_replaced(running: ServerProcess, client: httpx.Client) -> None:
+def test_a_killed_worker_is_replaced(running: ServerProcess, client: httpx.Client) -> None:
     first = running.worker_pid()
     os.kill(first, signal.SIGKILL)
     within(10, lambda: not ready(client))

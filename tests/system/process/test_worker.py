@@ -182,7 +182,7 @@ time.sleep(600)
 """
 
 
-def test_killing_the_parent_leaves_no_runtime_after_two_seconds(tmp_path: Path):
+def test_killing_the_parent_leaves_no_worker_after_two_seconds(tmp_path: Path):
     (tmp_path / "settings").write_text('{"flags": {"backend": "simulated"}}')
     tmp_path.chmod(0o700)
     parent = subprocess.Popen(

@@ -120,7 +120,7 @@ def test_a_prompt_of_ten_megabytes(shell, dense):
         (["--config", "nowhere.yaml", "config", "show"], "--config"),
     ],
 )
-def test_what_was_typed_wrong(call, arguments, hint):
+def test_mistyped_command_lines(call, arguments, hint):
     assert_one_line_error(call(*arguments), hint)
 
 

@@ -111,7 +111,7 @@ def test_a_header_that_is_cut(call, dense, tmp_path):
     assert_one_line_error(call("estimate", path), "ends inside its header")
 
 
-def test_what_does_not_fit(call):
+def test_texts_that_do_not_fit_are_rejected(call):
     found = json.loads(call("estimate", "--example", "--json", "--memory", "12GB").out)
     assert found["fit"]["fits"] is False
     assert 0 < found["fit"]["n_seq_max_max"] < 8
@@ -125,7 +125,7 @@ def test_a_hybrid_models_states(call, hybrid):
     assert found["exact"]["recurrent_states"] > 0
 
 
-def test_a_window_beyond_the_models_is_said(call, dense):
+def test_a_window_beyond_the_models_is_reported(call, dense):
     ended = call("estimate", dense, "--context-window", "100k")
     assert "note: context_window 100000 is beyond the model's 2048" in ended.err
 

@@ -48,7 +48,7 @@ def test_pull_what_the_hub_does_not_have(call, hub):
 MISSING = Wheel("no-such-package-of-ours", "1.0", "0" * 64)
 
 
-def test_the_demo_is_pinned_and_comes_without_dependencies():
+def test_the_demo_is_pinned_and_has_no_dependencies():
     asked: list[list[str]] = []
     pinned: list[str] = []
 
@@ -71,7 +71,7 @@ def test_the_demo_names_the_two_packages():
     assert all(len(bytes.fromhex(wheel.sha256)) == 32 for wheel in WHEELS)
 
 
-def test_what_is_installed_is_left_alone():
+def test_installed_packages_are_not_reinstalled():
     assert install_missing([WHEELS[0]], lambda _: pytest.fail("pip was asked")) == []
 
 

@@ -107,7 +107,7 @@ def test_a_files_name_cannot_steer_the_terminal(call, tmp_path):
     assert "[bold]" in ended.out
 
 
-def test_config_show_says_where_each_value_came_from(call, tmp_path, monkeypatch):
+def test_config_show_prints_the_origin_of_each_value(call, tmp_path, monkeypatch):
     (tmp_path / "stretto.yaml").write_text(SEED_YAML)
     monkeypatch.setenv("STRETTO_N_UBATCH", "256")
     ended = call("config", "show", "--origin", "--json", "--queue-depth", "3")

@@ -45,7 +45,7 @@ def test_the_answer_is_all_of_stdout(shell):
     assert ended.err == ""
 
 
-def test_an_answer_without_a_limit_of_its_own_ends_and_says_so(shell):
+def test_an_answer_without_max_tokens_is_truncated_with_a_note(shell):
     ended = shell("run", "hello", "--ignore-eos", "--stats", *SIMULATED)
     assert ended.code == 0
     assert "note: the answer was cut after 1024 tokens; -n N allows more" in ended.err
@@ -139,7 +139,7 @@ def test_ctrl_c_while_the_model_loads(shell, dense):
     assert b"Traceback" not in err
 
 
-def test_a_reader_who_leaves(shell):
+def test_a_client_disconnects(shell):
     """`stretto run … | head -c 1` ends quietly."""
     process = shell.start("run", "hello", *ENDLESS)
     os.read(process.stdout.fileno(), 1)

@@ -24,7 +24,7 @@ def test_nothing_is_waited_for_when_nothing_is_coming():
     assert desk.settled == 0
 
 
-def test_a_request_has_come_when_it_asks_for_something_and_counts_once():
+def test_a_request_arrives_at_its_first_call_and_counts_once():
     desk = Desk()
     with desk.arrivals.arriving():
         assert desk.arrivals.until_s() == 100.003
@@ -34,7 +34,7 @@ def test_a_request_has_come_when_it_asks_for_something_and_counts_once():
     assert desk.settled == 1
 
 
-def test_one_that_is_refused_or_leaves_is_over():
+def test_rejected_and_abandoned_requests_no_longer_count_as_arriving():
     desk = Desk()
     with desk.arrivals.arriving():
         pass

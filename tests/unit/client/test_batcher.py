@@ -71,14 +71,14 @@ def test_a_lone_request_leaves_in_its_own_turn():
 
 
 @pytest.mark.parametrize(("count", "expected"), [(8, [8]), (16, [16]), (64, [16] * 4), (17, [16, 1])])
-def test_what_comes_in_one_turn_leaves_in_as_few_calls_as_fit(count, expected):
+def test_requests_of_one_iteration_are_sent_in_the_fewest_calls(count, expected):
     desk = Desk()
     for _ in range(count):
         desk.add()
     assert desk.sizes() == expected
 
 
-def test_behind_a_call_in_flight_a_request_waits_for_company_until_nobody_comes():
+def test_during_a_call_a_request_is_held_until_no_more_arrive():
     desk = Desk()
     desk.grow()
     start = (desk.now_s - 100.0) / MS
@@ -95,7 +95,7 @@ def test_behind_a_call_in_flight_a_request_waits_for_company_until_nobody_comes(
     assert desk.sizes() == [2]
 
 
-def test_whoever_is_alone_leaves_when_the_call_is_answered():
+def test_a_lone_held_request_is_sent_when_the_call_is_answered():
     desk = Desk()
     desk.add()
     (call,) = desk.due()
@@ -227,7 +227,7 @@ def test_urgent_requests_do_not_wait_for_those_on_their_way():
     assert desk.sizes() == [1]
 
 
-def test_a_request_whose_deadline_is_near_leaves_as_an_urgent_one():
+def test_a_request_near_its_deadline_is_sent_like_an_urgent_one():
     desk = Desk()
     desk.add()
     desk.due()
@@ -255,7 +255,7 @@ def test_requests_that_bypass_are_calls_of_their_own_and_wait_for_nothing():
     assert desk.batcher.abort(waiting)
 
 
-def test_one_that_bypasses_can_be_aborted_and_comes_back_when_the_runtime_is_lost():
+def test_a_bypassing_request_can_be_aborted_and_is_returned_when_the_worker_is_lost():
     desk = Desk(bypass=["deadline_ms"])
     first, second = desk.add(deadline_ms=9000.0), desk.add(deadline_ms=9000.0)
     assert desk.batcher.abort(first)
@@ -265,7 +265,7 @@ def test_one_that_bypasses_can_be_aborted_and_comes_back_when_the_runtime_is_los
     assert (names(call), call.single) == ([second], True)
 
 
-def test_one_partition_in_flight_holds_nobody_else():
+def test_a_call_in_flight_holds_only_its_own_partition():
     desk = Desk()
     desk.add(model_id="a")
     desk.due()
@@ -313,7 +313,7 @@ def test_a_pause_holds_the_offender_only_and_no_request_longer_than_once():
     assert desk.sizes() == [1]
 
 
-def test_without_tenants_everybody_is_one_client_that_pauses_a_tenth_of_the_time_at_most():
+def test_requests_without_a_tenant_pause_at_most_a_tenth_of_the_time():
     desk = Desk()
     desk.batcher.pause("", desk.now_s)
     desk.add()
@@ -356,7 +356,7 @@ def test_without_batching_every_request_is_a_call_and_counted():
     assert desk.batcher.counters.fallback_count == 3
 
 
-def test_what_was_taken_but_not_sent_comes_back_in_order_when_the_runtime_is_lost():
+def test_unsent_entries_are_returned_in_order_when_the_worker_is_lost():
     desk = Desk()
     added = [desk.add() for _ in range(3)]
     desk.batcher.due(desk.now_s)
@@ -380,7 +380,7 @@ def test_the_target_grows_when_calls_are_quick_and_under_backlog_and_never_shrin
     assert desk.batcher.stats()["partitions"][0]["target_batch_size"] == 16
 
 
-def test_the_target_shrinks_when_calls_are_slow_and_nobody_waits():
+def test_the_target_shrinks_when_calls_are_slow_without_backlog():
     desk = Desk()
     desk.grow()
     for _ in range(120):
@@ -392,7 +392,7 @@ def test_the_target_shrinks_when_calls_are_slow_and_nobody_waits():
     assert desk.batcher.stats()["partitions"][0]["target_batch_size"] == 2
 
 
-def test_stats_and_events_name_what_happened():
+def test_stats_and_events_report_the_requests():
     desk = Desk()
     desk.add("urgent")
     desk.add()

@@ -23,7 +23,7 @@ def test_it_opens_after_failures_in_a_row_only():
     assert opened(1.0).state is Circuit.OPEN
 
 
-def test_its_open_time_begins_when_it_opens_not_when_the_failing_call_began():
+def test_open_time_starts_at_the_failure_not_at_the_start_of_the_call():
     """The original stamped the start of the call: after a 30 s time-out its 10 s were over at once."""
     breaker = opened(now_s=130.0)  # calls that began at 100 and timed out 30 s later
     assert breaker.opened_s == 130.0
@@ -45,7 +45,7 @@ def test_half_open_lets_one_probe_through_and_closes_after_two():
     assert breaker.admit(10.2)
 
 
-def test_a_failed_probe_opens_it_again_for_the_whole_time():
+def test_a_failed_probe_reopens_the_circuit_for_the_full_time():
     breaker = opened(0.0)
     assert breaker.admit(10.0)
     breaker.failure(12.0)
@@ -54,7 +54,7 @@ def test_a_failed_probe_opens_it_again_for_the_whole_time():
     assert breaker.times_opened == 2
 
 
-def test_a_probe_that_nobody_waits_for_blocks_nothing():
+def test_an_abandoned_probe_does_not_block_the_circuit():
     breaker = opened(0.0)
     assert breaker.admit(10.0)
     breaker.abandoned()

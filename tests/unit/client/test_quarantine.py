@@ -81,7 +81,7 @@ def test_a_request_that_kills_twice_is_refused_and_its_neighbours_are_served():
     assert worker.deaths == 2
 
 
-def test_the_same_content_is_refused_at_once_whoever_sends_it_and_other_content_is_not():
+def test_the_same_content_is_rejected_for_every_caller_and_other_content_is_not():
     worker = Worker()
     worker.submit(POISON)
     worker.run()
@@ -123,7 +123,7 @@ def test_a_suspect_that_waits_for_a_slot_does_not_keep_the_others_for_ever():
     assert worker.sent() == [tickets[1].params.stream_id]
 
 
-def test_a_suspect_whose_client_leaves_is_forgotten_and_the_next_is_tried():
+def test_a_cancelled_suspect_is_dropped_and_the_next_is_tried():
     worker = Worker()
     tickets = [worker.submit(f"question {i}") for i in range(3)]
     worker.now_s += 0.3
@@ -145,7 +145,7 @@ def test_in_flight_at_three_deaths_without_an_end_is_refused():
     assert quarantine.standing(digest, 1.0) is Standing.REFUSED
 
 
-def test_what_ends_well_is_cleared_and_digests_tell_nothing():
+def test_completed_requests_are_cleared_and_digests_are_opaque():
     quarantine = Quarantine()
     params = GenerateParams(stream_id="a", prompt="my secret", deadline_ms=5.0, tenant="t")
     same = GenerateParams(stream_id="b", prompt="my secret", tenant="u")

@@ -90,7 +90,7 @@ def run(work: Callable[[Rig], Awaitable[None]], odds: Odds | None = None, *, bat
 
 
 @pytest.mark.parametrize(("count", "bar"), [(8, 0.87), (16, 0.93), (64, 0.93)])
-def test_calls_saved_when_requests_come_in_one_turn(count, bar):
+def test_requests_of_one_loop_iteration_share_calls(count, bar):
     async def work(rig: Rig) -> None:
         await asyncio.gather(*(rig.read(rig.params()) for _ in range(count)))
         assert 1 - rig.calls / count >= bar
@@ -120,7 +120,7 @@ def test_added_wait_in_an_open_loop(rate, saved):
     run(work)
 
 
-def test_a_lone_request_waits_for_nobody():
+def test_a_lone_request_is_sent_immediately():
     async def work(rig: Rig) -> None:
         for _ in range(50):
             await rig.read(rig.params(max_tokens=2))
@@ -129,7 +129,7 @@ def test_a_lone_request_waits_for_nobody():
     run(work)
 
 
-def test_urgent_waits_for_nobody_while_batches_are_in_flight():
+def test_urgent_requests_are_never_held():
     async def work(rig: Rig) -> None:
         busy = asyncio.create_task(rig.open_loop(2000, 0.3))
         await rig.open_loop(150, 0.28, priority="urgent")
@@ -173,7 +173,7 @@ def test_accepted_answers_the_prompt_or_raises_the_refusal():
     run(work)
 
 
-def test_what_came_before_a_failure_is_delivered_first():
+def test_output_before_a_failure_is_delivered_first():
     async def work(rig: Rig) -> None:
         stream = rig.client.generate(rig.params(max_tokens=1000))
         await asyncio.sleep(0.1)
@@ -190,7 +190,7 @@ def test_what_came_before_a_failure_is_delivered_first():
     run(work)
 
 
-def test_health_says_why_not():
+def test_health_reports_the_reason():
     async def work(rig: Rig) -> None:
         assert rig.client.health.ready
         rig.launcher.record.lives[-1].die(1)

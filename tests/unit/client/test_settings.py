@@ -35,6 +35,6 @@ def test_the_section_has_variables_and_hints(tmp_path: Path):
     "wrong",
     [{"hang_soft_s": 10, "hang_hard_s": 5}, {"restart_backoff_s": 20}, {"streams_max": 0}, {"nonsense": 1}],
 )
-def test_what_contradicts_is_refused(wrong):
+def test_contradicting_settings_are_rejected(wrong):
     with pytest.raises(ValueError, match=r"hang_soft_s|restart_backoff_s|streams_max|nonsense"):
         EngineSettings.model_validate(wrong)

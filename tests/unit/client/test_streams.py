@@ -29,7 +29,7 @@ def text(name: str, piece: str, *ends: str) -> StreamBatch:
     )
 
 
-def test_pieces_that_pile_up_are_joined_and_the_end_comes_last():
+def test_unread_pieces_are_joined_and_the_end_is_last():
     streams = registry()
     stream = opened(streams)
     for piece in ("one ", "two ", "three"):
@@ -81,7 +81,7 @@ def test_a_stream_counts_once_until_its_end_was_read():
     assert streams.capacity() == (1, 2)
 
 
-def test_frames_that_nobody_waits_for_are_counted_and_change_nothing():
+def test_frames_of_unknown_streams_are_counted_and_ignored():
     streams = registry()
     stream = opened(streams)
     streams.route(text("nobody", "x", "nobody"), epoch=1, now_s=1.0)
@@ -133,7 +133,7 @@ def test_a_slow_reader_pauses_delivery_then_is_dropped_at_the_byte_cap():
     assert streams.capacity()[0] == 0
 
 
-def test_output_that_nobody_reads_is_dropped_after_a_while_even_when_it_is_complete():
+def test_unread_output_is_dropped_after_a_time_out_even_if_complete():
     streams = registry(slow_consumer_timeout_s=5)
     stream = opened(streams)
     streams.route(text("a", "all of it", "a"), epoch=1, now_s=1.0)
@@ -169,7 +169,7 @@ def test_time_outs(first_s, expired_s):
     assert streams.metrics.timeouts == 1
 
 
-def test_whoever_leaves_frees_its_place_at_once():
+def test_a_disconnect_frees_its_slot_immediately():
     streams = registry()
     stream = opened(streams)
     assert streams.leave(stream, 1.0)

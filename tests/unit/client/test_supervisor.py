@@ -28,7 +28,7 @@ def silent_for(seconds: float):
     return lambda limit_s: f"silent for {seconds} s" if seconds > limit_s else ""
 
 
-def test_a_death_is_told_once_and_the_next_life_begins_at_once():
+def test_a_death_is_reported_once_and_the_first_restart_is_immediate():
     supervisor = up()
     assert supervisor.exited(100.0, "SIGSEGV") == [Action.LOST]
     assert supervisor.exited(100.0, "SIGSEGV") == []
@@ -49,7 +49,7 @@ def test_a_broken_connection_kills_and_the_exit_that_follows_is_not_a_second_los
     assert supervisor.poll(100.6) == [Action.SPAWN]
 
 
-def test_the_exit_status_of_a_runtime_that_was_killed_says_why_its_connection_broke():
+def test_the_exit_status_of_a_killed_worker_replaces_the_broken_connection():
     supervisor = up()
     assert supervisor.connection_lost(100.0) == [Action.LOST]
     assert supervisor.exited(100.1, "it was killed by SIGKILL") == []
@@ -130,7 +130,7 @@ def test_a_hang_that_passes_is_forgiven():
     assert supervisor.deaths.hangs == 1
 
 
-def test_a_runtime_that_does_not_come_up_is_killed():
+def test_a_worker_that_does_not_start_in_time_is_killed():
     supervisor = Supervisor(SETTINGS)
     supervisor.start(0.0)
     assert supervisor.poll(29.0) == []

@@ -65,5 +65,5 @@ def test_a_text_that_cannot_fit_is_refused_with_the_window(limits, name):
 
 
 @pytest.mark.parametrize("name", SENT)
-def test_what_might_fit_is_sent(limits, name):
+def test_texts_that_might_fit_are_sent(limits, name):
     limits.check(SENT[name])

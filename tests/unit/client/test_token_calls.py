@@ -113,7 +113,7 @@ def test_large_calls_and_other_models_hold_up_nothing():
     assert worker.calls == {"batch_tokenize": 2, "tokenize": 2, "detokenize": 1}
 
 
-def test_one_that_is_refused_fails_alone():
+def test_a_rejected_entry_fails_alone():
     worker = Worker()
 
     async def work(calls: TokenCalls) -> None:
@@ -128,7 +128,7 @@ def test_one_that_is_refused_fails_alone():
 
 
 @pytest.mark.parametrize("short", [False, True])
-def test_a_batch_that_does_not_go_as_a_whole_is_sent_one_by_one(short):
+def test_a_batch_that_cannot_be_sent_whole_is_sent_call_by_call(short):
     worker = Worker(None if short else TooLargeError("too much at once"))
     worker.short = short
 
@@ -142,7 +142,7 @@ def test_a_batch_that_does_not_go_as_a_whole_is_sent_one_by_one(short):
     assert worker.calls == {"batch_tokenize": 1, "tokenize": 3}
 
 
-def test_a_runtime_that_is_gone_fails_everybody_with_its_own_error():
+def test_a_missing_worker_fails_every_call_with_its_error():
     async def work(calls: TokenCalls) -> None:
         found = await asyncio.gather(
             calls.tokenize(text("a")), calls.tokenize(text("b")), return_exceptions=True
@@ -177,7 +177,7 @@ def test_a_caller_that_leaves_is_not_asked_for():
     assert worker.calls == {"tokenize": 1}
 
 
-def test_no_more_than_the_largest_batch_goes_at_once():
+def test_calls_are_limited_to_the_maximum_batch_size():
     worker = Worker()
 
     async def work(calls: TokenCalls) -> None:

@@ -49,7 +49,7 @@ def code(ticket: Ticket) -> str:
     return end.error.code if end.error is not None else end.finish_reason
 
 
-def test_a_loss_replays_who_had_nothing_and_ends_who_had_something():
+def test_a_lost_worker_replays_requests_without_output_and_ends_the_others():
     desk = Desk()
     silent, begun = desk.submit("silent"), desk.submit("begun")
     desk.accept(desk.send())
@@ -65,7 +65,7 @@ def test_a_loss_replays_who_had_nothing_and_ends_who_had_something():
     assert desk.traffic.open == 0
 
 
-def test_nobody_is_replayed_twice_and_what_was_alone_at_two_deaths_is_refused():
+def test_requests_are_replayed_once_and_rejected_after_two_deaths_alone():
     desk = Desk()
     ticket = desk.submit("a")
     desk.send()
@@ -76,7 +76,7 @@ def test_nobody_is_replayed_twice_and_what_was_alone_at_two_deaths_is_refused():
     assert code(ticket) == "request_refused"
 
 
-def test_who_was_only_queued_does_not_use_up_its_replay():
+def test_a_queued_request_keeps_its_replay():
     desk = Desk()
     desk.traffic.lost(NOW)
     ticket = desk.submit("a")
@@ -88,7 +88,7 @@ def test_who_was_only_queued_does_not_use_up_its_replay():
     assert code(ticket) == "running"
 
 
-def test_an_answer_of_a_dead_runtime_is_not_believed():
+def test_frames_of_a_dead_worker_are_ignored():
     desk = Desk()
     ticket = desk.submit("a")
     call = desk.send()
@@ -111,7 +111,7 @@ def test_each_request_of_a_batch_gets_its_own_answer():
     assert tickets[1].prompt_tokens == 5
 
 
-def test_an_answer_of_the_wrong_length_ends_all_and_frees_the_runtime():
+def test_an_answer_of_the_wrong_length_ends_all_requests_and_cancels_them():
     desk = Desk()
     tickets = [desk.submit(name) for name in ("a", "b")]
     call = desk.send()
@@ -134,14 +134,14 @@ def test_cancel_before_dispatch_sends_nothing_and_after_it_a_cancel():
     assert desk.traffic.take_cancels() == []
 
 
-def test_a_deadline_travels_as_what_is_left_of_it():
+def test_a_deadline_is_sent_as_the_remaining_time():
     desk = Desk()
     desk.submit("a", deadline_ms=5000.0)
     desk.send(NOW + 2)
     assert desk.sent[0].deadline_ms == pytest.approx(3000.0)
 
 
-def test_a_deadline_passes_while_there_is_no_runtime():
+def test_a_deadline_passes_while_no_worker_is_connected():
     desk = Desk()
     desk.traffic.lost(NOW)
     ticket = desk.submit("a", deadline_ms=100.0)
@@ -149,7 +149,7 @@ def test_a_deadline_passes_while_there_is_no_runtime():
     assert code(ticket) == "deadline_exceeded"
 
 
-def test_giving_up_ends_everyone_and_refuses_newcomers_until_a_runtime_comes():
+def test_giving_up_ends_all_requests_and_rejects_new_ones_until_a_worker_is_up():
     desk = Desk()
     waiting = desk.submit("a")
     desk.traffic.give_up(error_from(RuntimeUnavailableError("crash loop")), NOW)
@@ -159,7 +159,7 @@ def test_giving_up_ends_everyone_and_refuses_newcomers_until_a_runtime_comes():
     assert code(desk.submit("c")) == "running"
 
 
-def test_refusals_come_from_the_stream():
+def test_rejections_are_raised_by_the_stream():
     desk = Desk(streams_max=1)
     desk.submit("a")
     assert code(desk.submit("a")) == "duplicate_request_id"
@@ -169,7 +169,7 @@ def test_refusals_come_from_the_stream():
     assert desk.traffic.open == 0
 
 
-def test_a_slow_reader_is_cut_off_at_the_runtime_too():
+def test_a_slow_reader_is_also_cancelled_in_the_worker():
     desk = Desk(stream_buffer_bytes=1024)
     ticket = desk.submit("a")
     desk.accept(desk.send())

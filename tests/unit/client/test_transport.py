@@ -80,7 +80,7 @@ def test_idempotent_calls_are_tried_again_others_are_not():
     run(scenario())
 
 
-def test_an_answer_that_comes_twice_or_too_late_is_counted_and_ignored():
+def test_duplicate_and_late_answers_are_counted_and_ignored():
     async def scenario() -> None:
         transport, peer, _ = connected(silent=1)
         with pytest.raises(CallTimeoutError):
@@ -104,7 +104,7 @@ def test_only_so_many_calls_wait():
     run(scenario())
 
 
-def test_a_silent_runtime_opens_the_circuit_and_one_probe_closes_it():
+def test_a_silent_worker_opens_the_circuit_and_one_probe_closes_it():
     async def scenario() -> None:
         transport, peer, _ = connected(silent=5)
         for _ in range(5):
@@ -122,7 +122,7 @@ def test_a_silent_runtime_opens_the_circuit_and_one_probe_closes_it():
     run(scenario())
 
 
-def test_a_lost_connection_fails_what_waits_and_is_told_once():
+def test_a_lost_connection_fails_pending_calls_and_is_reported_once():
     async def scenario() -> None:
         transport, peer, lost = connected(silent=1)
         pending = transport.send("cancel", CancelParams(stream_id="a"))
@@ -137,7 +137,7 @@ def test_a_lost_connection_fails_what_waits_and_is_told_once():
     run(scenario())
 
 
-def test_an_idempotent_call_waits_for_the_next_runtime():
+def test_an_idempotent_call_waits_for_the_next_worker():
     async def scenario() -> None:
         transport, peer, _ = connected(silent=1)
         asked = asyncio.create_task(transport.call("tokenize", ASK))
@@ -152,7 +152,7 @@ def test_an_idempotent_call_waits_for_the_next_runtime():
     run(scenario())
 
 
-def test_what_cannot_be_sent_leaves_nothing_waiting():
+def test_a_call_that_cannot_be_sent_leaves_nothing_pending():
     class Broken(MemoryConnection):
         def send(self, envelope: Any) -> None:
             raise TypeError("cannot be encoded")

@@ -91,7 +91,7 @@ def test_compare_two_servers(capsys, tmp_path):
         (["compare", "steady"], "--peer"),
     ],
 )
-def test_what_makes_no_sense_is_said_so(capsys, line, message):
+def test_invalid_options_are_reported(capsys, line, message):
     with scripted() as server:
         url = [] if line[0] == "compare" else ["--url", server.url]
         code, _, err = typed(capsys, *line, *url)

@@ -49,7 +49,7 @@ def test_times_are_those_of_the_server():
     assert gaps[3] == pytest.approx(0.5, abs=0.1)
 
 
-def test_facts_come_from_the_last_events():
+def test_facts_are_read_from_the_last_events():
     with scripted(Script(per_event=2)) as server:
         record, text = once(find_target(server.url), keeps_text=True)
     assert (record.prompt_tokens, record.cached_tokens, record.output_tokens) == (11, 4, 6)
@@ -59,7 +59,7 @@ def test_facts_come_from_the_last_events():
     assert text == ' w0"quoted" w2"quoted" w4"quoted"'
 
 
-def test_what_is_sent():
+def test_the_request_body():
     with scripted() as server:
         target = find_target(
             f"{server.url}/v1/",
@@ -96,7 +96,7 @@ def test_status_500():
 
 
 @pytest.mark.parametrize("fault", ["cut", "reset"])
-def test_cut_in_the_middle_keeps_what_came(fault):
+def test_an_interrupted_stream_keeps_its_chunks(fault):
     record = failed(Script(gap_s=0.05, fault=fault, fault_after=3))
     assert record.error in {"cut", "reset"}
     assert len(record.chunks_s) == 3

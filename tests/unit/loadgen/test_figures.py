@@ -63,7 +63,7 @@ def test_ttft_counts_from_when_it_was_due():
     assert late.ttft_s == 2.0
 
 
-def test_nothing_at_all_is_no_crash():
+def test_empty_input_does_not_crash():
     found = summary(run_of("steady", []), Slo())
     assert found["all"]["requests"] == 0
     assert found["fairness"] is None
@@ -91,7 +91,7 @@ def test_urgent_requests_count_as_loaded_only_under_load():
     assert special(run_of("mixed", [*load, *alone, *after])) == {}, "nothing was measured under load"
 
 
-def test_groups_are_told_apart_and_quiet_ones_left_out():
+def test_groups_are_reported_separately_without_quiet_ones():
     records = [
         record(0.0, [9.0], group="warm"),
         record(1.0, [2.0], group="first"),

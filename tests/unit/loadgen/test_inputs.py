@@ -137,7 +137,7 @@ def test_the_heavy_tenant_sends_ten_times_the_others_load():
         ("list.jsonl", "[1]\n"),
     ],
 )
-def test_what_is_no_trace_is_said_so(tmp_path, name, text):
+def test_an_invalid_trace_is_reported(tmp_path, name, text):
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     with pytest.raises(BenchError, match=name):

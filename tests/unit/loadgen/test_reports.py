@@ -84,7 +84,7 @@ def test_ratios_are_taken_within_a_round():
     assert Range.of([3.0, 1.0, 2.0]) == Range(median=2.0, low=1.0, high=3.0)
 
 
-def test_tables_say_what_happened():
+def test_tables_report_the_run():
     records = [
         record(0.0, [0.5, 2.0], tokens=2, tenant="a"),
         record(0.0, [], tenant="b", error="refused"),

@@ -119,7 +119,7 @@ def test_stall_sends_the_long_prompt_among_running_streams_and_sees_them_freeze(
     assert found["all"]["errors"] == {}
 
 
-def test_burst_comes_together_after_one_has_warmed():
+def test_burst_arrives_together_after_a_warm_up():
     done, server = run("burst", Shape(users=5, shared_tokens=100, output_tokens=3), Script(first_s=0.3))
     warm, *rest = server.seen
     systems = {seen.body["messages"][0]["content"] for seen in server.seen}
@@ -186,7 +186,7 @@ def test_a_dead_server_gives_errors_by_kind_and_figures():
     assert found["all"]["output_tokens_per_s"] == 0
 
 
-def test_capacity_is_what_a_full_house_is_served():
+def test_capacity_is_the_rate_with_all_users_busy():
     with scripted(Script(first_s=0.2)) as server:
         target = find_target(server.url)
         full = capacity_per_s("steady", Shape(requests=12, output_tokens=1), target, users=4, run_id="c")
@@ -205,7 +205,7 @@ def test_client_costs_little_cpu_for_each_token():
     assert 1e6 * done.client_cpu_s / tokens < 300, "about 20 µs on a quiet machine; never a burden"
 
 
-def test_a_worker_goes_when_its_parent_is_gone():
+def test_a_worker_exits_with_its_parent():
     with scripted(Script(fault="silent")) as server:
         code = (
             "import sys; from stretto.loadgen.target import find_target;"

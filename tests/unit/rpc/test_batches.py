@@ -57,12 +57,12 @@ def test_a_batch_of_good_entries_is_read_as_one():
 @pytest.mark.parametrize(
     "params", [{"requests": 3}, {"requests": {}}, {}, {"requests": [], "more": 1}, [], None]
 )
-def test_a_call_that_is_no_batch_is_refused_as_a_whole(params):
+def test_an_invalid_batch_call_is_rejected_as_a_whole(params):
     found = received(params)
     assert isinstance(found, Malformed)
     assert found.error.code == "invalid_request"
 
 
-def test_what_a_decoder_notes_cannot_be_sent():
+def test_ignored_fields_cannot_be_sent_by_a_client():
     found = received({"requests": [good("a")], "unreadable": {"0": {"code": "x", "message": "y"}}})
     assert isinstance(found, Malformed)

@@ -112,7 +112,7 @@ def test_both_ends_hear_of_the_end_exactly_once_and_late_words_are_dropped(make:
 
 
 @PAIRS
-def test_what_came_before_anybody_listened_is_not_lost(make: Make, tmp_path):
+def test_data_received_before_open_is_not_lost(make: Make, tmp_path):
     async def run():
         here, there = await make(tmp_path)
         End(here)
@@ -129,7 +129,7 @@ def test_what_came_before_anybody_listened_is_not_lost(make: Make, tmp_path):
 
 
 @PAIRS
-def test_what_was_sent_before_the_close_still_arrives(make: Make, tmp_path):
+def test_data_sent_before_close_still_arrives(make: Make, tmp_path):
     async def run():
         here, there = await make(tmp_path)
         server, _ = End(there), End(here)

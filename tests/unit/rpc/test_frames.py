@@ -91,7 +91,7 @@ def test_a_length_beyond_the_limit_is_refused_before_a_byte_is_kept():
         ({"jsonrpc": "2.0", "id": 4}, FrameError),
     ],
 )
-def test_a_bad_call_whose_id_can_be_read_is_answered(body, error):
+def test_an_invalid_call_with_a_readable_id_gets_an_error_reply(body, error):
     found = decode(json.dumps(body).encode())
     assert isinstance(found, Malformed)
     assert found.id == 4
@@ -117,7 +117,7 @@ def test_a_bad_call_whose_id_can_be_read_is_answered(body, error):
         b'{"id":' + b"[" * 100_000,
     ],
 )
-def test_what_has_no_id_closes_the_connection(body):
+def test_an_invalid_message_without_an_id_closes_the_connection(body):
     with pytest.raises(FrameError):
         one(framed(body))
 

@@ -8,7 +8,7 @@ import time
 from stretto.rpc.heartbeat import LOOPS_MAX, SIZE_BYTES, HeartbeatReader, HeartbeatWriter
 
 
-def test_nothing_is_read_before_the_runtime_has_begun(tmp_path):
+def test_nothing_is_read_before_the_worker_beats(tmp_path):
     reader = HeartbeatReader(tmp_path / "beat")
     assert reader.read() is None
     (tmp_path / "beat").write_bytes(b"half")
@@ -38,7 +38,7 @@ def test_beats_are_seen_by_a_reader_that_has_the_file_open(tmp_path):
     reader.close()
 
 
-def test_a_loop_that_rests_does_not_hang_and_one_that_works_too_long_does(tmp_path):
+def test_an_idle_loop_is_not_hung_and_a_long_step_is(tmp_path):
     writer = HeartbeatWriter(tmp_path / "beat")
     reader = HeartbeatReader(tmp_path / "beat")
     writer.beat_rpc()
@@ -54,7 +54,7 @@ def test_a_loop_that_rests_does_not_hang_and_one_that_works_too_long_does(tmp_pa
     assert "RPC loop has not run" in found.hung(now + 100, step_s_max=1000, rpc_s_max=60)
 
 
-def test_records_run_out_without_harm_and_come_back(tmp_path):
+def test_heartbeat_records_run_out_and_are_reused(tmp_path):
     writer = HeartbeatWriter(tmp_path / "beat")
     taken = [writer.take() for _ in range(LOOPS_MAX)]
     assert taken == list(range(LOOPS_MAX))

@@ -51,7 +51,7 @@ def test_the_default_is_chosen_afresh() -> None:
     assert asyncio.run(run()) == ["a", "a", "loaded"]
 
 
-def test_what_was_served_counts_while_the_runtime_is_away() -> None:
+def test_cached_models_are_used_while_the_worker_is_away() -> None:
     async def run() -> str:
         worker_client, clock = Counting("a"), FakeClock()
         catalog = Catalog(worker_client, clock=lambda: clock.now)
@@ -76,11 +76,11 @@ def test_a_new_model_is_found_at_once() -> None:
     assert asyncio.run(run()) == "b"
 
 
-def test_without_a_name_a_loaded_one_comes_first() -> None:
+def test_without_a_name_a_loaded_model_is_preferred() -> None:
     assert asyncio.run(Catalog(Counting("a", "loaded")).find(None)).id == "loaded"
 
 
-def test_a_refusal_names_what_is_served_but_not_without_end() -> None:
+def test_an_unknown_model_error_lists_a_limited_number_of_models() -> None:
     names = [f"m{index}" for index in range(20)]
     with pytest.raises(ModelNotFoundError) as caught:
         asyncio.run(Catalog(Counting(*names)).find("x" * 1000))

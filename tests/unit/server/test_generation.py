@@ -79,7 +79,7 @@ def test_every_prompt_counts_once_and_every_answer() -> None:
     assert (total.completion_tokens, total.reasoning_tokens) == (18, 6)
 
 
-def test_whole_answers_are_joined() -> None:
+def test_complete_answers_are_joined() -> None:
     async def run() -> tuple[str, str]:
         steps = [Delta(reasoning="a"), Delta(text="b", reasoning="c"), Delta(text="d"), end()]
         (answer,) = await collect(start(ScriptedClient(lambda params: steps), PARAMS))
@@ -88,7 +88,7 @@ def test_whole_answers_are_joined() -> None:
     assert asyncio.run(run()) == ("bd", "ac")
 
 
-def test_a_call_that_was_cut_goes_as_far_as_it_came_and_the_others_are_whole() -> None:
+def test_a_truncated_call_keeps_its_text_and_other_calls_are_complete() -> None:
     parts = [
         ToolCallDelta(index=0, name="f", arguments="{", done=False),
         ToolCallDelta(index=0, name="", arguments="}"),

@@ -12,7 +12,7 @@ from stretto.settings import ModelSettings
 from stretto.settings.used_by import USERS, Loader, check_used
 
 
-def test_every_setting_says_who_uses_it() -> None:
+def test_every_setting_names_its_users() -> None:
     assert set(USERS) == set(ModelSettings.model_fields)
 
 
@@ -48,7 +48,7 @@ def test_a_default_that_is_spelled_out_is_no_offence() -> None:
     assert check_used(chosen, chosen, "torch") == []
 
 
-def test_what_a_named_model_inherits_is_a_warning() -> None:
+def test_inherited_unused_settings_are_warnings() -> None:
     common = ModelSettings(cache_type_k="q8_0")
     named = ModelSettings(cache_type_k="q8_0", path="somewhere")
     (warning,) = check_used(named, common, "torch")
@@ -66,7 +66,7 @@ def test_the_sdk_refuses_it_too() -> None:
         LLM(backend="simulated", rope_freq_base=500.0)
 
 
-def test_llama_cpp_gets_the_devices_or_says_which_there_are() -> None:
+def test_llama_cpp_gets_the_devices_or_lists_the_available_ones() -> None:
     pytest.importorskip("llama_cpp")
     with pytest.raises(ModelLoadError, match="CUDA77") as caught:
         LLM(devices=["CUDA77"], n_seq_max=1, context_window=256)

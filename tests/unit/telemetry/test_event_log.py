@@ -74,7 +74,7 @@ def test_a_finished_slot_tells_the_measurements_of_its_request(out: io.StringIO)
     )
 
 
-def test_a_storm_is_cut_off_and_told_of(out: io.StringIO) -> None:
+def test_a_burst_of_events_is_suppressed_and_counted(out: io.StringIO) -> None:
     log = EventLog("tiny")
     storm = Events(notes=[Note(event_names.PREEMPTED, "r", 0, 0.0)] * 300)
     log.take(storm)
@@ -91,7 +91,7 @@ def test_a_storm_is_cut_off_and_told_of(out: io.StringIO) -> None:
     assert told[event_names.PREEMPTED] + sum(hidden) == 300 - len(written)  # type: ignore[operator,call-overload]
 
 
-def test_lines_come_back_after_the_storm() -> None:
+def test_lines_resume_after_a_burst() -> None:
     bucket = Bucket(0.0)
     assert sum(bucket.allows(0.0) for _ in range(100)) == BURST
     assert not bucket.allows(0.1)
@@ -99,7 +99,7 @@ def test_lines_come_back_after_the_storm() -> None:
     assert bucket.take_suppressed() == 100 - BURST + 1
 
 
-def test_a_log_that_blocks_does_not_hold_up_the_one_who_tells() -> None:
+def test_a_blocked_log_does_not_block_the_tick_thread() -> None:
     gate = threading.Event()
 
     class Blocked(logging.Handler):

@@ -8,7 +8,7 @@ import time
 from stretto.telemetry.subscription import Subscription
 
 
-def test_items_come_in_order_on_another_thread() -> None:
+def test_items_are_delivered_in_order_on_another_thread() -> None:
     seen: list[tuple[int, bool]] = []
     here = threading.current_thread()
     told = Subscription[int](lambda item: seen.append((item, threading.current_thread() is here)))
@@ -52,7 +52,7 @@ def test_a_callback_that_raises_is_called_again() -> None:
     assert (seen, told.failed) == ([0, 1, 2, 3, 4], 5)
 
 
-def test_nothing_comes_after_it_was_ended() -> None:
+def test_nothing_is_delivered_after_unsubscribing() -> None:
     seen: list[int] = []
     told = Subscription[int](seen.append)
     told.put(1)

@@ -25,7 +25,7 @@ def test_the_four_parts_follow_each_other() -> None:
     ]
 
 
-def test_what_was_not_reached_has_no_span() -> None:
+def test_phases_not_reached_have_no_span() -> None:
     refused = RequestTrace("x", 10.0, 10.5, None, None, 11.0)
     assert refused.parts() == [("prepare-request", 10.0, 10.5), ("queue-wait", 10.5, 11.0)]
 
@@ -68,7 +68,7 @@ def test_off_is_free() -> None:
     assert time.process_time() - started < 0.5
 
 
-def test_a_missing_extra_is_said() -> None:
+def test_a_missing_extra_is_reported() -> None:
     code = (
         "import sys; sys.modules['opentelemetry.sdk.trace'] = None\n"
         "from stretto.telemetry.traces import make_tracer\n"

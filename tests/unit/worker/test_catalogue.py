@@ -32,7 +32,7 @@ def test_a_path_given_at_start_is_served_by_its_files_name(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "./x.gguf", "../x", "~/model.gguf", "x" * 5000, "\x00"])
-def test_what_a_caller_sends_is_never_taken_for_a_path(name, tmp_path):
+def test_a_requested_model_name_is_never_used_as_a_path(name, tmp_path):
     with pytest.raises(ModelNotFoundError):
         Catalogue(Launch(cache_dir=str(tmp_path))).resolve(name)
 
@@ -61,7 +61,7 @@ def test_listed_models_have_settings_of_their_own(tmp_path):
     loaded.close()
 
 
-def test_a_loaded_models_loop_beats_and_its_record_comes_back(tmp_path):
+def test_a_loaded_models_loop_beats_and_its_record_is_reused(tmp_path):
     writer = HeartbeatWriter(tmp_path / "beat")
     reader = HeartbeatReader(tmp_path / "beat")
     catalogue = Catalogue(Launch(flags={"backend": "simulated"}, cache_dir=str(tmp_path)), heartbeat=writer)

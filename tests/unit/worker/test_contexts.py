@@ -52,7 +52,7 @@ def wait_until(condition) -> None:
         time.sleep(0.002)
 
 
-def test_rows_come_back_in_the_order_of_the_inputs():
+def test_rows_keep_the_order_of_the_inputs():
     inputs = [[n + 1] * (1 + n % 5) for n in range(40)]
     with Rig() as rig:
         assert np.array_equal(rig.pool.submit(inputs).result(WAIT_S), right(inputs))
@@ -135,7 +135,7 @@ def test_a_second_context_that_cannot_be_made_leaves_the_work_to_the_first():
     pool.close()
 
 
-def test_a_cancelled_request_frees_what_is_not_computed():
+def test_cancelling_a_request_drops_inputs_not_yet_computed():
     gate = threading.Event()
     with Rig(size=1, gate=gate) as rig:
         long = rig.pool.submit([[1, 2, 3, 4]] * 500)
@@ -174,7 +174,7 @@ def test_a_full_queue_refuses():
         rig.pool.submit([[1]]).result(WAIT_S)
 
 
-def test_closing_answers_who_waits_and_refuses_who_comes():
+def test_close_answers_queued_requests_and_rejects_new_ones():
     gate = threading.Event()
     rig = Rig(size=1, tokens=1, gate=gate)
     futures = [rig.pool.submit([[n + 1]]) for n in range(3)]

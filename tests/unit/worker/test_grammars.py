@@ -95,7 +95,7 @@ def test_a_broken_grammar_has_its_own_error(grammars):
         grammars.check(grammar.from_regex("(unclosed"))
 
 
-def test_what_a_scope_has_tried_costs_nothing_there_and_is_tried_again_elsewhere(grammars):
+def test_grammar_trials_are_cached_per_scope(grammars):
     grammars.check(SMALL, "one")
     assert grammars.known(SMALL, "one")
     assert not grammars.known(SMALL, "two")

@@ -49,7 +49,7 @@ def test_short_work_does_not_wait_for_long_work():
     run(scenario)
 
 
-def test_work_whose_caller_left_before_its_turn_is_not_done_and_lanes_are_not_lost():
+def test_cancelled_work_is_skipped_and_lanes_are_not_lost():
     async def scenario():
         lanes, gate, done = Lanes(1, "test"), threading.Event(), []
         running = asyncio.create_task(lanes.run("a", gate.wait))

@@ -101,7 +101,7 @@ def test_an_idle_loop_burns_no_cpu():
     assert burnt_s < 0.05
 
 
-def test_a_refusal_comes_as_an_end():
+def test_a_rejection_is_delivered_as_an_end():
     loop, collector = run_loop(SimulatedBackend(STREAMS, latency=FAST))
     loop.submit(Request("empty", array("i")))
     end = collector.wait(1)["empty"]
@@ -130,7 +130,7 @@ def test_a_deadline_fires_while_running():
     assert (end.end, end.reason) == (End.CANCELLED, "deadline")
 
 
-def test_close_cuts_what_runs_and_refuses_what_comes_later():
+def test_close_cancels_running_requests_and_rejects_later_ones():
     loop, collector = run_loop(SlowBackend(STREAMS, 0.01))
     for number in range(8):
         loop.submit(request(number, max_tokens=400, priority=Priority.DEFAULT))
@@ -143,7 +143,7 @@ def test_close_cuts_what_runs_and_refuses_what_comes_later():
     assert not loop.alive
 
 
-def test_drain_lets_what_runs_finish():
+def test_drain_lets_running_requests_finish():
     loop, collector = run_loop(SlowBackend(STREAMS, 0.005), limits=Limits(n_seq_max=1))
     loop.submit(request(1, max_tokens=20))
     time.sleep(0.05)
@@ -156,7 +156,7 @@ def test_drain_lets_what_runs_finish():
     assert ends["r2"].reason == ends["r3"].reason == "shutting_down"
 
 
-def test_a_look_shows_the_slots_and_one_that_nobody_waits_for_harms_nothing():
+def test_inspect_shows_the_slots_and_may_be_cancelled():
     loop, collector = run_loop(SlowBackend(STREAMS, 0.01))
     endless = SamplingParams(max_tokens=400, ignore_eos=True)
     for number in range(6):
@@ -175,7 +175,7 @@ def test_a_look_shows_the_slots_and_one_that_nobody_waits_for_harms_nothing():
     assert isinstance(loop.inspect().exception(10), ShuttingDownError)
 
 
-def test_a_broken_law_answers_everybody_and_ends_the_loop():
+def test_a_violated_invariant_answers_all_requests_and_ends_the_loop():
     class Broken(SimulatedBackend):
         def launch(self, tick):
             raise InvariantError("planted")

@@ -80,7 +80,7 @@ def test_progress_grows_to_the_whole_prompt() -> None:
     asyncio.run(run())
 
 
-def test_an_empty_prompt_begins_a_text() -> None:
+def test_an_empty_prompt_starts_a_text() -> None:
     async def run() -> None:
         async with runtime() as (_, client):
             answer = await client.call("generate", m.GenerateParams(stream_id="a", prompt="", max_tokens=2))

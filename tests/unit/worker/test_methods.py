@@ -49,7 +49,7 @@ async def runtime(*, clients: int = 1, **flags) -> AsyncIterator:
         await server.close()
 
 
-def test_info_tells_what_it_can_do_and_loads_nothing():
+def test_info_reports_capabilities_and_loads_nothing():
     async def run():
         async with runtime() as (_, client):
             info = await client.call("runtime/info")
@@ -260,7 +260,7 @@ def test_forks_share_their_parents_prompt():
     asyncio.run(run())
 
 
-def test_forks_in_a_circle_wait_for_nobody():
+def test_circular_forks_do_not_deadlock():
     async def run():
         async with runtime() as (_, client):
             circle = [
@@ -327,7 +327,7 @@ def test_tokens_and_texts_go_both_ways():
     asyncio.run(run())
 
 
-def test_what_a_model_cannot_do_is_refused_by_name():
+def test_unsupported_operations_are_rejected_by_name():
     async def run():
         async with runtime() as (_, client):
             with pytest.raises(UnsupportedByModelError):
@@ -361,7 +361,7 @@ def test_stats_show_slots_queue_and_memory():
     asyncio.run(run())
 
 
-def test_watchers_see_ticks_and_nobody_else_does():
+def test_only_watchers_receive_ticks():
     async def run():
         async with runtime(clients=2, simulated_tick_ms=3) as (_server, watcher, other):
             await watcher.call("watch", m.WatchParams())
@@ -385,7 +385,7 @@ def test_watchers_see_ticks_and_nobody_else_does():
     asyncio.run(run())
 
 
-def test_drain_refuses_new_work_and_lets_what_runs_finish():
+def test_drain_rejects_new_requests_and_lets_running_ones_finish():
     async def run():
         async with runtime(simulated_tick_ms=2) as (_, client):
             await client.call(

@@ -74,7 +74,7 @@ def test_an_input_longer_than_a_batch_runs_alone():
     assert packer.take() == [Item(1, 0), Item(0, 1)]
 
 
-def test_what_failed_runs_alone_even_when_its_request_had_nothing_left():
+def test_a_failed_input_runs_alone_even_as_its_requests_last():
     packer = Packer(tokens_max=10, sequences_max=8)
     packer.add(0, [2, 2])
     packer.add(1, [2, 2, 2])
@@ -87,7 +87,7 @@ def test_what_failed_runs_alone_even_when_its_request_had_nothing_left():
     assert packer.take() == []
 
 
-def test_a_dropped_request_never_comes_back():
+def test_a_dropped_request_is_never_packed_again():
     packer = Packer(tokens_max=4, sequences_max=8)
     packer.add(0, [2] * 5)
     packer.add(1, [2] * 3)
@@ -112,7 +112,7 @@ def requests_of(batch: list[Item]) -> list[int]:
     return [item.request for item in batch]
 
 
-def test_urgent_requests_come_first_and_the_others_fill_what_is_left():
+def test_urgent_requests_are_packed_first_and_others_fill_the_rest():
     packer = Packer(tokens_max=4, sequences_max=8)
     packer.add(0, [1] * 9, priority="background")
     packer.add(1, [1] * 2)

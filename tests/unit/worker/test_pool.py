@@ -154,7 +154,7 @@ def test_a_busy_model_is_never_unloaded():
     asyncio.run(run())
 
 
-def test_a_model_beyond_the_whole_budget_is_refused_and_nothing_is_unloaded_for_it():
+def test_a_model_larger_than_the_budget_is_rejected_without_unloading_others():
     async def run():
         pool, shelf = make({"a": 60, "huge": 101})
         pool.release(await pool.acquire("a"))
@@ -203,7 +203,7 @@ def test_a_loop_that_broke_is_replaced_at_the_next_request():
     asyncio.run(run())
 
 
-def test_unloading_what_is_not_loaded_says_so_and_a_closed_pool_refuses():
+def test_unloading_an_unloaded_model_and_a_closed_pool_are_errors():
     async def run():
         pool, _ = make({"a": 60})
         with pytest.raises(ModelNotFoundError):

@@ -129,7 +129,7 @@ def test_the_parts_of_a_batch_are_the_batch():
     )
 
 
-def test_large_calls_to_a_runtime_that_reads_slowly_are_refused_and_the_connection_lives(tmp_path):
+def test_large_calls_to_a_slow_worker_are_rejected_and_the_connection_survives(tmp_path):
     """Forty texts of 4 MB at once are more than may wait for one connection: the later ones fail alone."""
 
     async def run():

@@ -26,7 +26,7 @@ def preempted(*, same_tenant: bool) -> Terminal:
     return Terminal("7/victim", End.FAILED, "preempted", 0, 9, 0, 600, 0, 42.0, 0.0, 0.1, record)
 
 
-def test_a_preempted_request_is_told_by_which_one_and_after_how_long():
+def test_a_preempted_request_names_the_other_request_and_the_wait():
     error = error_of(preempted(same_tenant=True))
     assert isinstance(error, PreemptedError)
     assert error.message == (
@@ -46,5 +46,5 @@ def test_another_tenants_request_is_not_named():
 
 
 @pytest.mark.parametrize(("end", "reason"), [(End.FINISHED, "stop"), (End.CANCELLED, "client")])
-def test_what_the_caller_wanted_is_no_error(end, reason):
+def test_cancellation_by_the_caller_is_not_an_error(end, reason):
     assert error_of(Terminal("r", end, reason, 1, 1, 0, 1, 0, 1.0, 0.0, 0.1)) is None

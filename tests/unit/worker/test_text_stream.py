@@ -83,7 +83,7 @@ def test_the_stop_string_ends_the_text_and_is_named_even_if_the_length_came_firs
     assert (last.end.reason, last.end.tokens_kept) == ("stop", 2)
 
 
-def test_reasoning_is_told_apart_and_counted():
+def test_reasoning_is_separated_and_counted():
     deltas, _ = run([5, 6, 6, 7, 1, 2], tags=Tags())
     assert "".join(delta.reasoning for delta in deltas) == "whywhy"
     assert text_of(deltas) == "Hello"
@@ -93,7 +93,7 @@ def test_reasoning_is_told_apart_and_counted():
     assert opened[-1].reasoning_tokens == 2
 
 
-def test_tool_calls_come_out_whole_and_their_marks_are_control_tokens():
+def test_tool_calls_are_complete_and_their_markers_are_control_tokens():
     tools = ToolReading(Dialect.MISTRAL, frozenset({"f"}))
     deltas, _ = run([1, 8, *spelled('[{"name": "f", "arguments": {"x": 1}}]')], tools=tools)
     calls = [call for delta in deltas for call in delta.calls]

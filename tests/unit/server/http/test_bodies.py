@@ -49,7 +49,7 @@ def test_escaped_control_characters_are_text() -> None:
     ("name", "near"),
     [("temprature", "temperature"), ("max_token", "max_tokens"), ("stops", "stop"), ("tool", "tools")],
 )
-def test_an_unknown_field_is_told_its_neighbour(name: str, near: str) -> None:
+def test_an_unknown_field_gets_the_nearest_name(name: str, near: str) -> None:
     with pytest.raises(UnknownFieldError) as caught:
         validated({"messages": [], name: 1}, ChatRequest)
     assert caught.value.hint == f"did you mean {near}?"
@@ -84,7 +84,7 @@ def test_a_million_tokens_are_checked_in_one_loop() -> None:
     assert len(body.prompt[0]) == 200_000
 
 
-def test_whole_numbers_of_any_length_go_through_where_any_json_may_stand() -> None:
+def test_integers_of_any_length_pass_where_any_json_is_allowed() -> None:
     schema = parsed(b'{"maximum": ' + b"9" * 400 + b"}")
     function = {"name": "f", "parameters": schema}
     tool = {"type": "function", "function": function}

@@ -45,7 +45,7 @@ def test_a_sane_id_of_the_client_is_kept(sent: bytes, kept: bool) -> None:
     assert (found == sent) is kept
 
 
-def test_what_is_raised_becomes_an_answer_with_an_id() -> None:
+def test_an_exception_becomes_a_reply_with_an_id() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise ShuttingDownError("bye")
 
@@ -66,7 +66,7 @@ def test_half_a_reply_is_cut_not_finished() -> None:
         run(app)
 
 
-def test_what_is_raised_after_the_answer_is_only_noted() -> None:
+def test_an_error_after_the_reply_is_only_logged() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await whole(scope, receive, send)
         raise RuntimeError("late")

@@ -59,7 +59,7 @@ def test_anthropic_shape_has_the_request_id() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError("/etc/passwd"), InvariantError("slot 7 is broken")])
-def test_what_is_our_bug_tells_nothing(error: Exception) -> None:
+def test_internal_errors_reveal_nothing(error: Exception) -> None:
     shown = public(error)
     assert shown.code == "internal_error"
     assert "passwd" not in shown.message

@@ -69,7 +69,7 @@ def test_a_stream_starts_with_its_first_event() -> None:
     assert peer.sent[-1]["more_body"] is False
 
 
-def test_what_is_refused_before_the_first_event_is_raised() -> None:
+def test_a_rejection_before_the_first_event_is_raised() -> None:
     async def produce(wire: Wire) -> None:
         raise QueueFullError("full")
 
@@ -79,7 +79,7 @@ def test_what_is_refused_before_the_first_event_is_raised() -> None:
     assert peer.sent == []
 
 
-def test_what_breaks_later_is_the_last_event() -> None:
+def test_a_later_failure_is_the_last_event() -> None:
     async def produce(wire: Wire) -> None:
         await wire.write(b"data: 1\n\n")
         raise QueueFullError("full")
@@ -119,7 +119,7 @@ def test_no_ping_after_the_end() -> None:
     assert peer.body == b"x"
 
 
-def test_a_whole_reply_is_not_sent_to_nobody() -> None:
+def test_a_complete_reply_is_cancelled_when_the_client_disconnects() -> None:
     async def work() -> bytes:
         await asyncio.sleep(3600)
         return b"{}"
@@ -142,7 +142,7 @@ def test_a_refusal_after_a_second_of_waiting_still_has_its_status() -> None:
     assert peer.sent == []
 
 
-def test_a_stream_without_a_token_begins_after_first_byte_s() -> None:
+def test_a_stream_without_a_token_starts_after_first_byte_s() -> None:
     async def produce(wire: Wire) -> None:
         await asyncio.sleep(0.3)
         raise QueueFullError("full")

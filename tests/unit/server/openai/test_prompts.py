@@ -30,6 +30,6 @@ def test_prompts_become_a_list(sent: Any, found: Any) -> None:
 @pytest.mark.parametrize(
     "sent", ["", [], [[]], [1, "a"], [True], [[1], 2], ["a"] * 4, [[1]] * 4, [1.0], None]
 )
-def test_what_is_no_prompt(sent: Any) -> None:
+def test_invalid_prompts(sent: Any) -> None:
     with pytest.raises(ValidationError):
         Subject(prompt=sent)

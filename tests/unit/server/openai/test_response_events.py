@@ -61,7 +61,7 @@ def test_events_are_typed_numbered_and_add_up(deltas: list[Delta], reason: str) 
     assert found[-1]["type"] == ("response.completed" if reason == "stop" else "response.incomplete")
 
 
-def test_a_call_in_pieces_comes_before_the_text_behind_it() -> None:
+def test_pieces_of_a_call_precede_the_following_text() -> None:
     events = ResponseEvents(Envelope(ResponseRequest(input="x"), "resp_1", "tiny", 5))
     deltas = [
         Delta(tool_calls=[ToolCallDelta(index=0, name="f", arguments='{"a"', done=False)]),
