@@ -48,7 +48,7 @@ def test_the_answer_is_all_of_stdout(shell):
 def test_an_answer_without_max_tokens_is_truncated_with_a_note(shell):
     ended = shell("run", "hello", "--ignore-eos", "--stats", *SIMULATED)
     assert ended.code == 0
-    assert "note: the answer was cut after 1024 tokens; -n N allows more" in ended.err
+    assert "note: the answer was truncated after 1024 tokens; -n N allows more" in ended.err
     assert "1024 tokens at" in ended.err
 
 

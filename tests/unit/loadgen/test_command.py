@@ -81,9 +81,9 @@ def test_compare_two_servers(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (["steady", "--users", "x"], "--users 'x' is no positive number"),
+        (["steady", "--users", "x"], "--users 'x' is not a positive number"),
         (["steady", "--turns", "3"], "steady has no --turns"),
-        (["steady", "--tenant", "ann"], "--tenant 'ann' makes no sense"),
+        (["steady", "--tenant", "ann"], "--tenant 'ann' is invalid"),
         (["steady", "--body", "[1]"], "--body is not a JSON object"),
         (["steady", "--users", "1,2", "--rate", "1,2"], "one curve at a time"),
         (["trace"], "no trace given"),
