@@ -1,6 +1,6 @@
 """schemathesis over the whole OpenAPI document: good, bad and borderline requests in every phase.
 
-Whole: python -m tests.server.fuzz --examples 1000 [--backend simulated]. Without a backend the engine is
+Whole: python -m tests.server.fuzz --examples 1000 [--backend simulated]. Without a backend the client is
 scripted, and what is tried is the server alone.
 """
 
@@ -45,7 +45,7 @@ def fuzz(
 ) -> tuple[int, str]:
     """The exit status of schemathesis, and what it said. `paths` is a pattern; nothing means all.
 
-    `backend` names one for a whole `stretto serve`; without it the engine is scripted.
+    `backend` names one for a whole `stretto serve`; without it the worker client is scripted.
     """
     with _served(backend) as url, tempfile.TemporaryDirectory() as place:
         httpx2.get(f"{url}/openapi.json", timeout=120).raise_for_status()  # made now, not in its 10 s

@@ -70,4 +70,4 @@ def check_refused(rig: Rig, case: Case) -> None:
     assert named.startswith(case.param), reply.text
     assert not LEAKS.search(reply.text)
     assert len(reply.text) < 2000
-    assert not rig.worker_client.calls, "a refused request reached the engine"
+    assert not rig.worker_client.calls, "a rejected request reached the worker client"

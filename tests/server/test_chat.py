@@ -1,4 +1,4 @@
-"""/v1/chat/completions through OpenAI's own client, and what the engine was asked."""
+"""/v1/chat/completions through OpenAI's own client, and the resulting generation parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker process of an older build, for all the engine can tell: it does not announce `batch_generate`."""
+"""A worker process that looks like an older build to the client: it does not announce `batch_generate`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stretto.rpc.messages import WorkerInfo
 
 
 class WithoutBatching:
-    """A connection that leaves one word out of the first answer, which is always that of `runtime/info`."""
+    """A connection that removes a capability from the first answer, which is always `runtime/info`'s."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

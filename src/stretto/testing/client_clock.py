@@ -1,7 +1,7 @@
 """An asyncio event loop in virtual time: nothing sleeps, the clock jumps to the next timer.
 
-Callbacks run in the order in which asyncio would run them, so that a program which takes its randomness from
-a seed does the same thing every time, in as little time as its own code needs.
+Callbacks run in asyncio's order, so that a program with seeded randomness behaves identically every time and
+takes no longer than its own code.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 
 class Stuck(Exception):
-    """All tasks wait and no timer is set: a lost wake-up."""
+    """All tasks are waiting and no timer is set: a lost wake-up."""
 
 
 class _JumpingSelector(selectors.BaseSelector):
-    """Reports no I/O. Waiting moves the clock instead."""
+    """Reports no I/O. Waiting advances the clock instead."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

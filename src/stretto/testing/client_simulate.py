@@ -1,7 +1,7 @@
-"""`python -m stretto.testing.client_simulate`: the engine under faults, for many seeds.
+"""`python -m stretto.testing.client_simulate`: the client under faults, for many seeds.
 
-Prints requests by outcome, faults by kind and every *sometimes* law with its count. A broken law ends the run
-with status 1 and prints the one command that replays it.
+Prints requests by outcome, faults by kind and every *sometimes* property with its count. A violated invariant
+ends the run with status 1 and prints the command that replays it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SOMETIMES = (
 
 
 class Violation(Exception):
-    """A law was broken; the message is the whole story, ready to print."""
+    """A violated invariant; the message is ready to print."""
 
 
 def run_seed(seed: int) -> ClientReport:
@@ -53,7 +53,7 @@ def run_seed(seed: int) -> ClientReport:
 
 
 def quiet() -> None:
-    """The engine logs every death it sees, and here it sees thousands."""
+    """Silence the client's log: it reports every worker death, and here there are thousands."""
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
 
 

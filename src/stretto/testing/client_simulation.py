@@ -1,8 +1,8 @@
-"""One seed of the engine in virtual time: the real engine, a simulated worker, faults, clients, laws.
+"""One seed of the client in virtual time: the real client, a simulated worker, faults, readers, invariants.
 
-Everything that ships runs as it is (engine, traffic, batcher, registry, supervisor, transport, frames); only
-the clock, the process and the wire are simulated. Clients submit, read fast or slowly, and leave early. Then
-the faults stop, every client reads to the end, and the laws are checked.
+All production code runs unchanged (client, traffic, batcher, registry, supervisor, transport, frames); only
+the clock, the process and the wire are simulated. Readers submit, read fast or slowly, and leave early. Then
+the faults stop, every reader reads to the end, and the invariants are checked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PATIENCE_S = 200.0  # of virtual time, for all requests to end once the faults h
 
 
 class LawBroken(AssertionError):
-    """What the engine promised and did not keep."""
+    """A violated invariant of the client."""
 
 
 @dataclass(slots=True)
@@ -185,7 +185,7 @@ class ClientSimulation:
         return client
 
     async def _read(self, client: _Client, loop: VirtualLoop) -> None:
-        """To the end, or until it has had enough. A stalled reader sleeps long between two looks."""
+        """Read to the end, or leave early. A stalled reader sleeps long between two reads."""
         if client.leaves and self.rng.random() < 0.5:
             await self._read_and_go(client)
             return
@@ -210,7 +210,7 @@ class ClientSimulation:
                 await asyncio.sleep(pause_s)
 
     async def _read_and_go(self, client: _Client) -> None:
-        """Like a connection that is closed: cancel, and never look again."""
+        """Like a closed connection: cancel, and never read again."""
         with contextlib.suppress(TimeoutError, StrettoError):
             await asyncio.wait_for(self._read_on(client), self.rng.random() * 0.1)
         client.generation.cancel()
@@ -251,7 +251,7 @@ class ClientSimulation:
         self.report.sometimes["a hold"] += max(event.waits_ms) > 0.1
 
     def _given_up(self, waiting: int, left: int) -> None:
-        """In a crash loop no request waits for a next life of the worker: all have their error at once."""
+        """In a crash loop no request waits for the next worker process: all fail immediately."""
         self.give_ups += 1
         self.report.sometimes["gave up with requests"] += waiting > 0
         if left:
@@ -263,7 +263,7 @@ class ClientSimulation:
         assert isinstance(deaths, int)
         self.launches_beyond += deaths > self.settings.engine.restarts_max
         if self.launches_beyond > self.give_ups:
-            self.late.append(f"{deaths} deaths in a row, and the engine has not given up")
+            self.late.append(f"{deaths} deaths in a row, and the client has not given up")
 
     def _check_promptness(self, client: _Client, code: str, now_s: float) -> None:
         if code != "runtime_lost" or client.stalled:
@@ -354,7 +354,7 @@ class ClientSimulation:
 
 
 class _WatchedClient(RpcClient):
-    """Notes when it learns that its runtime is gone, and what becomes of its requests when it gives up."""
+    """Records when it learns of a worker's death, and the fate of its requests when it gives up."""
 
     losses_s: list[float]
     given_up: Callable[[int, int], None]

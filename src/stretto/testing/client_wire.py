@@ -1,7 +1,7 @@
-"""A connection in virtual time that carries real frames, cut anywhere, late, and sometimes never.
+"""A connection in virtual time that carries real frames: split anywhere, delayed, and sometimes lost.
 
-Both ends belong to one `VirtualLoop`. Bytes arrive in order, in pieces; when the wire breaks, what was under
-way is lost, half frames included, and each end learns of it in its own time.
+Both ends belong to one `VirtualLoop`. Bytes arrive in order, in pieces; when the wire breaks, bytes in
+transit are lost, including partial frames, and each end notices at its own time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class WireEnd:
             piece, data = data[:size], data[size:]
             moment_s = max(self.peer._arrives_s, loop.time() + rng.random() * DELAY_S_MAX)
             self.peer._arrives_s = moment_s
-            self.peer._inbox.append(piece)  # timers of one moment come in any order, bytes do not
+            self.peer._inbox.append(piece)  # timers of one instant fire in any order, bytes must not
             loop.call_at(moment_s, self.peer._arrive)
 
     def close(self, error: Exception | None = None) -> None:

@@ -1,8 +1,8 @@
 """A worker that answers calls with a known text, in virtual time, and misbehaves on request.
 
-Token i of a stream is `<stream id>:<i> `, so that a reader can tell what it got, what it lost and what was
-made up. Faults come from the odds of the scenario: it dies, hangs, drops its connection, answers twice, late,
-never or with nonsense, and speaks of streams it was never given.
+Token i of a stream is `<stream id>:<i> `, so that a reader can detect lost and invented output. Faults follow
+the odds of the scenario: it dies, hangs, drops its connection, answers twice, late, never or with garbage,
+and sends frames for streams it was never given.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WINDOW = 4096  # of the model "bounded", whose tokens are bytes
 
 @dataclass(frozen=True, slots=True)
 class Odds:
-    """Of one thing going wrong, per tick or per call."""
+    """Probability of each fault, per tick or per call."""
 
     die: float = 0.0
     hang: float = 0.0
@@ -52,7 +52,7 @@ class Odds:
 
 @dataclass(slots=True)
 class Record:
-    """What all lives of the worker saw: the laws read it."""
+    """What all worker processes received and sent, for the invariants."""
 
     taken: list[tuple[int, str]] = field(default_factory=list)  # (life, stream id)
     batches: list[list[m.GenerateParams]] = field(default_factory=list)
@@ -60,11 +60,11 @@ class Record:
     faults: Counter[str] = field(default_factory=Counter)
     seen_ids: list[str] = field(default_factory=list)
     lives: list[SimulatedChild] = field(default_factory=list)
-    heard: dict[str, int] = field(default_factory=dict)  # stream id -> life whose text the engine received
+    heard: dict[str, int] = field(default_factory=dict)  # stream id -> epoch whose text the client received
 
 
 class SimulatedChild:
-    """One life. Implements `client.host.Child`, and the worker behind it."""
+    """One worker process. Implements `client.host.Child` and the worker behind it."""
 
     def __init__(self, life: int, rng: random.Random, odds: Odds, record: Record) -> None:
         self.life = life
@@ -188,7 +188,7 @@ class SimulatedChild:
         )
 
     def _prepare(self, call: Call, requests: list[m.GenerateParams]) -> None:
-        """Reading and tokenizing take a moment; a cancel that comes meanwhile finds nothing."""
+        """Reading and tokenizing take a moment; a cancellation in between finds nothing."""
         self._record.seen_ids += [request.stream_id for request in requests]
         self._loop.call_later(self._rng.random() * 0.004, self._take_in, call, requests)
 
@@ -276,7 +276,7 @@ class SimulatedChild:
                 batch.ends.append(end)
 
     def _stray_alone(self) -> None:
-        """A new life speaks of what the last one was given."""
+        """A new process sends frames for streams of the previous one."""
         batch = m.StreamBatch()
         for _ in range(8):
             if self._record.seen_ids and self._chance("stray", 2 * self._odds.stray):
@@ -284,7 +284,7 @@ class SimulatedChild:
         self._send(batch)
 
     def _stray(self, batch: m.StreamBatch, strangers: list[str]) -> None:
-        """Text and an end for a stream that is over, or was another's."""
+        """Text and an end for a stream that has ended or belonged to another process."""
         stranger = self._rng.choice(strangers)
         batch.streams.append(stranger)
         batch.texts.append("made up")

@@ -1,4 +1,4 @@
-"""A running server on a real socket, in a thread of its own, with the engine and settings a test wants."""
+"""A running server on a real socket, in its own thread, with the given worker client and settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may call, from where, and with how much: every route, real sockets."""
+"""Authentication, hosts, origins and size limits, on every route over real sockets."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_the_callers_request_id_reaches_the_batch_and_the_trace() -> None:
 def test_metrics_report_worker_batches_and_batcher_rejections() -> None:
     with served(made) as running:
         assert ask(running).status_code == 200
-        assert ask(running, stop_token_ids=[1 << 30]).status_code == 400  # refused by the runtime
+        assert ask(running, stop_token_ids=[1 << 30]).status_code == 400  # rejected by the worker
         text = running.client().get("/metrics").text
     for line in (
         "stretto_runtime_batch_calls_total 2.0",

@@ -41,8 +41,8 @@ REQUESTS = {
     "stream": chat(stream=True),
     "bad field": chat(messages=1),
     "bad JSON": post("/v1/chat/completions", b"{"),
-    "refused by the engine": post("/v1/chat/completions", {**CHAT, **LONG}),
-    "a stream refused by the engine": post("/v1/chat/completions", {**CHAT, **LONG, "stream": True}),
+    "rejected by the worker client": post("/v1/chat/completions", {**CHAT, **LONG}),
+    "a stream rejected by the worker client": post("/v1/chat/completions", {**CHAT, **LONG, "stream": True}),
     "owed body": b"GET /x HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n",
 }
 

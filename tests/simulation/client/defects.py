@@ -1,4 +1,4 @@
-"""Defects that the engine's simulator must notice: realistic mistakes, planted in a copy of the source."""
+"""Defects that the client simulator must detect: realistic mistakes, planted in a copy of the source."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFECTS = (
         "        ticket.call = None\n",
     ),
     Defect(
-        "frames of a life that is over are believed",
+        "frames of a previous worker process are accepted",
         "client/streams.py",
         "        if stream.epoch != epoch:\n",
         "        if False:\n",
@@ -40,7 +40,7 @@ DEFECTS = (
         "        if stream is None:\n            self.metrics.unknown_frames += 1\n            return None\n        stream.end = None\n",
     ),
     Defect(
-        "cancelled after dispatch, and the worker is not told",
+        "a cancellation after dispatch does not reach the worker",
         "client/traffic.py",
         "        self._cancels.append(stream_id)\n        if self.batcher.in_flight",
         "        if self.batcher.in_flight",
@@ -52,13 +52,13 @@ DEFECTS = (
         "        self._withdrawn.pop(stream_id, None)\n",
     ),
     Defect(
-        "who waits is forgotten when the engine gives up",
+        "waiting requests are forgotten when the client gives up",
         "client/traffic.py",
         "        self._refusal = error\n        for ticket in list(self._tickets.values()):\n            self._fail(ticket, error, now_s)\n",
         "        self._refusal = error\n",
     ),
     Defect(
-        "whoever is alone waits for company for ever",
+        "a lone request is held forever",
         "client/batcher.py",
         "            return max(free_s, latest_s)  # background",
         "            return max(free_s, latest_s + 1.0)  # background",
@@ -70,13 +70,13 @@ DEFECTS = (
         '    return ("", params.draft_model, params.guidance_mode)',
     ),
     Defect(
-        "the byte cap is only a number",
+        "the byte limit is not enforced",
         "client/streams.py",
         "            self._overfull.append(stream)\n",
         "            pass\n",
     ),
     Defect(
-        "who leaves keeps its place",
+        "a reader that leaves keeps its stream slot",
         "client/streams.py",
         "        self._forget(stream)\n        return running\n",
         "        return running\n",
@@ -88,13 +88,13 @@ DEFECTS = (
         "call = self._pending.pop(reply.id) if isinstance(reply.id, int) else None",
     ),
     Defect(
-        "a worker without a connection is left alone",
+        "a worker without a connection is not killed",
         "client/supervisor.py",
         "        self._kill_at_s = now_s + EXIT_STATUS_S\n",
         "        self._kill_at_s = None\n",
     ),
     Defect(
-        "a hung worker is only looked at",
+        "a hung worker is not killed",
         "client/supervisor.py",
         "            actions += [*self._tell_lost(), *self._end(now_s, Action.ABORT)]",
         "            pass",

@@ -90,7 +90,7 @@ def test_during_a_call_a_request_is_held_until_no_more_arrive():
     assert desk.wake_ms() == pytest.approx(start + 3.2)  # alone: as long as it may
     desk.at(start + 0.7)
     desk.add()
-    assert desk.wake_ms() == pytest.approx(start + 1.45)  # company came: until nobody else does
+    assert desk.wake_ms() == pytest.approx(start + 1.45)  # another request arrived: held until no more do
     desk.at(start + 1.46)
     assert desk.sizes() == [2]
 
@@ -280,7 +280,7 @@ def test_an_abort_before_dispatch_takes_it_out():
     assert not desk.batcher.abort(first)
     (call,) = desk.due()
     assert names(call) == [second]
-    assert not desk.batcher.abort(second)  # sent: the caller must cancel it at the runtime
+    assert not desk.batcher.abort(second)  # sent: the caller must cancel it in the worker
 
 
 def test_an_abort_between_dispatch_and_sending_is_seen():
@@ -368,7 +368,7 @@ def test_unsent_entries_are_returned_in_order_when_the_worker_is_lost():
 def test_the_target_grows_when_calls_are_quick_and_under_backlog_and_never_shrinks_under_it():
     desk = Desk()
     desk.grow()
-    for _ in range(60):  # waits of 50 ms behind calls of 100 ms, and always somebody queued
+    for _ in range(60):  # waits of 50 ms during calls of 100 ms, with a permanent backlog
         desk.add()
         desk.now_s += 0.05
         (call,) = desk.due()

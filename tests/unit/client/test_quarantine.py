@@ -152,7 +152,7 @@ def test_completed_requests_are_cleared_and_digests_are_opaque():
     digest = quarantine.digest(params)
     assert digest == quarantine.digest(same)
     assert digest != quarantine.digest(GenerateParams(stream_id="a", prompt="my other secret"))
-    assert digest != Quarantine().digest(params)  # keyed: nobody can look a prompt up
+    assert digest != Quarantine().digest(params)  # keyed: prompts cannot be looked up
     quarantine.died([digest], 1.0)
     quarantine.end_trial(digest, passed=True)
     assert quarantine.empty

@@ -139,7 +139,7 @@ def test_unread_output_is_dropped_after_a_time_out_even_if_complete():
     streams.route(text("a", "all of it", "a"), epoch=1, now_s=1.0)
     assert streams.expire(6.0) == []
     assert streams.capacity()[0] == 1
-    assert streams.expire(6.1) == []  # it had ended: nothing to cancel at the runtime
+    assert streams.expire(6.1) == []  # it had ended: nothing to cancel in the worker
     assert streams.capacity()[0] == 0
     delta = streams.read(stream)
     assert delta is not None

@@ -56,7 +56,7 @@ def test_a_lost_worker_replays_requests_without_output_and_ends_the_others():
     desk.token("begun")
     desk.traffic.lost(NOW + 3)
     assert (code(silent), code(begun)) == ("running", "runtime_lost")
-    assert desk.traffic.due(NOW + 4) == []  # nobody is there to take it
+    assert desk.traffic.due(NOW + 4) == []  # no worker is connected
     desk.traffic.connected(1, batching=True)
     desk.send(NOW + 5)
     assert [params.stream_id for params in desk.sent] == ["silent"]

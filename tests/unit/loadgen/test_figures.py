@@ -123,7 +123,7 @@ def test_fairness_counts_only_while_all_tenants_wait():
     assert found["contended_s"] == pytest.approx(2.0)
     assert found["tokens"] == {"a": 7.0, "b": 2.0}, "a's own first token at 4.0 is the seventh"
     assert found["jain"] == pytest.approx(jain([7.0, 2.0]))
-    assert fairness(records[::2]) is None, "one tenant has nobody to share with"
+    assert fairness(records[::2]) is None, "fairness needs two tenants"
 
 
 def test_a_greedy_server_is_unfair_and_an_even_one_is_not():

@@ -73,7 +73,7 @@ def test_rounds_are_interleaved_and_the_order_turns_around():
     rows = {row["metric"]: row for row in compared(found)}
     ratio = rows["output tok/s"]["ratios"]["theirs"]
     assert (ratio.low, ratio.median, ratio.high) == pytest.approx((1.83, 1.83, 1.83), abs=0.01)
-    assert "long prompt's TTFT" not in rows, "what nobody has is no row"
+    assert "long prompt's TTFT" not in rows, "missing values have no row"
     assert plain(compared(found))[0]["ratios"]["theirs"]["median"] == ratio.median
 
 

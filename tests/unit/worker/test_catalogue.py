@@ -14,7 +14,7 @@ from stretto.worker.catalogue import SIMULATED_BYTES, Catalogue, Launch
 
 
 def quiet(stage: str, fraction: float) -> None:
-    """Progress that nobody looks at."""
+    """Ignores progress."""
 
 
 def test_without_any_name_the_default_model_is_served(tmp_path):

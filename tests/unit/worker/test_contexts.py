@@ -1,4 +1,4 @@
-"""The pool: packs what waits, answers everybody, survives failing contexts, leaks nothing."""
+"""The pool: packs queued inputs, answers every request, survives failing contexts, leaks nothing."""
 
 from __future__ import annotations
 

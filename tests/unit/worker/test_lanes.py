@@ -1,4 +1,4 @@
-"""Lanes: tenants in turns, long work never in every lane, whoever leaves is dropped."""
+"""Lanes: round robin over tenants, heavy work never in every lane, cancelled work is dropped."""
 
 from __future__ import annotations
 

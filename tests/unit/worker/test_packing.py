@@ -1,4 +1,4 @@
-"""The packer: everything comes out once, within the limits, and nobody waits behind a long request."""
+"""The packer: every input is packed once, within the limits, and no request waits for a whole long one."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ import { eventsOf, failureOf, request } from "./http.js";
 const field = (id) => document.getElementById(id);
 const history = [];
 let model = "";
-let running = null;  // the AbortController of what is being answered
+let running = null;  // the AbortController of the running answer
 
 export function setModel(name) { model = name; }
 

@@ -19,7 +19,7 @@ export async function request(path, options = {}) {
 }
 
 export async function failureOf(response) {
-  // One line for people out of an error reply, whatever shape it has.
+  // A readable line from an error reply of any shape.
   try {
     const { error } = await response.json();
     return error.message || String(error);

@@ -1,4 +1,4 @@
-// Wires the page: the engine's events into the timeline, the timeline into figures, lanes and bars.
+// Connects the page: scheduler events to the timeline, the timeline to figures, lanes and bars.
 
 import { setModel, startChat } from "./chat.js";
 import { drawBatches, drawLanes, hueOf } from "./drawing.js";
@@ -17,7 +17,7 @@ function setHealth(state, text) {
 }
 
 async function follow() {
-  // The engine's events, for ever: a lost connection is tried again, a little later each time.
+  // Reads scheduler events forever: reconnects with increasing delays.
   for (let wait = 500; ; wait = Math.min(wait * 2, 8000)) {
     try {
       const response = await request("events");

@@ -1,5 +1,5 @@
-// What the page knows of the engine: the ticks of the last seconds, the slots, and figures drawn from them.
-// Knows nothing of drawing. Times are seconds on the runtime's clock.
+// The page's model of the scheduler: the ticks of the last seconds, the slots, and figures derived from them.
+// Knows nothing about drawing. Times are seconds on the worker's clock.
 
 export const WINDOW_S = 20;
 const SAMPLES_MAX = 600;
@@ -14,7 +14,7 @@ export class Timeline {
     this.notes = [];
     this.queue = { urgent: 0, default: 0, background: 0 };
     this.kv = 0;
-    this.newest = 0;          // the runtime's clock at the last tick
+    this.newest = 0;          // the worker's clock at the last tick
     this.heardAt = 0;         // this page's clock at that moment
     this.ttfts = [];
     this.gaps = [];
@@ -87,7 +87,7 @@ export class Timeline {
   }
 
   get now() {
-    // The runtime's clock as far as this page can tell, so that lanes glide between two messages.
+    // Estimate of the worker's clock, so that lanes move smoothly between two messages.
     return this.heardAt ? this.newest + (performance.now() / 1000 - this.heardAt) : 0;
   }
 
