@@ -44,7 +44,10 @@ class Lanes:
             self.leave(heavy=heavy)
             raise
         running.add_done_callback(lambda _: _call_soon(loop, lambda: self.leave(heavy=heavy)))
-        return await asyncio.wrap_future(running)
+        try:
+            return await asyncio.wrap_future(running)
+        finally:
+            del running  # an error in it refers to this frame: the cycle would keep the caller's text
 
     async def enter(self, tenant: str, *, heavy: bool) -> None:
         """Wait for a lane. Each `enter` that returns must be followed by one `leave`."""

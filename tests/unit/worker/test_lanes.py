@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import gc
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -78,3 +82,29 @@ def test_errors_belong_to_their_caller():
         lanes.close()
 
     run(scenario)
+
+
+def test_an_error_does_not_keep_the_text_of_its_request():
+    """Without the cyclic collector, which runs rarely in a worker."""
+
+    class Text:
+        """Stands for megabytes that a client sent."""
+
+    def refuse(text: Text) -> None:
+        raise ValueError(type(text).__name__)
+
+    async def scenario():
+        lanes, text = Lanes(1, "test"), Text()
+        kept = weakref.ref(text)
+        with contextlib.suppress(ValueError):
+            await lanes.run("a", functools.partial(refuse, text))
+        del text
+        await lanes.run("a", lambda: None)  # the lane's thread has let go of its last work by then
+        assert kept() is None
+        lanes.close()
+
+    gc.disable()
+    try:
+        run(scenario)
+    finally:
+        gc.enable()
