@@ -67,11 +67,13 @@ class AttackRun:
     async def _attacked(self, name: str, callers: Callers) -> AttackReport:
         callers.calls.clear()
         worker_pid, before = self._server.worker_pid(), self._memory()
+        cache_before = await asyncio.to_thread(self._target.cache_bytes)
         self._peaks = list(before)
         started_s = time.monotonic()
         errors = await self._attack(name)
         seconds = time.monotonic() - started_s
         after = await self._settled(before)
+        cache_after = await asyncio.to_thread(self._target.cache_bytes)
         report = AttackReport(
             attack=name,
             repeats=self._repeats,
@@ -80,7 +82,7 @@ class AttackRun:
             failures=[f"{c.caller}: {c.failure}" for c in callers.calls if c.failure][:20],
             added_wait_s=added_waits(callers.calls, self.undisturbed),
             server=ProcessMemory(before[0], self._peaks[0], after[0]),
-            worker=ProcessMemory(before[1], self._peaks[1], after[1]),
+            worker=ProcessMemory(before[1], self._peaks[1], after[1], cache_before, cache_after),
             same_worker=self._server.worker_pid() == worker_pid,
             attacker_errors=dict(errors),
         )

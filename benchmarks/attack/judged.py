@@ -15,15 +15,21 @@ NAMES = ("chat", "stream", "livez")
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Resident bytes of one process."""
+    """Resident bytes of one process, and how many of them its prefix cache holds."""
 
     before: int
     peak: int
     after: int
+    cache_before: int = 0
+    cache_after: int = 0
 
     @property
     def growth(self) -> float:
-        return self.after / max(1, self.before) - 1.0
+        """Without the prefix cache, which fills up to `cache_ram` whatever the requests are."""
+        return (self.after - self.cache_after) / max(1, self.before - self.cache_before) - 1.0
+
+    def __str__(self) -> str:
+        return "/".join(f"{size / 1e6:.0f}" for size in (self.before, self.peak, self.after))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +70,11 @@ class AttackReport:
 
     def line(self) -> str:
         worst = max(self.added_wait_s.values(), default=0.0)
-        sizes = "/".join(f"{size / 1e6:.0f}" for size in asdict(self.server).values())
-        worker = "/".join(f"{size / 1e6:.0f}" for size in asdict(self.worker).values())
         verdict = "MISSED" if self.missed() else "held"
         return (
             f"{self.attack:28} {self.repeats:3}x {self.seconds:6.1f} s  calls {self.calls:5}"
-            f"  failed {len(self.failures):3}  added {worst:6.2f} s  server {sizes} MB"
-            f"  worker {worker} MB  {verdict}"
+            f"  failed {len(self.failures):3}  added {worst:6.2f} s  server {self.server} MB"
+            f"  worker {self.worker} MB  {verdict}"
         )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +22,17 @@ class AttackTarget:
     port: int
     key: str
     connections_max: int
+
+    def cache_bytes(self) -> int:
+        """Host memory of the worker's prefix cache, from `/metrics`."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
+        try:
+            connection.request("GET", "/metrics", headers={"authorization": f"Bearer {self.key}"})
+            text = connection.getresponse().read().decode()
+        finally:
+            connection.close()
+        found = re.findall(r"^stretto_prefix_cache_bytes\{[^}]*\} (\S+)$", text, re.MULTILINE)
+        return int(sum(map(float, found)))
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(self.host, self.port, limit=1 << 20)

@@ -44,6 +44,7 @@ class ModelStats(Message):
     queued: dict[str, int] = field(default_factory=dict)  # by priority
     parked: int = 0
     kv_used: float = 0.0  # 0 to 1
+    cache_bytes: int = 0  # host memory of cached prefixes
     last_tick_age_s: float = 0.0
     pass_s: float = 0.0
     threads: int = 0  # that compute a pass now; 0 where the backend has none

@@ -33,6 +33,7 @@ class SchedulerView:
     queued: dict[str, int]
     parked: int
     kv_used: float
+    cache_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ class TickRecord:
 
 def view(state: State) -> SchedulerView:
     slots = tuple(_slot(slot) for slot in state.slots)
-    return SchedulerView(slots, queued(state), len(state.queue.preempted), kv_used(state))
+    preempted = len(state.queue.preempted)
+    return SchedulerView(slots, queued(state), preempted, kv_used(state), state.ledger.host_bytes)
 
 
 def queued(state: State) -> dict[str, int]:

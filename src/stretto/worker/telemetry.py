@@ -44,6 +44,7 @@ async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> Mode
         queued=view.queued if view is not None else {},
         parked=stats.parked,
         kv_used=view.kv_used if view is not None else 0.0,
+        cache_bytes=view.cache_bytes if view is not None else 0,
         last_tick_age_s=age_s,
         pass_s=stats.pass_s,
         threads=model.threads,

@@ -158,12 +158,17 @@ def attack(**changes: Any) -> judged.AttackReport:
         {"server": judged.ProcessMemory(100, 150, 111)},
         {"worker": judged.ProcessMemory(100, 150, 111)},
         {"worker": judged.ProcessMemory(0, 0, 0)},
+        {"worker": judged.ProcessMemory(100, 150, 140, 0, 25)},
         {"same_worker": False},
     ],
 )
 def test_the_bars_of_attacks(changes):
     assert attack().missed() == []
     assert attack(**changes).missed()
+
+
+def test_a_filled_prefix_cache_is_no_growth_of_the_worker() -> None:
+    assert not attack(worker=judged.ProcessMemory(100, 150, 140, 0, 38)).missed()
 
 
 def test_a_client_that_was_never_served_has_no_latency():

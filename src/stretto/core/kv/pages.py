@@ -60,6 +60,10 @@ class PageLedger:
 
     # --- matching --------------------------------------------------------------------------------
 
+    @property
+    def host_bytes(self) -> int:
+        return 0
+
     def match(self, job: Job) -> Match:
         sources = [s for owner in ("", job.id) if (s := self._walk(job, owner)) is not None]
         running = self._running(job)

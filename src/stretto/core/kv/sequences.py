@@ -405,6 +405,10 @@ class SequenceLedger:
         return self._snapshots.blobs()
 
     @property
+    def host_bytes(self) -> int:
+        return self.store.bytes_used
+
+    @property
     def save_bytes_max(self) -> int:
         return self._snapshots.save_bytes_max
 

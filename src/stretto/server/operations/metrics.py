@@ -142,6 +142,7 @@ def _worker(stats: Stats) -> Iterator[Metric]:
         "stretto_kv_usage_ratio": ("Share of the KV cache in use.", lambda model: model.kv_used),
         "stretto_last_tick_age_seconds": ("Since the last tick.", lambda model: model.last_tick_age_s),
         "stretto_pass_seconds": ("Time of the last pass.", lambda model: model.pass_s),
+        "stretto_prefix_cache_bytes": ("Host memory of cached prefixes.", lambda model: model.cache_bytes),
         "stretto_compute_threads": ("Compute threads of a pass.", lambda model: model.threads),
     }
     for name, (text, value) in simple.items():
