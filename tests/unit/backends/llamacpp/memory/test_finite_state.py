@@ -8,7 +8,8 @@ import pytest
 from stretto.backends.llamacpp import Context
 from stretto.backends.llamacpp.calibration import rows_for
 from stretto.backends.llamacpp.context import WHOLE
-from stretto.backends.llamacpp.memory.finite_state import _cells, can_trim
+from stretto.backends.llamacpp.memory.finite_state import can_trim
+from stretto.backends.llamacpp.native.state_format import cells_of
 from tests.unit.backends.llamacpp.rig import options, tiny
 
 CELLS = 30
@@ -29,7 +30,7 @@ def saved(sequence: int, cache_type: str = "f16", **more) -> np.ndarray:
 def test_one_number_that_is_none_is_found_anywhere(cache_type, unified, flash):
     state = saved(2, cache_type, unified=unified, flash_attention=flash)
     how = {"streams": 1 if unified else 4, "cache_type": cache_type}
-    cells, begin = _cells(state, how["streams"])
+    cells, begin = cells_of(state, how["streams"])
     assert cells == CELLS
     assert can_trim(state, CELLS - 1, **how)
     size = 4 if cache_type == "f32" else 2
@@ -44,7 +45,7 @@ def test_one_number_that_is_none_is_found_anywhere(cache_type, unified, flash):
 
 def test_positions_are_no_numbers_of_the_model():
     state = saved(3)
-    _, begin = _cells(state, 4)
+    _, begin = cells_of(state, 4)
     state[begin - 12 : begin].view(np.uint32)[0] = 0x7E00  # as a float: NaN
     assert can_trim(state, 1, streams=4, cache_type="f16")
 
