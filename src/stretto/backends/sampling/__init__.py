@@ -1,6 +1,6 @@
-"""Sampling on the host, in numpy: from a row of logits to a token, the same token wherever it is computed.
+"""Sampling on the host, in numpy: from a row of logits to a token; the same token on every machine.
 
-The order, with what leaves each step neutral (the default of every filter and penalty; temperature is 1):
+The steps, in order, with the neutral value of each (the default of filters and penalties; temperature 1):
 
  1. bias      logit_bias is added ({}); -100 and below bans. Suppressed tokens of the model are banned.
  2. ends      while index < min_tokens (0): end and stop tokens masked; ignore_eos (False): end tokens are.
@@ -19,11 +19,11 @@ The order, with what leaves each step neutral (the default of every filter and p
 Grammar: a token is chosen without it and tested alone; only a refused one costs a mask over the vocabulary,
 under which steps 6 to 12 run again. That second draw has a number of its own from the same (seed, index):
 with the first one, which is known to lie on refused tokens, it would favour their neighbours. Where the
-grammar leaves nothing but an end that step 2 masks, the grammar wins.
+grammar leaves nothing but an end token that step 2 masks, the grammar wins.
 
-Randomness: Philox4x32-10 on (seed, output index, stage, attempt). No state, so that parking, splitting a
+Randomness: Philox4x32-10 on (seed, output index, stage, attempt). No state, so that preemption, splitting a
 batch and speculation never change seeded text. Over large vocabularies typical_p, top_p and min_p work by
-rejection (draw, test the one token, three times at most, then filter): the same distribution, sooner.
+rejection (draw, test the one token, three times at most, then filter): the same distribution, faster.
 
 Logprobs are those of the untouched logits, as with OpenAI and vLLM. NaN and +inf count as -inf; without one
 finite logit, or with every token forbidden, it is BadLogits.

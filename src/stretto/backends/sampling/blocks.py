@@ -1,7 +1,7 @@
 """Sums, draws and largest entries over a whole vocabulary without sorting it or summing it twice.
 
 A cumulative sum of 152,000 numbers costs ten times a plain sum. So sums are kept per block of 256: a draw
-finds its block first and its token within it. Nothing here knows what the numbers mean.
+finds its block first and its token within it. Does not know what the numbers mean.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def draw(weights: Floats, sums: Doubles, uniform: float) -> int:
     ends = sums.cumsum()
     aim = uniform * ends[-1]
     block = min(int(ends.searchsorted(aim, side="right")), ends.size - 1)
-    while not sums[block] > 0:  # only where rounding took `aim` to the very end
+    while not sums[block] > 0:  # only if rounding moved `aim` to the very end
         block -= 1
     start = block * BLOCK
     inside = weights[start : start + BLOCK].cumsum(dtype=np.float64)
@@ -43,7 +43,7 @@ def draw(weights: Floats, sums: Doubles, uniform: float) -> int:
     place = int(inside.searchsorted(rest, side="right"))
     if place >= inside.size:  # the block's sum and its running sum differ in the last digits
         place = int(inside.searchsorted(inside[-1], side="left"))
-    while not weights[start + place] > 0:  # only where `rest` fell a hair below 0
+    while not weights[start + place] > 0:  # only if `rest` is slightly below 0
         place += 1
     return start + place
 

@@ -1,8 +1,8 @@
-"""What is bound to a slot: the request, its output so far, its sampler and its drafts.
+"""A request bound to a slot: its output so far, its sampler and its drafts.
 
-The sampler is a function of tokens: whenever the output index asked for is not the one it stands at (a pass
-failed after it was sampled from, a slot was rebuilt) it is made anew from the tokens. Samples row by row,
-and stops where a draft was wrong.
+The sampler is a function of tokens: if the output index asked for is not the next one (a pass failed after
+sampling, a slot was rebuilt), it is made anew from the tokens. Samples row by row, and stops at a wrong
+draft.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MakeSampler = Callable[[Request, "array[int]"], SamplerLike]
 
 
 class Sampled(NamedTuple):
-    """What a span's output rows gave."""
+    """The result of a span's output rows."""
 
     tokens: list[int]
     extras: list[object]
@@ -44,7 +44,7 @@ class BoundRequest:
         self, binding: Binding, make_sampler: MakeSampler, *, draft_cost: float, drafts_max: int
     ) -> None:
         self.request = binding.request
-        self.prompt = len(binding.request.tokens)  # tokens of it
+        self.prompt = len(binding.request.tokens)  # its number of tokens
         self._output = array("i", binding.generated)
         self._make = make_sampler
         self._sampler: SamplerLike | None = None
@@ -57,16 +57,16 @@ class BoundRequest:
             self._drafter = Drafter(known, min(params.draft_tokens, drafts_max), cost=draft_cost)
 
     def __len__(self) -> int:
-        """Tokens that are known: the prompt and what was generated."""
+        """Known tokens: the prompt and what was generated."""
         return self.prompt + len(self._output)
 
     @property
     def measures(self) -> bool:
-        """Are logprobs of the prompt wanted? Then all of its rows run where the slots live."""
+        """Whether logprobs of the prompt are wanted: then all of its rows run in the main context."""
         return self.request.params.prompt_logprobs >= 0
 
     def known(self, begin: int, end: int) -> array[int]:
-        """The tokens at these positions, of the prompt and of what was generated since."""
+        """The tokens at these positions, of the prompt and of the output."""
         tokens = array("i", self.request.tokens[begin:end])
         tokens.extend(self._output[max(0, begin - self.prompt) : max(0, end - self.prompt)])
         return tokens
@@ -74,7 +74,9 @@ class BoundRequest:
     def at(self, index: int) -> SamplerLike:
         """The sampler for output `index`, with every token before it accepted."""
         if index > len(self._output):
-            raise InvariantError(f"{self.request.id}: output {index} of {len(self._output)} known ones")
+            raise InvariantError(
+                f"{self.request.id}: output {index} asked for, {len(self._output)} are known"
+            )
         if self._sampler is None or index < len(self._output):
             del self._output[index:]
             self._sampler = self._make(self.request, array("i", self._output))
@@ -85,11 +87,11 @@ class BoundRequest:
         self._output.append(token)
 
     def index_of(self, position: int) -> int:
-        """The output index of the token that the row at `position` gives."""
+        """The output index of the token sampled from the row at `position`."""
         return position + 1 - self.prompt
 
     def sample(self, logits: NDArray[np.float32], rows: Sequence[int], position: int) -> Sampled:
-        """One token for each row of `logits`, as long as the draft in the row behind it was right.
+        """One token for each row of `logits`, as long as the draft in the next row was right.
 
         `rows` are the span's own last tokens, `position` is that of the first of them.
         """
@@ -101,7 +103,7 @@ class BoundRequest:
             got = sampler.sample(row, index)
             token = int(got.token)
             if not 0 <= token < len(row):
-                raise InvariantError(f"a sampler gave token {token}")
+                raise InvariantError(f"a sampler returned token {token}")
             self.take(sampler, token)
             tokens.append(token)
             extras.append(got.logprobs)
@@ -112,7 +114,7 @@ class BoundRequest:
         return Sampled(tokens, extras)
 
     def take_best(self, token: int, position: int) -> bool:
-        """The best token of a row, found for many rows at once. False: the sampler must look at it."""
+        """Take the best token of a row, found for many rows at once. False: the sampler must decide."""
         sampler = self.at(self.index_of(position))
         if token in sampler.lowered:
             return False

@@ -1,7 +1,7 @@
-"""Speculation by prompt lookup: what followed the last few tokens the last time they stood here?
+"""Speculation by prompt lookup: proposes what followed the last few tokens at their previous occurrence.
 
-Proposals come from the request's own tokens alone, so they are free; verifying them is not. A drafter gives
-up for good when so few of its proposals are taken that the extra rows cost more than they bring.
+Proposals come from the request's own tokens, so they are free; verifying them is not. A drafter stops for
+good when so few of its proposals are accepted that the extra rows cost more than they gain.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Drafter:
         return NONE
 
     def learn(self, *, proposed: int, accepted: int) -> None:
-        """One verification. Too few taken over a while: no more proposals for this request."""
+        """Record one verification. Stops proposing for this request if too few are accepted."""
         if proposed <= 0:
             return
         self._trials += 1

@@ -1,6 +1,6 @@
 """The smallest set of tokens, best first, that holds a given mass: what top_p and typical_p keep.
 
-`holds_place` says whether one token belongs to it, in a pass over the weights. `find_bound` finds the whole
+`holds_place` tests one token, in one pass over the weights. `find_bound` finds the whole
 set, by a sort: what is above the bound belongs to it, what equals the bound does up to a number, lower
 positions first. Both order tokens by `keys`, largest first; for top_p the keys are the weights.
 """
@@ -31,7 +31,7 @@ class Work(NamedTuple):
 
 
 def holds_place(keys: Floats, weights: Floats, mass: float, place: int, work: Work) -> bool:
-    """Does the token belong to the set? It does while what comes before it holds less than `mass`."""
+    """Whether the token is in the set: the tokens before it hold less than `mass`."""
     key = keys[place]
     flags = np.greater(keys, key, out=work.flags)
     if np.count_nonzero(flags) <= FEW:
@@ -45,7 +45,7 @@ def holds_place(keys: Floats, weights: Floats, mass: float, place: int, work: Wo
 
 
 def heavy_positions(weights: Floats, mass: float) -> Positions | None:
-    """The heavy tokens, where these alone hold the mass and are few. The largest weight must be 1."""
+    """The heavy tokens, if they alone hold the mass and are few. The largest weight must be 1."""
     if weights.size <= FEW:
         return None
     mask = weights >= HEAVY
@@ -56,7 +56,7 @@ def heavy_positions(weights: Floats, mass: float) -> Positions | None:
 
 
 def find_bound(keys: Floats, weights: Floats, mass: float) -> Bound:
-    """Where to cut so that the largest keys hold at least `mass`, and one token at least."""
+    """The bound above which the largest keys hold at least `mass`; at least one token."""
     if keys is weights:
         ordered = ordered_weights = np.sort(keys)[::-1]
     else:
@@ -67,7 +67,7 @@ def find_bound(keys: Floats, weights: Floats, mass: float) -> Bound:
     first = ordered.size - int(ordered[::-1].searchsorted(key, side="right"))
     if keys is weights:
         return Bound(key, place - first + 1)
-    # The sort leaves equals in any order: add them up by position.
+    # The sort leaves equal keys in any order: add them up by position.
     missing = mass - float(ordered_weights[:first].sum(dtype=np.float64))
     return Bound(key, _crossing(weights[keys == key], missing) + 1)
 

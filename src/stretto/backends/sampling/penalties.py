@@ -1,6 +1,6 @@
-"""Penalties for tokens that were there before: repeat, frequency and presence over a window; DRY for runs.
+"""Penalties for repeated tokens: repeat, frequency and presence over a window; DRY for repeated sequences.
 
-Both look at prompt and answer together, are built from tokens alone, and edit a row of logits in place.
+Both cover prompt and output, are built from tokens alone, and edit a row of logits in place.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from stretto.core.request import SamplingParams
 
-RUN_MAX = 256  # a longer run counts as this long: the penalty is beyond any logit by then
+RUN_MAX = 256  # a longer run counts as this long: its penalty exceeds any logit
 PENALTY_MAX = 1e30
 
 
 class RepeatPenalty:
-    """The last `repeat_last_n` tokens and how often each occurs (-1: all of them, 0: none).
+    """Counts of the last `repeat_last_n` tokens (-1: all of them, 0: none).
 
-    A token that occurs c times loses: logit / repeat_penalty where it is positive, × repeat_penalty where it
-    is not; then c × frequency_penalty + presence_penalty.
+    The logit of a token that occurs c times is divided by repeat_penalty if positive, else multiplied by it;
+    then it loses c × frequency_penalty + presence_penalty.
     """
 
     __slots__ = ("_counts", "_ids", "_params", "_places", "_size", "_window")
@@ -85,7 +85,7 @@ class RepeatPenalty:
 
 
 class DryPenalty:
-    """Don't Repeat Yourself: a token that would lengthen a run which already occurred loses
+    """Don't Repeat Yourself: a token that would extend a run which already occurred loses
     dry_multiplier × dry_base ** (run − dry_allowed_length), once the run is that long.
 
     A run ends with the last token and holds no breaker. `dry_penalty_last_n`: how far back (-1: everything).
@@ -125,7 +125,7 @@ class DryPenalty:
         logits[ids] -= np.minimum(cost, PENALTY_MAX).astype(np.float32)
 
     def _runs(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Each token that followed an earlier occurrence of the end of the text, and how long that was."""
+        """Tokens that followed an earlier occurrence of the end of the text, and the length of each match."""
         last_n = self._params.dry_penalty_last_n
         text = self._history[max(0, self._size - last_n) if last_n > 0 else 0 : self._size]
         ends = np.arange(text.size - 1)

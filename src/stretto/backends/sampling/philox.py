@@ -1,6 +1,6 @@
 """Random numbers as a function of (seed, output index, stage, attempt), by Philox4x32-10 (Salmon, 2011).
 
-Counter-based, so there is no state to park, copy or rewind: the same integers give the same number in
+Counter-based, so there is no state to save, copy or rewind: the same integers give the same number in
 any process and in any order of calls. Stages keep the draws of one output index independent of each other.
 """
 

@@ -1,11 +1,11 @@
-"""One row of logits on its way to a token: the filters, in their order, and the draw.
+"""One row of logits on its way to a token: the filters, in order, and the draw.
 
 A Row holds logits shifted so that the best is 0, and weights exp(logit); a weight of 0 means removed. Tokens
-stay in the order of their ids throughout, so that a draw is a function of the distribution and of a number.
+stay in the order of their ids, so that a draw is a function of the distribution and a number.
 
 Over a large vocabulary most of the time goes into finding what a filter keeps. So a token is drawn from the
-whole distribution and tested alone: one that the filters keep has the right distribution as it is. Only
-after a few misses the filters are worked out and the draw is made from what they leave.
+whole distribution and tested alone: one that the filters keep has the right distribution as it is. Only after
+a few misses the filters are computed and the draw is made from what they keep.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from stretto.core.request import SamplingParams
 
 INVERSE_TEMPERATURE_MIN = 1e-30
 WEIGHT_MIN = 1e-37
-TRIES = 3  # tokens drawn and tested before the filters are worked out
-LARGE = 4096  # tokens; below, filters cost less than tries
+TRIES = 3  # tokens drawn and tested before the filters are computed
+LARGE = 4096  # tokens; below that, filters cost less than tries
 
 Numbers = Callable[[int], float]  # attempt -> a number in [0, 1), independent of those of other attempts
 
@@ -78,7 +78,7 @@ class Row:
             hot = self._heated(self._logits)
             return self._id(draw(hot, block_sums(hot), numbers(0)))
         if params.temperature == 1 and params.typical_p >= 1:
-            self._weights = self._logits  # nobody asks for logits again, and less memory is faster
+            self._weights = self._logits  # logits are not needed again, and less memory is faster
         np.exp(self._logits, out=self._weights)
         if self._logits.size > LARGE and not xtc:
             place = self._try(numbers)

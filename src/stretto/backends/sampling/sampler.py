@@ -1,8 +1,8 @@
 """One request's sampler: edits to the logits, the grammar, the choice of a token, log-probabilities.
 
-Called by the backend: built when a request is bound to a slot (from its prompt and what it generated so far),
-then `sample` and `accept` in turn. A token is a function of (logits, tokens so far, parameters, seed, output
-index) alone. Does not know llama.cpp, slots or other requests.
+Built when a request is bound to a slot (from its prompt and its output so far), then called with `sample` and
+`accept` in alternation. A token is a function of (logits, tokens so far, parameters, seed, output index)
+alone. Does not know llama.cpp, slots or other requests.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Sampler:
         self._deterministic = params.temperature <= TEMPERATURE_MIN or params.top_k == 1
         self._untouched = not self._bias_ids.size and not self._history and not (params.ignore_eos and eos)
         plain = not self._history and guide is None and params.logprobs < 0
-        # The best token is the answer, unless it is one of those `lowered`: no other is raised.
+        # The best token is the answer unless it is in `lowered`: no other token is raised.
         self.greedy = self._deterministic and plain and not bool((self._bias > 0).any())
         masked = [*(self._ends if params.min_tokens > 0 else ()), *(self._eos if params.ignore_eos else ())]
         self.lowered = frozenset(map(int, [*self._bias_ids, *masked]))
@@ -92,7 +92,7 @@ class Sampler:
         if self.greedy and (best := _argmax(logits)) not in self.lowered:
             return Sampled(best)
         scratch = _scratch.fit(self._vocab)
-        with np.errstate(over="ignore"):  # absurd logits, biases and penalties end at infinity
+        with np.errstate(over="ignore"):  # extreme logits, biases and penalties become infinite
             edited = self._edit(logits, index, scratch, hold=True)
             token = self._choose(edited, index, Stage.DRAW, scratch)
             if self._guide is not None and (token is None or not self._guide.allows(token)):
@@ -110,9 +110,9 @@ class Sampler:
     def sample_many(
         rows: Floats, samplers: Sequence[Sampler], indices: Sequence[int]
     ) -> list[Sampled | StrettoError]:
-        """One row for each of several samplers. A row's error is its answer; the other rows stand.
+        """One row for each of several samplers. An error is the answer of its row alone.
 
-        Only greedy rows share a call: the others are faster one by one, each within the processor's cache.
+        Only greedy rows share a call: others are faster one by one, each within the processor's cache.
         """
         if all(sampler.greedy for sampler in samplers):
             tokens = rows.argmax(axis=1)
@@ -165,7 +165,7 @@ class Sampler:
         return row.choose(lambda attempt: uniform(params.seed, index, stage, attempt), xtc=xtc)
 
     def _choose_guided(self, logits: Floats, index: int, scratch: Scratch) -> int | None:
-        """Among what the grammar allows. Where only masked ends are left, the grammar wins over the mask."""
+        """A token that the grammar allows. Where only masked end tokens are left, the grammar wins."""
         assert self._guide is not None
         scratch.bits[:] = 0
         self._guide.mask(scratch.bits)
@@ -186,27 +186,27 @@ def _argmax(logits: Floats) -> int:
         return best
     finite = np.flatnonzero(np.isfinite(logits))
     if not finite.size:
-        raise BadLogits("the model gave no finite logit")
+        raise BadLogits("the model returned no finite logit")
     return int(finite[logits[finite].argmax()])
 
 
 def _finite(logits: Floats, scratch: Scratch) -> Floats:
-    """The same logits, or a copy in which NaN and +inf, which mean nothing, are -inf."""
+    """The same logits, or a copy in which NaN and +inf are -inf."""
     if np.isfinite(logits.max()):
         return logits
     finite = np.isfinite(logits)
     if not finite.any():
-        raise BadLogits("the model gave no finite logit")
+        raise BadLogits("the model returned no finite logit")
     scratch.edited[:] = -np.inf
     np.copyto(scratch.edited, logits, where=finite)
     return scratch.edited
 
 
-# ── what a request asks for, as arrays ──────────────────────────────────────────────────────────
+# ── parameters as arrays ────────────────────────────────────────────────────────────────────────
 
 
 def _check(params: SamplingParams, vocab: int) -> None:
-    """What the arithmetic cannot follow. Ranges are the business of whoever parses requests."""
+    """Refuse values that the arithmetic cannot handle. Ranges are checked where requests are parsed."""
     for name in (
         "temperature",
         "top_p",
