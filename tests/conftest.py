@@ -9,6 +9,10 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+from stretto.backends.llamacpp.kernels import support
+
+support.allow_in_this_process()  # tests compute with the kernels of the worker
+
 settings.register_profile(
     "repeatable",
     derandomize=True,

@@ -9,7 +9,7 @@ import ctypes
 
 import numpy as np
 
-from stretto.backends.llamacpp.kernels.interpose import install, paused
+from stretto.backends.llamacpp.kernels.interpose import disabled, install
 from stretto.settings.places import cache_home
 
 install(cache_home())  # before llama.cpp is loaded, or the backend could not use them either
@@ -58,7 +58,7 @@ class PlainLoop:
         for start in range(0, len(tokens), 512):
             part = tokens[start : start + 512]
             row = (llama_cpp.llama_token * len(part))(*part)
-            with paused():
+            with disabled():
                 code = llama_cpp.llama_decode(self._context, llama_cpp.llama_batch_get_one(row, len(part)))
             assert code == 0, f"llama_decode answered {code}"
         pointer = llama_cpp.llama_get_logits_ith(self._context, -1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from stretto.cli import machine
 from stretto.cli.context import Context
 from stretto.cli.failures import UsageError
 from stretto.cli.flags import ModelFlags, values
@@ -49,10 +51,11 @@ def estimate(
     weights_bytes = parse_size(weights) if weights is not None else None
     subject = example(given) if example_ else subject_of(context, model or "demo", given)
     subject = subject.with_weights(weights_bytes)
-    free, source, on_gpu = _free()
+    subject = replace(subject, on_gpu=bool(machine.gpus()))
+    free, source = _free(on_gpu=subject.configured.machine.on_gpu)
     if memory is not None:
         free, source = parse_size(memory), "--memory"
-    result, fitting = subject.estimate(), subject.fit(free, on_gpu=on_gpu)
+    result, fitting = subject.estimate(), subject.fit(free)
     if json:
         print_json(_as_json(subject, result, fitting, source))
     else:
@@ -61,15 +64,12 @@ def estimate(
         note(text)
 
 
-def _free() -> tuple[int, str, bool]:
-    """Free memory of the largest GPU, else of the machine; its source; and whether it is a GPU's."""
-    from stretto.cli import machine
-
-    gpus = machine.gpus()
-    if gpus:
-        best = max(gpus, key=lambda gpu: gpu.available)
-        return best.available, best.name, True
-    return machine.memory().available, "this machine", False
+def _free(*, on_gpu: bool) -> tuple[int, str]:
+    """The largest GPU's free memory, else what the machine has available; and whose it is."""
+    if on_gpu:
+        best = max(machine.gpus(), key=lambda gpu: gpu.available)
+        return best.available, best.name
+    return machine.memory().available, "this machine"
 
 
 def _steps(subject: Subject, result: Estimate) -> list[tuple[str, str, str]]:

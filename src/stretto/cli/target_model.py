@@ -16,6 +16,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from stretto.backends.llamacpp.estimate import Configured
+from stretto.backends.llamacpp.machine import expected, wants_gpu
+from stretto.backends.llamacpp.options import ModelOptions
 from stretto.cli.context import Context
 from stretto.cli.text import size
 from stretto.errors import ModelError, ModelNotFoundError, TruncatedModelError
@@ -25,7 +28,6 @@ from stretto.model_files.kind import ModelKind, ModelShape, shape_of
 from stretto.settings import ModelSettings
 from stretto.settings.errors import from_validation
 
-WINDOW_MAX = 8_192
 SPARSE_BYTES = 1 << 42  # more than any model's weights, less than any file system's limit
 EXAMPLE_NAME = "Qwen3-8B-Q8_0"
 EXAMPLE_WEIGHTS_BYTES = 9_000_000_000
@@ -53,11 +55,17 @@ class Subject:
     weights: int
     settings: ModelSettings
     notes: tuple[str, ...] = ()
+    on_gpu: bool = False  # the machine has one
+
+    @property
+    def configured(self) -> Configured:
+        options = ModelOptions.from_settings(self.settings)
+        machine = replace(expected(options, in_worker=True), on_gpu=self.on_gpu and wants_gpu(options))
+        return Configured.of(self.shape, self.settings, machine)
 
     @property
     def window(self) -> int:
-        chosen = self.settings.context_window
-        return min(self.shape.context_length, WINDOW_MAX) if chosen == "auto" else chosen
+        return self.configured.window
 
     @property
     def slots(self) -> int:
@@ -73,28 +81,12 @@ class Subject:
             self, notes=(*self.notes, "the file contains no tensors: --weights 9GB sets their size")
         )
 
-    def _options(self) -> fit.Options:
-        return fit.options_for(self.shape, self.settings, self.window)
-
     def estimate(self) -> fit.Estimate:
-        return fit.estimate(
-            self.shape,
-            weights_bytes=self.weights,
-            context_window=self.window,
-            n_seq_max=self.slots,
-            **self._options(),
-        )
+        return self.configured.estimate(self.weights)
 
-    def fit(self, free_bytes: int, *, on_gpu: bool) -> fit.Fit:
-        return fit.fit(
-            self.shape,
-            free_bytes=free_bytes,
-            on_gpu=on_gpu,
-            weights_bytes=self.weights,
-            context_window=self.window,
-            n_seq_max=self.slots,
-            **self._options(),
-        )
+    def fit(self, free_bytes: int) -> fit.Fit:
+        configured = self.configured
+        return configured.fit(self.weights, free_bytes, on_gpu=configured.machine.on_gpu)
 
     def facts(self) -> list[tuple[str, str]]:
         """The input values, under their names in the file."""

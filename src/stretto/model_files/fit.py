@@ -1,28 +1,24 @@
 """How much memory a model and its slots need, and what fits into the memory there is.
 
-Pure arithmetic over a `ModelShape`. Two answers side by side: the steps of the well-known rule of thumb (one
+Pure arithmetic over a `ModelShape`. Two results side by side: the steps of the well-known rule of thumb (one
 byte per element of a quantized cache, nothing but weights and cache), and what llama.cpp allocates (real row
-sizes, padding, windows, recurrent states, compute and output buffers). Does not ask the machine anything.
+sizes, padding, windows, recurrent states, compute and output buffers). Which attention runs is decided by the
+backend (`backends/llamacpp/attention.py`) and comes in as options.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from stretto.errors import ModelError
 from stretto.model_files.kind import ModelShape
 from stretto.model_files.tensor_types import BY_NAME, TensorType, row_bytes
 
-CELLS_QUANTUM = 256  # llama.cpp pads a cache to this many tokens
+CELLS_MULTIPLE = 256  # llama.cpp pads a cache to a multiple of this many tokens
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 SEQUENCES_MAX = 256  # llama.cpp's LLAMA_MAX_SEQ
-SCORES_BYTES_MAX = 256 << 20  # of one pass without flash attention
-SIDE_CONTEXT_WINDOW_MIN = 2048  # smaller windows hold no prompt that is worth a second context
-SIDE_CONTEXT_CACHE_BYTES_MAX = 512 << 20
-ROW_ATTENTION_UBATCH_MAX = 56  # in fours, and a few short of a tile
-_ROWS = 64  # passes are cut down to a multiple of this many rows
 _THUMB_BYTES = {"f32": 4, "f16": 2, "bf16": 2}  # every quantized type counts as one byte
 
 
@@ -47,7 +43,7 @@ class Estimate:
     state: int  # recurrent states of all slots
     compute: int  # the scratch memory of one pass
     output: int  # logits handed back
-    snapshots: int  # host memory for parked and cached prefixes
+    snapshots: int  # host memory for preempted requests and cached prefixes
     cells: int  # tokens that fit, of all slots
     warnings: tuple[str, ...] = ()
 
@@ -63,7 +59,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What fits: each limit with everything else as asked; 0 when not even the smallest fits."""
+    """What fits: each limit with everything else as asked; 0 if not even the smallest fits."""
 
     fits: bool
     free: int
@@ -72,108 +68,18 @@ class Fit:
     n_seq_max_max: int
 
 
-class Attention(NamedTuple):
-    """How attention is run; `side_context`: long prompts in a second context, with flash attention."""
-
-    flash: bool
-    side_context: bool
-    n_ubatch: int
-
-
-def attention(
-    shape: ModelShape,
-    asked: str,
-    *,
-    context_window: int,
-    n_ubatch: int,
-    cache_type_k: str = "f16",
-    cache_type_v: str = "f16",
-    unified: bool = False,
-    on_gpu: bool = False,
-    row_attention_window: int = 0,
-) -> Attention:
-    """What `flash_attention: auto | on | off | long` comes to.
-
-    `long`: only for long prompts, where they can be kept apart and scores are small; else it means on. That
-    is also what auto means; but where the processor is faster with it row by row, up to windows of
-    `row_attention_window` tokens, rows of all texts have it, in passes that are too small for its tiles.
-    """
-    if any(shape.recurrent) or asked == "off":
-        return Attention(flash=False, side_context=False, n_ubatch=n_ubatch)
-    cells = _padded(context_window)
-    rows = SCORES_BYTES_MAX // (4 * max(1, shape.heads) * cells) // _ROWS * _ROWS
-    plain = {cache_type_k, cache_type_v} <= {"f16", "f32"} and not any(shape.sliding) and not unified
-    if asked == "on" or on_gpu or not plain or rows < _ROWS:
-        return Attention(flash=True, side_context=False, n_ubatch=n_ubatch)
-    stream_bytes = _row_sum(shape, _cache_type(cache_type_k), _cache_type(cache_type_v), cells, cells)
-    side_context = context_window >= SIDE_CONTEXT_WINDOW_MIN and stream_bytes <= SIDE_CONTEXT_CACHE_BYTES_MAX
-    if asked == "auto" and context_window <= row_attention_window:
-        return Attention(
-            flash=True, side_context=side_context, n_ubatch=min(n_ubatch, ROW_ATTENTION_UBATCH_MAX)
-        )
-    return Attention(flash=False, side_context=side_context, n_ubatch=min(n_ubatch, rows))
-
-
 class Options(TypedDict, total=False):
-    """What `fit` passes on to `estimate`."""
+    """The configuration that runs: what `fit` passes on to `estimate`."""
 
     cache_type_k: str
     cache_type_v: str
     n_ubatch: int
     flash_attention: bool
-    side_context: bool
+    side_context_ubatch: int
     swa_full: bool
     unified: bool
     pool_tokens: int
     snapshot_bytes: int
-
-
-class Asked(Protocol):
-    """The settings of a model that memory depends on."""
-
-    @property
-    def flash_attention(self) -> str: ...
-    @property
-    def n_ubatch(self) -> int: ...
-    @property
-    def cache_type_k(self) -> str: ...
-    @property
-    def cache_type_v(self) -> str: ...
-    @property
-    def kv_layout(self) -> str: ...
-    @property
-    def n_ctx(self) -> int | str: ...
-    @property
-    def swa_full(self) -> bool: ...
-    @property
-    def cache(self) -> str: ...
-    @property
-    def cache_ram_bytes(self) -> int: ...
-
-
-def options_for(shape: ModelShape, asked: Asked, context_window: int) -> Options:
-    """What these settings come to for this model."""
-    unified = asked.kv_layout == "unified"
-    chosen = attention(
-        shape,
-        asked.flash_attention,
-        context_window=context_window,
-        n_ubatch=asked.n_ubatch,
-        cache_type_k=asked.cache_type_k,
-        cache_type_v=asked.cache_type_v,
-        unified=unified,
-    )
-    return {
-        "cache_type_k": asked.cache_type_k,
-        "cache_type_v": asked.cache_type_v,
-        "n_ubatch": chosen.n_ubatch,
-        "flash_attention": chosen.flash,
-        "side_context": chosen.side_context,
-        "swa_full": asked.swa_full,
-        "unified": unified,
-        "pool_tokens": asked.n_ctx if unified and isinstance(asked.n_ctx, int) else 0,
-        "snapshot_bytes": asked.cache_ram_bytes if asked.cache != "none" and shape.generates else 0,
-    }
 
 
 def estimate(
@@ -186,23 +92,26 @@ def estimate(
     cache_type_v: str = "f16",
     n_ubatch: int = 512,
     flash_attention: bool = True,
-    side_context: bool = False,
+    side_context_ubatch: int = 0,
     swa_full: bool = True,
     unified: bool = False,
     pool_tokens: int = 0,
     snapshot_bytes: int = 0,
 ) -> Estimate:
-    """Bytes for `n_seq_max` slots of `context_window` tokens each; unified: for a pool of `pool_tokens`."""
+    """Bytes for `n_seq_max` slots of `context_window` tokens each; unified: for a pool of `pool_tokens`.
+
+    `side_context_ubatch`: rows of a pass in a second context of one slot, with flash attention; 0: none.
+    """
     _check_ranges(context_window=context_window, n_seq_max=n_seq_max, n_ubatch=n_ubatch)
     key_type, value_type = _cache_type(cache_type_k), _cache_type(cache_type_v)
     streams = 1 if unified else n_seq_max
-    cells = _padded((pool_tokens if unified else 0) or context_window * n_seq_max // streams)
+    cells = padded((pool_tokens if unified else 0) or context_window * n_seq_max // streams)
     window = shape.sliding_window * n_seq_max // streams
-    window_cells = cells if swa_full else min(cells, _padded(window + n_ubatch))
-    stream_bytes = _row_sum(shape, key_type, value_type, cells, window_cells) if shape.causal else 0
+    window_cells = cells if swa_full else min(cells, padded(window + n_ubatch))
+    slot_bytes = _row_sum(shape, key_type, value_type, cells, window_cells) if shape.causal else 0
     compute = _compute(shape, cells, window_cells, n_ubatch, flash_attention=flash_attention)
-    if side_context:
-        compute += _compute(shape, cells, window_cells, n_ubatch, flash_attention=True)
+    if side_context_ubatch:
+        compute += _compute(shape, cells, window_cells, side_context_ubatch, flash_attention=True)
     return Estimate(
         thumb=_thumb(
             shape,
@@ -213,7 +122,7 @@ def estimate(
             cache_type_v,
         ),
         weights=weights_bytes,
-        cache=(streams + side_context) * stream_bytes,
+        cache=(streams + bool(side_context_ubatch)) * slot_bytes,
         state=shape.recurrent_layers * shape.state_bytes * n_seq_max,
         compute=compute,
         output=4 * n_seq_max * (shape.vocabulary_size if shape.generates else shape.embedding_length),
@@ -231,29 +140,29 @@ def fit(
     context_window: int,
     n_seq_max: int = 4,
     on_gpu: bool = False,
+    configure: Callable[[int], Options] | None = None,
     **options: Unpack[Options],
 ) -> Fit:
     """Whether it fits, the largest window for these slots, and the most slots for this window.
 
-    `on_gpu`: `free_bytes` are a GPU's, where snapshots take no room.
+    `on_gpu`: `free_bytes` are a GPU's, where snapshots take no room. `configure`: the options for a window,
+    where they depend on it; the window that is found fits, and a larger one with other options may fit, too.
     """
 
     def needed(window: int, slots: int) -> int:
-        found = estimate(
-            shape, weights_bytes=weights_bytes, context_window=window, n_seq_max=slots, **options
-        )
+        chosen = configure(window) if configure is not None else options
+        found = estimate(shape, weights_bytes=weights_bytes, context_window=window, n_seq_max=slots, **chosen)
         return found.device if on_gpu else found.total
 
-    steps = max(1, shape.context_length // CELLS_QUANTUM)
-    blocks = _largest(steps, lambda n: needed(n * CELLS_QUANTUM, n_seq_max) <= free_bytes)
+    pool_tokens = (configure(context_window) if configure is not None else options).get("pool_tokens")
+    steps = max(1, shape.context_length // CELLS_MULTIPLE)
+    blocks = _largest(steps, lambda n: needed(n * CELLS_MULTIPLE, n_seq_max) <= free_bytes)
     slots = _largest(SEQUENCES_MAX, lambda n: needed(context_window, n) <= free_bytes)
     return Fit(
         fits=needed(context_window, n_seq_max) <= free_bytes,
         free=free_bytes,
         needed=needed(context_window, n_seq_max),
-        context_window_max=min(
-            blocks * CELLS_QUANTUM, options.get("pool_tokens") or 1 << 62, shape.context_length
-        ),
+        context_window_max=min(blocks * CELLS_MULTIPLE, pool_tokens or 1 << 62, shape.context_length),
         n_seq_max_max=slots,
     )
 
@@ -298,8 +207,15 @@ def _cache_type(name: str) -> TensorType:
     return BY_NAME[name]
 
 
-def _padded(tokens: int) -> int:
-    return -(-tokens // CELLS_QUANTUM) * CELLS_QUANTUM
+def padded(tokens: int) -> int:
+    """Cells that llama.cpp allocates for this many tokens."""
+    return -(-tokens // CELLS_MULTIPLE) * CELLS_MULTIPLE
+
+
+def stream_bytes(shape: ModelShape, cache_type_k: str, cache_type_v: str, window: int) -> int:
+    """The KV cache of one slot."""
+    cells = padded(window)
+    return _row_sum(shape, _cache_type(cache_type_k), _cache_type(cache_type_v), cells, cells)
 
 
 def _row_sum(shape: ModelShape, keys: TensorType, values: TensorType, cells: int, window_cells: int) -> int:
@@ -375,7 +291,7 @@ def _misfits(shape: ModelShape, keys: TensorType, values: TensorType) -> list[st
 
 
 def _largest(limit: int, holds: Callable[[int], bool]) -> int:
-    """The largest n from 1 to limit for which `holds`, or 0; what holds for n holds for less."""
+    """The largest n from 1 to limit for which `holds`, or 0; if it holds for n, it holds for less."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

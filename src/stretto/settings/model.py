@@ -5,7 +5,8 @@ Knows names, ranges, defaults and conflicts. `limits` derives the scheduler's li
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+import difflib
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -23,6 +24,16 @@ from stretto.settings.values import Bytes, Count, Milliseconds, Seconds
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
 CachePolicy = Literal["none", "system_prompt", "incremental", "prefix"]
+Quirk = Literal[
+    "row_attention",
+    "side_context",
+    "separate_calls",
+    "batch_invariant_ubatches",
+    "tile_fill",
+    "pad_gaps",
+    "pad_to_four",
+    "pad_lone_row",
+]
 CACHE_SWITCHES = {"system_prompt_cache": "system_prompt", "incremental_cache": "incremental"}
 _SWITCH = {True: "on", False: "off", "enabled": "on", "disabled": "off", "true": "on", "false": "off"}
 
@@ -155,6 +166,12 @@ class ModelSettings(BaseModel):
     use_direct_io: bool = False
     """Bypass the page cache when reading the model file."""
 
+    kernels: Literal["auto", "own", "llamacpp"] = "auto"
+    """Whose CPU kernels compute. auto: on ARM Stretto's own, in processes of its own. own: also in a program
+    that embeds the SDK, for all of its llama.cpp. llamacpp: never ours. A process's first model decides."""
+    quirks_off: list[Quirk] = []
+    """Answers to llama.cpp's behaviour on this machine to leave out (`stretto doctor MODEL` lists them)."""
+
     rope_scaling_type: Literal["none", "linear", "yarn", "longrope"] | None = None
     """RoPE scaling method. Unset, as with the keys below: what the model file says."""
     rope_freq_base: Annotated[float, Field(gt=0)] | None = None
@@ -196,6 +213,19 @@ class ModelSettings(BaseModel):
         for switch, policy in CACHE_SWITCHES.items():
             object.__setattr__(self, switch, self.cache == policy)
         return self
+
+    @field_validator("quirks_off", mode="before")
+    @classmethod
+    def _known_quirks(cls, names: Any) -> Any:
+        known = get_args(Quirk)
+        if isinstance(names, str):
+            names = [name.strip() for name in names.split(",") if name.strip()]
+        for name in names if isinstance(names, list) else ():
+            if isinstance(name, str) and name not in known:
+                near = difflib.get_close_matches(name, known, 1, cutoff=0.5)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+                raise ValueError(f"{name[:80]!r} is not a quirk; {hint}")
+        return names
 
     @field_validator("n_ubatch")
     @classmethod

@@ -40,7 +40,7 @@ USERS: dict[str, tuple[str, ...]] = {
         _GENERATING,
     ),
     **dict.fromkeys(
-        ("main_gpu", "tensor_split", "split_mode", "use_mmap", "use_mlock", "use_direct_io"),
+        ("kernels", "main_gpu", "tensor_split", "split_mode", "use_mmap", "use_mlock", "use_direct_io"),
         _LLAMACPP_FILES,
     ),
     **dict.fromkeys(
@@ -51,6 +51,7 @@ USERS: dict[str, tuple[str, ...]] = {
             "swa_full",
             "offload_kqv",
             "op_offload",
+            "quirks_off",
             "n_threads_batch",
             "rope_scaling_type",
             "rope_freq_base",

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from stretto.model_files import gguf
 
 SIMULATED_BYTES = 16 << 20
-WINDOW_MAX = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,21 +141,12 @@ def _default_name() -> str:
 
 
 def _gguf_bytes(path: Path, chosen: settings_.ModelSettings) -> int:
-    from stretto.model_files import fit, gguf
+    from stretto.backends.llamacpp.estimate import Configured
+    from stretto.model_files import gguf
     from stretto.model_files.kind import shape_of
 
     file = gguf.read(path)
-    shape = shape_of(file)
-    window = chosen.context_window
-    tokens = min(shape.context_length, WINDOW_MAX) if window == "auto" else window
-    found = fit.estimate(
-        shape,
-        weights_bytes=_weights_bytes(file),
-        context_window=tokens,
-        n_seq_max=chosen.n_seq_max,
-        **fit.options_for(shape, chosen, tokens),
-    )
-    return found.total
+    return Configured.of(shape_of(file), chosen).estimate(_weights_bytes(file)).total
 
 
 def _weights_bytes(file: gguf.GgufFile) -> int:

@@ -18,7 +18,6 @@ from stretto.settings.used_by import check_used
 from stretto.worker.contexts import ContextPool
 from stretto.worker.embed_inputs import Frame, InputReader
 from stretto.worker.embedding import EmbeddingRuntime, Making
-from stretto.worker.llamacpp_loading import model_options
 from stretto.worker.loaded import Loaded, Progress
 from stretto.worker.loading import find, load
 from stretto.worker.packing import Packer
@@ -72,11 +71,12 @@ def load_embedding(
     progress: Progress | None = None,
 ) -> EmbeddingRuntime:
     """Raises a StrettoError that says in one line what is wrong and what to do."""
+    from stretto.backends.llamacpp import ModelOptions
     from stretto.backends.llamacpp.model import load as load_weights
 
     unused = check_used(chosen, common, "embedding")
     report = None if progress is None else lambda done: progress("loading", done)
-    model = load_weights(path, model_options(chosen), cache_dir=home, progress=report)
+    model = load_weights(path, ModelOptions.from_settings(chosen), cache_dir=home, progress=report)
     try:
         return _at_work(model, chosen, unused)
     except BaseException:

@@ -1,8 +1,8 @@
-"""llama.cpp behind the Backend protocol: binds samplers, carries out operations, runs rows, samples.
+"""llama.cpp behind the Backend protocol: binds samplers, executes operations, runs rows, samples.
 
-One thread calls it. A tick is one or a few llama_decode calls (`calls.py`). All work happens in `launch`;
-`collect` hands the outcome over. After a failed pass nothing runs until `recover`, which cuts sequences back
-or, after a fatal error, makes a new context and names every sequence lost.
+One thread calls it. A tick is one or a few llama_decode calls (`passes/calls.py`). All work happens in
+`launch`; `collect` returns the outcome. After a failed pass nothing runs until `recover`, which trims
+sequences or, after a fatal error, makes a new context and reports every sequence as lost.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from stretto.backends.llamacpp import tuning
 from stretto.backends.llamacpp.calibration import Measures, calibrate, measure, on_temporary_thread
 from stretto.backends.llamacpp.capabilities import capabilities_of, rewind_of
 from stretto.backends.llamacpp.context import Context
@@ -20,26 +21,26 @@ from stretto.backends.llamacpp.invariance import batch_invariant
 from stretto.backends.llamacpp.memory.arena import Arena
 from stretto.backends.llamacpp.memory.kv_memory import KvMemory
 from stretto.backends.llamacpp.memory.nan_isolation import NanIsolation, NanIsolationError
-from stretto.backends.llamacpp.model import LoadWarning, Model, ModelOptions, Progress, load
+from stretto.backends.llamacpp.model import LoadWarning, Model, Progress, load
 from stretto.backends.llamacpp.native.batch import Rows, gather
-from stretto.backends.llamacpp.native.library import batch_invariant_rows_min
-from stretto.backends.llamacpp.options import ContextOptions
+from stretto.backends.llamacpp.options import ContextOptions, ModelOptions
 from stretto.backends.llamacpp.passes.calls import Calls
 from stretto.backends.llamacpp.passes.outputs import Outputs
 from stretto.backends.llamacpp.passes.padding import Padding
-from stretto.backends.llamacpp.passes.tile_fill import TileFill, widened
+from stretto.backends.llamacpp.passes.tile_fill import widened
 from stretto.backends.llamacpp.prefill.side_context import NO_SEQUENCE, HandOverError, SideContext
+from stretto.backends.llamacpp.quirks import needs_separate_calls
+from stretto.backends.llamacpp.quirks import resolve as resolve_quirks
 from stretto.backends.llamacpp.samplers import Samplers
 from stretto.backends.llamacpp.threads import ThreadGovernor, open_governor
 from stretto.backends.sampling.bound_request import BoundRequest, MakeSampler
-from stretto.core.capabilities import Parts, Rewind
+from stretto.core.capabilities import Rewind
 from stretto.core.ops import OpResult
 from stretto.core.tick import Outcome, PassFailure, Tick
 from stretto.errors import InvariantError
 
 NO_ROOM = 1
-REFUSED = -1  # memory is unchanged; below it llama.cpp is broken
-ARENA_SLACK = 1.25  # first-fit leaves gaps
+REFUSED = -1  # memory is unchanged; below that the context is unusable
 
 
 class LlamaCppBackend:
@@ -60,43 +61,30 @@ class LlamaCppBackend:
         self._side = self._open_side_context() if context.plan.side_context else None
         self._threads = self._make_governor()
         rewind, _ = rewind_of(context, self.measures)
-        one_call = not self.measures.two_calls or (context.plan.unified and rewind is not Rewind.ANY)
+        quirks = resolve_quirks(context, self.measures, rewind, side_context=self._side is not None)
+        self.quirks = quirks
+        deterministic = context.options.deterministic
         self.capabilities = capabilities_of(
             context,
             self.measures,
-            side_context=self._side is not None,
-            one_call=one_call,
-            batch_invariant=not context.options.deterministic
-            or on_temporary_thread(lambda: batch_invariant(context)),
+            quirks,
+            batch_invariant=not deterministic or on_temporary_thread(lambda: batch_invariant(context)),
         )
-        arena = Arena(int(cache_ram_bytes * ARENA_SLACK))
+        arena = Arena(int(cache_ram_bytes * tuning.ARENA_SLACK))
         state_copy_max = self.measures.state_copy_max(context.window)
         self.memory = KvMemory(context, arena, rewind, state_copy_max=state_copy_max)
         self._nan_isolation = NanIsolation(context, self.memory)
-        can = self.capabilities
-        redoes = can.rewind is Rewind.ANY and not can.pages and not self.model.on_gpu
-        tiled = can.parts is Parts.WHOLE
-        tile_fill = (
-            TileFill(can.chunk_multiple, rows_min=batch_invariant_rows_min()) if redoes and tiled else None
-        )
-        exact = redoes and not tiled
-        self._calls = Calls(context, self.memory, tile_fill, one_call=one_call, exact=exact)
-        plain = exact and not self.model.n_swa and not self.model.has_mrope
-        pad_to_four, pad_lone_row = self.measures.pad_to_four, not self.measures.lone_row_invariant
-        self._padding = (
-            Padding(context, self.memory, pad_to_four=pad_to_four, pad_lone_row=pad_lone_row)
-            if plain
-            else None
-        )
+        self._calls = Calls(context, self.memory, quirks)
+        self._padding = Padding(context, self.memory, quirks) if quirks.pads else None
         self.samplers = Samplers(self.model.vocabulary)
         self._make_sampler = make_sampler or self.samplers
         self._owns_model = owns_model
         self._bound: dict[int, BoundRequest] = {}
         self._outputs = Outputs(self._bound, self._nan_isolation)
         self._outcomes: deque[Outcome] = deque()
-        self._broken = False  # a pass failed and nobody has called `recover` yet
+        self._broken = False  # a pass failed, and `recover` has not been called yet
         self._fatal = False
-        self._doubtful: set[int] = set()  # sequences of a call that broke half-way
+        self._doubtful: set[int] = set()  # sequences of a call that failed half-way
 
     @classmethod
     def open(
@@ -133,7 +121,11 @@ class LlamaCppBackend:
 
     def calibrate(self) -> Measures:
         """Measure calls, drafts and threads. Only before the first tick: the sequences are emptied."""
-        self.measures = on_temporary_thread(lambda: calibrate(self.context, self.measures))
+        rewind, _ = rewind_of(self.context, self.measures)
+        separate = needs_separate_calls(self.context, rewind)
+        self.measures = on_temporary_thread(
+            lambda: calibrate(self.context, self.measures, always_separate=separate)
+        )
         return self.measures
 
     def _open_side_context(self) -> SideContext | None:
@@ -195,7 +187,7 @@ class LlamaCppBackend:
         self._outcomes.append(outcome)
 
     def _operate(self, tick: Tick, outcome: Outcome) -> set[int]:
-        outcome.op_results = tuple(OpResult(ok=False, reason="not carried out") for _ in tick.ops)
+        outcome.op_results = tuple(OpResult(ok=False, reason="not executed") for _ in tick.ops)
         self._nan_isolation.before(tick.ops, self._side)
         if self._side is not None and tick.ops:
             self._side.before(tick.ops)
@@ -211,7 +203,7 @@ class LlamaCppBackend:
         side_sequence = NO_SEQUENCE
         if self._side is not None:
             side_sequence = self._side.sequence
-            self._side.drop()  # what ran there is lost
+            self._side.drop()  # its rows are lost
         if fatal:
             for context in self._contexts():
                 context.rebuild()
@@ -220,14 +212,12 @@ class LlamaCppBackend:
             self._nan_isolation.forget_all()
             return frozenset(range(self.context.n_seq_max))
         lost = set()
-        if (
-            side_sequence != NO_SEQUENCE and side_sequence not in lengths
-        ):  # it had no rows in the tick that failed
+        if side_sequence != NO_SEQUENCE and side_sequence not in lengths:  # it had no rows in the failed tick
             self.memory.drop(side_sequence)
             lost.add(side_sequence)
         for sequence, length in lengths.items():
             if sequence in doubtful and self.capabilities.rewind is Rewind.CHECKPOINT:
-                self.memory.drop(sequence)  # llama.cpp says that it holds rows which were never computed
+                self.memory.drop(sequence)  # llama.cpp reports rows that were never computed
                 lost.add(sequence)
             elif not self.memory.roll_back(sequence, length):
                 lost.add(sequence)
@@ -288,7 +278,7 @@ class LlamaCppBackend:
                 outcome.drafts[slot] = array("i", drafts)
 
     def _measured(self, tick: Tick, spans: Sequence[int]) -> dict[int, int]:
-        """Spans with rows whose next token is measured, and all rows of each: the last one may be sampled."""
+        """Spans with prompt logprobs, and the rows of each: the last one may also be sampled."""
         found: dict[int, int] = {}
         for at in spans:
             request = self._bound[tick.slots[at]].request
@@ -297,17 +287,17 @@ class LlamaCppBackend:
         return found
 
     def _check(self, tick: Tick, spans: Sequence[int]) -> None:
-        """M-RoPE models take any position without a word: our own count is what notices a gap."""
+        """M-RoPE models accept any position: our own count notices gaps."""
         seen: set[int] = set()
         for at in spans:
             sequence, start = tick.sequences[at], tick.starts[at]
             if not 0 <= sequence < self.context.n_seq_max or sequence in seen:
-                raise InvariantError(f"sequence {sequence} twice in a tick, or there is none")
+                raise InvariantError(f"sequence {sequence} is twice in a tick, or does not exist")
             if start != self.memory.lengths[sequence]:
                 held = self.memory.lengths[sequence]
-                raise InvariantError(f"rows at {start} in sequence {sequence} that ends at {held}")
+                raise InvariantError(f"rows at {start} in sequence {sequence}, which ends at {held}")
             if start + tick.counts[at] > self.context.window:
-                raise InvariantError(f"rows behind the window of {self.context.window} tokens")
+                raise InvariantError(f"rows beyond the window of {self.context.window} tokens")
             if tick.slots[at] not in self._bound:
                 raise InvariantError(f"slot {tick.slots[at]} has rows and no request")
             seen.add(sequence)
@@ -323,7 +313,7 @@ class LlamaCppBackend:
         return widened(tick, {span: rows}, self._bound)
 
     def _run_side(self, tick: Tick, rows: Rows, outcome: Outcome, got: dict[int, list[int]]) -> bool:
-        """A chunk of the long prompt. After the last one it lands with the next tick: streams wait less."""
+        """A chunk of the long prompt. It is handed over in the tick after the last one: streams wait less."""
         assert self._side is not None
         self._side.done = rows.outputs_count > 0
         return self._run_call(tick, rows, outcome, got, self._side)
@@ -331,7 +321,7 @@ class LlamaCppBackend:
     def _run_filled(
         self, tick: Tick, rows: Rows, outcome: Outcome, got: dict[int, list[int]], broken: set[int]
     ) -> bool:
-        """In the main context. Rows that write one token each go without gaps between them (`padding`)."""
+        """In the main context. Decode rows may get padding rows."""
         if self._padding is None or len(rows) != len(rows.spans):
             return self._run_call(tick, rows, outcome, got, self.context)
         elsewhere = {self._side.sequence} if self._side is not None else set()
@@ -360,7 +350,7 @@ class LlamaCppBackend:
         if code != 0:
             self._fail(outcome, code, rows.sequences)
             return False
-        if runner is self.context:  # copies wait for a pass of this one
+        if runner is self.context:  # copies happen in a pass of the main context
             outcome.ran = True
             self.memory.copying.clear()
         if self._calls.tile_fill is not None:
@@ -372,7 +362,7 @@ class LlamaCppBackend:
         return True
 
     def _fail(self, outcome: Outcome, code: int, sequences: Sequence[int] = ()) -> None:
-        """NO_ROOM after a first call went well is no less true: `recover` takes that call back."""
+        """NO_ROOM holds also if an earlier call of the tick succeeded: `recover` undoes that call."""
         self._broken = True
         self._fatal = code < REFUSED
         if code not in (NO_ROOM, REFUSED):

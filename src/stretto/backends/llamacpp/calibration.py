@@ -1,8 +1,8 @@
-"""What this model costs on this machine, measured once when it is loaded.
+"""What this model costs on this machine, measured once at load.
 
-Runs a few small passes in empty sequences and leaves them empty. Answers: bytes of a token and of a state,
-how fast snapshots and copies are, whether decode rows and a chunk are faster as one call or two, what a
-draft row costs, whether rows are best in groups of four, and how many threads decode best.
+Runs a few small passes in empty sequences and leaves them empty. Measures: bytes per token and per state, the
+bandwidth of snapshots and copies, whether decode rows and a chunk are faster in one call or two, the cost of
+a draft row, whether groups of four rows are faster, and how many threads decode best.
 
 All of it runs in temporary threads (`on_temporary_thread`). OpenMP keeps a team for each thread that ever
 computed, and once there are more teams than processors its barriers sleep instead of spinning: a thread that
@@ -37,12 +37,12 @@ CHUNK_TOKENS = 64
 REPEATS = 3
 CLEARLY_BETTER = 0.95
 DISTURBED_SHARE = 0.1  # of the time, that threads waited for a processor
-PATIENCE_S = 2.0  # on a machine that is busy passes take seconds: what has not been measured by then is not
+PATIENCE_S = 2.0  # on a busy machine passes take seconds: what is not measured by then keeps its default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """Figures of one context. `draft_cost`: an extra row of a sequence, as a share of a decode row."""
+    """Figures of one context. `draft_cost`: time of an extra row of a sequence over that of a decode row."""
 
     bytes_per_token: int
     state_bytes: int  # whole state minus tokens; for models with checkpoints the checkpoint
@@ -51,23 +51,23 @@ class Measures:
     copy_bytes_per_s: float
     draft_cost: float = DRAFT_COST_DEFAULT
     two_calls: bool = True
-    pad_to_four: bool = False  # a pass of four sequences is faster than one of three
+    four_rows_faster: bool = False  # a pass of four sequences is faster than one of three
     n_threads: int = 0
-    lone_row_invariant: bool = False  # a row alone behind many tokens comes out as beside others
+    lone_row_invariant: bool = False  # a lone row at a long context rounds as it does beside others
 
     def state_copy_max(self, window: int) -> int:
-        """Tokens whose state is read and written in the time that a copy of the whole window takes."""
+        """Tokens up to which reading and writing a state takes no longer than a copy of the whole window."""
         return int(window * self.snapshot_bytes_per_s / self.copy_bytes_per_s / 2)
 
 
 def on_temporary_thread(work: Callable[[], T]) -> T:
-    """Do this in a thread of its own, so that OpenMP's team for it ends with it."""
+    """Run `work` in a thread that ends, so that OpenMP's team for it ends, too."""
     with ThreadPoolExecutor(1, thread_name_prefix="calibration") as pool:
         return pool.submit(work).result()
 
 
 def rows_for(spans: list[tuple[int, int, int]], *, vocab: int, output: bool = True) -> Rows:
-    """Rows of made-up tokens for (sequence, start, count), each span's last row an output."""
+    """Rows of arbitrary tokens for spans of (sequence, start, count); the last row of each is an output."""
     positions = array("i", [at for _, start, count in spans for at in range(start, start + count)])
     flags = array("b", [output and at == count - 1 for _, _, count in spans for at in range(count)])
     return Rows(
@@ -81,7 +81,7 @@ def rows_for(spans: list[tuple[int, int, int]], *, vocab: int, output: bool = Tr
 
 
 def measure(context: Context) -> Measures:
-    """Sizes and bandwidths, from one short sequence. What llama.cpp cannot even do here is a ContextError."""
+    """Sizes and bandwidths, from one short sequence. Raises ContextError if not even that runs."""
     count = min(PROBE_TOKENS, context.window - 2 * REPEATS - 2, context.n_batch)
     half = max(1, count // 2)
     _run(context, [(0, 0, half)])
@@ -105,7 +105,7 @@ def measure(context: Context) -> Measures:
 
 
 def _state_bytes(context: Context, state: int, rest: int, *, grows: bool, tokens: int) -> int:
-    """A recurrent state is constant. The window's part grows with the tokens, up to the window's cells."""
+    """A recurrent state has a constant size; that of a sliding window grows up to the window's cells."""
     if not grows:
         return max(state, rest, 0)
     if context.model.n_swa and not context.plan.swa_full:
@@ -136,18 +136,19 @@ def _copy_bandwidth(context: Context, per_token: int, start: int) -> float:
     return _bandwidth(context.window * per_token, max(min(times[1]) - min(times[0]), 0.0))
 
 
-def calibrate(context: Context, found: Measures) -> Measures:
-    """The slower half: threads, calls and drafts. A second or so; without it the CPU's defaults hold."""
+def calibrate(context: Context, found: Measures, *, always_separate: bool) -> Measures:
+    """The slower half: threads, calls and drafts, in about a second; without it the CPU's defaults hold.
+
+    `always_separate`: decode rows and chunks never share a call, so whether they should is not measured.
+    """
     started = time.perf_counter()
     found = replace(found, n_threads=_measured_threads(context))
-    tiled = context.flash_attention and not context.row_attention
-    always_two = found.can_trim and not (tiled or context.plan.unified)  # see `calls`
-    if not always_two and time.perf_counter() - started < PATIENCE_S:
+    if not always_separate and time.perf_counter() - started < PATIENCE_S:
         found = replace(found, two_calls=_two_calls(context))
     if found.can_trim and time.perf_counter() - started < PATIENCE_S:
         found = replace(found, draft_cost=_draft_cost(context))
-    if always_two and time.perf_counter() - started < PATIENCE_S:
-        found = replace(found, pad_to_four=_pad_to_four(context))
+    if always_separate and time.perf_counter() - started < PATIENCE_S:
+        found = replace(found, four_rows_faster=_four_rows_faster(context))
     _clear(context)
     return found
 
@@ -212,8 +213,8 @@ def _draft_cost(context: Context) -> float:
     return min(1.0, max(0.05, (four / plain - 1.0) / 4.0))
 
 
-def _pad_to_four(context: Context) -> bool:
-    """Repacked weights are multiplied by rows in groups of four; what is left goes one by one."""
+def _four_rows_faster(context: Context) -> bool:
+    """Repacked weights are multiplied by groups of four rows, the rest one by one."""
     if context.n_seq_max < 4 or context.window < 2 * REPEATS + 2:
         return False
     _clear(context)
@@ -225,7 +226,7 @@ def _pad_to_four(context: Context) -> bool:
 
 
 def _two_calls(context: Context) -> bool:
-    """Decode rows and a chunk: in two calls or in one? On a CPU two, unless measured otherwise."""
+    """Whether decode rows and a chunk are faster in two calls than in one."""
     slots = min(context.n_seq_max, 4)
     chunk = min(CHUNK_TOKENS, context.n_batch - slots, context.window - 16)
     if slots < 2 or chunk < 8:

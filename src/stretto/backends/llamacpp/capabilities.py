@@ -1,4 +1,4 @@
-"""What a llama.cpp context can do with its memory, in the core's words. Found by asking and measuring.
+"""What a llama.cpp context can do with its memory, as the core's capabilities: asked and measured.
 
 memory                       rewind       share    pool
 attention, streams           ANY          COPY     –
@@ -12,23 +12,17 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from stretto.backends.llamacpp import tuning
+from stretto.backends.llamacpp.attention import TILE_ROWS
 from stretto.backends.llamacpp.calibration import Measures
 from stretto.backends.llamacpp.context import Context
-from stretto.backends.llamacpp.options import CELLS_QUANTUM, TILE_ROWS
+from stretto.backends.llamacpp.quirks import Quirks
 from stretto.core.capabilities import Capabilities, Parts, Rewind, Share
-from stretto.model_files.fit import ROW_ATTENTION_UBATCH_MAX
-
-CHUNK_MULTIPLE_TILED = TILE_ROWS  # 63 rows cost twice as much
-CHUNK_MULTIPLE_CPU = 16  # fewer rows cost a CPU nearly as much as these
-CHUNK_MULTIPLE_SIDE_CONTEXT = 32  # about two layers of a pass of 512 rows (see `side_context`)
-CHUNK_MULTIPLE_ROW_ATTENTION = (
-    14  # a quarter of a pass: with a third, 38 rows of a prompt were often cut in two
-)
-EFFICIENT_SIDE_CONTEXT = 2  # quanta: more save decode passes, fewer shorten the streams' gaps
+from stretto.model_files.fit import padded
 
 
 def rewind_of(context: Context, measures: Measures) -> tuple[Rewind, int]:
-    """How a sequence may be shortened, and by how many tokens for certain where a window slides."""
+    """How a sequence may be trimmed, and by how many tokens at least with a sliding window."""
     model = context.model
     if model.is_hybrid or model.is_recurrent or not measures.can_trim:
         return Rewind.CHECKPOINT, 0
@@ -40,70 +34,62 @@ def rewind_of(context: Context, measures: Measures) -> tuple[Rewind, int]:
 def _intact_tail(context: Context) -> int:
     """Cells beyond the window that a stream overwrites last.
 
-    In a shared pool anybody's rows overwrite them, with swa_full too: nothing behind the window is certain.
+    In a shared pool rows of any sequence overwrite them, with swa_full too: nothing beyond it is certain.
     """
     if context.plan.unified:
         return 0
-    wanted = context.model.n_swa + context.n_ubatch
-    cells = -(-wanted // CELLS_QUANTUM) * CELLS_QUANTUM
+    cells = padded(context.model.n_swa + context.n_ubatch)
     return max(0, min(cells, context.n_ctx_seq) - context.model.n_swa)
 
 
 def tiles(rows: int, heads: int, threads: int) -> int:
     """Tiles that flash attention computes for a chunk of one sequence.
 
-    The rows of all heads are dealt out in four parts a thread; a part's border cuts a tile in two, and either
-    half costs as much as the whole.
+    The rows of all heads are divided into four parts per thread; a border inside a tile splits it in two, and
+    either half costs as much as a whole tile.
     """
     total = rows * heads
     part = -(-total // (4 * threads)) if threads > 1 else total
     borders = set(range(0, total, part)) | {head * rows for head in range(heads)} | {total}
     ends = sorted(borders)
-    return sum(-(-(end - begin) // CHUNK_MULTIPLE_TILED) for begin, end in pairwise(ends))
+    return sum(-(-(end - begin) // TILE_ROWS) for begin, end in pairwise(ends))
 
 
-def efficient_quanta(heads: int, threads: int) -> int:
-    """Two where that saves a fifth of the tiles: with nine heads and two threads it saves a quarter."""
-    one, two = (tiles(n * CHUNK_MULTIPLE_TILED, heads, threads) for n in (1, 2))
-    return 2 if two <= 0.8 * 2 * one else 1
+def efficient_tiled_chunk(heads: int, threads: int) -> int:
+    """Two tiles of rows where that saves a fifth of the work: with nine heads and two threads, a quarter."""
+    one, two = (tiles(n * TILE_ROWS, heads, threads) for n in (1, 2))
+    return 2 * TILE_ROWS if two <= (1 - tuning.TILES_SAVED_SHARE) * 2 * one else TILE_ROWS
 
 
-def _quanta(context: Context, measures: Measures, *, tiled: bool, side_context: bool) -> tuple[int, int]:
-    """Rows of a quantum, and how many quanta are efficient."""
+def chunk_rows(context: Context, measures: Measures, quirks: Quirks) -> tuple[int, int]:
+    """Prompt chunks are a multiple of the first number of rows, and efficient from the second on."""
     if context.model.on_gpu:
         return 1, 1
-    if context.row_attention:
-        return CHUNK_MULTIPLE_ROW_ATTENTION, ROW_ATTENTION_UBATCH_MAX // CHUNK_MULTIPLE_ROW_ATTENTION
-    if side_context:
-        return CHUNK_MULTIPLE_SIDE_CONTEXT, EFFICIENT_SIDE_CONTEXT
-    if not tiled:
-        return CHUNK_MULTIPLE_CPU, CHUNK_MULTIPLE_TILED // CHUNK_MULTIPLE_CPU
+    if quirks.row_attention:
+        return tuning.CHUNK_MULTIPLE_ROW_ATTENTION, tuning.CHUNK_EFFICIENT_ROW_ATTENTION
+    if quirks.side_context:
+        return tuning.CHUNK_MULTIPLE_SIDE_CONTEXT, tuning.CHUNK_EFFICIENT_SIDE_CONTEXT
+    if not quirks.tiled_attention:
+        return tuning.CHUNK_MULTIPLE_CPU, tuning.CHUNK_EFFICIENT_CPU
     threads = measures.n_threads or context.plan.n_threads
-    return CHUNK_MULTIPLE_TILED, efficient_quanta(context.model.n_head, threads)
+    return TILE_ROWS, efficient_tiled_chunk(context.model.n_head, threads)
 
 
-def _parts(*, tiled: bool, redoes: bool) -> Parts:
-    """The tiled kernel begins at a quantum; where rows can be done again, a part is filled up to one."""
-    if not tiled:
+def _parts(quirks: Quirks) -> Parts:
+    """The tiled kernel begins at a full tile; where rows can be recomputed, a partial one is filled up."""
+    if not quirks.tiled_attention:
         return Parts.EVEN
-    return Parts.WHOLE if redoes else Parts.DEAR
+    return Parts.WHOLE if quirks.tile_fill else Parts.DEAR
 
 
 def capabilities_of(
-    context: Context,
-    measures: Measures,
-    *,
-    side_context: bool = False,
-    one_call: bool = False,
-    batch_invariant: bool = True,
+    context: Context, measures: Measures, quirks: Quirks, *, batch_invariant: bool = True
 ) -> Capabilities:
     model = context.model
     rewind, tokens = rewind_of(context, measures)
     pooled = context.plan.unified and not model.is_recurrent
-    tiled = context.flash_attention and not context.row_attention and not model.on_gpu
-    one_pass = not context.flash_attention and not model.on_gpu  # for a chunk, see `ubatches`
-    redoes = not pooled and rewind is Rewind.ANY
-    quantum, efficient = _quanta(context, measures, tiled=tiled, side_context=side_context)
+    chunk_is_ubatch = not context.flash_attention and not model.on_gpu  # see `ubatches`
+    multiple, efficient = chunk_rows(context, measures, quirks)
     return Capabilities(
         rewind=rewind,
         rewind_tokens=tokens,
@@ -118,14 +104,14 @@ def capabilities_of(
         copy_bytes_per_s=measures.copy_bytes_per_s,
         snapshot_bytes_per_s=measures.snapshot_bytes_per_s,
         rows_max=context.n_batch,
-        chunk_max=context.n_ubatch if one_pass else context.n_batch,
+        chunk_max=context.n_ubatch if chunk_is_ubatch else context.n_batch,
         outputs_max=context.outputs_max,
         measured_max=context.outputs_max,
-        chunk_multiple=quantum,
-        parts=_parts(tiled=tiled, redoes=redoes),
-        efficient_quanta=efficient,
+        chunk_multiple=multiple,
+        parts=_parts(quirks),
+        efficient_quanta=efficient // multiple,
         contiguous=not pooled,
-        mixed_batches=one_call and (tiled or model.on_gpu or not redoes),  # see `calls`
+        mixed_batches=not quirks.separate_calls,
         equal_spans=not context.plan.unified or model.is_hybrid or model.is_recurrent,
         batch_invariant=batch_invariant,
         vocab=context.vocab,

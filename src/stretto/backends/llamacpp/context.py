@@ -1,8 +1,8 @@
-"""A llama_context with every call guarded that can end the process.
+"""A llama_context with a guard before every call that could end the process.
 
-llama.cpp aborts on a batch that is too large, on too many outputs, on a sequence id it does not have and on a
-partial copy between streams: here each of these is an InvariantError before the call. One thread at a time.
-Freed by `close` or when forgotten; `rebuild` makes a new one in its place after a fatal error.
+llama.cpp aborts on a batch that is too large, on too many outputs, on an unknown sequence id and on a partial
+copy between streams: each is an InvariantError before the call. One thread at a time. Freed by `close` or
+when collected; `rebuild` replaces it after a fatal error.
 """
 
 from __future__ import annotations
@@ -14,18 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.backends.llamacpp.attention import Machine
 from stretto.backends.llamacpp.model import LoadWarning, Model
 from stretto.backends.llamacpp.native.batch import Batch, Rows
 from stretto.backends.llamacpp.native.library import forget_log, last_error, library, log_lines
-from stretto.backends.llamacpp.options import (
-    CACHE_TYPES,
-    ROPE_SCALING,
-    TILE_ROWS,
-    ContextOptions,
-    Plan,
-    resolve,
-)
+from stretto.backends.llamacpp.options import ROPE_SCALING, ContextOptions
+from stretto.backends.llamacpp.plan import Plan, resolve
 from stretto.errors import ContextError, InvariantError
+from stretto.model_files.tensor_types import BY_NAME
 
 WHOLE, STATE_ONLY = 0, 1  # llama_state_seq flags; ON_DEVICE (2) aborts on bad data and is never used
 N_CTX_MAX = 1 << 31
@@ -33,14 +29,24 @@ _BYTES = ctypes.POINTER(ctypes.c_uint8)
 
 
 class Context:
-    def __init__(self, model: Model, options: ContextOptions, *, on_node: Any = None) -> None:
-        """`on_node`: a callback that llama.cpp asks at the nodes of its graphs (see `pausable_pass`)."""
+    def __init__(
+        self,
+        model: Model,
+        options: ContextOptions,
+        *,
+        on_node: Any = None,
+        machine: Machine | None = None,
+    ) -> None:
+        """`on_node`: a callback that llama.cpp calls at the nodes of its graphs (see `pausable_pass`).
+
+        `machine`: resolve the options as on another machine, for tests.
+        """
         self.lib = library()
         self._on_node = on_node
         self.model = model
         self.weights = model.weights
         self.options = options
-        self.plan = resolve(model, options)
+        self.plan = resolve(model, options, machine)
         self.vocab = model.vocabulary.vocab_size
         self._outputs = 0
         self._finalizer: weakref.finalize[..., Context] | None = None
@@ -64,7 +70,7 @@ class Context:
         self._memory = lib.llama_get_memory(handle)
         if not self._memory:
             self.close()
-            raise ContextError("this model keeps no memory of its context: it cannot generate")
+            raise ContextError("this model has no KV memory: it cannot generate")
         self.flash_attention = plan.flash_attention and not _says_flash_off()
         self.n_seq_max = int(lib.llama_n_seq_max(handle))
         self.n_ctx_seq = int(lib.llama_n_ctx_seq(handle))
@@ -76,7 +82,7 @@ class Context:
         self._batch = Batch(lib, self.n_batch)
 
     def rebuild(self) -> None:
-        """Throw the native context away and make another: every sequence is empty afterwards."""
+        """Replace the native context: every sequence is empty afterwards."""
         self.close()
         self._create()
 
@@ -96,20 +102,15 @@ class Context:
         return self.plan.warnings
 
     @property
-    def row_attention(self) -> bool:
-        """Flash attention in passes that are too small for its tiles, which round otherwise."""
-        return self.flash_attention and not self.model.on_gpu and self.n_ubatch < TILE_ROWS
-
-    @property
     def handle(self) -> Any:
         if self.closed:
-            raise InvariantError("the context was closed and is used all the same")
+            raise InvariantError("context used after close()")
         return self._handle
 
     # --- passes ----------------------------------------------------------------------------------
 
     def decode(self, rows: Rows) -> int:
-        """llama_decode: 0 is done, 1 no room and nothing changed, -1 refused, below that it is broken."""
+        """llama_decode: 0 done, 1 no room and nothing changed, -1 refused, below that unusable."""
         if not 0 < len(rows) <= self.n_batch:
             raise InvariantError(f"{len(rows)} rows in a batch of {self.n_batch}")
         if rows.outputs_count > self.outputs_max:
@@ -139,19 +140,19 @@ class Context:
     # --- memory ----------------------------------------------------------------------------------
 
     def remove(self, sequence: int, start: int) -> bool:
-        """Forget the rows from `start` on (0: all of them). False where the model cannot."""
+        """Remove the rows from `start` on (0: all of them). False if the model cannot."""
         self._check(sequence)
         _ = self.handle
         begin = -1 if start == 0 else start
         return bool(self.lib.llama_memory_seq_rm(self._memory, sequence, begin, -1))
 
     def clear(self) -> None:
-        """Forget all rows of every sequence, and zero the cells: what was removed is still written there."""
+        """Remove all rows of every sequence and zero the cells: removing alone leaves the values there."""
         _ = self.handle
         self.lib.llama_memory_clear(self._memory, True)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """The whole of a sequence; in a unified pool only its first `length` rows where it can be cut."""
+        """Copy a whole sequence; in a unified pool only its first `length` rows, where it can be trimmed."""
         self._check(source, target)
         _ = self.handle
         ranged = self.plan.unified and not (self.model.is_hybrid or self.model.is_recurrent)
@@ -159,7 +160,7 @@ class Context:
         self.lib.llama_memory_seq_cp(self._memory, source, target, begin, end)
 
     def positions(self, sequence: int) -> tuple[int, int]:
-        """The first and the last position that the memory still holds; -1 when it is empty."""
+        """The first and last position that the memory holds; -1 if it is empty."""
         self._check(sequence)
         _ = self.handle
         first = int(self.lib.llama_memory_seq_pos_min(self._memory, sequence))
@@ -176,7 +177,7 @@ class Context:
         return int(self.lib.llama_state_seq_get_data_ext(self.handle, pointer, len(target), sequence, flags))
 
     def write_state(self, sequence: int, source: NDArray[np.uint8], flags: int) -> int:
-        """Bytes taken from `source`; 0 is a failure, after which the sequence is to be cleared."""
+        """Bytes read from `source`; 0 is a failure, after which the sequence must be cleared."""
         self._check(sequence)
         pointer = ctypes.cast(source.ctypes.data, _BYTES)
         return int(self.lib.llama_state_seq_set_data_ext(self.handle, pointer, len(source), sequence, flags))
@@ -187,12 +188,12 @@ class Context:
 
 
 def _free(lib: Any, handle: Any, weights: object) -> None:  # noqa: ARG001
-    """`weights` is held until here: a context must not outlive its model."""
+    """`weights` is referenced until here: a context must not outlive its model."""
     lib.llama_free(handle)
 
 
 def _says_flash_off() -> bool:
-    """llama.cpp turns flash attention off by itself for a few models, and says so only in its log."""
+    """llama.cpp turns flash attention off for a few models, and reports it only in its log."""
     said = [line for line in log_lines() if "flash_attn" in line and "llama_context" in line]
     return any("disabled" in line or "forcing off" in line for line in said)
 
@@ -207,8 +208,8 @@ def _native(lib: Any, plan: Plan) -> Any:
     params.n_threads = plan.n_threads
     params.n_threads_batch = plan.n_threads_batch
     params.flash_attn_type = int(plan.flash_attention)
-    params.type_k = CACHE_TYPES[plan.cache_type_k]
-    params.type_v = CACHE_TYPES[plan.cache_type_v]
+    params.type_k = BY_NAME[plan.cache_type_k].number
+    params.type_v = BY_NAME[plan.cache_type_v].number
     params.kv_unified = plan.unified
     params.swa_full = plan.swa_full
     params.offload_kqv = plan.offload_kqv

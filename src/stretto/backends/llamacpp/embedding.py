@@ -1,9 +1,9 @@
 """Contexts that turn token sequences into vectors or scores: llama.cpp with pooling.
 
-One set of weights serves several of these; each belongs to one thread at a time. A batch is ragged: whole
-inputs one after the other, each a sequence of its own. Models without memory (BERT) encode a batch in one
-pass. Causal ones decode it; where only the last token counts, an input longer than a pass takes several.
-Every call that would end the process is guarded, as in `context`.
+One set of weights serves several contexts; each belongs to one thread at a time. A batch holds whole inputs,
+one after the other, each as a sequence of its own. Models without KV memory (BERT) encode a batch in one
+pass. Causal models decode it; where only the last token counts, an input longer than a pass takes several.
+Every call that could end the process is guarded, as in `context`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WINDOW_AUTO_MIN = 512
 
 
 class Pooling(IntEnum):
-    """How the file says that token states become one vector; llama.cpp's numbers."""
+    """How the states of tokens become one vector, by the file; llama.cpp's numbers."""
 
     NONE = 0
     MEAN = 1
@@ -59,7 +59,7 @@ class EmbeddingOptions:
 
 
 def pooling_of(model: Model) -> Pooling:
-    """What the file names; a model that names none makes no vectors, and the error says what it is."""
+    """The pooling that the file names; an error for a model without one."""
     shape = model.shape
     if shape.pooling not in set(Pooling) or shape.pooling == Pooling.NONE:
         what = "embedding" if not shape.causal else f"text ({shape.kind.value})"
@@ -72,7 +72,7 @@ def pooling_of(model: Model) -> Pooling:
 
 
 def window_of(model: Model, wanted: int) -> int:
-    """Tokens that one input may have."""
+    """Most tokens of one input."""
     trained = model.n_ctx_train
     if wanted:
         return min(wanted, trained)
@@ -82,7 +82,7 @@ def window_of(model: Model, wanted: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Tokens that the model's own tokenizer puts around a text, and between the two of a pair."""
+    """Tokens that the model's tokenizer adds before, after, and between the two texts of a pair."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -90,7 +90,7 @@ class Marks:
 
 
 def marks_of(model: Model) -> Marks:
-    """Found by asking: a short text with and without its marks.
+    """Found by tokenizing a short text with and without them.
 
     A pair is `[CLS] a [SEP] b [SEP]` for BERT and `<s> a </s></s> b </s>` for RoBERTa's family.
     """
@@ -100,7 +100,7 @@ def marks_of(model: Model) -> Marks:
     places = range(len(marked) - len(plain) + 1)
     at = next((at for at in places if marked[at : at + len(plain)] == plain), None)
     if at is None:
-        raise InvariantError("the tokenizer changes a text when it adds its marks")
+        raise InvariantError("the tokenizer changes a text when it adds special tokens")
     before, after = tuple(marked[:at]), tuple(marked[at + len(plain) :])
     doubled = lib.llama_vocab_get_add_eos(vocab) and lib.llama_vocab_get_add_sep(vocab)
     return Marks(before, after, (*after, int(lib.llama_vocab_sep(vocab))) if doubled else after)
@@ -114,7 +114,7 @@ def _tokenized(lib: Any, vocab: Any, text: bytes, *, marks: bool) -> list[int]:
 
 
 class EmbeddingContext:
-    """`run` is the whole interface. `rebuild` after a failure; `close` frees it, as does forgetting it."""
+    """`run` is the whole interface. `rebuild` after a failure; freed by `close` or when collected."""
 
     def __init__(self, model: Model, options: EmbeddingOptions | None = None) -> None:
         options = options or EmbeddingOptions()
@@ -156,7 +156,7 @@ class EmbeddingContext:
         params.n_threads = params.n_threads_batch = self._options.n_threads
         params.embeddings = True
         params.pooling_type = int(self.pooling)
-        params.kv_unified = True  # in streams a pass would be cut, and a mean taken over a part
+        params.kv_unified = True  # streams would split a pass, and take a mean over a part
         params.flash_attn_type = {"auto": -1, "on": 1, "off": 0}[self._options.flash_attention]
         return params
 
@@ -175,9 +175,9 @@ class EmbeddingContext:
     # --- passes ----------------------------------------------------------------------------------
 
     def run(self, inputs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """One row for each input: its pooled state, or its classes' scores. Not normalized."""
+        """One row for each input: its pooled state, or its class scores. Not normalized."""
         if self.closed:
-            raise InvariantError("the embedding context was closed and is used all the same")
+            raise InvariantError("embedding context used after close()")
         rows = self._rows(inputs)
         if self._memory:
             self._lib.llama_memory_clear(self._memory, False)
@@ -220,7 +220,7 @@ class EmbeddingContext:
     def _vector(self, sequence: int) -> NDArray[np.float32]:
         pointer = self._lib.llama_get_embeddings_seq(self._handle, sequence)
         if not pointer:
-            raise PassFailedError("llama.cpp has no vector for an input that it computed")
+            raise PassFailedError("llama.cpp returned no vector for an input")
         cells: Any = (ctypes.c_float * self.width).from_address(ctypes.addressof(pointer.contents))
         vector: NDArray[np.float32] = np.frombuffer(cells, dtype=np.float32)
         return vector.copy()  # the next pass overwrites it
@@ -239,5 +239,5 @@ def _part(rows: Rows, start: int, end: int) -> Rows:
 
 
 def _free(lib: Any, handle: Any, weights: object) -> None:  # noqa: ARG001
-    """`weights` is held until here: a context must not outlive its model."""
+    """`weights` is referenced until here: a context must not outlive its model."""
     lib.llama_free(handle)

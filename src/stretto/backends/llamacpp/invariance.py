@@ -1,9 +1,9 @@
 """Whether a token's KV has the same bits however it is computed: measured at load, not assumed.
 
 The same tokens run as one chunk, as two, beside another prompt, and as decode rows alone and beside others;
-whole states are compared byte for byte. Prompts that depend on how they are cut, or decode rows that depend
-on their neighbours, cannot be made deterministic by the scheduler, and are refused. Decode rows that merely
-differ from a prompt's rows can: `Capabilities.batch_invariant` tells the core to keep the two apart.
+whole states are compared byte for byte. Prompts that depend on how they are split into chunks, or decode rows
+that depend on other rows of the pass, cannot be made deterministic by the scheduler and are refused. Decode
+rows that differ from prompt rows can: `Capabilities.batch_invariant` tells the core to keep the two apart.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stretto.errors import ContextError, DeterminismError
 
 DECODED = 4  # tokens that run as decode rows
 PROMPT_MIN = 8  # tokens before them
-LOGITS_TOLERANCE = 1e-5  # of their spread: an output layer may round in its last bits by the number of rows
+LOGITS_TOLERANCE = 1e-5  # of their spread: the output layer may round differently with the number of rows
 
 Span = tuple[int, int, int]  # sequence, start, count
 
@@ -31,9 +31,9 @@ class Result(NamedTuple):
 
 
 def batch_invariant(context: Context) -> bool:
-    """Do decode rows write what a prompt's rows would? Leaves the sequences empty.
+    """Whether decode rows write the same KV as prompt rows. Leaves the sequences empty.
 
-    Raises DeterminismError where a text would depend on chunks or neighbours whatever the scheduler does.
+    Raises DeterminismError if output would depend on chunks or on the batch whatever the scheduler does.
     """
     chunk = batch_invariant_rows_min()
     prompt = max(PROMPT_MIN, 2 * chunk)
@@ -43,7 +43,7 @@ def batch_invariant(context: Context) -> bool:
             f"deterministic: on needs a context_window of {length + 1} tokens and an n_batch of twice as many"
         )
     whole = _run(context, [[(0, 0, length)]])
-    for cut in (chunk, chunk + 1):  # kernels take rows in fours, and what is left over one by one
+    for cut in (chunk, chunk + 1):  # kernels take groups of four rows, and the rest one by one
         _need_same(whole, _run(context, [[(0, 0, cut)], [(0, cut, length - cut)]]), _CHUNKS)
     if context.n_seq_max > 1:
         _need_same(whole, _run(context, [[(0, 0, length), (1, 0, length - cut)]]), _NEIGHBOURS)
@@ -54,12 +54,12 @@ def batch_invariant(context: Context) -> bool:
     return alone.state == whole.state
 
 
-_CHUNKS = "a prompt's KV depends on how it is cut into chunks"
+_CHUNKS = "a prompt's KV depends on how it is split into chunks"
 _NEIGHBOURS = "a row's KV depends on the rows beside it"
 
 
 def _decoding(prompt: int, others: int) -> list[list[Span]]:
-    """A prompt and its decode rows, beside as many that have begun with less."""
+    """A prompt and its decode rows, beside `others` that have shorter prompts."""
     short = prompt // 2
     begun: list[list[Span]] = [[(0, 0, prompt)], *([(at, 0, short)] for at in range(1, others + 1))]
     rows: list[list[Span]] = [

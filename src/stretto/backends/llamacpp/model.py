@@ -1,21 +1,29 @@
-"""One GGUF in memory: its weights, its vocabulary, and what llama.cpp says about it.
+"""One loaded GGUF: its weights, its vocabulary, and what llama.cpp reports about it.
 
-A file reaches C code only after `models.gguf` has checked its bounds and `models.probe` has seen a child load
-it. A model may serve several contexts; it is freed when nobody holds it any more.
+A file reaches C code only after `model_files.gguf` has checked its bounds and `model_files.probe` has loaded
+it in a child process. A model may serve several contexts; it is freed when nothing references it.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stretto.backends.llamacpp.kernels.interpose import install
-from stretto.backends.llamacpp.native.devices import CPU_DEVICE, device_list
-from stretto.backends.llamacpp.native.library import Weights, forget_log, last_error, library
+from stretto.backends.llamacpp.attention import Machine
+from stretto.backends.llamacpp.kernels import interpose, support
+from stretto.backends.llamacpp.machine import wants_gpu
+from stretto.backends.llamacpp.native.devices import device_list
+from stretto.backends.llamacpp.native.library import (
+    Weights,
+    forget_log,
+    half_precision,
+    last_error,
+    library,
+)
 from stretto.backends.llamacpp.native.vocabulary import Vocabulary
+from stretto.backends.llamacpp.options import ModelOptions
 from stretto.errors import ModelLoadError
 from stretto.model_files import gguf, probe
 from stretto.model_files.kind import ModelShape, shape_of
@@ -25,23 +33,11 @@ _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
 _DEVICES_MAX = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOptions:
-    n_gpu_layers: int = -1  # -1: all
-    split_mode: str = "layer"
-    main_gpu: int = 0
-    tensor_split: Sequence[float] = ()
-    use_mmap: bool = True
-    use_mlock: bool = False
-    use_direct_io: bool = False
-    devices: Sequence[str] = ()  # by ggml's names; none: all there are
-
-
 MROPE_TYPES = (8, 40)  # llama.cpp's numbers: positions of several dimensions
 
 
 class LoadWarning(NamedTuple):
-    """Something that was changed or will be slow; shown at start, never an error."""
+    """Something that was changed or will be slow; shown at start, not an error."""
 
     code: str
     message: str
@@ -55,7 +51,7 @@ _PLAIN_BUFFERS = LoadWarning(
 
 
 class Model:
-    """A loaded model. Made by `load`; `close` frees it, as does forgetting it."""
+    """A loaded model. Made by `load`; freed by `close` or when collected."""
 
     def __init__(
         self,
@@ -82,13 +78,26 @@ class Model:
 
     @property
     def template(self) -> str | None:
-        """The chat template's text, as the file has it."""
+        """The chat template in the file."""
         return self.file.template
 
     @property
     def on_gpu(self) -> bool:
-        wanted = self.options.n_gpu_layers != 0 and tuple(self.options.devices) != (CPU_DEVICE,)
-        return wanted and bool(library().llama_supports_gpu_offload())
+        return wants_gpu(self.options) and bool(library().llama_supports_gpu_offload())
+
+    @property
+    def machine(self) -> Machine:
+        """What the attention policy depends on, as llama.cpp reports it."""
+        return Machine(
+            on_gpu=self.on_gpu,
+            half_precision=half_precision(),
+            own_attention_heads=interpose.attention_heads(),
+        )
+
+    @property
+    def own_kernels(self) -> str:
+        """Why our own kernels do not compute; empty if they do."""
+        return interpose.reason(self.options.kernels)
 
     @property
     def closed(self) -> bool:
@@ -107,9 +116,9 @@ def load(
     progress: Progress | None = None,
     trial: bool = True,
 ) -> Model:
-    """Load a checked file; raises a `ModelError` or a `ModelLoadError` that says in one line what is wrong.
+    """Load a checked file; raises a `ModelError` or a `ModelLoadError` with one line.
 
-    `trial` loads it in a child first, once per file: what kills that child would have killed us.
+    `trial` loads it in a child process first, once per file: what kills the child would have killed this one.
     """
     options = options or ModelOptions()
     file = gguf.read(path)
@@ -121,8 +130,7 @@ def load(
     )
 
     special = special_buffers_work(cache_dir)
-    if special:
-        install(cache_dir)
+    warnings = _choose_kernels(options.kernels, cache_dir) if special else (_PLAIN_BUFFERS,)
     lib = library()
     forget_log()
     params = _native(lib, options)
@@ -131,7 +139,7 @@ def load(
         params.devices = ctypes.cast(devices, ctypes.c_void_p)
     params.use_extra_bufts = special
     raised: list[BaseException] = []
-    callback = lib.llama_progress_callback(_reporter(progress, raised))  # C code calls it until all is loaded
+    callback = lib.llama_progress_callback(_reporter(progress, raised))  # referenced until the load is over
     params.progress_callback = callback
     handle = lib.llama_model_load_from_file(str(file.path).encode(), params)
     if raised:
@@ -140,7 +148,19 @@ def load(
         raise raised[0]
     if not handle:
         raise ModelLoadError(f"{file.path} does not load: {last_error()}")
-    return Model(handle, file, options, () if params.use_extra_bufts else (_PLAIN_BUFFERS,))
+    return Model(handle, file, options, warnings)
+
+
+def _choose_kernels(kernels: str, cache_dir: Path | None) -> tuple[LoadWarning, ...]:
+    """Before llama.cpp is loaded. What was asked for and cannot be is a warning: one library per process."""
+    if support.is_wanted(kernels):
+        reason = interpose.install(cache_dir)
+        if kernels == "own" and reason:
+            return (LoadWarning("own_kernels_unused", f"kernels: own is not possible here: {reason}"),)
+    elif kernels == "llamacpp" and interpose.attention_heads():
+        text = "kernels: llamacpp has no effect: another model of this process already uses our kernels"
+        return (LoadWarning("own_kernels_used", text),)
+    return ()
 
 
 def _native(lib: Any, options: ModelOptions) -> Any:
@@ -161,7 +181,7 @@ def _native(lib: Any, options: ModelOptions) -> Any:
 
 
 def _reporter(progress: Progress | None, raised: list[BaseException]) -> Callable[[float, object], bool]:
-    """What the caller's progress bar raises, Ctrl-C included, ends the load and is raised again after it."""
+    """An exception in the caller's progress callback, Ctrl-C included, ends the load and is raised again."""
 
     def report(fraction: float, _: object) -> bool:
         try:

@@ -1,8 +1,8 @@
 """Makes the sampler of a request, and the grammar matcher that it needs.
 
 Knows the vocabulary. Building llguidance's view of it takes a few tenths of a second, so it happens once and
-only when a grammar is asked for; whoever accepts requests calls `grammars.compile` on a thread of its own
-first, so that no tick waits for a grammar.
+only when a grammar is asked for. Callers compile grammars (`grammars.compile`) on a thread of their own
+before a request is accepted, so that no tick waits for one.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import numpy as np
 
 from stretto.backends.base import complete
 from stretto.backends.llamacpp import Context, ContextOptions, LlamaCppBackend, Model, ModelOptions, load
+from stretto.backends.llamacpp.attention import Machine
 from stretto.backends.llamacpp.native.library import library
 from stretto.core import invariants
 from stretto.core.limits import Limits
@@ -77,11 +78,18 @@ def options(**more) -> ContextOptions:
 
 
 def make_backend(
-    model: Model | str, *, sampler=GreedySampler, cache_ram_bytes: int = 64 << 20, **more
+    model: Model | str,
+    *,
+    sampler=GreedySampler,
+    cache_ram_bytes: int = 64 << 20,
+    machine: Machine | None = None,
+    **more,
 ) -> LlamaCppBackend:
     model = tiny(model) if isinstance(model, str) else model
     return LlamaCppBackend(
-        Context(model, options(**more)), make_sampler=sampler, cache_ram_bytes=cache_ram_bytes
+        Context(model, options(**more), machine=machine),
+        make_sampler=sampler,
+        cache_ram_bytes=cache_ram_bytes,
     )
 
 

@@ -46,7 +46,7 @@ def test_capabilities_are_those_of_the_kind(kind: str, layout: str) -> None:
     assert (can.pages > 0) == pooled
     tiled = kind not in STATEFUL_KINDS and (layout == "unified" or kind == "swa")
     row_attention = half_precision() and not tiled and kind not in STATEFUL_KINDS  # the window is short
-    assert (backend.context.flash_attention, backend.context.row_attention) == (
+    assert (backend.context.flash_attention, backend.quirks.row_attention) == (
         tiled or row_attention,
         row_attention,
     )

@@ -7,7 +7,7 @@ import pytest
 
 from stretto.backends.llamacpp import Context, ContextError
 from stretto.backends.llamacpp.calibration import rows_for
-from stretto.backends.llamacpp.options import resolve
+from stretto.backends.llamacpp.plan import resolve
 from tests.unit.backends.llamacpp.rig import options, tiny
 
 

@@ -7,11 +7,11 @@ from array import array
 import numpy as np
 import pytest
 
-from stretto.backends.llamacpp import options as llamacpp_options
-from stretto.backends.llamacpp.options import resolve
+from stretto.backends.llamacpp.attention import Machine
+from stretto.backends.llamacpp.plan import resolve
+from stretto.backends.llamacpp.tuning import ROW_ATTENTION_UBATCH_MAX
 from stretto.core.limits import Limits
 from stretto.core.tick import Binding
-from stretto.model_files.fit import ROW_ATTENTION_UBATCH_MAX
 from tests.unit.backends.llamacpp.passes.test_calls import tick
 from tests.unit.backends.llamacpp.rig import (
     TOLERANCE,
@@ -28,15 +28,14 @@ TOKENS = 400  # llama.cpp divides a text of more than 256 tokens among its threa
 EXACT = 1e-4  # matrix kernels take one row and several in another order; a text that is divided is 1e-2 off
 
 
-@pytest.fixture(autouse=True)
-def arm(monkeypatch):
-    monkeypatch.setattr(llamacpp_options, "half_precision", lambda: True)
+ARM = Machine(half_precision=True)
+OWN = Machine(half_precision=True, own_attention_heads=(16,))
 
 
 def backend_by_row(**more):
     sizes = {"n_seq_max": 3, "context_window": 1024, "n_batch": 512, "n_ubatch": 512, "n_threads": 2}
-    backend = make_backend("dense", **sizes | more)
-    assert backend.context.row_attention
+    backend = make_backend("dense", machine=ARM, **sizes | more)
+    assert backend.quirks.row_attention
     return backend
 
 
@@ -61,19 +60,19 @@ def run(backend, number: int, *spans, **more) -> np.ndarray:
     ],
 )
 def test_what_auto_means_where_the_processor_has_half_precision(asked, flash, row_attention):
-    plan = resolve(tiny("dense"), options(**{"n_ubatch": 512, "n_batch": 512} | asked))
+    plan = resolve(tiny("dense"), options(**{"n_ubatch": 512, "n_batch": 512} | asked), ARM)
     assert (plan.flash_attention, plan.n_ubatch == ROW_ATTENTION_UBATCH_MAX) == (flash, row_attention)
 
 
-def test_our_own_attention_has_windows_of_any_length(monkeypatch):
-    monkeypatch.setattr(llamacpp_options, "attends", lambda *lengths: True)
-    assert resolve(tiny("dense"), options(context_window=65536)).n_ubatch == ROW_ATTENTION_UBATCH_MAX
-    assert not resolve(tiny("dense"), options(context_window=8192, flash_attention="long")).flash_attention
+def test_our_own_attention_has_windows_of_any_length():
+    long = resolve(tiny("dense"), options(context_window=65536), OWN)
+    assert long.n_ubatch == ROW_ATTENTION_UBATCH_MAX
+    asked = options(context_window=8192, flash_attention="long")
+    assert not resolve(tiny("dense"), asked, OWN).flash_attention
 
 
-def test_elsewhere_it_means_only_for_long_prompts(monkeypatch):
-    monkeypatch.setattr(llamacpp_options, "half_precision", lambda: False)
-    assert not resolve(tiny("dense"), options()).flash_attention
+def test_elsewhere_it_means_only_for_long_prompts():
+    assert not resolve(tiny("dense"), options(), Machine()).flash_attention
 
 
 def test_a_row_alone_gives_what_it_gives_beside_others():
@@ -117,7 +116,7 @@ def test_prompts_give_the_same_numbers_however_they_are_cut():
     assert np.array_equal(found[0], found[2])
 
 
-def test_a_long_prompt_lands_by_token():
+def test_a_long_prompt_is_handed_over_by_token():
     backend = backend_by_row(context_window=4096)
     assert backend._side is not None
     handed_over, hand_over = [], backend._side.hand_over

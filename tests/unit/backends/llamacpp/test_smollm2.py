@@ -17,7 +17,6 @@ from stretto.core.limits import CACHE_POLICIES, Limits
 from stretto.core.request import Request, SamplingParams
 from stretto.core.tick import Tick
 from stretto.model_files import bundled
-from stretto.model_files.fit import ROW_ATTENTION_UBATCH_MAX
 from stretto.testing.tiny_models import default_directory
 from tests.unit.backends.llamacpp.rig import TOLERANCE, GreedySampler, Loop, Reference, options
 
@@ -41,9 +40,7 @@ def model() -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def reference(model: Model) -> Iterator[Reference]:
-    made = Reference(
-        model, flash=half_precision(), n_ubatch=ROW_ATTENTION_UBATCH_MAX
-    )  # as streams run on a CPU
+    made = Reference(model, flash=half_precision(), n_ubatch=56)  # as streams run on a CPU
     yield made
     made.close()
 

@@ -1,1 +1,1 @@
-"""Kernels of our own for ARM processors, in llama.cpp's place: faster, and the same to the last bit."""
+"""Our own kernels for ARM processors, which replace llama.cpp's: faster, with the same bits."""

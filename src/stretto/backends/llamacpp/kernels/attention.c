@@ -1,22 +1,22 @@
-// Attention, row by row, over a cache in half precision, for ARM processors that compute in half precision. Stands
-// in for llama.cpp's function of the same name; what it does not suit goes on to the original. See `interpose.py`.
+// Row-by-row attention over an f16 cache, for ARM processors with half-precision arithmetic. Replaces llama.cpp's
+// function of the same name; calls that it does not support are passed on to the original. See `interpose.py`.
 //
-// The same arithmetic in the same order, to the last bit; and a row that is alone comes out as beside others, where
-// llama.cpp divides the text among threads and rounds otherwise. What makes it faster: the scores of many tokens are
-// computed before the first is used, so that one need not wait for another; the row's query and its sum stay in
-// registers; threads take rows in turn instead of meeting first.
+// The same arithmetic in the same order, with the same bits. A lone row gives what it gives beside others, where
+// llama.cpp splits its context among threads and rounds differently. It is faster because the scores of many tokens
+// are computed before the first is used (no dependency between them), the row's query and its sum stay in
+// registers, and threads take rows in a fixed order without a barrier first.
 
 #include <math.h>
 #include <stdbool.h>
 
 #include "interpose.h"
 
-enum { F32 = 0, F16 = 1 };                                           // ggml's numbers of types
+enum { F32 = 0, F16 = 1 };                                           // ggml's type numbers
 enum { LANES = 8, STEP = 32, TILED_FROM = 64 };                      // llama.cpp's own choices
 enum { TOGETHER = 256, SHARES = 16 };
 enum { MASKED = 0xFC00 };                                            // minus infinity
 
-// As ggml.h and ggml-cpu-impl.h of llama-cpp-python 0.3.36 have them.
+// Copied layouts: ggml.h and ggml-cpu-impl.h of llama-cpp-python 0.3.36.
 typedef struct tensor {
   int type;
   void *buffer;
@@ -54,7 +54,7 @@ INLINE float dot(const float16x8_t *query, const __fp16 *key, int size) {
   return vaddvq_f32(vaddq_f32(vcvt_f32_f16(vget_low_f16(sum)), vcvt_f32_f16(vget_high_f16(sum))));
 }
 
-// One row of queries over the tokens that its mask (or none) leaves.
+// One query row over the tokens that its mask leaves visible.
 INLINE void attend(float *out, const float *query, const char *keys, size_t key_stride, const char *values,
                    size_t value_stride, const uint16_t *mask, int64_t n_tokens, float scale, int size) {
   float16x8_t halves[16], sums[16];
@@ -123,7 +123,7 @@ INLINE void rows(const params_t *params, tensor *out, int size) {
   }
 }
 
-// Half-precision cache, heads of 64 or 128, a plain mask, and fewer rows than llama.cpp takes in tiles.
+// Supported: an f16 cache, heads of 64 or 128, a plain mask, and fewer rows than a tile of llama.cpp.
 static bool suits(const tensor *out) {
   const tensor *q = out->src[0], *k = out->src[1], *v = out->src[2], *mask = out->src[3], *sinks = out->src[4];
   const bool half = q->type == F32 && k->type == F16 && v->type == F16 && (mask == NULL || mask->type == F16);

@@ -1,7 +1,7 @@
-"""The kernels as a library: compiled once, kept under a name that says of what it was made and what is in it.
+"""Compiles the kernels once, into a library whose name contains the digests of its sources and of itself.
 
-It is code that runs in the server, so what is found is taken only if it is whole (its digest is in its name),
-and if nobody but this user can write it or its folder.
+It is code that runs in the server, so a library is used only if it is complete (by its digest) and if no
+other user can write it or its folder.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from stretto.backends.llamacpp.kernels.support import COMPILERS
+
 FOLDER = Path(__file__).parent
 SOURCES = ("gemm.c", "attention.c")
 HEADERS = ("interpose.h",)
-COMPILERS = ("cc", "gcc", "clang")
-# Sums must not be contracted: what is fused and what is not decides the last bit.
+# No contraction of sums: fusing multiply and add changes the last bit.
 FLAGS = (
     *("-std=c11", "-O3", "-march=armv8.2-a+dotprod+fp16", "-ffp-contract=off", "-fno-math-errno"),
     *("-shared", "-fPIC"),
@@ -27,7 +28,7 @@ COMPILE_S = 30.0
 
 
 class CompileError(Exception):
-    """There is no compiler, or it does not compile them."""
+    """No compiler, or it fails."""
 
 
 def compiled(folder: Path) -> Path:

@@ -1,10 +1,10 @@
 // Rows of a batch times quantized weights, for ARM processors with dot products and without matrix instructions
-// (Neoverse-N1, Cortex-A76). They stand in for llama.cpp's functions of the same names (`interpose.py`).
+// (Neoverse-N1, Cortex-A76). They replace llama.cpp's functions of the same names (`interpose.py`).
 //
-// A row comes out as it does alone, to the last bit: whole numbers are summed exactly, and blocks are added in
-// their order by one fused multiply-add each, as llama.cpp's kernels for a single row do.
+// A row has the same bits as alone: integers are summed exactly, and blocks are added in order with one fused
+// multiply-add each, as llama.cpp's kernels for a single row do.
 //
-// What makes them faster, on a core that starts two vector instructions a cycle:
+// Why they are faster, on a core that starts two vector instructions per cycle:
 // - up to 16 rows share the unpacking of a block of weights (llama.cpp: 16, else 4);
 // - the scales of the rows are converted once, not once for every four columns (a conversion takes two cycles);
 // - no conversion of sums: they begin at the bits of 1.5 * 2^23, where a float counts in ones, so a sum is one
@@ -15,7 +15,7 @@
 
 enum { BLOCK = 32, GROUP = 4, GROUPS_MAX = 4, BLOCKS_MAX = 1024 };
 
-// Four rows, or four columns of weights, in one: four scales (half precision), then four values of each in turn.
+// Four rows, or four columns of weights, in one: four scales (half precision), then values of each, interleaved by four.
 typedef struct { uint16_t scales[GROUP]; int8_t values[GROUP * BLOCK]; } bytes_t;
 typedef struct { uint16_t scales[GROUP]; int8_t values[GROUP * BLOCK / 2]; } nibbles_t;
 
@@ -72,7 +72,7 @@ INLINE void add_block(float32x4_t sums[GROUP], const int8x16_t weights[8], float
       : "memory");
 }
 
-// Signed nibbles come out sixteen times as large; the scales of the rows make up for it.
+// Signed nibbles are sixteen times too large; the scales of the rows compensate.
 INLINE void unpack(int8x16_t out[8], const int8_t *values, weights_t kind) {
   if (kind == NIBBLES) {
     UNROLLED for (int j = 0; j < 4; j++) {
@@ -135,7 +135,7 @@ INLINE void multiply(int n, float *out, size_t stride, const void *weights, cons
   }
 }
 
-// ── in the place of llama.cpp's ──────────────────────────────────────────────────────────────────
+// ── under llama.cpp's names ──────────────────────────────────────────────────────────────────────
 
 void ggml_gemm_q4_0_4x4_q8_0(int n, float *out, size_t stride, const void *weights, const void *rows, int n_rows,
                              int n_columns) {

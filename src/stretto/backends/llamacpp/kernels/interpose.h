@@ -1,4 +1,4 @@
-// What the kernels share. `interpose.py` compiles them and puts them in the place of llama.cpp's.
+// Shared by the kernels. `build.py` compiles them, `interpose.py` loads them before llama.cpp.
 
 #include <arm_neon.h>
 #include <stddef.h>
@@ -7,4 +7,4 @@
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLLED _Pragma("GCC unroll 16")
 
-extern int stretto_own;  // 0, as at first: every call goes on to the original
+extern int stretto_own;  // 0, the initial value: every call is passed on to the original

@@ -1,19 +1,17 @@
-"""Puts our kernels in the place of llama.cpp's: compiled here, loaded before it, compared with it before use.
+"""Symbol interposition: replaces llama.cpp's hot kernels by our own, compiled here and verified before use.
 
-llama.cpp's libraries call their own kernels by name, and a name is looked up first among the libraries that
-were loaded for all before them. So ours are loaded first, under the same names, and pass every call on to the
-originals. Then both compute the same small products; only where no bit differs, and calls do come to us, ours
-compute from then on.
+llama.cpp's libraries call their kernels by name, and the dynamic loader looks a name up first in libraries
+that were loaded globally before. So ours are loaded first, under the same names, and pass every call on to
+the originals. Then both compute the same small products; only if no bit differs, and calls do arrive at ours,
+ours compute from then on.
 
-`install` says why they do not, which is no failure: without a compiler, or on another processor, llama.cpp's
-kernels are the ones that compute. Does not know models.
+This affects every user of llama.cpp in the process. So by default it happens only in processes of Stretto's
+own (`support.allow_in_this_process`). `install` returns why ours do not compute, which is no failure.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
-import platform
 import sys
 import tempfile
 import threading
@@ -22,15 +20,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stretto.backends.llamacpp.kernels import verify
+from stretto.backends.llamacpp.kernels import support, verify
 from stretto.backends.llamacpp.kernels.build import CompileError, compiled
+from stretto.backends.llamacpp.kernels.support import LLAMA_CPP
 from stretto.backends.llamacpp.native.library import compute_functions, library
 from stretto.errors import InvariantError
 
-LLAMA_CPP, GGML = "0.3.36", b"0.25.3"  # whose layouts the kernels know
-NEEDED = frozenset({"asimddp", "asimdhp"})  # dot products, and arithmetic in half precision
-BETTER = frozenset({"i8mm", "sve"})  # llama.cpp has other kernels there
-BUILT_WITH = (b"DOTPROD = 1", b"FP16_VA = 1", b"REPACK = 1")  # without these its buffers do not take weights
+GGML = b"0.25.3"  # the version whose struct layouts the kernels know
+BUILT_WITH = (b"DOTPROD = 1", b"FP16_VA = 1", b"REPACK = 1")  # else llama.cpp does not repack weights
 _ORIGINALS = {
     "stretto_original_matrices": (
         "ggml_gemm_q4_0_4x4_q8_0",
@@ -42,12 +39,21 @@ _ORIGINALS = {
 }
 
 _lock = threading.Lock()
-_reason: str | None = None  # None: not tried yet; "": they stand in
+_reason: str | None = None  # None: not tried yet; "": ours compute
 _ours: Any = None
 
 
+def reason(kernels: str) -> str:
+    """Why ours do not compute; empty if they do."""
+    if _reason is not None:
+        return _reason
+    if kernels == "llamacpp":
+        return "switched off by kernels: llamacpp"
+    return "this process is not Stretto's own; kernels: own replaces llama.cpp's for all of it"
+
+
 def install(cache_dir: Path | None) -> str:
-    """Empty when our kernels compute from now on, else why not. Once for each process, before `library`."""
+    """Empty if our kernels compute from now on, else why not. Once per process, before `library`."""
     global _reason  # noqa: PLW0603 - a C library is one per process
     with _lock:
         if _reason is None:
@@ -55,13 +61,13 @@ def install(cache_dir: Path | None) -> str:
         return _reason
 
 
-def attends(key_length: int, value_length: int) -> bool:
-    """Is our attention for heads of this size? With caps, slopes or sinks it is not all the same."""
-    return _ours is not None and key_length == value_length and key_length in verify.HEADS
+def attention_heads() -> tuple[int, ...]:
+    """Head sizes for which our attention computes; empty where it does not."""
+    return support.ATTENTION_HEADS if _ours is not None else ()
 
 
 def computes_all_attention(work: Callable[[], object]) -> bool:
-    """Do this, and answer whether all attention in it was computed by our kernel."""
+    """Run `work`; whether our kernel computed all attention in it."""
     if _ours is None:
         work()
         return False
@@ -75,47 +81,27 @@ def computes_all_attention(work: Callable[[], object]) -> bool:
 
 
 @contextmanager
-def paused() -> Iterator[None]:
-    """Meanwhile llama.cpp's kernels compute, for whoever compares. Nothing else may compute."""
+def disabled() -> Iterator[None]:
+    """llama.cpp's kernels compute meanwhile, for comparisons. Nothing else may compute at the same time."""
     if _ours is not None:
-        switch(_ours).value = 0
+        enabled_flag(_ours).value = 0
     try:
         yield
     finally:
         if _ours is not None:
-            switch(_ours).value = 1
+            enabled_flag(_ours).value = 1
 
 
-def switch(ours: Any) -> ctypes.c_int:
-    """1: our kernels compute, 0: llama.cpp's. Never to be changed during a pass."""
+def enabled_flag(ours: Any) -> ctypes.c_int:
+    """1: our kernels compute, 0: llama.cpp's. Must not change during a pass."""
     return ctypes.c_int.in_dll(ours, "stretto_own")
 
 
-def fits(system: str, machine: str, features: frozenset[str]) -> bool:
-    return system == "Linux" and machine == "aarch64" and features >= NEEDED and not features & BETTER
-
-
 def _unfit() -> str:
-    if not fits(platform.system(), platform.machine(), _features()):
-        return "not a processor they are for"
-    if _version() != LLAMA_CPP:
-        return f"llama-cpp-python is not {LLAMA_CPP}"
-    return "llama.cpp was loaded before them" if "llama_cpp" in sys.modules else ""
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("llama_cpp_python")
-    except importlib.metadata.PackageNotFoundError:
-        return ""  # `library` says so, and what to do
-
-
-def _features() -> frozenset[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(next((line for line in lines if line.startswith("Features")), "").split())
+    unsupported = support.unsupported(support.cpu_features(), LLAMA_CPP)
+    if not unsupported and "llama_cpp" in sys.modules:
+        return "llama.cpp was loaded before them"
+    return unsupported
 
 
 def _try(cache_dir: Path | None) -> str:
@@ -140,13 +126,13 @@ def _try(cache_dir: Path | None) -> str:
     except (AttributeError, InvariantError) as error:
         difference = str(error)
     if not difference:
-        switch(ours).value = 1
+        enabled_flag(ours).value = 1
         _ours = ours
     return difference
 
 
 def _loaded(cache_dir: Path | None) -> Any:
-    """From the cache; where that cannot be written or executed, from a folder that ends here."""
+    """From the cache; where that cannot be written or executed, from a temporary folder."""
     if cache_dir is not None:
         try:
             return ctypes.CDLL(str(compiled(cache_dir / "kernels")), mode=ctypes.RTLD_GLOBAL)
@@ -157,6 +143,6 @@ def _loaded(cache_dir: Path | None) -> Any:
 
 
 def _address(theirs: Any, name: str) -> ctypes.c_void_p:
-    """What it does not have it does not call."""
+    """NULL for a function that this build does not have, and so does not call."""
     function: Any = getattr(theirs, name, None)
     return ctypes.cast(function, ctypes.c_void_p)

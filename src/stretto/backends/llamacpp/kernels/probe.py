@@ -1,8 +1,10 @@
-"""Do this machine's special matrix kernels work? Tried in a child process, because the answer may be SIGILL.
+"""Whether this machine's special matrix kernels work: tried in a child process, because the answer may be
+SIGILL.
 
-llama.cpp puts weights into buffers of its own layout (AMX, REPACK) where the processor has the instructions.
-GCC 12 miscompiles llama.cpp's AMX tile set-up: the first batch of two rows then ends the process. The child
-multiplies a small matrix in each such buffer. Parent: `special_buffers_work`. Child: `python -m` this module.
+llama.cpp puts weights into buffers with their own layout (AMX, REPACK) where the processor has the
+instructions. GCC 12 miscompiles llama.cpp's AMX tile set-up: the first batch of two rows then ends the
+process. The child multiplies a small matrix in each such buffer. Parent: `special_buffers_work`. Child:
+`python -m` this module.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _known: dict[str, bool] = {}
 
 
 def special_buffers_work(cache_dir: Path | None) -> bool:
-    """False: load with plain buffers, slower and safe. Found once for each machine and build."""
+    """False: load with plain buffers, slower and safe. Determined once for each machine and build."""
     if importlib.util.find_spec("llama_cpp") is None:
         return False
     version = importlib.metadata.version("llama_cpp_python")
@@ -43,7 +45,7 @@ def special_buffers_work(cache_dir: Path | None) -> bool:
 
 
 def _build() -> str:
-    """When the library was put here: another build of the same version may work where this one fails."""
+    """When the library was installed: another build of the same version may work where this one fails."""
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None:
         return ""
@@ -51,7 +53,7 @@ def _build() -> str:
 
 
 def _ignore(line: str) -> None:
-    """What the child writes is for people who start it by hand."""
+    """The child's output is for people who start it by hand."""
 
 
 def _processor() -> str:
@@ -83,7 +85,7 @@ def _write(cache_dir: Path | None, found: dict[str, bool]) -> None:
 
 
 def _multiply(ggml: Ggml, kind: int) -> None:
-    """Weights in a buffer of this kind, times a batch of a few rows."""
+    """Multiply weights in a buffer of this type by a few rows."""
     weights = ggml.context()
     matrix = ggml.tensor(weights, Q4_0, (_COLUMNS, _ROWS))
     ggml.backend_alloc_ctx_tensors_from_buft(weights, kind)

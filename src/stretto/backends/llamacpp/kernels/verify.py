@@ -1,7 +1,7 @@
-"""Do our kernels give llama.cpp's bits? Small products, computed through ggml as a model's are.
+"""Whether our kernels give llama.cpp's bits: small products, computed through ggml as a model's are.
 
-A row of a batch must come out as it does alone (a single row never comes to us), attention and conversions
-as the originals give them. Says what differs in a few words, or nothing.
+A row of a batch must be what it is alone (a single row never reaches our kernels), attention and conversions
+what the originals give. Returns what differs in a few words, or nothing.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from stretto.backends.llamacpp.kernels.support import ATTENTION_HEADS
 from stretto.backends.llamacpp.native.ggml import F16, F32, Q4_0, Q8_0, Ggml
 
 REPACKED = "CPU_REPACK"
-BATCHES = (4, 8, 12, 16, 20, 27)  # one to four groups of four rows together, five, and rows that are left
+BATCHES = (4, 8, 12, 16, 20, 27)  # one to five groups of four rows, and a remainder
 INNER, COLUMNS = 256, 64
 _BLOCK_BYTES = {Q4_0: 18, Q8_0: 34}  # a scale in half precision, then 32 values
 _NAMES = {Q4_0: "Q4_0", Q8_0: "Q8_0"}
-HEADS = (64, 128)  # sizes that our attention is for
-TOKENS = 600  # more than are scored at a time, and than llama.cpp gives to one thread where a row is alone
+TOKENS = 600  # more than one block of scores, and than llama.cpp gives one thread for a lone row
 
 
 def difference(ours: Any, theirs: Any) -> str:
-    """Ours compute meanwhile, and not afterwards."""
+    """Our kernels compute meanwhile, and not afterwards."""
     ggml, own = Ggml(), ctypes.c_int.in_dll(ours, "stretto_own")
     own.value = 1
     try:
@@ -40,17 +40,17 @@ def _difference(ours: Any, theirs: Any, ggml: Ggml) -> str:
     rng = np.random.default_rng(1)
     for weights in (Q4_0, Q8_0):
         used = _flag(ours, "stretto_multiplied")
-        if not _rows_come_out_as_alone(ggml, kind, weights, rng):
-            return f"rows times {_NAMES[weights]} weights come out otherwise than alone"
+        if not _rows_match_single_rows(ggml, kind, weights, rng):
+            return f"rows times {_NAMES[weights]} weights differ from single rows"
         if not used.value:
             return "llama.cpp does not call them"
     used = _flag(ours, "stretto_attended")
-    for size in HEADS:
-        if not _attends_alike(ours, ggml, size, rng):
-            return f"attention with heads of {size} comes out otherwise"
+    for size in ATTENTION_HEADS:
+        if not _attention_matches(ours, ggml, size, rng):
+            return f"attention with heads of {size} differs"
     if not used.value:
         return "llama.cpp does not call them"
-    return "" if _halves_alike(ours, theirs, rng) else "half precision is rounded otherwise"
+    return "" if _conversion_matches(ours, theirs, rng) else "conversion to half precision differs"
 
 
 def _flag(ours: Any, name: str) -> ctypes.c_int:
@@ -59,7 +59,7 @@ def _flag(ours: Any, name: str) -> ctypes.c_int:
     return flag
 
 
-def _rows_come_out_as_alone(ggml: Ggml, kind: int, weights: int, rng: np.random.Generator) -> bool:
+def _rows_match_single_rows(ggml: Ggml, kind: int, weights: int, rng: np.random.Generator) -> bool:
     context = ggml.context()
     matrix = ggml.tensor(context, weights, (INNER, COLUMNS))
     buffer = ggml.backend_alloc_ctx_tensors_from_buft(context, kind)
@@ -84,8 +84,8 @@ def _product(ggml: Ggml, matrix: int, rows: np.ndarray[Any, Any]) -> bytes:
     return ggml.computed(context, {batch: rows.tobytes()}, ggml.mul_mat(context, matrix, batch))
 
 
-def _attends_alike(ours: Any, ggml: Ggml, size: int, rng: np.random.Generator) -> bool:
-    """Five rows of one sequence, one of each of three, and one of these alone; six heads over two."""
+def _attention_matches(ours: Any, ggml: Ggml, size: int, rng: np.random.Generator) -> bool:
+    """Five rows of one sequence, one row of each of three, and one of these alone; six heads over two."""
     own = ctypes.c_int.in_dll(ours, "stretto_own")
     for rows, sequences in ((5, 1), (1, 3)):
         values = _Attention(
@@ -121,7 +121,7 @@ def _attention(ggml: Ggml, given: _Attention) -> bytes:
     return ggml.computed(context, filled, result)
 
 
-def _halves_alike(ours: Any, theirs: Any, rng: np.random.Generator) -> bool:
+def _conversion_matches(ours: Any, theirs: Any, rng: np.random.Generator) -> bool:
     values = rng.normal(0, 1, 1003).astype(np.float32)
     values[:200] *= 1e-7
     values[200:400] *= 1e5

@@ -1,7 +1,7 @@
-"""Host memory for snapshots: a few large pieces that are kept and reused, never given back.
+"""Host memory for snapshots: a few large pieces that are reused and never returned.
 
 The first touch of fresh memory costs ten times a copy into memory that was touched before, so space is taken
-first-fit from the lowest address and grown in large pieces under a byte budget. It knows no formats.
+first-fit from the lowest address and grown in large pieces under a byte budget. Does not know formats.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.backends.llamacpp.tuning import ARENA_PIECE_BYTES
 from stretto.errors import InvariantError
 
-PIECE_BYTES = 64 << 20
 ALIGNMENT = 64
 
 
@@ -65,7 +65,7 @@ class Arena:
 
     def _grow(self, room: int) -> bool:
         left = self.bytes_max - self.bytes_reserved
-        size = max(room, min(PIECE_BYTES, left))
+        size = max(room, min(ARENA_PIECE_BYTES, left))
         if size > left:
             return False
         try:

@@ -1,8 +1,8 @@
-"""Carries out the ledger's operations on llama.cpp's memory, and keeps count of what each sequence holds.
+"""Executes the ledger's KV operations on llama.cpp's memory, and counts what each sequence holds.
 
-Knows llama.cpp's silent failures: a trim behind a sliding window says yes and corrupts, a state that cannot
-be cut says no, a copy between streams happens only at the next pass, a failed restore leaves an empty
-sequence. What is not certain to be right is answered as failed; the core then rebuilds that slot.
+Knows llama.cpp's silent failures: a trim beyond a sliding window returns true and corrupts, a state that
+cannot be trimmed returns false, a copy between streams happens only in the next pass, a failed restore leaves
+an empty sequence. What may be wrong is reported as failed; the core then rebuilds that slot.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 from stretto.backends.llamacpp.context import STATE_ONLY, WHOLE, Context
 from stretto.backends.llamacpp.memory.arena import Arena
 from stretto.backends.llamacpp.memory.finite_state import can_trim
+from stretto.backends.llamacpp.tuning import STATE_BUFFER_BYTES_MAX
 from stretto.core.capabilities import Rewind
 from stretto.core.ops import WRITES, KvOp, OpKind, OpResult, check_order
 from stretto.errors import InvariantError
 
-KEPT_BYTES_MAX = 64 << 20
-
 
 class StateBuffer(NamedTuple):
-    """A sequence's state, of which so many tokens are copied. Empty: it could not be read, or not cut."""
+    """The state of a sequence for copies of `length` tokens; empty if it could not be read or trimmed."""
 
     sequence: int
     length: int
@@ -44,21 +43,21 @@ class KvMemory:
         copies_by_state = rewind is Rewind.ANY and not context.plan.unified and not context.model.n_swa
         self._state_copy_max = (
             state_copy_max if copies_by_state else 0
-        )  # the state of a sliding window has no more than that
+        )  # the state of a sliding window holds only the window
         self.lengths = [0] * context.n_seq_max
-        self.copying: set[int] = set()  # targets of copies that no pass has carried out yet
-        self._state_buffer = NOTHING  # what the last copy carried, for the next one from there
-        self._kept = np.empty(0, dtype=np.uint8)  # memory for it: the first touch costs most
+        self.copying: set[int] = set()  # targets of copies that wait for the next pass
+        self._state_buffer = NOTHING  # of the last copy, for the next one from the same sequence
+        self._kept = np.empty(0, dtype=np.uint8)  # reused: the first touch of fresh memory costs most
 
     def execute(self, ops: Sequence[KvOp]) -> tuple[tuple[OpResult, ...], set[int]]:
-        """Every operation in order, and the sequences whose content is not what was asked for."""
+        """Results of the operations, in order, and the sequences whose content is not as asked."""
         check_order(ops)
         self._state_buffer = NOTHING
         results: list[OpResult] = []
         broken: set[int] = set()
         for op in ops:
             if op.kind in WRITES and (op.sequence in broken or op.other in broken):
-                result = OpResult(ok=False, reason="an operation before it failed")
+                result = OpResult(ok=False, reason="an earlier operation on the sequence failed")
             else:
                 started = time.perf_counter()
                 result = self._execute(op)._replace(seconds=time.perf_counter() - started)
@@ -102,7 +101,7 @@ class KvMemory:
             return OpResult(ok=False, reason="no room for the snapshot")
         if self._context.read_state(op.sequence, place, flags) != size:
             self.arena.drop(op.blob)
-            return OpResult(ok=False, reason="llama.cpp did not give the state")
+            return OpResult(ok=False, reason="llama.cpp did not return the state")
         return OpResult(ok=True, bytes=size)
 
     # --- writing ---------------------------------------------------------------------------------
@@ -125,9 +124,9 @@ class KvMemory:
         return trimmed
 
     def _copy_by_state(self, op: KvOp) -> bool:
-        """A copy between streams takes the whole window along: for a short sequence its state is sooner.
+        """Copy by reading and writing the state: a copy between streams moves the whole window.
 
-        It is written at once, so not while a copy is pending that may be from there.
+        It takes effect at once, so not while a copy is pending that may read the target.
         """
         if self.lengths[op.other] > self._state_copy_max or self.copying:
             return False
@@ -142,9 +141,9 @@ class KvMemory:
 
     def _read_for_copy(self, sequence: int, length: int) -> StateBuffer:
         size = self._context.state_size(sequence, WHOLE)
-        if len(self._kept) < size <= KEPT_BYTES_MAX:
+        if len(self._kept) < size <= STATE_BUFFER_BYTES_MAX:
             self._kept = np.empty(size, dtype=np.uint8)
-        state = self._kept[:size] if size <= KEPT_BYTES_MAX else np.empty(size, dtype=np.uint8)
+        state = self._kept[:size] if size <= STATE_BUFFER_BYTES_MAX else np.empty(size, dtype=np.uint8)
         done = self._context.read_state(sequence, state, WHOLE) == size and self._can_trim(state, length)
         return StateBuffer(sequence, length, state if done else state[:0])
 
@@ -155,19 +154,19 @@ class KvMemory:
         if length == 0:
             return self._clear(sequence)
         if length < held and not self._may_trim(sequence, length):
-            return OpResult(ok=False, reason="this memory cannot be cut back that far")
+            return OpResult(ok=False, reason="this memory cannot be trimmed that far")
         if not self._context.remove(sequence, length):
-            return OpResult(ok=False, reason="llama.cpp refused to cut the sequence")
+            return OpResult(ok=False, reason="llama.cpp refused to trim the sequence")
         self.lengths[sequence] = length
         return OpResult(ok=True)
 
     def _may_trim(self, sequence: int, length: int) -> bool:
         if self._rewind is Rewind.CHECKPOINT:
-            return False  # llama.cpp says True to some of these and corrupts the state
+            return False  # llama.cpp returns true for some of these and corrupts the state
         if self._rewind is Rewind.ANY:
             return True
         if self._context.plan.unified:
-            return False  # cells behind the window go one by one: nothing tells which are left
+            return False  # cells beyond the window are reused one by one: which are left is unknown
         first, _ = self._context.positions(sequence)
         return 0 <= first <= max(0, length - self._context.model.n_swa)
 
@@ -184,12 +183,12 @@ class KvMemory:
             return OpResult(ok=False, reason="the sequence could not be emptied")
         blob = self.arena.view(op.blob)
         if not self._can_trim(blob, op.length):
-            return OpResult(ok=False, reason="a number in the snapshot is none")
+            return OpResult(ok=False, reason="the snapshot contains NaN")
         taken = self._context.write_state(op.sequence, blob, WHOLE)
         held = self._context.positions(op.sequence)[1] + 1
         if taken != len(blob) or held < op.length:
             self._clear(op.sequence)
-            return OpResult(ok=False, reason="llama.cpp did not take the state")
+            return OpResult(ok=False, reason="llama.cpp did not accept the state")
         self.lengths[op.sequence] = held
         trimmed = self._trim(op.sequence, op.length)
         if not trimmed.ok:
@@ -198,9 +197,9 @@ class KvMemory:
         return OpResult(ok=True, bytes=taken)
 
     def _can_trim(self, blob: NDArray[np.uint8], length: int) -> bool:
-        """Not with NaN behind the cut. States that are only ever restored whole have none there.
+        """Whether nothing but finite numbers is left in cells beyond `length`. Whole restores leave none.
 
-        Not looked at: caches of two types, and cells that hold more than a position.
+        Not checked: caches of two types, and cells that hold more than a position (M-RoPE).
         """
         plan = self._context.plan
         mixed = plan.cache_type_k != plan.cache_type_v
@@ -210,7 +209,7 @@ class KvMemory:
         return can_trim(blob, length, streams=streams, cache_type=plan.cache_type_k)
 
     def _rewind_to(self, op: KvOp) -> OpResult:
-        """The part that cannot be rewound comes from the blob; the rest is cut."""
+        """The recurrent part comes from the blob; the rest is trimmed."""
         if op.blob not in self.arena:
             return OpResult(ok=False, reason="no such blob")
         if self.lengths[op.sequence] < op.length:
@@ -222,14 +221,14 @@ class KvMemory:
         done = taken == len(blob) and self._context.remove(op.sequence, op.length)
         if not done or self._context.positions(op.sequence)[1] != op.length - 1:
             self._clear(op.sequence)
-            return OpResult(ok=False, reason="llama.cpp did not take the state")
+            return OpResult(ok=False, reason="llama.cpp did not accept the state")
         self.lengths[op.sequence] = op.length
         return OpResult(ok=True, bytes=taken)
 
     # --- failures --------------------------------------------------------------------------------
 
     def roll_back(self, sequence: int, length: int) -> bool:
-        """After a failed pass: back to `length`, by what llama.cpp really holds. False: it is empty."""
+        """Trim to `length`, starting from what llama.cpp really holds. False: the sequence was cleared."""
         held = self._context.positions(sequence)[1] + 1
         self.lengths[sequence] = max(held, 0)
         if held >= length and self._trim(sequence, length).ok:
@@ -238,10 +237,10 @@ class KvMemory:
         return False
 
     def drop(self, sequence: int) -> None:
-        """Nothing that the sequence holds can be trusted."""
+        """Clear a sequence whose content is unknown."""
         self._clear(sequence)
 
     def forget_all(self) -> None:
-        """The context is new: every sequence is empty. Blobs are bytes of ours and stay good."""
+        """The context is new: every sequence is empty. Blobs are host memory and stay valid."""
         self.lengths = [0] * len(self.lengths)
         self.copying.clear()

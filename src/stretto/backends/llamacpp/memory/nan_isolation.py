@@ -1,13 +1,13 @@
-"""Numbers that are none (NaN, infinity) do not outlive the request that they came with.
+"""NaN isolation: keeps NaN and Inf in one request's KV cells from reaching the next request in that slot.
 
-llama.cpp multiplies what a mask hides by 0 instead of leaving it out, always without flash attention and, on
-a CPU, with it in the tiles of long chunks; and 0 × NaN is NaN. So the freed cells of a request whose logits
-were not finite would spoil the next one in that slot. llama.cpp has no call that zeroes a sequence's cells,
-only one that zeroes all: what the other sequences hold is read, and written back. In a unified pool the
-context is made anew, and everybody computes again.
+llama.cpp multiplies masked cells by 0 instead of skipping them: always without flash attention and, on a CPU,
+in the tiles of long chunks with it. 0 × NaN is NaN, so the freed cells of a request whose logits were not
+finite would spread to the next request there. llama.cpp has no call that zeroes the cells of one sequence,
+only one for all: what the other sequences hold is read, and written back. A unified pool gets a new context,
+and all requests are recomputed.
 
-Left as it is: what nobody has noticed. A prompt that is cancelled or copied from before its first token, and
-in a unified pool without flash attention whoever runs in the same pass: all rows see the same cells there.
+Not covered: NaN that no logits showed (a prompt cancelled or copied before its first token), and, in a
+unified pool without flash attention, requests in the same pass: all rows see the same cells there.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ READS = (OpKind.SAVE, OpKind.CHECKPOINT)
 
 
 class NanIsolationError(Exception):
-    """A sequence could not be brought back: nothing that the context holds is certain."""
+    """A sequence could not be written back: the state of the context is unknown."""
 
 
 class NanIsolation:
-    """Sequences in which a pass gave numbers that are none, until they are empty and their cells zeroed."""
+    """`nan_sequences`: those with logits that were not finite, until their cells are zeroed."""
 
     def __init__(self, context: Context, memory: KvMemory) -> None:
         self._context = context
@@ -39,16 +39,16 @@ class NanIsolation:
         self.nan_sequences: set[int] = set()
 
     def note(self, sequence: int, logits: NDArray[np.float32]) -> None:
-        """A request failed over these logits. A grammar that fails leaves cells as good as any."""
+        """A request failed with these logits. If they are finite (a grammar failed), its cells are fine."""
         if not np.isfinite(logits).all():
             self.nan_sequences.add(sequence)
 
     def forget_all(self) -> None:
-        """The context is new, and its cells are zero."""
+        """The context is new: its cells are zero."""
         self.nan_sequences.clear()
 
     def before(self, ops: Sequence[KvOp], side: SideContext | None) -> None:
-        """At the start of a tick. A copy between streams that no pass has carried out yet comes first."""
+        """At the start of a tick. A pending copy between streams comes first: it may read those cells."""
         due = self._due(ops) if self.nan_sequences and not self._memory.copying else set()
         if not due:
             return
@@ -65,7 +65,7 @@ class NanIsolation:
         self.nan_sequences -= due
 
     def _due(self, ops: Sequence[KvOp]) -> set[int]:
-        """Those that are empty, or that these operations empty before anybody reads them."""
+        """Those that are empty, or that these operations empty before another one reads them."""
         emptied = {op.sequence for op in ops if op.kind in EMPTIES}
         read = {op.sequence for op in ops if op.kind in READS} | {op.other for op in ops}
         empty = {sequence for sequence in self.nan_sequences if not self._memory.lengths[sequence]}
@@ -73,9 +73,9 @@ class NanIsolation:
 
 
 def zero_free_cells(context: Context) -> None:
-    """Every cell that no sequence holds becomes zero; the sequences stay what they are.
+    """Zero every cell that no sequence holds; the sequences stay the same.
 
-    Not in a unified pool: cells that sequences share would come back as one for each.
+    Not in a unified pool: cells that sequences share would be written back once for each.
     """
     if context.plan.unified:
         raise NanIsolationError

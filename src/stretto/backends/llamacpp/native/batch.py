@@ -1,8 +1,8 @@
-"""Rows for llama.cpp: a `llama_batch` over columns of ours, filled by slices and never item by item.
+"""Rows for llama.cpp: a `llama_batch` over our own columns, filled by slices and never item by item.
 
 2,048 tokens cost 4.8 ms through ctypes items and 0.02 ms this way. `gather` picks the rows of some spans out
-of a tick, sorted by sequence id: streams run as one pass only when ids ascend without gaps. Plain arrays, as
-in the tick: after a pass the processor's caches are cold, and each call into numpy costs 10 µs.
+of a tick, sorted by sequence id: streams run as one pass only if ids ascend without gaps. Plain arrays, as in
+the tick: after a pass the processor's caches are cold, and each call into numpy costs 10 µs.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Rows:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add_unread(self, sequence: int, position: int, token: int) -> None:
-        """A row that nobody reads, where its sequence belongs."""
+    def add_padding(self, sequence: int, position: int, token: int) -> None:
+        """Insert a padding row, without output, in the order of sequence ids."""
         at = bisect(self.sequences, sequence)
         self.tokens.insert(at, token)
         self.positions.insert(at, position)
@@ -63,7 +63,7 @@ def gather(tick: Tick, spans: list[int], measured: Mapping[int, int] = NOT_MEASU
 
 
 class Batch:
-    """One `llama_batch` of fixed size over arrays of ours."""
+    """One `llama_batch` of fixed size over our own arrays."""
 
     def __init__(self, lib: Any, rows_max: int) -> None:
         self.rows_max = rows_max
@@ -79,7 +79,7 @@ class Batch:
         }
         self._tokens, self._positions = memoryview(tokens), memoryview(positions)
         self._sequences, self._outputs = memoryview(sequences), memoryview(outputs)
-        self._columns = columns  # held: the native batch points at them
+        self._columns = columns  # referenced: the native batch points at them
         self.native = lib.llama_batch()
         kinds = dict(self.native._fields_)
         for name, values in columns.items():

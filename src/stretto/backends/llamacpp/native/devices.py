@@ -1,7 +1,7 @@
-"""Devices by name: what `devices:` of a model means to llama.cpp.
+"""Devices by name: what a model's `devices` setting means to llama.cpp.
 
-llama.cpp takes a NULL-terminated list of devices to offload to; the processor is not one of them. A name that
-this machine does not have is refused before anything is loaded.
+llama.cpp takes a NULL-terminated list of devices to offload to; the processor is not one of them. Unknown
+names are refused before anything is loaded.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+from stretto.backends.llamacpp.machine import CPU_DEVICE
 from stretto.backends.llamacpp.native.library import library
 from stretto.errors import ModelLoadError
 
-CPU_DEVICE = "CPU"
-
 
 def device_names() -> list[str]:
-    """ggml's names of what this build can compute on: CPU, CUDA0, Metal …"""
+    """ggml's names of the devices that this build supports: CPU, CUDA0, Metal …"""
     functions = _functions()
     devices = map(functions.ggml_backend_dev_get, range(functions.ggml_backend_dev_count()))
     return [functions.ggml_backend_dev_name(device).decode() for device in devices]
@@ -29,7 +28,7 @@ def device_list(names: Sequence[str]) -> Any:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ModelLoadError(
-            f"devices names {unknown[0][:80]!r}, and llama.cpp has no such device here",
+            f"devices names {unknown[0][:80]!r}, which llama.cpp does not have here",
             hint=f"this machine has {', '.join(known)}; or leave devices out",
         )
     if CPU_DEVICE in names and len(names) > 1:

@@ -1,4 +1,4 @@
-"""ggml's own functions, from the libraries that compute for models: for trying kernels by themselves."""
+"""ggml's functions, from the libraries that models compute with: for running single kernels."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 class Ggml:
     """The functions by their names without `ggml_`, and a backend that computes on the processor.
 
-    One thread by default: OpenMP counts the teams of all threads that ever computed, and where these are
-    more than processors its barriers sleep, for good.
+    One thread by default: OpenMP keeps a team for every thread that ever computed, and with more threads
+    than processors its barriers sleep instead of spinning.
     """
 
     def __init__(self, threads: int = 1) -> None:
@@ -75,7 +75,7 @@ class Ggml:
         self.backend_free(self.backend)
 
     def special_buffers(self) -> dict[str, int]:
-        """The kinds of buffers with a layout of their own that this processor has: AMX, CPU_REPACK."""
+        """Buffer types with a layout of their own that this processor has: AMX, CPU_REPACK."""
         registry = self.backend_cpu_reg()
         address = self.backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
         if not address:
@@ -94,7 +94,7 @@ class Ggml:
         return int(self.new_tensor_4d(context, kind, *[*shape, 1, 1, 1][:4]))
 
     def computed(self, context: int, given: Mapping[int, bytes], result: int) -> bytes:
-        """The result, from what these tensors hold. Frees the context and what is in it."""
+        """Compute `result` with these tensors filled in. Frees the context and what is in it."""
         with self.prepared(context, given, result) as compute:
             compute()
             room = ctypes.create_string_buffer(self.nbytes(result))
@@ -113,7 +113,7 @@ class Ggml:
 
             def compute() -> None:
                 if self.backend_graph_compute(self.backend, graph) != 0:
-                    raise InvariantError("ggml does not compute")
+                    raise InvariantError("ggml could not compute the graph")
 
             yield compute
         finally:

@@ -1,7 +1,7 @@
-"""The door to llama.cpp: imports the bindings once, and keeps its log away from the terminal.
+"""Imports the llama.cpp bindings once and collects its log instead of printing it.
 
-Everything typed as Any in this backend comes from here: ctypes functions have no types worth the name.
-Only the low-level `llama_cpp` API is used, never its `Llama`, server or disk cache.
+Everything typed as Any in this backend comes from here: ctypes functions have no useful types. Only the low-
+level `llama_cpp` API is used, never its `Llama`, server or disk cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WARN, _ERROR, _CONTINUED = 3, 4, 5  # ggml's log levels
 
 _lock = threading.Lock()
 _log: deque[tuple[int, str]] = deque(maxlen=LOG_LINES_MAX)
-_kept: list[Any] = []  # callbacks that C code holds: collecting one is a crash at the next log line
+_kept: list[Any] = []  # callbacks that C code references: collecting one would crash at the next log line
 _loaded: Any = None
 
 
@@ -38,11 +38,13 @@ def _load() -> None:
     global _loaded  # noqa: PLW0603 - a C library is one per process
     if _loaded is not None:
         return
-    os.putenv("GGML_NO_BACKTRACE", "1")  # else an abort inside ggml starts a debugger
+    os.putenv("GGML_NO_BACKTRACE", "1")  # otherwise an abort inside ggml starts a debugger
     try:
         import llama_cpp
     except (ImportError, OSError, RuntimeError) as error:
-        raise LlamaCppMissingError(f"llama.cpp is not there: {str(error)[:200]}") from error
+        raise LlamaCppMissingError(
+            f"llama-cpp-python is not installed or does not load: {str(error)[:200]}"
+        ) from error
     callback = llama_cpp.llama_log_callback(_take_line)
     _kept.append(callback)
     llama_cpp.llama_log_set(callback, ctypes.c_void_p())
@@ -100,7 +102,7 @@ def _take_line(level: int, text: bytes, _: object) -> None:
 
 
 def log_lines(*, errors_only: bool = False) -> list[str]:
-    """What llama.cpp said last, oldest first."""
+    """llama.cpp's last log lines, oldest first."""
     least = _WARN if errors_only else 0
     return [line.rstrip() for level, line in list(_log) if level >= least and line.strip()]
 
@@ -110,7 +112,7 @@ def forget_log() -> None:
 
 
 def last_error() -> str:
-    """The last line that llama.cpp called an error, for messages of ours."""
+    """llama.cpp's last line at level error, for our own messages."""
     lines = [line.strip() for level, line in list(_log) if level == _ERROR and line.strip()]
     return lines[-1][:300] if lines else "llama.cpp gave no reason"
 
@@ -121,20 +123,20 @@ def has_gpu() -> bool:
 
 @functools.cache
 def half_precision() -> bool:
-    """ARM with arithmetic in 16 bits: other kernels, that begin at other sizes."""
+    """ARM with 16-bit arithmetic: it has other kernels, which start at other sizes."""
     return b"FP16_VA = 1" in library().llama_print_system_info()
 
 
 def batch_invariant_rows_min() -> int:
-    """Rows of a sequence in a pass from which on their rounding does not depend on how many there are.
+    """Rows of a sequence in a ubatch from which rounding does not depend on their number.
 
-    llama.cpp's matrix kernels begin at two rows, on ARM with half precision at eight; fewer go row by row.
+    llama.cpp's GEMM kernels start at two rows, on ARM with half precision at eight; fewer use GEMV kernels.
     """
     return 8 if half_precision() else 2
 
 
 class Weights:
-    """llama.cpp's own model, freed with the last who holds it: models, vocabularies and contexts do."""
+    """llama.cpp's model handle, freed with the last reference: of models, vocabularies and contexts."""
 
     def __init__(self, lib: Any, handle: Any) -> None:
         self._handle = handle
@@ -143,7 +145,7 @@ class Weights:
     @property
     def handle(self) -> Any:
         if not self._finalizer.alive:
-            raise InvariantError("the model was closed and is used all the same")
+            raise InvariantError("model used after close()")
         return self._handle
 
     @property

@@ -1,7 +1,7 @@
 """A model's vocabulary: text to tokens and back, and which tokens end a text.
 
 Implements `stretto.text.tokenizer.Tokenizer`. Thread-safe: llama.cpp's vocabulary is never written after
-loading, every call has buffers of its own. Holds its model, so that the vocabulary cannot outlive it.
+loading, and every call has its own buffers. References its model, so that it cannot outlive it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Vocabulary:
     @property
     def _vocab(self) -> Any:
         if self._weights.closed:
-            raise InvariantError("the model was closed and its vocabulary is used all the same")
+            raise InvariantError("vocabulary used after its model's close()")
         return self._pointer
 
     @property
@@ -55,7 +55,7 @@ class Vocabulary:
         return frozenset(int(token) for token in found[: count.value]) if found else frozenset()
 
     def encode(self, text: str, special: bool) -> list[int]:
-        """Tokens of a text, nothing added. Without `special` the names of control tokens are plain text."""
+        """Tokens of a text, without BOS or EOS. Without `special`, names of control tokens are plain text."""
         if self._is_word_piece and not special:
             return self._word_piece.encode(text)
         raw = text.encode("utf-8", "replace")
@@ -74,7 +74,7 @@ class Vocabulary:
 
     @cached_property
     def _word_piece(self) -> WordPiece:
-        """BERT's tokenizing in place of llama.cpp's, which loses letters of some scripts."""
+        """Our own WordPiece: llama.cpp's drops letters of some scripts."""
         lib, vocab = self._lib, self._vocab
         plain = [token for token in range(self.vocab_size) if token not in self._control]
         pieces = {lib.llama_vocab_get_text(vocab, token).decode("utf-8", "replace"): token for token in plain}
@@ -93,18 +93,17 @@ class Vocabulary:
         return int(buffer.value) if int(found) > 0 else _UNKNOWN_DEFAULT
 
     def _flag(self, name: str, *, default: bool) -> bool:
-        """What the file says of its vocabulary; a cased one keeps its accents unless it says otherwise."""
+        """A normalizer flag of the file. A cased vocabulary keeps accents unless the file says otherwise."""
         buffer = ctypes.create_string_buffer(8)
         key = f"tokenizer.ggml.normalizer.{name}".encode()
         found = self._lib.llama_model_meta_val_str(self._weights.handle, key, buffer, len(buffer))
         return buffer.value == b"true" if int(found) > 0 else default
 
     def tokens_at_least(self, text: str) -> int:
-        """A lower bound without tokenizing: no token stands for more bytes than the longest one.
+        """A lower bound without tokenizing: no token has more bytes than the longest one.
 
-        Bytes that the vocabulary cannot write are left out by llama.cpp, and so are spaces beside some
-        tokens: they are not counted. Other kinds of vocabularies (WordPiece, unigram) make one token of any
-        unknown word: 0.
+        llama.cpp drops bytes that the vocabulary cannot represent, and spaces beside some tokens: neither is
+        counted. WordPiece and unigram vocabularies make one token of any unknown word: 0.
         """
         longest, dropped = self.byte_bound
         if longest == 0:
@@ -113,7 +112,7 @@ class Vocabulary:
 
     @cached_property
     def byte_bound(self) -> tuple[int, bytes]:
-        """Bytes of the longest token, or 0 where that bounds nothing; and bytes that may become no token."""
+        """Bytes of the longest token, or 0 if that is no bound; and bytes that may be dropped."""
         if int(self._lib.llama_vocab_type(self._vocab)) not in (_SENTENCE_PIECE, _BYTE_PAIRS):
             return 0, b""
         pieces = [self.token_bytes(token) for token in range(self.vocab_size)]
@@ -144,7 +143,7 @@ class Vocabulary:
         return b""
 
     def detokenize(self, tokens: Iterable[int]) -> str:
-        """The whole text of some tokens, control tokens left out."""
+        """The text of these tokens, without control tokens."""
         parts = [self.token_bytes(token) for token in tokens if not self.is_control(token)]
         return b"".join(parts).decode("utf-8", "replace")
 

@@ -1,1 +1,1 @@
-"""A tick's rows as llama_decode calls: which run together, how tiles are filled, and what comes out."""
+"""A tick's rows as llama_decode calls: which rows run together, padding and tile fill, and sampling."""

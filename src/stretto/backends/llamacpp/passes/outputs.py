@@ -1,4 +1,4 @@
-"""From a call's logits to tokens: each slot with its own sampler; what fails, fails for that slot alone."""
+"""From a call's logits to tokens: each slot with its own sampler; a failure concerns only its slot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stretto.errors import InvariantError, StrettoError
 
 
 class Outputs:
-    """`bound` are the backend's own, by slot."""
+    """`bound`: the backend's requests by slot."""
 
     def __init__(self, bound: dict[int, BoundRequest], nan_isolation: NanIsolation) -> None:
         self._bound = bound
@@ -30,7 +30,7 @@ class Outputs:
         outcome: Outcome,
         got: dict[int, list[int]],
     ) -> None:
-        """Each output row with its slot's own sampler; rows that only want the best token all at once."""
+        """Sample each output row with its slot's sampler; greedy rows share one argmax."""
         at = 0
         plain: list[tuple[int, int]] = []  # (span, row of logits)
         for span in rows.spans:
@@ -47,7 +47,7 @@ class Outputs:
             self._sample_plain(tick, plain, logits, outcome, got)
 
     def _measure(self, tick: Tick, span: int, logits: NDArray[np.float32], outcome: Outcome) -> None:
-        """The prompt token after each row, by that row's logits. Rows that ran again come before them."""
+        """Logprobs of the prompt token after each row. Recomputed rows come before these."""
         request = self._bound[tick.slots[span]].request
         start = tick.starts[span] + tick.counts[span] - len(logits)
         rows = request.measured_rows(start, len(logits))
@@ -60,7 +60,7 @@ class Outputs:
         outcome.scores[tick.slots[span]] = PromptScores(start + 1, measured)
 
     def _is_plain(self, tick: Tick, span: int, outcome: Outcome) -> bool:
-        """Does this span want the best token? Making the sampler may fail, for this slot alone."""
+        """Whether this span is plain greedy. Making its sampler may fail, for this slot alone."""
         request = self._bound[tick.slots[span]]
         last = tick.starts[span] + tick.counts[span] - 1
         try:
@@ -75,7 +75,7 @@ class Outputs:
         self, tick: Tick, span: int, logits: NDArray[np.float32], outcome: Outcome, got: dict[int, list[int]]
     ) -> None:
         slot, count = tick.slots[span], tick.outputs[span]
-        end = sum(tick.counts[: span + 1]) if count > 1 else 0  # drafts are few: no need for offsets
+        end = sum(tick.counts[: span + 1]) if count > 1 else 0  # drafts are rare: no offsets are kept
         tokens = tick.tokens[end - count : end] if count > 1 else (0,)
         position = tick.starts[span] + tick.counts[span] - count
         try:
@@ -106,7 +106,7 @@ class Outputs:
             request, position = self._bound[tick.slots[span]], tick.starts[span] + tick.counts[span] - 1
             if math.isfinite(logits[row, token]) and request.take_best(token, position):
                 got[span] = [token]
-            else:  # NaN wins every argmax, and the best may be a token that is not wanted
+            else:  # NaN wins every argmax, and the best token may be suppressed
                 self._sample_span(tick, span, logits[row : row + 1], outcome, got)
 
 

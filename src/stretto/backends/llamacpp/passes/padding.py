@@ -19,17 +19,20 @@ from itertools import pairwise
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.memory.kv_memory import KvMemory
 from stretto.backends.llamacpp.native.batch import Rows
+from stretto.backends.llamacpp.quirks import Quirks
+from stretto.model_files.fit import CELLS_MULTIPLE
 
 ANY_TOKEN = 0
-CELLS = 256  # attention covers a multiple of this many cells, the same for every sequence of a pass
+CELLS = (
+    CELLS_MULTIPLE  # attention covers a multiple of this many cells, the same for every sequence of a pass
+)
 
 
 class Padding:
-    def __init__(self, context: Context, memory: KvMemory, *, pad_to_four: bool, pad_lone_row: bool) -> None:
+    def __init__(self, context: Context, memory: KvMemory, quirks: Quirks) -> None:
         self._context = context
-        self._pad_lone_row = pad_lone_row and context.row_attention
         self._memory = memory
-        self._pad_to_four = pad_to_four
+        self._quirks = quirks
 
     def add(self, rows: Rows, closed: Collection[int]) -> list[int]:
         """Add padding to `rows`, one decode row per sequence; returns the sequences that got a padding row.
@@ -41,13 +44,13 @@ class Padding:
             return []
         longest = max(rows.positions)
         room = min(CELLS * (1 + longest // CELLS), self._context.window)
-        padding = [gap for gap in _gaps(rows) if self._is_open(gap, closed, room)]
+        padding = [gap for gap in self._gaps(rows) if self._is_open(gap, closed, room)]
         self._add(rows, padding)
         for group in _groups(rows):
             beside = {group[0] - 1, group[-1] + 1}.difference(rows.sequences)
-            if len(group) == 1 and self._pad_lone_row and longest >= CELLS:
+            if len(group) == 1 and self._quirks.pad_lone_row and longest >= CELLS:
                 able = [at for at in beside if self._is_open(at, closed, self._context.window)]
-            elif self._pad_to_four and len(group) % 4 == 3:
+            elif self._quirks.pad_to_four and len(group) % 4 == 3:
                 able = [
                     at for at in beside if self._is_open(at, closed, CELLS)
                 ]  # a longer sequence costs more
@@ -72,14 +75,15 @@ class Padding:
         held = self._length(sequence)
         return held < room and self._context.positions(sequence)[1] + 1 == held
 
+    def _gaps(self, rows: Rows) -> list[int]:
+        """Gaps of a single sequence; filling a wider one costs as much as a second pass."""
+        if not self._quirks.pad_gaps:
+            return []
+        return [before + 1 for before, after in pairwise(rows.sequences) if after - before == 2]
+
     def _add(self, rows: Rows, padding: list[int]) -> None:
         for sequence in padding:
-            rows.add_unread(sequence, self._length(sequence), ANY_TOKEN)
-
-
-def _gaps(rows: Rows) -> list[int]:
-    """Gaps of a single sequence; filling a wider one costs as much as a second pass."""
-    return [before + 1 for before, after in pairwise(rows.sequences) if after - before == 2]
+            rows.add_padding(sequence, self._length(sequence), ANY_TOKEN)
 
 
 def _groups(rows: Rows) -> list[list[int]]:

@@ -1,18 +1,16 @@
-"""A second context, with flash attention, in which one long prompt at a time is computed.
+"""Side-context prefill: one long prompt at a time runs in a second context with flash attention.
 
-On a CPU rows that come one by one are up to twice as fast without flash attention, and long prompts a third
-faster with it. So the slots live in a context without it; a long prompt runs here, and *lands* in the tick
-after its last chunk, or before anything else is done to its sequence: its state is read, handed over and
-forgotten. The two kinds of memory differ in one thing, the order of the values: by token here, by channel
-there.
+On a CPU single rows are up to twice as fast without flash attention, and long prompts a third faster with it.
+So the slots use a context without it. A long prompt runs here and is handed over to its slot in the tick
+after its last chunk, or before any operation on its sequence: its state is read, converted (`state_format`),
+written to the main context and removed here.
 
-Rows are cheapest by the hundred, and streams must not wait for so many. So a pass takes as many as it can,
-and every tick as many of its layers as the rows that it asked for are of all its rows (`pausable_pass`):
-after a quarter of the layers of 512 rows the core believes that 128 are done. They are when the pass is;
-until then nobody looks.
+Passes are cheapest with hundreds of rows, and streams must not wait that long. So a pass takes as many rows
+as it can, and each tick runs a share of its layers: the rows that the tick asked for over the rows of the
+pass (`pausable_pass`). After a quarter of the layers of 512 rows the core counts 128 rows as done. They are
+once the pass has ended; until then nothing reads them.
 
-Whether this build of llama.cpp pauses where we want, and writes states as we read them, is tried at the
-start, not assumed.
+Whether this build of llama.cpp pauses as expected, and writes states as we parse them, is tried at load.
 """
 
 from __future__ import annotations
@@ -24,53 +22,49 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.backends.llamacpp import tuning
 from stretto.backends.llamacpp.calibration import rows_for
 from stretto.backends.llamacpp.context import WHOLE, Context
 from stretto.backends.llamacpp.native.batch import Rows
+from stretto.backends.llamacpp.native.state_format import for_context
 from stretto.backends.llamacpp.prefill.pausable_pass import PausablePass
 from stretto.backends.sampling.bound_request import BoundRequest
 from stretto.core.ops import KvOp, OpKind
 from stretto.core.tick import Tick
 
-TOKENS_MIN = 1024  # of a prompt; handing a shorter one over costs more than it gains
-ROWS_MIN = 16  # of a chunk: fewer are not worth a pause
-ROWS_A_LAYER = 32  # at most: a quantum of rows is at least a layer of a pass
-REDONE_MAX = 64  # tokens of a template that every prompt begins with are computed again
-IDLE_TICKS = 8  # without rows, and the prompt lands: others may want to run here
 TRIAL_TOKENS = 8  # half of them, then the rest
-TRIAL_TOLERANCE = 0.05  # of the logits' spread: kernels round differently
+TRIAL_TOLERANCE = 0.05  # of the logits' spread: the two kernels round differently
 NO_SEQUENCE = -1
-LAYERS_MAX = 4096
-ELEMENT_BYTES = {0: 4, 1: 2}  # ggml's f32 and f16
-Bytes = NDArray[np.uint8]
 NOTHING = array("i")
 
 
 class HandOverError(Exception):
-    """A sequence could not be handed over: nothing that the main context holds is certain."""
+    """A sequence could not be handed over: the state of the main context is unknown."""
 
 
 class SideContext:
-    """`sequence` is the one of the main context that runs here: there it is empty until it lands."""
+    """`sequence`: the one of the main context that runs here; there it is empty until the hand-over."""
 
     def __init__(self, main: Context) -> None:
         self._main = main
         options = replace(main.options, n_seq_max=1, flash_attention="on", drafts_max=0)
         self._pausable = PausablePass(main.model.n_layer)
         self.context = Context(main.model, options, on_node=self._pausable.callback)
-        self._pass_rows = min(self.context.n_ubatch, ROWS_A_LAYER * self._pausable.layers)
+        self._pass_rows = min(
+            self.context.n_ubatch, tuning.SIDE_CONTEXT_ROWS_PER_LAYER * self._pausable.layers
+        )
         self.sequence = NO_SEQUENCE
-        self._text = NOTHING  # all that is to be computed
-        self._held = 0  # rows that are computed
-        self._asked = 0  # rows that the core believes to be
+        self._text = NOTHING  # all tokens to compute
+        self._held = 0  # rows computed
+        self._asked = 0  # rows that the core counts as computed
         self.done = False  # its last chunk has run
         self.holds_nan = False  # there may be NaN in its cells (see `nan_isolation`)
         self._idle = 0
 
-    # --- who runs here ---------------------------------------------------------------------------
+    # --- which prompt ----------------------------------------------------------------------------
 
     def before(self, ops: Sequence[KvOp]) -> None:
-        """What others are to read or to change must be where they look for it."""
+        """Hand the sequence over before an operation reads or changes it."""
         touching = {op.kind for op in ops if self.sequence in (op.sequence, op.other)}
         if self.sequence == NO_SEQUENCE or not touching:
             return
@@ -95,13 +89,17 @@ class SideContext:
             self.hand_over()
         elif self.sequence != NO_SEQUENCE:
             self._idle += 1
-            if self.done or self._idle > IDLE_TICKS:
+            if self.done or self._idle > tuning.SIDE_CONTEXT_IDLE_TICKS:
                 self.hand_over()
         if self.sequence != NO_SEQUENCE:
             return None
         for at in spans:
             request = bound[tick.slots[at]]
-            long = tick.starts[at] <= REDONE_MAX and len(request) >= TOKENS_MIN and not request.measures
+            long = (
+                tick.starts[at] <= tuning.SIDE_CONTEXT_RECOMPUTED_MAX
+                and len(request) >= tuning.SIDE_CONTEXT_PROMPT_MIN
+                and not request.measures
+            )
             waits = tick.sequences[at] in copying
             if long and at >= tick.decode_spans and not waits and self._may_begin(tick, at):
                 self.begin(tick.sequences[at], request.known(0, len(request)))
@@ -110,10 +108,10 @@ class SideContext:
 
     def _may_begin(self, tick: Tick, span: int) -> bool:
         fits = tick.starts[span] + tick.counts[span] <= self.context.n_batch
-        return fits and tick.counts[span] >= ROWS_MIN
+        return fits and tick.counts[span] >= tuning.SIDE_CONTEXT_ROWS_MIN
 
     def missing(self, tick: Tick, span: int) -> int:
-        """Rows before the span's that this context was never asked for."""
+        """Rows before the span that this context has not been asked for."""
         return tick.starts[span] - self._asked
 
     def begin(self, sequence: int, text: Sequence[int]) -> None:
@@ -128,7 +126,7 @@ class SideContext:
     # --- rows ------------------------------------------------------------------------------------
 
     def decode(self, rows: Rows) -> int:
-        """As much of the text as these rows are, in layers; all of it where it ends."""
+        """Run the share of layers that these rows stand for; to the end of the pass where they end."""
         end = rows.positions[-1] + 1
         while self._held < end:
             code = self._advance(end)
@@ -140,7 +138,7 @@ class SideContext:
         return 0
 
     def _advance(self, end: int) -> int | None:
-        """With the pass that holds the next rows: its answer, or None where it is paused."""
+        """Advance the pass with the next rows: its result, or None if it paused."""
         pausable, first = self._pausable, self._held
         last = min(first + self._pass_rows, len(self._text))
         layers = -(-pausable.layers * (min(end, last) - first) // (last - first))
@@ -165,7 +163,7 @@ class SideContext:
         return self.context.logits()
 
     def hand_over(self) -> None:
-        """Hand the sequence over: a pass that is paused ends first, and what nobody asked for is cut off."""
+        """Move the sequence to the main context. A paused pass ends first; rows not asked for are dropped."""
         sequence, length = self.sequence, self._asked
         done = not self._pausable.paused or self._pausable.resume(self._pausable.layers) == 0
         done = done and self.context.remove(0, length)
@@ -173,7 +171,7 @@ class SideContext:
         done = done and self.context.read_state(0, state, WHOLE) == len(state)
         self.drop()
         if done:
-            ours = converted(state, streams=self._main.n_seq_max, by_token=self._main.row_attention)
+            ours = for_context(state, streams=self._main.n_seq_max, by_token=self._main.flash_attention)
             done = ours is not None and self._main.write_state(sequence, ours, WHOLE) == len(ours)
         if not done or self._main.positions(sequence)[1] + 1 != length:
             self._main.remove(sequence, 0)
@@ -193,7 +191,7 @@ class SideContext:
         self.context.close()
 
     def works(self) -> bool:
-        """A short text computed here and handed over must go on as the same text computed there does."""
+        """Trial: a short prompt computed here and handed over must continue as one computed there."""
         main, vocab = self._main, self.context.vocab
         begin, last = [(0, 0, TRIAL_TOKENS)], [(0, TRIAL_TOKENS, 1)]
         try:
@@ -217,78 +215,3 @@ class SideContext:
         finally:
             main.remove(0, 0)
             self.drop()
-
-
-def converted(state: Bytes, *, streams: int, by_token: bool) -> Bytes | None:
-    """A state of one stream as that of one among several; None: not such a state.
-
-    Its values are written token by token. So they stay where the other context has flash attention, too;
-    else they are wanted channel by channel.
-
-    Eight bytes of llama.cpp's own, the count of streams, then for the one that holds cells: their count,
-    (position, 1, sequence) of each, a flag (values by channel?), the count of layers; keys of every layer
-    (type, bytes of a row, rows); values likewise, or by channel (type, bytes of an element, channels, those).
-    """
-    try:
-        return _with_streams(state, streams) if by_token else _transposed(state, streams)
-    except (IndexError, KeyError, ValueError):  # shorter than it says, or numbers that make no sense
-        return None
-
-
-def _with_streams(state: Bytes, streams: int) -> Bytes | None:
-    """The other streams are empty."""
-    (one,) = _numbers(state, 8, 1)
-    made = np.zeros(len(state) + 4 * (streams - 1), dtype=np.uint8)
-    made[: len(state)] = state
-    made[8:12] = _u32(streams)
-    return made if one == 1 else None
-
-
-def _transposed(state: Bytes, streams: int) -> Bytes | None:
-    one, cells = _numbers(state, 8, 2)
-    at = 16 + 12 * cells
-    by_channel, layers = _numbers(state, at, 2)
-    if one != 1 or by_channel or not 0 < layers <= LAYERS_MAX:
-        return None
-    made = np.empty(len(state) + 4 * (streams - 1), dtype=np.uint8)  # the other streams are empty
-    made[len(state) :] = 0
-    values = at + 8
-    for _ in range(layers):
-        values += 12 + cells * _row_bytes(state, values)
-    made[:values] = state[:values]
-    made[8:12], made[at : at + 4] = _u32(streams), _u32(1)
-    at = values
-    for _ in range(layers):
-        at = _transpose_layer(state, made, at, cells)
-    return made if at == len(state) else None
-
-
-def _transpose_layer(state: Bytes, made: Bytes, at: int, cells: int) -> int:
-    """The values of one layer; both headers have twelve bytes. Answers where the next one begins."""
-    row_bytes = _row_bytes(state, at)
-    size = ELEMENT_BYTES[_numbers(state, at, 1)[0]]
-    end = at + 12 + cells * row_bytes
-    rows = state[at + 12 : end].view(f"u{size}").reshape(cells, row_bytes // size)
-    made[at : at + 4] = state[at : at + 4]
-    made[at + 4 : at + 12] = _u32(size, row_bytes // size)
-    made[at + 12 : end].view(f"u{size}").reshape(row_bytes // size, cells)[:] = rows.T
-    return end
-
-
-def _numbers(state: Bytes, at: int, count: int) -> list[int]:
-    found: list[int] = state[at : at + 4 * count].copy().view(np.uint32).tolist()
-    if len(found) != count:
-        raise ValueError("the state ends early")
-    return found
-
-
-def _row_bytes(state: Bytes, at: int) -> int:
-    """Behind the type: eight bytes, of which the upper four are zero."""
-    low, high = _numbers(state, at + 4, 2)
-    if high or not low:
-        raise ValueError("a row of no size")
-    return low
-
-
-def _u32(*numbers: int) -> Bytes:
-    return np.array(numbers, dtype=np.uint32).view(np.uint8)

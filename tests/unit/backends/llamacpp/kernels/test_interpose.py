@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from stretto.backends.llamacpp.kernels import build, interpose
+from stretto.backends.llamacpp.kernels import build, support
 
-FITTING = interpose.fits(platform.system(), platform.machine(), interpose._features())
+FITTING = support.supports(platform.system(), platform.machine(), support.cpu_features())
 for_this_processor = pytest.mark.skipif(
     not FITTING or shutil.which("cc") is None,
     reason="our kernels are for ARM with dot products and without matrix instructions, and need a C compiler",
@@ -25,7 +25,8 @@ N1 = frozenset({"fp", "asimd", "atomics", "fphp", "asimdhp", "asimdrdm", "asimdd
 BEGIN = """
 import ctypes, sys
 from pathlib import Path
-from stretto.backends.llamacpp.kernels import build, interpose
+from stretto.backends.llamacpp.kernels import build, interpose, support
+support.allow_in_this_process()
 cache = Path(sys.argv[1])
 """
 
@@ -35,7 +36,7 @@ from stretto.backends.llamacpp.kernels import verify
 from stretto.backends.llamacpp.native.ggml import Ggml, F16, F32, Q4_0, Q8_0
 print(repr(interpose.install(cache)))
 ours = ctypes.CDLL(str(build.compiled(cache / "kernels")))
-own, used = interpose.switch(ours), ctypes.c_int.in_dll(ours, "stretto_attended")
+own, used = interpose.enabled_flag(ours), ctypes.c_int.in_dll(ours, "stretto_attended")
 ggml = Ggml(threads=2)
 rng = np.random.default_rng(2)
 """
@@ -59,7 +60,7 @@ def child(script: str, cache: Path, *more: str) -> list[str]:
     ],
 )
 def test_which_processors_they_are_for(system, machine, features, fitting):
-    assert interpose.fits(system, machine, features) is fitting
+    assert support.supports(system, machine, features) is fitting
 
 
 @for_this_processor
@@ -148,12 +149,12 @@ def test_an_interruption_leaves_llama_cpp_computing(tmp_path):
 from stretto.backends.llamacpp.kernels import verify
 def interrupted(*args):
     raise KeyboardInterrupt
-verify._halves_alike = interrupted
+verify._conversion_matches = interrupted
 try:
     interpose.install(cache)
 except KeyboardInterrupt:
     print(interpose.install(cache))
-print(interpose.switch(ctypes.CDLL(str(build.compiled(cache / "kernels")))).value)
+print(interpose.enabled_flag(ctypes.CDLL(str(build.compiled(cache / "kernels")))).value)
 """
     assert child(script, tmp_path) == ["llama.cpp was loaded before them", "0"]
 
@@ -267,7 +268,7 @@ def test_kernels_that_differ_do_not_compute(tmp_path, name):
 build.FOLDER = Path(sys.argv[2])
 print(interpose.install(cache))
 ours = ctypes.CDLL(str(build.compiled(cache / "kernels")))
-print(interpose.switch(ours).value)
+print(interpose.enabled_flag(ours).value)
 """
     said, own = child(script, tmp_path, str(sources))
     assert "otherwise" in said
@@ -275,8 +276,8 @@ print(interpose.switch(ours).value)
 
 
 @for_this_processor
-def test_a_models_row_alone_behind_many_tokens_comes_out_as_beside_another(tmp_path):
-    """And the load notices, so that no row has a companion that nobody reads."""
+def test_a_lone_row_at_a_long_context_rounds_as_beside_another(tmp_path):
+    """And the load notices, so that a lone row gets no padding."""
     script = """
 from stretto.backends.llamacpp import load
 from stretto.backends.llamacpp.calibration import measure, rows_for
@@ -285,7 +286,7 @@ from stretto.backends.llamacpp.options import ContextOptions
 from stretto.model_files.bundled import ensure_default
 model = load(ensure_default(cache), cache_dir=cache, trial=False)
 context = Context(model, ContextOptions(n_seq_max=2, context_window=1024, n_threads=2))
-print(context.row_attention, measure(context).lone_row_invariant)
+print(context.flash_attention and context.n_ubatch == 56, measure(context).lone_row_invariant)
 decode = lambda *spans: context.decode(rows_for(list(spans), vocab=context.vocab))
 for at in range(0, 600, 50):
     decode((0, at, 50))
@@ -311,7 +312,7 @@ model = load(ensure_default(cache), cache_dir=cache, trial=False)
 ours = ctypes.CDLL(str(build.compiled(cache / "kernels")))
 names = ("stretto_multiplied", "stretto_attended")
 used = [ctypes.c_int.in_dll(ours, name) for name in names]
-own = interpose.switch(ours)
+own = interpose.enabled_flag(ours)
 context = Context(model, ContextOptions(n_seq_max=2, context_window=512))
 found = []
 for own.value in (0, 1):

@@ -25,7 +25,7 @@ def test_space_is_reused_from_the_lowest_address() -> None:
 
 
 def test_the_budget_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arena_module, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(arena_module, "ARENA_PIECE_BYTES", 4096)
     arena = Arena(10_000)
     assert arena.take(1, 9_000) is not None
     assert arena.take(2, 4_000) is None
@@ -44,7 +44,7 @@ def test_a_blob_id_is_used_once_and_dropped_once() -> None:
 
 
 def test_blobs_never_overlap_and_all_space_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arena_module, "PIECE_BYTES", 1 << 14)
+    monkeypatch.setattr(arena_module, "ARENA_PIECE_BYTES", 1 << 14)
     chance = random.Random(5)
     arena = Arena(1 << 17)
     held: dict[int, int] = {}

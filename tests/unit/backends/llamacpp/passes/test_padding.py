@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -208,7 +209,7 @@ def test_three_rows_have_a_fourth_beside_them(writers, lengths, ran):
     backend = make_backend("dense", n_seq_max=5, flash_attention="off")
     backend.memory.lengths = [lengths.get(sequence, 0) for sequence in range(5)]
     backend.context.positions = lambda sequence: (0, backend.memory.lengths[sequence] - 1)
-    padding = Padding(backend.context, backend.memory, pad_to_four=True, pad_lone_row=True)
+    padding = Padding(backend.context, backend.memory, replace(backend.quirks, pad_to_four=True))
     count = len(writers)
     ones, flags = array("i", [1] * count), array("b", [1] * count)
     rows = Rows(list(range(count)), ones, array("i", [400] * count), array("i", writers), flags, count)

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from stretto.backends.llamacpp.capabilities import efficient_quanta, tiles
+from stretto.backends.llamacpp.capabilities import efficient_tiled_chunk, tiles
 from stretto.backends.llamacpp.passes.tile_fill import TileFill
 from stretto.core.capabilities import Parts
 from stretto.core.limits import Limits
@@ -68,7 +68,7 @@ def test_nothing_is_redone_before_both_kernels_were_seen():
     ],
 )
 def test_too_few_rows_of_a_prompt_never_run_alone(count, start, rows_min, rows):
-    """They go through the kernels of decoding, which round otherwise."""
+    """They would use GEMV kernels, whose rounding differs."""
     assert TileFill(64, rows_min=rows_min).missing(count, start) == rows
 
 
@@ -127,5 +127,5 @@ def test_tiles_are_cut_where_threads_meet(rows, heads, threads, count):
 
 
 def test_two_quanta_where_heads_do_not_divide_among_threads():
-    assert efficient_quanta(9, 2) == efficient_quanta(14, 4) == 2
-    assert efficient_quanta(9, 1) == efficient_quanta(32, 8) == 1
+    assert efficient_tiled_chunk(9, 2) == efficient_tiled_chunk(14, 4) == 128
+    assert efficient_tiled_chunk(9, 1) == efficient_tiled_chunk(32, 8) == 64

@@ -12,7 +12,8 @@ import pytest
 from stretto.backends.llamacpp import Context
 from stretto.backends.llamacpp.calibration import rows_for
 from stretto.backends.llamacpp.context import WHOLE
-from stretto.backends.llamacpp.prefill.side_context import NO_SEQUENCE, HandOverError, SideContext, converted
+from stretto.backends.llamacpp.native.state_format import for_context
+from stretto.backends.llamacpp.prefill.side_context import NO_SEQUENCE, HandOverError, SideContext
 from stretto.core.limits import Limits
 from stretto.core.tick import Binding, End, Tick
 from tests.unit.backends.llamacpp.rig import (
@@ -50,10 +51,10 @@ def numbers(state: np.ndarray, values: int) -> np.ndarray:
     return state[values:].view(np.float16).astype(np.float32)
 
 
-def test_a_state_turned_is_the_other_contexts_own():
+def test_a_converted_state_is_the_other_contexts_own():
     side = side_context(n_seq_max=1)
     there, here = state_of(side._main, 40), state_of(side.context, 40)
-    state = converted(here, streams=1, by_token=False)
+    state = for_context(here, streams=1, by_token=False)
     assert state is not None
     assert len(state) == len(there)
     same = state == there
@@ -64,16 +65,16 @@ def test_a_state_turned_is_the_other_contexts_own():
 
 
 @pytest.mark.parametrize("cut", [0, 7, 12, 100, 600, -1])
-def test_what_is_no_such_state_is_not_turned(cut):
+def test_what_is_no_such_state_is_not_converted(cut):
     side = side_context(n_seq_max=1)
     here, there = state_of(side.context, 40), state_of(side._main, 40)
     side.close()
-    assert converted(here[:cut], streams=1, by_token=False) is None
-    assert converted(np.concatenate([here, here[:4]]), streams=1, by_token=False) is None
-    assert converted(there, streams=1, by_token=False) is None
+    assert for_context(here[:cut], streams=1, by_token=False) is None
+    assert for_context(np.concatenate([here, here[:4]]), streams=1, by_token=False) is None
+    assert for_context(there, streams=1, by_token=False) is None
     wrong = here.copy()
     wrong[16 + 12 * 40 + 8 :][:12] = 255
-    assert converted(wrong, streams=1, by_token=False) is None
+    assert for_context(wrong, streams=1, by_token=False) is None
 
 
 def counted(backend):

@@ -1,0 +1,67 @@
+"""The memory of a model with given settings, estimated for the configuration that will run.
+
+Loads neither llama.cpp nor numpy. Used by the worker's memory budget and by `stretto estimate`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stretto.backends.llamacpp import attention
+from stretto.backends.llamacpp.attention import Attention, Machine
+from stretto.backends.llamacpp.machine import expected
+from stretto.backends.llamacpp.options import ContextOptions, ModelOptions
+from stretto.model_files import fit
+from stretto.model_files.kind import ModelShape
+from stretto.settings import ModelSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """A model's shape with its options, on a machine."""
+
+    shape: ModelShape
+    options: ContextOptions
+    machine: Machine
+    snapshot_bytes: int
+
+    @classmethod
+    def of(cls, shape: ModelShape, chosen: ModelSettings, machine: Machine | None = None) -> Configured:
+        """`machine`: another one than this."""
+        return cls(
+            shape,
+            ContextOptions.from_settings(chosen),
+            machine or expected(ModelOptions.from_settings(chosen)),
+            chosen.cache_ram_bytes if chosen.cache != "none" and shape.generates else 0,
+        )
+
+    @property
+    def window(self) -> int:
+        return self.options.window(self.shape.context_length)
+
+    def attention(self, window: int) -> Attention:
+        return attention.resolve(self.shape, self.options, window, self.machine)
+
+    def fit_options(self, window: int) -> fit.Options:
+        chosen = self.attention(window)
+        return attention.fit_options(self.options, chosen, snapshot_bytes=self.snapshot_bytes)
+
+    def estimate(self, weights_bytes: int) -> fit.Estimate:
+        return fit.estimate(
+            self.shape,
+            weights_bytes=weights_bytes,
+            context_window=self.window,
+            n_seq_max=self.options.n_seq_max,
+            **self.fit_options(self.window),
+        )
+
+    def fit(self, weights_bytes: int, free_bytes: int, *, on_gpu: bool) -> fit.Fit:
+        return fit.fit(
+            self.shape,
+            free_bytes=free_bytes,
+            on_gpu=on_gpu,
+            weights_bytes=weights_bytes,
+            context_window=self.window,
+            n_seq_max=self.options.n_seq_max,
+            configure=self.fit_options,
+        )

@@ -1,0 +1,54 @@
+"""Where our own kernels can compute: processors, versions, head sizes. Loads nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from pathlib import Path
+
+LLAMA_CPP = "0.3.36"  # the llama-cpp-python whose struct layouts the kernels know
+HALF_PRECISION = "asimdhp"
+NEEDED = frozenset({"asimddp", HALF_PRECISION})  # dot products, 16-bit arithmetic
+BETTER = frozenset({"i8mm", "sve"})  # llama.cpp has better kernels for these
+ATTENTION_HEADS = (64, 128)  # head sizes of our attention
+COMPILERS = ("cc", "gcc", "clang")
+
+
+_process_is_ours = False
+
+
+def allow_in_this_process() -> None:
+    """The process is Stretto's own: `kernels: auto` may replace llama.cpp's kernels for all of it."""
+    global _process_is_ours  # noqa: PLW0603 - a C library is one per process
+    _process_is_ours = True
+
+
+def is_wanted(kernels: str) -> bool:
+    """`kernels: own | llamacpp | auto`: auto replaces llama.cpp's only in a process of Stretto's own."""
+    return kernels == "own" or (kernels == "auto" and _process_is_ours)
+
+
+def supports(system: str, machine: str, features: frozenset[str]) -> bool:
+    return system == "Linux" and machine == "aarch64" and features >= NEEDED and not features & BETTER
+
+
+def unsupported(features: frozenset[str], version: str = LLAMA_CPP) -> str:
+    """Why they cannot compute on this machine with the installed llama-cpp-python; empty if they can."""
+    if not supports(platform.system(), platform.machine(), features):
+        return "not a processor they are for"
+    return "" if installed_version() == version else f"llama-cpp-python is not {version}"
+
+
+def installed_version() -> str:
+    try:
+        return importlib.metadata.version("llama_cpp_python")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def cpu_features() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line for line in lines if line.startswith("Features")), "").split())
