@@ -36,6 +36,7 @@ from stretto.rpc.messages import EmbedParams
 from stretto.settings import ModelSettings
 from stretto.worker.contexts import ContextPool
 from stretto.worker.embedding_loading import batch_tokens_of, load_embedding, shared_cores
+from stretto.worker.own_process import claim_process
 from stretto.worker.packing import Packer
 
 RATIO_BAR = 1.0
@@ -238,6 +239,7 @@ def _batches_before(made: list[Watched], mine: tuple[int, ...], asked: float) ->
 
 
 def main() -> int:
+    claim_process()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -36,6 +36,7 @@ from stretto.core.scheduler import Scheduler
 from stretto.core.tick import Events, Tick
 from stretto.llm import LLM
 from stretto.model_files import bundled
+from stretto.worker.own_process import claim_process
 
 SLOTS = (1, 2, 4, 8, 16)
 RATIO_BAR = 0.95
@@ -237,6 +238,7 @@ def _idle_share() -> float:
 
 
 def main() -> int:
+    claim_process()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

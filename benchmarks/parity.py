@@ -28,6 +28,7 @@ from stretto.llm import LLM
 from stretto.llm.results import Completion
 from stretto.model_files.store import Store
 from stretto.settings.places import cache_home
+from stretto.worker.own_process import claim_process
 
 POLICIES = ("none", "system_prompt", "incremental", "prefix")
 SYSTEM = "You are a patient teacher who answers in short plain sentences and never makes things up. " * 3
@@ -260,6 +261,7 @@ def _line(tally: ParityTally) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    claim_process()
     options = _parser().parse_args(arguments)
     path = options.model or Store(cache_home()).ensure_default()
     count = options.conversations or (3 if options.quick else len(SUBJECTS))

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.server_process import conditions
 from stretto import LLM
 from stretto.worker.model import Call, ModelRuntime
+from stretto.worker.own_process import claim_process
 from stretto.worker.text_stream import TextDelta
 
 BAR = 1.02
@@ -70,6 +71,7 @@ def measure(streams: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> int:
+    claim_process()
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", type=Path)
     parser.add_argument("--check", action="store_true")

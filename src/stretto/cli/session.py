@@ -58,7 +58,9 @@ def _chosen(
 
 def _load(context: Context, model: str | None, flags: Mapping[str, Any]) -> LLM:
     from stretto.llm import LLM
+    from stretto.worker.own_process import claim_process
 
+    claim_process()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # settings under old names: `_chosen` has named them
         if not sys.stderr.isatty():

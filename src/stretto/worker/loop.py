@@ -8,7 +8,6 @@ A violated invariant ends the loop and answers every request in it with an error
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections import deque
@@ -27,7 +26,6 @@ from stretto.worker import inspection
 
 log = logging.getLogger("stretto.runtime")
 REST_S_MAX = 3600.0  # the wait primitive cannot take arbitrarily long time-outs
-SWITCH_INTERVAL_S = 1e-4  # beside one busy Python thread a 3.1 ms pass takes 8.1 ms at the default of 5 ms
 
 
 _NO_COUNTS: Mapping[str, int] = MappingProxyType({})
@@ -84,7 +82,6 @@ class EngineLoop:
     # --- from any thread -------------------------------------------------------------------------
 
     def start(self) -> None:
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread.start()
 
     def submit(self, request: Request) -> None:

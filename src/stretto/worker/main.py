@@ -41,6 +41,7 @@ from stretto.rpc.heartbeat import HeartbeatWriter
 from stretto.rpc.sockets import read_token, serve_tcp, serve_unix
 from stretto.telemetry import logs
 from stretto.worker.catalogue import Catalogue, Launch
+from stretto.worker.own_process import claim_process
 from stretto.worker.server import WorkerServer
 
 PR_SET_PDEATHSIG = 1
@@ -50,6 +51,7 @@ log = logging.getLogger("stretto.runtime")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
+    claim_process()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
