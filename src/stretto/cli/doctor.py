@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from stretto import __version__
-from stretto.cli import llama_facts, machine, weights
+from stretto.cli import llama_facts, machine, model_facts, weights
 from stretto.cli.context import Context
 from stretto.cli.listing import default_files
 from stretto.cli.llama_facts import LlamaFacts
@@ -53,6 +53,8 @@ _MEASURED = ("weights", "caches", "problem_measuring")
 
 
 def doctor(
+    model: Annotated[str | None, Parameter(name="MODEL")] = None,
+    /,
     *,
     measure_s: Annotated[float, Parameter(metavar="SECONDS", validator=Number(gte=0, lte=60))] = 1.0,
     json: Annotated[bool, Parameter(negative="")] = False,
@@ -62,12 +64,17 @@ def doctor(
 
     Parameters
     ----------
+    model
+        Also load this model and show how it runs here: attention, and each answer to a quirk of llama.cpp.
     measure_s
         Seconds to measure each of nine weight types with a small tensor; 0 measures nothing. [default: 1]
     json
         As JSON.
     """
     facts = examine(context, _asked(context, measure_s), measure_s=measure_s)
+    if model is not None:
+        facts["model"] = model_facts.ask(context, model)
+        facts["ready"] = facts["ready"] and "problem" not in facts["model"]
     if json:
         print_json(facts)
     else:
@@ -203,6 +210,15 @@ def _print(found: dict[str, Any]) -> None:
     print_table(["", ""], [(name, version or "–") for name, version in found["packages"].items()])
     line()
     _print_measured(found)
+    if "model" in found:
+        heading("Model")
+        problem = found["model"].get("problem")
+        if problem:
+            line(f"does not load: {problem}")
+        else:
+            print_table(["", ""], model_facts.rows(found["model"]))
+            line("each is explained in docs/design/quirks.md; quirks_off and kernels switch them off")
+        line()
     heading("Advice")
     for text in found["advice"]:
         line(f"- {text}")
