@@ -225,7 +225,7 @@ def test_counted_tokens_know_choice_thinking_and_prefill(rig: Rig) -> None:
     assert asked.template_options == {"enable_thinking": False}
 
 
-@pytest.mark.parametrize("message", ["the prompt has 9000 tokens, the context window holds 8192", "10 > 10"])
+@pytest.mark.parametrize("message", [str(PromptTooLongError.of(9000, 8192)), "10 > 10"])
 def test_a_prompt_that_is_too_long_uses_anthropics_wording(rig: Rig, message: str) -> None:
     rig.worker_client.script = lambda params: [PromptTooLongError(message)]
     with pytest.raises(anthropic.BadRequestError) as seen:

@@ -43,9 +43,7 @@ class TextLimits:
             count = sum(map(bound.tokens_at_least, texts)) - len(texts)
         if count >= most:
             self.refused += 1
-            raise PromptTooLongError(
-                f"the prompt has at least {count} tokens, the context window holds {most}"
-            )
+            raise _too_long(count, most, bound.tokens_max)
 
     def _check_inputs(self, params: m.EmbedParams | m.RerankParams, bound: TextBound, most: int) -> None:
         inputs: Sequence[str | list[int]] = (
@@ -60,6 +58,14 @@ class TextLimits:
                     f"a text has more than {most} tokens, the model's maximum",
                     hint="shorten it, or set truncate: left or right",
                 )
+
+
+def _too_long(count: int, most: int, window: int) -> PromptTooLongError:
+    if most == window:
+        return PromptTooLongError.of(count, window, at_least=True)
+    return PromptTooLongError(
+        f"the text has at least {count} tokens; fewer than {most} are tokenized in one call"
+    )
 
 
 def _tokens_max(params: m.Message, bound: TextBound) -> int:

@@ -94,9 +94,7 @@ class Scheduler:
         if not tokens:
             return EmptyPromptError("the prompt is empty")
         if len(tokens) >= can.pool_tokens:
-            return PromptTooLongError(
-                f"the prompt has {len(tokens)} tokens, the context holds {can.pool_tokens}"
-            )
+            return PromptTooLongError.of(len(tokens), can.pool_tokens)
         if request.params.max_tokens < 1:
             return InvalidRequestError("max_tokens must be at least 1", hint="send max_tokens of 1 or more")
         if min(tokens) < 0 or (can.vocab and max(tokens) >= can.vocab):

@@ -14,6 +14,12 @@ class PromptTooLongError(InvalidRequestError):
     code = "prompt_too_long"
     hint = "shorten the prompt, or raise context_window"
 
+    @classmethod
+    def of(cls, tokens: int, window: int, *, at_least: bool = False) -> PromptTooLongError:
+        """A prompt must be shorter than the window: the first generated token needs a place in it."""
+        count = f"at least {tokens}" if at_least else str(tokens)
+        return cls(f"the prompt has {count} tokens; it must be shorter than the context window of {window}")
+
 
 class EmptyPromptError(InvalidRequestError):
     code = "empty_prompt"

@@ -51,7 +51,7 @@ def check_text(text: str, tokenizer: Tokenizer, window: int) -> None:
         return
     count = tokenizer.tokens_at_least(text)
     if count >= window:
-        raise too_long(count, window)
+        raise PromptTooLongError.of(count, window, at_least=True)
 
 
 def check_segments(segments: Iterable[Segment], tokenizer: Tokenizer, window: int) -> None:
@@ -64,8 +64,4 @@ def check_segments(segments: Iterable[Segment], tokenizer: Tokenizer, window: in
         for start in range(0, len(text), SLICE_CHARS):
             count += len(tokenizer.encode(text[start : start + SLICE_CHARS], False))
             if count > window * MARGIN + MARGIN_TOKENS:
-                raise too_long(window, window)
-
-
-def too_long(count: int, window: int) -> PromptTooLongError:
-    return PromptTooLongError(f"the prompt has at least {count} tokens, the context window holds {window}")
+                raise PromptTooLongError.of(window, window, at_least=True)

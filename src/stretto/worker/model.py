@@ -186,7 +186,7 @@ class ModelRuntime:
         """Reject a prompt that cannot fit before it is queued, with both lengths."""
         count, window = len(prompt.tokens.tokens), self.capabilities.pool_tokens
         if count >= window:
-            raise PromptTooLongError(f"the prompt has {count} tokens, the context window holds {window}")
+            raise PromptTooLongError.of(count, window)
 
     # --- requests --------------------------------------------------------------------------------
 

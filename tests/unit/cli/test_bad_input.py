@@ -94,7 +94,7 @@ def test_a_missing_json_schema(shell):
 def test_a_prompt_of_ten_megabytes(shell, dense):
     text = (b"hello world, this is a test. " * 400_000)[:10_000_000]
     ended = shell("run", "-m", dense, stdin=text)
-    assert_one_line_error(ended, "the prompt has", "the context window holds 2048")
+    assert_one_line_error(ended, "the prompt has", "shorter than the context window of 2048")
 
 
 @pytest.mark.parametrize(
