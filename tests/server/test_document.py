@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+
 import pytest
 
 from stretto.server.app import create_app
+from stretto.server.openapi import Document
 from stretto.settings import ServerSettings
 from tests.server.conftest import Rig
 from tests.server.fuzz import fuzz
@@ -82,3 +86,17 @@ def test_the_document_describes_unknown_fields() -> None:
     assert "additionalProperties" not in lenient["ChatRequest"]
     assert strict["components"]["schemas"]["ChatRequest"]["additionalProperties"] is False
     assert lenient["ChatCompletion"]["additionalProperties"] is False, "replies hold what is described"
+
+
+def test_the_server_process_does_not_build_the_document_itself() -> None:
+    """Building it would hold the interpreter lock, and with it every stream, for most of a second."""
+    app = create_app(ScriptedEngine()).api
+    document = Document(app, unknown_fields="ignore")
+
+    async def read_twice() -> list[bytes]:
+        return await asyncio.gather(document.read(), document.read())
+
+    first, second = asyncio.run(read_twice())
+    assert app.openapi_schema is None
+    assert first is second
+    assert json.loads(first) == app.openapi()

@@ -86,7 +86,7 @@ def create_app(
     api.add_exception_handler(HTTPException, _answer_http)
     api.add_exception_handler(Exception, _answer)
     honest(api, unknown_fields=options.unknown_fields)
-    serve_document(api)
+    serve_document(api, unknown_fields=options.unknown_fields)
     api.router.routes.extend(operations.routes())
     api.include_router(dashboard(worker_client, operations.drain.begun))
     return Application(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 from typing import Any, Literal
 
 import msgspec
@@ -11,9 +13,13 @@ from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
+from stretto.errors import one_line
 from stretto.server.http.fields import Body
 from stretto.server.http.ignored import UnknownFields
+from stretto.telemetry.logs import logger
 
+CHILD_TIMEOUT_S = 60.0
+_log = logger("stretto.server")
 EVENTS = {"schema": {"type": "string", "description": "Server-sent events."}}
 
 
@@ -112,14 +118,56 @@ def _names_below(model: type[BaseModel]) -> set[str]:
     return {model.__name__}.union(*(_names_below(child) for child in model.__subclasses__()))
 
 
-def serve_document(app: FastAPI) -> None:
-    """/openapi.json, built on first request and on a thread, because it would block streams."""
-    made: list[bytes] = []
+class Document:
+    """The bytes of /openapi.json, made once and by another process.
+
+    Building it takes most of a second of Python, and a thread of this process would hold the interpreter lock
+    for that long: every stream would stutter. Where no process can be started it is built on a thread.
+    """
+
+    def __init__(self, app: FastAPI, *, unknown_fields: UnknownFields) -> None:
+        self._app = app
+        self._unknown_fields = unknown_fields
+        self._made: asyncio.Task[bytes] | None = None
+
+    async def read(self) -> bytes:
+        if self._made is None:
+            self._made = asyncio.create_task(self._make(), name="openapi.json")
+        return await asyncio.shield(self._made)
+
+    async def _make(self) -> bytes:
+        try:
+            return await self._made_by_child()
+        except (OSError, TimeoutError, ValueError) as error:
+            _log.warning("openapi_child_failed", error=one_line(str(error) or type(error).__name__))
+            return msgspec.json.encode(await asyncio.to_thread(self._app.openapi))
+
+    async def _made_by_child(self) -> bytes:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "stretto.server.print_openapi", self._unknown_fields),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            async with asyncio.timeout(CHILD_TIMEOUT_S):
+                document, _ = await child.communicate()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            raise
+        if child.returncode:
+            raise ValueError(f"exit status {child.returncode}")
+        return document
+
+
+def serve_document(app: FastAPI, *, unknown_fields: UnknownFields) -> None:
+    """/openapi.json, made at its first request."""
+    made = Document(app, unknown_fields=unknown_fields)
 
     async def document(_: Request) -> Response:
         """The OpenAPI document of the API routes."""
-        if not made:
-            made.append(msgspec.json.encode(await asyncio.to_thread(app.openapi)))
-        return Response(made[0], media_type="application/json")
+        return Response(await made.read(), media_type="application/json")
 
     app.add_route("/openapi.json", document, include_in_schema=False)
