@@ -97,7 +97,16 @@ def check_used(chosen: ModelSettings, common: ModelSettings, loader: Loader) -> 
             warnings.append(text)
             continue
         raise SettingsError(text, hint=f"omit {name}; {_owners(name)}")
+    if loader in _GENERATING and _slices_in_vain(chosen):
+        warnings.append(
+            "slice_tokens is not used: time slicing needs n_seq_max of 2 or more, because the oldest running "
+            "request is never preempted"
+        )
     return warnings
+
+
+def _slices_in_vain(chosen: ModelSettings) -> bool:
+    return "slice_tokens" in chosen.model_fields_set and chosen.slice_tokens > 0 and chosen.n_seq_max == 1
 
 
 _LOADERS: dict[str, str] = {

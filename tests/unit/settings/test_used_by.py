@@ -55,6 +55,22 @@ def test_inherited_unused_settings_are_warnings() -> None:
     assert "cache_type_k" in warning
 
 
+@pytest.mark.parametrize(
+    ("given", "warned"),
+    [
+        ({"n_seq_max": 1, "slice_tokens": 64}, True),
+        ({"n_seq_max": 1, "slice_tokens": 0}, False),
+        ({"n_seq_max": 1}, False),
+        ({"n_seq_max": 2, "slice_tokens": 64}, False),
+    ],
+)
+def test_time_slices_of_a_single_slot_are_warned_about(given: dict[str, Any], warned: bool) -> None:
+    chosen = ModelSettings(**given)
+    warnings = check_used(chosen, chosen, "llamacpp")
+    assert [text for text in warnings if "slice_tokens is not used" in text] == warnings
+    assert bool(warnings) == warned
+
+
 def test_flags_for_the_other_kind_of_model_are_warnings() -> None:
     chosen = ModelSettings(n_batch=512, embed_inputs_max=7)
     assert "n_batch" in check_used(chosen, chosen, "embedding")[0]
