@@ -45,3 +45,17 @@ def test_random_weights_need_no_tokenizer():
         assert len(llm.chat([{"role": "user", "content": "hi"}], max_tokens=4, ignore_eos=True).tokens) == 4
     with pytest.raises(ModelFileError, match=r"tokenizer\.json"):
         LLM(folder("llama"), n_threads=1)
+
+
+def test_n_ctx_is_the_size_of_the_page_pool(path):
+    options = {"n_threads": 1, "context_window": 128, "n_seq_max": 4, "page_tokens": 16}
+    asked = {"max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    prompts = [f"prompt number {number} of four" for number in range(4)]
+    with LLM(path, **options) as llm:
+        ample = [answer.tokens for answer in llm.generate(prompts, **asked)]
+        ticks = llm.stats().ticks
+    with LLM(path, n_ctx=160, **options) as llm:
+        assert llm.description["pages"] == "10 of 16 tokens"
+        scarce = [answer.tokens for answer in llm.generate(prompts, **asked)]
+        assert llm.stats().ticks > 2 * ticks, "one request at a time: each needs more than half of the pool"
+    assert scarce == ample
