@@ -12,6 +12,7 @@ from stretto.client.api import Delta, Health, OnStart
 from stretto.client.batch_stats import BatchEvent
 from stretto.errors import StrettoError, UnsupportedByModelError
 from stretto.rpc.messages import (
+    DetokenizeParams,
     EmbedParams,
     EmbedResult,
     EngineEvents,
@@ -164,8 +165,9 @@ class ScriptedClient:
         text = params.text if params.text is not None else "".join(str(m) for m in params.messages or ())
         return list(text.encode())
 
-    async def detokenize(self, tokens: list[int], model_id: str = "") -> str:
-        return bytes(token % 256 for token in tokens).decode("utf-8", "replace")
+    async def detokenize(self, params: DetokenizeParams) -> str:
+        self.asked.append(params)
+        return bytes(token % 256 for token in params.tokens).decode("utf-8", "replace")
 
     async def embed(self, params: EmbedParams, *, on_start: OnStart | None = None) -> EmbedResult:
         self.asked.append(params)

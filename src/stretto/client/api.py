@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from stretto.client.batch_stats import BatchEvent
 from stretto.rpc.messages import (
+    DetokenizeParams,
     EmbedParams,
     EmbedResult,
     EngineEvents,
@@ -55,6 +56,7 @@ class Health:
     ready: bool
     reason: str = ""
     progress: float | None = None  # of a load in progress
+    has_loaded: bool = False  # a model, since the worker came up; one that was unloaded comes back on demand
 
 
 class GenerationStream(Protocol):
@@ -112,7 +114,7 @@ class WorkerClient(Protocol):
 
     async def tokenize(self, params: TokenizeParams) -> list[int]: ...
 
-    async def detokenize(self, tokens: list[int], model_id: str = "") -> str: ...
+    async def detokenize(self, params: DetokenizeParams) -> str: ...
 
     async def embed(self, params: EmbedParams, *, on_start: OnStart | None = None) -> EmbedResult:
         """`on_start` is called once, when the first pass begins, with the seconds spent waiting."""

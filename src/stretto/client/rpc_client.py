@@ -171,7 +171,7 @@ class RpcClient:
         progress = min(self._progress.values(), default=None)
         if progress is not None and not self._has_loaded:
             return Health(ready=False, reason="loading", progress=progress)
-        return Health(ready=True, progress=progress)
+        return Health(ready=True, progress=progress, has_loaded=self._has_loaded)
 
     # --- generations -----------------------------------------------------------------------------
 
@@ -330,9 +330,9 @@ class RpcClient:
         self._pump.arrivals.came()
         return await self._tokens.tokenize(params)
 
-    async def detokenize(self, tokens: list[int], model_id: str = "") -> str:
+    async def detokenize(self, params: m.DetokenizeParams) -> str:
         self._pump.arrivals.came()
-        return await self._tokens.detokenize(m.DetokenizeParams(tokens=tokens, model_id=model_id))
+        return await self._tokens.detokenize(params)
 
     async def embed(self, params: m.EmbedParams, *, on_start: OnStart | None = None) -> m.EmbedResult:
         self._pump.arrivals.came()

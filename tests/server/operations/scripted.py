@@ -15,6 +15,7 @@ from stretto.client.api import Delta, Health, OnStart
 from stretto.client.batch_stats import BatchEvent
 from stretto.errors import QueueFullError, ShuttingDownError, StrettoError
 from stretto.rpc.messages import (
+    DetokenizeParams,
     EmbedParams,
     EmbedResult,
     EngineEvents,
@@ -186,8 +187,8 @@ class ScriptedClient:
     async def tokenize(self, params: TokenizeParams) -> list[int]:
         return list(range(len((params.text or "").split())))
 
-    async def detokenize(self, tokens: list[int], model_id: str = "") -> str:
-        return " ".join(f"w{token}" for token in tokens)
+    async def detokenize(self, params: DetokenizeParams) -> str:
+        return " ".join(f"w{token}" for token in params.tokens)
 
     async def embed(self, params: EmbedParams, *, on_start: OnStart | None = None) -> EmbedResult:
         raise NotImplementedError

@@ -14,14 +14,12 @@ import pytest
 from stretto.server.dashboard.assets import PAGE_PATHS
 from stretto.server.http.caller import Caller
 from stretto.server.http.keys import Key, KeyRing, _digest
+from tests.server import scripted
 from tests.server.operations.serving import CHAT, Running, served
 
 GOOD, OTHER = "sk-good-key-1", "sk-other-key-2"
-PUBLIC = {
-    "/livez",
-    "/readyz",
-    "/health",
-} | PAGE_PATHS  # the page's files hold nothing: what they show needs a key
+# The page's files are static: the data that they show needs a key.
+PUBLIC = {"/livez", "/readyz", "/health"} | PAGE_PATHS
 
 
 def ring() -> KeyRing:
@@ -361,3 +359,20 @@ def test_errors_tell_nothing_about_the_machine(local: Running) -> None:
         assert "Traceback" not in text
         assert "/work" not in text
         assert "0x" not in text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [97]}),
+        ("/apply-template", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/messages/count_tokens", {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/completions", {"prompt": [97, 98], "echo": True, "max_tokens": 1}),
+    ],
+)
+def test_token_calls_carry_the_tenant_of_their_key(path: str, body: dict[str, Any]) -> None:
+    with served(scripted.ScriptedEngine, keys=ring()) as running:
+        reply = running.client().post(path, json=body, headers=bearer(GOOD))
+        assert reply.status_code == 200, reply.text
+        assert {asked.tenant for asked in running.engine.asked} == {"acme"}

@@ -22,7 +22,7 @@ from stretto.errors import (
     StrettoError,
     TooLargeError,
 )
-from stretto.rpc.messages import GenerateParams, TokenizeParams
+from stretto.rpc.messages import DetokenizeParams, GenerateParams, TokenizeParams
 from stretto.settings import EngineSettings, GenerateBatcherSettings, RuntimeSettings, Settings
 from stretto.testing.client_capability import OldLauncher
 from tests.system.process import kill_worker
@@ -84,7 +84,8 @@ def test_requests_of_one_event_loop_iteration_are_one_call():
                 while not made.health.ready:
                     await asyncio.sleep(0.01)
             assert [model.loaded for model in await made.models()] == [True]
-            assert await made.detokenize(await made.tokenize(TokenizeParams(text="hello"))) == "hello"
+            tokens = await made.tokenize(TokenizeParams(text="hello"))
+            assert await made.detokenize(DetokenizeParams(tokens=tokens)) == "hello"
             assert (await made.stats()).models[0].tokens >= 16 * 8
 
     asyncio.run(scenario())

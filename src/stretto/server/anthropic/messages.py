@@ -43,9 +43,9 @@ def router(services: Services) -> APIRouter:
         responses={200: {"model": TokenCount, "description": "The count"}, **ANTHROPIC_ERRORS},
         summary="Count the tokens of a conversation",
     )
-    async def count_tokens(body: Conversation) -> Response:
+    async def count_tokens(body: Conversation, request: Request) -> Response:
         model = await services.catalog.find(body.model)
-        params = body.tokenize_params(model.id)
+        params = body.tokenize_params(model.id, caller_of(request.scope).tenant)
 
         async def work() -> bytes:
             tokens = await services.worker_client.tokenize(params)

@@ -244,7 +244,7 @@ class Conversation(Body):
             found["reasoning_effort"] = self.output_config.effort
         return found
 
-    def tokenize_params(self, model_id: str) -> TokenizeParams:
+    def tokenize_params(self, model_id: str, tenant: str) -> TokenizeParams:
         """The prompt that `/v1/messages` would use."""
         tools = self.plain_tools()
         check_size(tools, "tools")
@@ -256,6 +256,7 @@ class Conversation(Body):
             tools=tools if offered else None,
             template_options=self.template_options(),
             continue_final=is_begun(messages),
+            tenant=tenant,
         )
 
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from stretto.client.api import GenerationStream
 from stretto.errors import InvalidFieldError, UnsupportedFieldError
-from stretto.rpc.messages import GenerateParams, TokenLogprob, Usage
+from stretto.rpc.messages import DetokenizeParams, GenerateParams, TokenLogprob, Usage
 from stretto.server.generation import Answer, Services, collect, start, total_usage
 from stretto.server.http.bodies import BodyRoute
 from stretto.server.http.caller import Caller, caller_of
@@ -189,17 +189,18 @@ class _Completions:
 
     async def _prompt_text(self, call: GenerateParams) -> str:
         if call.pieces is not None:
-            return "".join([await self._piece_text(piece, call.model_id) for piece in call.pieces])
+            texts = [
+                piece if isinstance(piece, str) else await self._text_of([piece], call)
+                for piece in call.pieces
+            ]
+            return "".join(texts)
         if call.tokens is None:
             return call.prompt or ""
-        return await self._services.worker_client.detokenize(call.tokens, call.model_id)
+        return await self._text_of(call.tokens, call)
 
-    async def _piece_text(self, piece: str | int, model_id: str) -> str:
-        return (
-            piece
-            if isinstance(piece, str)
-            else await self._services.worker_client.detokenize([piece], model_id)
-        )
+    async def _text_of(self, tokens: list[int], call: GenerateParams) -> str:
+        params = DetokenizeParams(tokens=tokens, model_id=call.model_id, tenant=call.tenant)
+        return await self._services.worker_client.detokenize(params)
 
     async def stream(self, wire: Wire) -> None:
         echoes = await self._echoes()

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stretto import __version__
-from stretto.rpc.messages import ModelInfo, TokenizeParams
+from stretto.rpc.messages import DetokenizeParams, ModelInfo, TokenizeParams
 from stretto.server.generation import Services
 from stretto.server.http.bodies import BodyRoute
 from stretto.server.http.caller import caller_of
@@ -69,7 +69,8 @@ def router(services: Services) -> APIRouter:
 
         async def work() -> bytes:
             tokens = await services.worker_client.tokenize(params)
-            return msgspec.json.encode({"prompt": await services.worker_client.detokenize(tokens, model.id)})
+            back = DetokenizeParams(tokens=tokens, model_id=model.id, tenant=params.tenant)
+            return msgspec.json.encode({"prompt": await services.worker_client.detokenize(back)})
 
         return JsonReply(work)
 

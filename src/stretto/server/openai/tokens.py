@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stretto.errors import InvalidFieldError, MissingFieldError
-from stretto.rpc.messages import TokenizeParams
+from stretto.rpc.messages import DetokenizeParams, TokenizeParams
 from stretto.server.generation import Services
 from stretto.server.http.bodies import BodyRoute
 from stretto.server.http.caller import caller_of
@@ -97,11 +97,13 @@ def router(services: Services) -> APIRouter:
         responses={200: {"model": DetokenizeReply, "description": "The text"}, **OPENAI_ERRORS},
         summary="Detokenize",
     )
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         model = await services.catalog.find(body.model)
+        tenant = caller_of(request.scope).tenant
+        params = DetokenizeParams(tokens=body.tokens, model_id=model.id, tenant=tenant)
 
         async def work() -> bytes:
-            text = await services.worker_client.detokenize(body.tokens, model.id)
+            text = await services.worker_client.detokenize(params)
             return msgspec.json.encode({"prompt": text, "content": text})
 
         return JsonReply(work)

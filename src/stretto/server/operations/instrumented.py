@@ -19,6 +19,7 @@ from stretto.client.api import Delta, GenerationStream, Health, OnStart, WorkerC
 from stretto.client.batch_stats import BatchEvent
 from stretto.errors import CapacityError, ShuttingDownError, StrettoError
 from stretto.rpc.messages import (
+    DetokenizeParams,
     EmbedParams,
     EmbedResult,
     EngineEvents,
@@ -310,8 +311,8 @@ class InstrumentedClient:
     async def tokenize(self, params: TokenizeParams) -> list[int]:
         return await self.inner.tokenize(params)
 
-    async def detokenize(self, tokens: list[int], model_id: str = "") -> str:
-        return await self.inner.detokenize(tokens, model_id)
+    async def detokenize(self, params: DetokenizeParams) -> str:
+        return await self.inner.detokenize(params)
 
     async def embed(self, params: EmbedParams, *, on_start: OnStart | None = None) -> EmbedResult:
         return await self._timed(self.inner.embed, params)
