@@ -40,25 +40,6 @@ def judge(
     return Readiness(True)
 
 
-class Loads:
-    """Whether the current worker process has loaded a model.
-
-    A model that was unloaded because it was idle is loaded again on demand, so the server counts as ready; a
-    new worker process starts without one.
-    """
-
-    def __init__(self) -> None:
-        self._uptime_s = 0.0
-        self._loaded = False
-
-    def look(self, stats: Stats | None) -> bool:
-        if stats is not None:
-            same = stats.uptime_s >= self._uptime_s
-            self._uptime_s = stats.uptime_s
-            self._loaded = (self._loaded and same) or bool(stats.models)
-        return self._loaded
-
-
 async def stats_of(worker_client: WorkerClient) -> Stats | None:
     """The worker's statistics, or None if it does not answer."""
     try:

@@ -31,7 +31,7 @@ from stretto.server.operations.access_log import AccessLog
 from stretto.server.operations.batch_traces import BatchTraces
 from stretto.server.operations.drain import Drain, Gate
 from stretto.server.operations.exposition import Scrape
-from stretto.server.operations.health import Loads, Readiness, judge, stats_of
+from stretto.server.operations.health import Readiness, judge, stats_of
 from stretto.server.operations.instrumented import InstrumentedClient
 from stretto.server.operations.metrics import CONTENT_TYPE, render
 from stretto.settings import ServerSettings
@@ -60,7 +60,6 @@ class Operations:
             )
         self.drain = Drain(self.worker_client, timeout_s=settings.drain_timeout_s)
         self._started_s = time.monotonic()
-        self._loads = Loads()
 
     # --- for the app -----------------------------------------------------------------------------
 
@@ -188,11 +187,12 @@ class Operations:
         return self._judged(await stats_of(self.worker_client))
 
     def _judged(self, stats: Stats | None) -> Readiness:
+        health = self.worker_client.health
         return judge(
-            self.worker_client.health,
+            health,
             draining=self.worker_client.draining,
             stats=stats,
-            loaded=self._loads.look(stats),
+            loaded=health.has_loaded or (stats is not None and bool(stats.models)),
             hang_after_s=self.settings.hang_after_s,
         )
 
