@@ -146,6 +146,12 @@ LONG_SHAPES = tuple(
 
 
 def decode_timings(*, quick: bool) -> Iterator[KernelTiming]:
+    yield from _decode_sizes()
+    yield from _decode_splits()
+    yield from _decode_tiles(quick=quick)
+
+
+def _decode_sizes() -> Iterator[KernelTiming]:
     for group, page in [(2, 16), (2, 64), (4, 16), (4, 32), (4, 64)]:
         label = f"decode 256×1024 group {group} page {page}"
         yield KernelTiming(label, "default", _decode(256, 1024, page=page, group=group), 0.85)
@@ -166,6 +172,9 @@ def decode_timings(*, quick: bool) -> Iterator[KernelTiming]:
     for group, (batch, context) in product((2, 4), ((1, 1024), (8, 1024), (256, 1024), (1, 32768))):
         name = f"decode rotary {batch}×{context} group {group} page 64"
         yield KernelTiming(name, "default", _decode(batch, context, group=group, fused=True))
+
+
+def _decode_splits() -> Iterator[KernelTiming]:
     for splits, least in product((4, 8, 16), (1, 2, 4)):
         shape = DecodeShape(splits=splits, tiles_min=least)
         note = f"splits {splits} of {least} tiles"
@@ -195,6 +204,9 @@ def decode_timings(*, quick: bool) -> Iterator[KernelTiming]:
     yield KernelTiming(
         "decode 256 ragged ~1024 group 2 page 16", "default", _decode(256, 1024, ragged=True, page=16)
     )
+
+
+def _decode_tiles(*, quick: bool) -> Iterator[KernelTiming]:
     blocks = product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5))
     for block_n, warps, stages in blocks:
         if (

@@ -9,6 +9,7 @@ as nano-vllm's published benchmark, for comparison. Bars on an H200: Qwen3-0.6B 
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import random
 import sys
@@ -61,7 +62,7 @@ def describe(run: OfflineRun, requests: list[Request]) -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def arguments() -> argparse.Namespace:
     made = parser(__doc__)
     made.add_argument("--requests", type=int, default=256)
     made.add_argument("--slots", type=int, default=256)
@@ -71,7 +72,11 @@ def main() -> int:
     made.add_argument("--cache", default="prefix")
     made.add_argument("--passes", type=int, default=1, help="timed passes; the median counts")
     made.add_argument("--profile", action="store_true", help="profile 20 decode ticks of a further pass")
-    options = made.parse_args()
+    return made.parse_args()
+
+
+def main() -> int:
+    options = arguments()
     source = find_shape(options.model)
     opened = open_model(
         source,

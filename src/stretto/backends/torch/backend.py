@@ -54,6 +54,12 @@ class Flight:
     measured: MeasuredRows | None = None
 
 
+def _with_index(device: torch.device) -> torch.device:
+    """`cuda` is the current device, by its number."""
+    unnumbered = device.type == "cuda" and device.index is None
+    return torch.device("cuda", torch.cuda.current_device()) if unnumbered else device
+
+
 class TorchBackend:
     def __init__(
         self,
@@ -72,10 +78,8 @@ class TorchBackend:
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self.model = model
-        shape, device = model.shape, model.place.device
+        shape, device = model.shape, _with_index(model.place.device)
         on_cuda = device.type == "cuda"
-        if on_cuda and device.index is None:
-            device = torch.device("cuda", torch.cuda.current_device())
         self._device = device
         self._on_close = on_close
         with torch.inference_mode():

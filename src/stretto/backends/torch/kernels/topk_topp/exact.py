@@ -213,38 +213,17 @@ def filter_bounds(
     grid = (rows, blocks)
     find_peaks[grid](logits, *asks, peaks, *sizes, **shape)
     for number in range(ROUNDS):
-        narrow[grid](
-            logits,
-            *asks,
-            peaks,
-            counts,
-            masses,
-            numbers,
-            levels,
-            block_counters(logits.device, rows),
-            *sizes,
-            capacity,
-            number,
-            FIRST=number == 0,
-            **lines,
-            **shape,
-        )
+        state = (peaks, counts, masses, numbers, levels, block_counters(logits.device, rows))
+        narrow[grid](logits, *asks, *state, *sizes, capacity, number, FIRST=number == 0, **lines, **shape)
     gather[grid](logits, counts, numbers, levels, values, ids, *sizes, capacity, **lines, **shape)
     found = (*asks, peaks, numbers, levels, bounds, last_ids, vocab)
     small, large = min(4096, triton.next_power_of_2(capacity)), min(8192, triton.next_power_of_2(vocab))
     _find_bounds[(rows,)](
         values, ids, *found, capacity, blocks, CANDIDATES_ONLY=True, BLOCK=small, **lines, num_warps=8
     )
+    stride = logits.stride(0)
     _find_bounds[(rows,)](
-        logits,
-        ids,
-        *found,
-        logits.stride(0),
-        blocks,
-        CANDIDATES_ONLY=False,
-        BLOCK=large,
-        **lines,
-        num_warps=16,
+        logits, ids, *found, stride, blocks, CANDIDATES_ONLY=False, BLOCK=large, **lines, num_warps=16
     )
     return bounds, last_ids
 
