@@ -20,7 +20,7 @@ PLANTED = (
     _planted(
         "sequences_streams",
         "off by one in a trim",
-        "core/kv/sequences.py",
+        "core/kv/filling.py",
         "target.trim = length",
         "target.trim = length + 1",
     ),
@@ -34,7 +34,7 @@ PLANTED = (
     _planted(
         "sequences_unified",
         "a restore takes cells that nobody counts",
-        "core/kv/sequences.py",
+        "core/kv/filling.py",
         "self._cells.grow(target.index, length)",
         "pass",
     ),

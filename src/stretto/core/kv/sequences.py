@@ -15,6 +15,7 @@ from stretto.core import event_names
 from stretto.core.capabilities import Capabilities, Rewind, Share
 from stretto.core.kv import matching
 from stretto.core.kv.cells import CellPool
+from stretto.core.kv.filling import SequenceFiller
 from stretto.core.kv.ledger import Kind, Match, Settled, Source
 from stretto.core.kv.prefix_store import CachedPrefix, PrefixStore
 from stretto.core.kv.sequence import Sequence, SequenceTable
@@ -38,16 +39,19 @@ class SequenceLedger:
         self.table = SequenceTable(capabilities, self.store, limits)
         self._cells = CellPool(capabilities.pages, capabilities.sequences_max) if capabilities.pages else None
         self._snapshots = Snapshots(self.table, limits)
-        self._keeps = limits.cache in (
-            "incremental",
-            "prefix",
-        )  # other requests may reuse what a request leaves
         self._exact = is_exact(limits, capabilities)
         self._issued: dict[int, tuple[tuple[KvOp, ...], list[int]]] = {}  # tick -> operations, pinned blobs
         self._clock = 0
         self._gap_ticks = 0
-        self._copies = 0
         self.notes: list[Note] = []
+        self._filler = SequenceFiller(
+            self.table,
+            self.store,
+            self._snapshots,
+            cells=self._cells,
+            notes=self.notes,
+            keeps=limits.cache in ("incremental", "prefix"),
+        )
 
     def match(self, job: Job) -> Match:
         return matching.match(self.table, job)
@@ -67,11 +71,11 @@ class SequenceLedger:
         if target is None:
             return False
         if source is None:
-            length = self._start_empty(target, job)
+            length = self._filler.start_empty(target, job)
         elif source.kind is Kind.RESIDENT and source.place == target.index:
-            length = self._adopt(target, job, source.length)
+            length = self._filler.adopt(target, job, source.length)
         else:
-            length = self._bring(target, job, source)
+            length = self._filler.bring(target, job, source)
         if job.preemptions:
             self._snapshots.came_back(job.id)
         if self._exact and target.prefix is not None:
@@ -82,91 +86,6 @@ class SequenceLedger:
         target.last_used = self._clock
         slot.room = self._can.window if self._cells is None else self._cells.held(target.index)
         return True
-
-    def _start_empty(self, target: Sequence, job: Job) -> int:
-        self._snapshots.evacuate(target, 0)
-        self._empty(target)
-        target.prefix = CachedPrefix(job.known, 0, job.scope)
-        return 0
-
-    def _adopt(self, target: Sequence, job: Job, length: int) -> int:
-        prefix = target.prefix
-        assert prefix is not None
-        self._snapshots.evacuate(target, length)
-        if length < prefix.length:
-            if self.table.can_trim(prefix, length):
-                target.trim = length
-            else:
-                checkpoint = prefix.nearest(length)
-                assert checkpoint is not None
-                target.incoming = (KvOp(OpKind.REWIND, target.index, length=length, blob=checkpoint.blob),)
-                prefix.reset_to(length)
-            target.unsettled = True
-            self.store.trim(prefix, length)
-            if self._cells is not None:
-                self._cells.trim(target.index, length)
-        prefix.tokens, prefix.owner, prefix.reserved_for = job.known, "", ""
-        return length
-
-    def _bring(self, target: Sequence, job: Job, source: Source) -> int:
-        """Copy or restore into a sequence that does not hold the prefix yet."""
-        self._snapshots.evacuate(target, 0)
-        donor = self.table.all[source.place] if source.kind is not Kind.SNAPSHOT else None
-        if donor is not None and self.table.can_copy(donor, source.length):
-            prefix = self._copy(donor, target, source.length)
-            if donor.slot is not None:
-                self.notes.append(Note(event_names.COPIED_RUNNING, job.id, donor.slot.index, source.length))
-        else:
-            blob = source.place if donor is None else self._snapshots.save(donor, donor.held)
-            if blob is None:
-                return self._start_empty(target, job)
-            if donor is not None:
-                self._snapshots.pin(blob)  # saved from a running sequence, to be restored in the same tick
-                if not self._keeps:
-                    self._snapshots.own(blob, job.id)  # no other request may find it
-            prefix = self._restore(target, blob, source.length)
-        prefix.tokens = job.known
-        target.prefix = prefix
-        target.unsettled = True
-        return source.length
-
-    def _copy(self, donor: Sequence, target: Sequence, length: int) -> CachedPrefix:
-        assert donor.prefix is not None
-        prefix = self.store.fork(donor.prefix, length)
-        self._empty(target)
-        target.clear = False  # a copy empties its target itself
-        target.copy = KvOp(OpKind.COPY, target.index, donor.index, length)
-        self._copies += 1
-        target.copy_order = self._copies
-        self.table.copying.append((donor.index, target.index))
-        if self._cells is not None:
-            self._cells.share(donor.index, target.index, length)
-        return prefix
-
-    def _restore(self, target: Sequence, blob: int, length: int) -> CachedPrefix:
-        snapshot = self.store.get(blob)
-        assert snapshot is not None
-        prefix = self.store.fork(snapshot.prefix, length)
-        self._empty(target)
-        target.incoming = (KvOp(OpKind.RESTORE, target.index, length=length, blob=blob),)
-        if not self.table.can_trim(snapshot.prefix, length):
-            checkpoint = prefix.checkpoints[-1]
-            whole = KvOp(OpKind.RESTORE, target.index, length=snapshot.prefix.length, blob=blob)
-            target.incoming = (whole, KvOp(OpKind.REWIND, target.index, length=length, blob=checkpoint.blob))
-            prefix.reset_to(length)
-        if self._cells is not None:
-            self._cells.grow(target.index, length)
-        return prefix
-
-    def _empty(self, sequence: Sequence) -> None:
-        """Drop what the sequence holds."""
-        sequence.forget_plans()
-        sequence.clear = True
-        if sequence.prefix is not None:
-            self.store.release(sequence.prefix)
-            sequence.prefix = None
-        if self._cells is not None:
-            self._cells.trim(sequence.index, 0)
 
     def checkpoint_at(self, job: Job, lengths: Seq[int]) -> tuple[int, ...]:
         """Lengths at which state is saved on the way, because it cannot be trimmed to them later."""
@@ -213,7 +132,7 @@ class SequenceLedger:
 
     def _evict(self, sequence: Sequence) -> None:
         self._snapshots.evacuate(sequence, 0)
-        self._empty(sequence)
+        self._filler.empty(sequence)
         self.notes.append(Note(event_names.CACHE_EVICTED, "", -1, sequence.index))
 
     def relieve(self) -> bool:
@@ -278,7 +197,7 @@ class SequenceLedger:
             prefix.reserved_for = job.id
         apart = self._snapshots.apart and not private  # what is kept of it is a snapshot already
         if keep <= 0 or apart or sequence.unsettled or self._is_invalid(prefix, slot, job):
-            self._empty(sequence)
+            self._filler.empty(sequence)
             sequence.unsettled = False
         elif self._cells is not None:
             self._cells.trim(sequence.index, prefix.length)
@@ -309,7 +228,7 @@ class SequenceLedger:
         """The request has ended: drop what only it could use."""
         for sequence in self.table.idle():
             if sequence.prefix is not None and sequence.prefix.owner == request_id:
-                self._empty(sequence)
+                self._filler.empty(sequence)
         self.store.discard_owned(request_id)
         self._snapshots.came_back(request_id)
 
@@ -330,11 +249,11 @@ class SequenceLedger:
         assert slot is not None
         assert source.prefix is not None
         self._snapshots.evacuate(target, 0)
-        prefix = self._copy(source, target, slot.computed)
+        prefix = self._filler.copy(source, target, slot.computed)
         prefix.tokens = slot.known
         source.prefix.stop()
         source.slot = None
-        self._empty(source)
+        self._filler.empty(source)
         target.prefix, target.unsettled = prefix, True
         target.run(slot)
         target.last_used = source.last_used
@@ -392,7 +311,7 @@ class SequenceLedger:
         """What the sequence holds is unknown. Its slot, if any, starts again from nothing."""
         lost = self.table.all[sequence]
         slot, prefix = lost.slot, lost.prefix
-        self._empty(lost)
+        self._filler.empty(lost)
         if slot is not None and prefix is not None:
             lost.prefix = CachedPrefix(slot.known, 0, prefix.scope)
             lost.prefix.prefilled, lost.prefix.author = prefix.prefilled, prefix.author
