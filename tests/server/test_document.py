@@ -90,7 +90,7 @@ def test_the_document_describes_unknown_fields() -> None:
 
 def test_the_server_process_does_not_build_the_document_itself() -> None:
     """Building it would hold the interpreter lock, and with it every stream, for most of a second."""
-    app = create_app(ScriptedEngine()).api
+    app = create_app(ScriptedClient()).api
     document = Document(app, unknown_fields="ignore")
 
     async def read_twice() -> list[bytes]:

@@ -12,7 +12,7 @@ from typing import cast
 
 import msgspec
 
-from stretto.client.api import EngineApi
+from stretto.client.api import WorkerClient
 from stretto.server.app import create_app
 from stretto.settings import ServerSettings
 
@@ -20,8 +20,8 @@ from stretto.settings import ServerSettings
 def main(arguments: list[str]) -> None:
     os.nice(10)
     options = ServerSettings.model_validate({"unknown_fields": arguments[0]} if arguments else {})
-    without_engine = cast("EngineApi", None)  # routes are described here, never called
-    document = create_app(without_engine, options).api.openapi()
+    without_worker = cast("WorkerClient", None)  # routes are described here, never called
+    document = create_app(without_worker, options).api.openapi()
     sys.stdout.buffer.write(msgspec.json.encode(document))
 
 

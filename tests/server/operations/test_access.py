@@ -372,7 +372,7 @@ def test_errors_tell_nothing_about_the_machine(local: Running) -> None:
     ],
 )
 def test_token_calls_carry_the_tenant_of_their_key(path: str, body: dict[str, Any]) -> None:
-    with served(scripted.ScriptedEngine, keys=ring()) as running:
+    with served(scripted.ScriptedClient, keys=ring()) as running:
         reply = running.client().post(path, json=body, headers=bearer(GOOD))
         assert reply.status_code == 200, reply.text
-        assert {asked.tenant for asked in running.engine.asked} == {"acme"}
+        assert {asked.tenant for asked in running.worker_client.asked} == {"acme"}
