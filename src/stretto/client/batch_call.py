@@ -37,7 +37,6 @@ class BatchCall:
     id: int
     key: PartitionKey
     entries: list[Entry]
-    taken_s: float
     single: bool = False  # send as `generate`
     sent_s: float = 0.0
     aborted: int = 0  # entries cancelled between forming and sending the batch

@@ -141,7 +141,7 @@ class GenerateBatcher:
         calls: list[BatchCall] = []
         for partition in self._partitions.values():
             while partition.size and (taken := self._take(partition, now_s)):
-                calls.append(self._call(partition, taken, now_s))
+                calls.append(self._call(partition, taken))
         return calls
 
     def overdue(self, now_s: float) -> bool:
@@ -261,10 +261,10 @@ class GenerateBatcher:
             taken.extend(chosen)
         return taken
 
-    def _call(self, partition: _Partition, taken: list[Entry], now_s: float) -> BatchCall:
+    def _call(self, partition: _Partition, taken: list[Entry]) -> BatchCall:
         for entry in taken:
             entry.state = EntryState.TAKEN
-        call = BatchCall(self._next_call, partition.key, taken, now_s, single=not self._batches(partition))
+        call = BatchCall(self._next_call, partition.key, taken, single=not self._batches(partition))
         self._next_call += 1
         partition.calls[call.id] = call
         self._calls[call.id] = partition

@@ -127,9 +127,6 @@ class StreamRegistry:
         stream = self._streams.get(stream_id)
         return stream if stream is not None and stream.end is None else None
 
-    def all_running(self) -> list[Stream]:
-        return [stream for stream in self._streams.values() if stream.end is None]
-
     # --- from the worker ------------------------------------------------------------------------
 
     def route(self, batch: StreamBatch, *, epoch: int, now_s: float) -> None:

@@ -107,10 +107,6 @@ class CallReader:
         return rest or ""
 
     @property
-    def is_over(self) -> bool:
-        return self.state in (ReaderState.DONE, ReaderState.REFUSED)
-
-    @property
     def held(self) -> str:
         """Text that did not become a call."""
         raw = self._raw + "".join(self._more)

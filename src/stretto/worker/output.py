@@ -48,10 +48,6 @@ class OutputPump:
         if threading.current_thread() is not self._thread and self._thread.is_alive():
             self._thread.join(5.0)
 
-    @property
-    def open_streams(self) -> int:
-        return len(self._streams)
-
     def _run(self) -> None:
         while (events := self._events.get()) is not None:
             for started in events.started:

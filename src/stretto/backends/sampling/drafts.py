@@ -27,10 +27,6 @@ class Drafter:
         self.enabled = True
         self.extend(tokens)
 
-    @property
-    def acceptance(self) -> float:
-        return self._share
-
     def extend(self, tokens: array[int]) -> None:
         for token in tokens:
             self._tokens.append(token)
