@@ -210,7 +210,7 @@ def test_health_reports_the_reason():
 def test_a_text_that_cannot_fit_its_model_is_refused_without_a_call():
     async def work(rig: Rig) -> None:
         long = GenerateParams(stream_id="long", model_id="bounded", prompt="x" * (WINDOW + 1), max_tokens=1)
-        with pytest.raises(PromptTooLongError, match=f"holds {WINDOW}"):
+        with pytest.raises(PromptTooLongError, match=f"shorter than the context window of {WINDOW}"):
             await rig.read(long)
         with pytest.raises(PromptTooLongError):
             await rig.client.embed(EmbedParams(model_id="bounded", inputs=[long.prompt or ""]))
