@@ -9,9 +9,8 @@ from pathlib import Path
 
 from stretto.backends.llamacpp.attention import Machine
 from stretto.backends.llamacpp.kernels import support
-from stretto.backends.llamacpp.options import ModelOptions
+from stretto.backends.llamacpp.options import CPU_DEVICE, ModelOptions
 
-CPU_DEVICE = "CPU"
 _GPU_LIBRARIES = ("*ggml-cuda*", "*ggml-metal*", "*ggml-vulkan*", "*ggml-hip*", "*ggml-sycl*")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from stretto.settings import ModelSettings
 
 WINDOW_DEFAULT_MAX = 8192
+CPU_DEVICE = "CPU"  # the name under which llama.cpp lists it
 ROPE_FIELDS = (
     "rope_freq_base",
     "rope_freq_scale",

@@ -10,8 +10,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from stretto.backends.llamacpp.machine import CPU_DEVICE
 from stretto.backends.llamacpp.native.library import library
+from stretto.backends.llamacpp.options import CPU_DEVICE
 from stretto.errors import ModelLoadError
 
 
