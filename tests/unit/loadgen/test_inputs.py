@@ -70,7 +70,7 @@ def test_a_size_that_a_workload_does_not_know_is_refused():
         Shape(turns=3).resolved("steady")
     with pytest.raises(BenchError, match="burst has no --trace"):
         Shape(trace=Path("x")).resolved("burst")
-    with pytest.raises(BenchError, match="no workload 'stedy'"):
+    with pytest.raises(BenchError, match="unknown workload 'stedy'"):
         Shape().resolved("stedy")
 
 
