@@ -191,7 +191,7 @@ def test_truncation_keeps_the_requested_side(llm):
         (["x"] * 10_000, {}, InvalidRequestError, "10000 inputs.*2048"),
         ([[1, 40_000]], {}, InvalidTokenError, "40000.*30521"),
         ([[-1]], {}, InvalidTokenError, "-1"),
-        ([None], {}, InvalidRequestError, "neither"),
+        ([None], {}, InvalidRequestError, "input 0 must be"),
         ("word " * 600, {}, PromptTooLongError, "602 tokens.*512"),
         ("x", {"dimensions": 385}, InvalidRequestError, "385.*384"),
         ("x", {"dimensions": 0}, InvalidRequestError, "0"),

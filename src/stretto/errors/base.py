@@ -26,9 +26,11 @@ class InvariantError(StrettoError):
 
 
 def _tree(root: type[StrettoError]) -> dict[str, type[StrettoError]]:
-    found = {root.code: root}
+    """Codes and the classes that define them; a subclass that inherits its code is not one of them."""
+    found: dict[str, type[StrettoError]] = {}
     for child in root.__subclasses__():
         found.update(_tree(child))
+    found[root.code] = root
     return found
 
 

@@ -84,8 +84,8 @@ def test_requests_of_one_event_loop_iteration_are_one_call():
                 while not made.health.ready:
                     await asyncio.sleep(0.01)
             assert [model.loaded for model in await made.models()] == [True]
-            tokens = await made.tokenize(TokenizeParams(text="hello"))
-            assert await made.detokenize(DetokenizeParams(tokens=tokens)) == "hello"
+            spelled = await made.tokenize(TokenizeParams(text="hello"))
+            assert await made.detokenize(DetokenizeParams(tokens=spelled)) == "hello"
             assert (await made.stats()).models[0].tokens >= 16 * 8
 
     asyncio.run(scenario())

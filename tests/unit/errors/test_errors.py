@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from stretto import errors
+from stretto.backends.sampling.sampler import BadLogits
 from stretto.errors import StrettoError, by_code, one_line
 
 
@@ -44,6 +45,11 @@ def test_codes_are_unique_and_lead_back_to_their_class():
     classes = [StrettoError, *descendants(StrettoError)]
     assert len({child.code for child in classes}) == len(classes)
     assert all(by_code(child.code) is child for child in classes)
+
+
+def test_a_code_leads_to_the_class_that_defines_it_and_not_to_one_that_inherits_it():
+    assert BadLogits.code == errors.BadOutputError.code
+    assert by_code(BadLogits.code) is errors.BadOutputError
 
 
 def test_an_unknown_code_is_a_plain_error():

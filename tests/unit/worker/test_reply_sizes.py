@@ -23,9 +23,12 @@ FLAGS = {"backend": "simulated", "n_seq_max": 4, "context_window": 8192, "seed":
 
 
 @contextlib.asynccontextmanager
-async def served(tmp_path: Path, client_bytes: int = 1 << 20) -> AsyncIterator[tuple[WorkerServer, Client]]:
+async def served(
+    tmp_path: Path, client_bytes: int = 1 << 20, *, tick_ms: float = 0.0
+) -> AsyncIterator[tuple[WorkerServer, Client]]:
     """A worker that sends frames of at most `FRAME_BYTES`; its client reads any."""
-    catalogue = Catalogue(Launch(flags={**FLAGS, "runtime.frame_bytes_max": FRAME_BYTES}))
+    flags = {**FLAGS, "runtime.frame_bytes_max": FRAME_BYTES, "simulated_tick_ms": tick_ms}
+    catalogue = Catalogue(Launch(flags=flags))
     server = WorkerServer(catalogue, catalogue.settings.runtime)
     server.start()
     tmp_path.chmod(0o700)
@@ -87,7 +90,10 @@ def test_too_many_tokens_to_detokenize_are_refused_with_the_bound():
 
 def test_a_tick_that_does_not_fit_a_frame_is_sent_stream_by_stream_and_costs_one_at_most(tmp_path):
     async def run():
-        async with served(tmp_path) as (server, client):
+        async with served(tmp_path, tick_ms=5.0) as (
+            server,
+            client,
+        ):  # streams are still running when cancelled
             await client.call("model/load", m.LoadParams())
             for name in ("a", "b", "c"):
                 await client.call("generate", m.GenerateParams(stream_id=name, prompt="x", max_tokens=8000))
