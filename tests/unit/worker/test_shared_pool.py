@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 from stretto import LLM
 from stretto.llm import Completion
 
@@ -11,12 +9,11 @@ PROMPTS = [f"{number} " + "x" * 98 for number in range(4)]
 
 
 def answers(**options: int) -> tuple[list[Completion], dict[str, int]]:
-    with (
-        LLM(backend="simulated", n_seq_max=4, context_window=512, slice_tokens=0, **options) as llm,
-        ThreadPoolExecutor(len(PROMPTS)) as pool,
-    ):
-        found = pool.map(lambda prompt: llm.generate(prompt, max_tokens=200, ignore_eos=True)[0], PROMPTS)
-        return list(found), dict(llm.stats().preemptions)
+    """All prompts at once, with ticks long enough for them to run together."""
+    sizes = {"n_seq_max": 4, "context_window": 512, "slice_tokens": 0, "simulated_tick_ms": 1.0}
+    with LLM(backend="simulated", **{**sizes, **options}) as llm:
+        found = llm.generate(PROMPTS, max_tokens=200, ignore_eos=True)
+        return found, dict(llm.stats().preemptions)
 
 
 def test_requests_share_the_pool_and_preempt_each_other_when_it_is_full():
