@@ -1,4 +1,4 @@
-"""Batcher statistics over seed 002's window of 100 batches, and the adaptive target batch size.
+"""Batcher statistics over a window of 100 batches, and the adaptive target batch size.
 
 The target only ends holds early; it never caps a batch. It grows under backlog and while waits are short and
 calls fast; it shrinks only after requests were held without another request joining them.

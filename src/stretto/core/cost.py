@@ -26,10 +26,10 @@ WORTH_CONTEXT = 256.0  # where a token's price is taken: at 0 a fit may put it a
 NEAR_CONTEXT = 64.0  # where two prices are compared, at least: for the same reason
 TOGETHER = 2.0  # efficient chunks for several prompts in a tick: with less, each waits for many decode passes
 TOGETHER_S = 0.3  # … but no more than this, …
-TOGETHER_TICKS = 6.0  # … or so many decode-only ticks: who is done waits for the others' rows
+TOGETHER_TICKS = 6.0  # … or this many decode-only ticks: completed prompts wait for the other rows
 ENOUGH_TICKS = 3.0  # decode-only ticks that prompts take at least: more of them for whole prompts only
 COVERED = 0.75  # a chunk of that share of what is trusted says enough to trust twice as much
-IDLE_TARGETS = 4.0  # with nobody decoding, a tick may take this many targets, …
+IDLE_TARGETS = 4.0  # without decode rows a tick may take this many targets, …
 IDLE_S = 0.3  # … but no more than this, or one target: newcomers get in soon
 
 

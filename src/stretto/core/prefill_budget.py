@@ -1,12 +1,12 @@
-"""How a tick's room for prompts is shared out: the shortest first.
+"""Shares a tick's prefill rows among prompts: the shortest first.
 
-Short prompts pass, which is what keeps most first tokens early. The oldest one is not held up for good:
-every fourth tick half of the room is for it (a single quantum is not halved), so that it stands still for
-three ticks at most. Nobody waits another tick for a few rows: the shortest prompt is done where `NEARLY` all
-of it has room.
+Short prompts overtake long ones, which keeps most first tokens early. The oldest prompt cannot starve: every
+fourth tick half of the rows go to it first (a single chunk multiple is not halved), so it gets rows after
+three ticks at most. A prompt that needs only slightly more rows than are left (`NEARLY`) is completed in this
+tick.
 
-More urgent prompts come first, whoever is oldest; but as at admission every fourth time is for the most
-oldest of any class, so that a stream of urgent prompts holds nobody up for good either.
+Higher priorities come first regardless of age. As at admission, every fourth time the oldest prompt of any
+priority leads, so a steady flow of urgent prompts cannot starve the others.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class ChunkSharer:
         least: int = 0,
         enough: int | None = None,
     ) -> list[tuple[Slot, int]]:
-        """Rows for each prompt that gets any this tick, in the order in which they were given.
+        """Rows of each prompt that gets any in this tick, in the order in which they were granted.
 
-        `least`: rows to give out in all, whatever they take. Those who are done wait for the others' rows: a
-        part of a prompt that is not done with it fills up no more than `enough`.
+        `least`: rows to grant in total, however long they take. Completed prompts wait for the whole tick
+        to be computed, so a part that does not complete its prompt gets only up to `enough` rows in all.
         """
         if not prompts or rows <= 0:
             return []
@@ -61,7 +61,7 @@ class ChunkSharer:
         if not shares:
             self._give(shares, oldest, left, least=1)
         if oldest.priority == top:
-            self._stood = 0 if leads else self._stood + 1  # who comes new has the first turn
+            self._stood = 0 if leads else self._stood + 1  # a new prompt leads first
         return [(slot, shares[slot.index]) for slot in order if shares.get(slot.index)]
 
     def _leader(self, prompts: Sequence[Slot]) -> Slot:
@@ -84,7 +84,7 @@ class ChunkSharer:
         rows: int,
         context: int,
     ) -> None:
-        """`left` are rows behind `context` tokens; they are fewer behind more."""
+        """`left` counts rows at context length `context`; at a greater length there are fewer."""
         if self._nearly_done(shares, order[0], left, rows):
             shares[order[0].index] = order[0].prefill_due
             return
@@ -102,7 +102,7 @@ class ChunkSharer:
             done = done or shares.get(slot.index) == slot.prefill_due
 
     def _nearly_done(self, shares: dict[int, int], slot: Slot, left: int, rows: int) -> bool:
-        """A little more than there is room for ends the prompt, and parts of quanta cost their share."""
+        """Whether slightly more rows than are left complete the prompt; partial chunks cost their share."""
         due, room = slot.prefill_due, sum(shares.values()) + left
         missing = due - shares.get(slot.index, 0) - left
         if self._cost.parts is not Parts.EVEN or any(mark > slot.planned for mark in slot.checkpoint_at):
@@ -111,9 +111,9 @@ class ChunkSharer:
         return known and 0 < missing <= min(NEARLY * room, rows) - room
 
     def _give(self, shares: dict[int, int], slot: Slot, count: int, *, least: int = 0) -> int:
-        """Up to `count` more rows: to the end of the prompt, to a mark, or a multiple of the quantum.
+        """Grant up to `count` more rows: to the end of the prompt, to a checkpoint, or a chunk multiple.
 
-        Where quanta are whole, what is left over has a tick of its own. Answers how many rows it counts for.
+        With `Parts.WHOLE` the remainder of a prompt gets a tick of its own. Returns the rows to account for.
         """
         have = shares.get(slot.index, 0)
         due = next(
@@ -132,7 +132,7 @@ class ChunkSharer:
         return billed
 
     def _is_dear(self, count: int, context: int) -> bool:
-        """Behind a kernel's cliff a part of a quantum can cost more than all of it: then in two parts."""
+        """Whether a partial chunk costs more than a whole multiple; it is then computed in two parts."""
         if self._cost.parts is not Parts.DEAR:
             return False
         return self._cost.chunk_s(count, context) > self._cost.chunk_s(self._quantum, context)

@@ -1,4 +1,4 @@
-"""Measurements passed to the callbacks of `LLM.on_tick` and `LLM.on_request_done`, named as in seed 003."""
+"""Measurements passed to the callbacks of `LLM.on_tick` and `LLM.on_request_done`, under stable names."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from stretto.rpc.base import Message
 
 
 class SlotInfo(Message):
-    """One slot; states as in seed 001: idle | prefilling | generating."""
+    """One slot; states: idle | prefilling | generating."""
 
     index: int
     state: str
@@ -51,7 +51,7 @@ class ModelStats(Message):
     busy: bool = False
     slot_table: list[SlotInfo] = field(default_factory=list)
     events: dict[str, int] = field(default_factory=dict)  # count per event of core.event_names
-    histograms: dict[str, HistogramStats] = field(default_factory=dict)  # seed 003's measurements
+    histograms: dict[str, HistogramStats] = field(default_factory=dict)  # of ticks and rates
 
 
 class BatchTelemetry(Message):

@@ -1,4 +1,4 @@
-"""The settings of one model: seed 000's keys, and further ones.
+"""The settings of one model.
 
 Knows names, ranges, defaults and conflicts. `limits` derives the scheduler's limits.
 """

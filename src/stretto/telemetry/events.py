@@ -1,6 +1,6 @@
 """Severity of each scheduler event, and the meaning of its number.
 
-The names are those of `core.event_names`, which include seed 000's log messages verbatim. Failures are
+The names are those of `core.event_names`, some of which are log messages that must not change. Failures are
 warnings, changes to a running request are info, events of every request are debug.
 """
 

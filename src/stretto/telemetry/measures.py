@@ -75,7 +75,7 @@ class Measures:
             self.generation_rate.observe(end.generation_rate)
 
     def histograms(self) -> dict[str, Histogram]:
-        """By the names of seed 003."""
+        """By their stable names."""
         return {
             "eval_s": self.eval_s,
             "batch_size": self.batch_size,

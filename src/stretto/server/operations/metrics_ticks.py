@@ -1,4 +1,4 @@
-"""Metrics measured in the worker: ticks and rates (seed 003) as histograms, and events."""
+"""Metrics measured in the worker: ticks and rates as histograms, and events."""
 
 from __future__ import annotations
 
