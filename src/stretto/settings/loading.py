@@ -8,6 +8,7 @@ beats what the file says about one model.
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from stretto.settings.engine import EngineSettings
 from stretto.settings.errors import from_validation
 from stretto.settings.model import CACHE_SWITCHES, ModelSettings, select_cache
 from stretto.settings.names import FOREIGN_SWITCHES, hint_for
-from stretto.settings.renamed import Renames, current
+from stretto.settings.renamed import RENAMED, Renames, current
 from stretto.settings.runtime import RuntimeSettings
 from stretto.settings.server import ServerSettings
 from stretto.settings.settings import GenerateBatcherSettings, Settings
@@ -169,9 +170,18 @@ def _check_keys(values: Mapping[str, Any], known: Iterable[str], where: str) -> 
     for key in values:
         if key in names:
             continue
-        misplaced = key in MODEL_KEYS and "models" in names
-        hint = "move it below models: <name>: or defaults:" if misplaced else hint_for(str(key), names)
-        raise SettingsError(f"{where}: unknown key {str(key)[:80]}", hint=hint)
+        raise SettingsError(f"{where}: unknown key {str(key)[:80]}", hint=_key_hint(str(key), names))
+
+
+def _key_hint(key: str, names: tuple[str, ...]) -> str:
+    """At the top of a file also keys of a model count, which belong one level deeper."""
+    if "models" in names:
+        if key in MODEL_KEYS or key in RENAMED:
+            return "move it below models: <name>: or defaults:"
+        near = difflib.get_close_matches(key, (*names, *MODEL_KEYS), n=1, cutoff=0.8)
+        if near and near[0] in MODEL_KEYS:
+            return f"did you mean {near[0]}, below models: <name>: or defaults:?"
+    return hint_for(key, names)
 
 
 def _env_layer(env: Mapping[str, str], models: Mapping[str, Any], renames: Renames) -> _Layer:

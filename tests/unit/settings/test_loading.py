@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -467,3 +469,21 @@ def test_an_unknown_name_near_a_renamed_setting_names_the_new_one(read: Any, key
     with pytest.raises(SettingsError, match="unknown key") as caught:
         read(f"defaults:\n  {key}: 5\n")
     assert "slice_tokens" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("contxt_window", "did you mean context_window, below"),
+        ("turn_tokens", "move it below"),
+        ("sever", "did you mean server?"),
+    ],
+)
+def test_a_misspelt_key_at_the_top_of_a_file_names_the_nearest(tmp_path, key, hint):
+    (tmp_path / "stretto.yaml").write_text(f"{key}: 64\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "stretto", "run", "hi"],
+        capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert hint in done.stderr
