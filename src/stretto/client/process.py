@@ -22,6 +22,7 @@ from stretto.client.child_output import LineRelay
 from stretto.rpc.connection import Connection
 from stretto.rpc.frames import FRAME_BYTES_MAX
 from stretto.rpc.heartbeat import Heartbeat, HeartbeatReader
+from stretto.rpc.peers import Peers
 from stretto.rpc.sockets import connect_unix
 
 CONNECT_EVERY_S = 0.01
@@ -44,6 +45,7 @@ class WorkerStart:
     config: str | None = None
     cache_dir: str | None = None
     preload: tuple[str, ...] = ()
+    peers: Peers | None = None  # also listens for the gates of a cluster
     log_format: Literal["console", "json"] = "console"  # json: every stderr line is a JSON object
     log_level: str = "info"
 
@@ -60,6 +62,7 @@ class WorkerStart:
             "flags": self.flags,
             "config": self.config,
             "cache_dir": self.cache_dir,
+            "peers": self.peers,
         }
         return msgspec.json.encode({name: value for name, value in given.items() if value}) + b"\n"
 
@@ -129,6 +132,7 @@ class ProcessLauncher:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=None if relay is None else relay.descriptor,
+                pass_fds=() if self._start.peers is None else (self._start.peers.fd,),
             )
         except BaseException:
             if relay is not None:

@@ -51,12 +51,15 @@ class RpcClient:
         settings: Settings | None = None,
         *,
         on_dispatched: Listener | None = None,
+        owner: bool = True,
         clock: Callable[[], float] = time.monotonic,  # the event loop's clock may have millisecond resolution
     ) -> None:
+        """`owner`: the worker is drained and stopped with this client; false for one that others use too."""
         settings = settings or Settings()
         self._clock = clock
         self._settings = settings.engine
         self._host = host
+        self._owner = owner
         self._listeners = [] if on_dispatched is None else [on_dispatched]
         self._traffic = Traffic(settings.engine, settings.generate_batcher, on_dispatched=self._dispatched)
         self._transport = Transport(
@@ -114,9 +117,10 @@ class RpcClient:
         settings: Settings | None = None,
         *,
         on_dispatched: Listener | None = None,
+        owner: bool = True,
     ) -> RpcClient:
         """Over an existing connection, e.g. one end of an in-memory pair."""
-        return cls(GivenHost(connection), settings, on_dispatched=on_dispatched)
+        return cls(GivenHost(connection), settings, on_dispatched=on_dispatched, owner=owner)
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -132,7 +136,7 @@ class RpcClient:
         now_s = self._clock()
         self._traffic.drain(now_s)
         self._traffic.give_up(m.error_from(ShuttingDownError("the client was closed")), now_s)
-        if self._transport.connection is not None:
+        if self._owner and self._transport.connection is not None:
             with contextlib.suppress(StrettoError, asyncio.CancelledError):
                 await self._transport.send("shutdown", m.Empty(), timeout_s=1.0)
         self._stop_timers()
@@ -143,7 +147,8 @@ class RpcClient:
 
     def drain(self) -> None:
         self._traffic.drain(self._clock())
-        self._tell("drain", m.Empty())
+        if self._owner:
+            self._tell("drain", m.Empty())
 
     async def wait_idle(self, timeout_s: float) -> bool:
         end_s = self._clock() + timeout_s

@@ -1,13 +1,15 @@
 """The worker process: `python -m stretto.worker --socket PATH --settings - --heartbeat PATH`.
 
-    --socket PATH        listen on a Unix socket (in a directory of mode 0700 owned by this user) --tcp PORT
-    listen on loopback instead (0: any free port); callers need the token --token-file PATH    file that
-    contains the token, mode 0600 (with --tcp) --settings FILE | -  JSON, all keys optional: {"models": [...],
-    "flags": {...}, "config", "cache_dir"}; "-": one line on stdin, which then stays open; its end of file
-    means the parent exited --heartbeat PATH     the file that the supervisor's watchdog reads
-    (rpc/heartbeat.py) --log-format FORMAT  console (default) or json: one object per line --log-level LEVEL
-    debug, info (default), warning or error --preload ID         load this model at start (repeatable); "" is
-    the default model
+    --socket PATH        listen on a Unix socket (in a directory of mode 0700 owned by this user)
+    --tcp PORT           listen on loopback instead (0: any free port); callers need the token
+    --token-file PATH    file that contains the token, mode 0600 (with --tcp)
+    --settings FILE | -  JSON, all keys optional: {"models": [...], "flags": {...}, "config", "cache_dir",
+                         "peers"}; "-": one line on stdin, which then stays open; its end of file means the
+                         parent exited. "peers" (rpc/peers.py) adds a listener for the gates of a cluster
+    --heartbeat PATH     the file that the supervisor's watchdog reads (rpc/heartbeat.py)
+    --log-format FORMAT  console (default) or json: one object per line
+    --log-level LEVEL    debug, info (default), warning or error
+    --preload ID         load this model at start (repeatable); "" is the default model
 
 Once it listens it writes one line of JSON to stdout: {"ready": true, "pid", "socket" | "port"}. Logs go to
 stderr. SIGTERM shuts it down in order; SIGUSR1 and SIGABRT dump the stacks of all threads to stderr. SIGINT
@@ -26,6 +28,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Coroutine, Sequence
@@ -38,7 +41,9 @@ from stretto.errors import SettingsError, StrettoError
 from stretto.rpc import gc_policy
 from stretto.rpc.connection import StreamConnection
 from stretto.rpc.heartbeat import HeartbeatWriter
+from stretto.rpc.peers import Peers, serve_peers
 from stretto.rpc.sockets import read_token, serve_tcp, serve_unix
+from stretto.settings import RuntimeSettings
 from stretto.telemetry import logs
 from stretto.worker.catalogue import Catalogue, Launch
 from stretto.worker.own_process import claim_process
@@ -57,11 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logs.set_up(json_lines=options.log_format == "json", level=options.log_level)
     try:
-        launch = _launch(options.settings)
+        launch, peers = _launch(options.settings)
         _die_with_parent(options.socket, watch_stdin=options.settings == "-")
         heartbeat = HeartbeatWriter(options.heartbeat) if options.heartbeat is not None else None
         catalogue = Catalogue(launch, heartbeat=heartbeat)
-        code = _run(_serve(options, catalogue, heartbeat))
+        code = _run(_serve(options, catalogue, heartbeat, peers))
     except StrettoError as error:
         print(json.dumps({"ready": False, "code": error.code, "error": error.message}), flush=True)
         log.error("%s; hint: %s", error.message, error.hint)
@@ -89,7 +94,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-async def _serve(options: argparse.Namespace, catalogue: Catalogue, heartbeat: HeartbeatWriter | None) -> int:
+async def _serve(
+    options: argparse.Namespace,
+    catalogue: Catalogue,
+    heartbeat: HeartbeatWriter | None,
+    peers: Peers | None,
+) -> int:
     settings = catalogue.settings.runtime
     server = WorkerServer(catalogue, settings, heartbeat=heartbeat)
     loop = asyncio.get_running_loop()
@@ -102,12 +112,15 @@ async def _serve(options: argparse.Namespace, catalogue: Catalogue, heartbeat: H
     else:
         listener = await serve_tcp(options.tcp, lambda c: _accept(server, c, token), **limits)
         where = {"port": listener.sockets[0].getsockname()[1]}
+    gates = None if peers is None else await _serve_gates(peers, server, settings)
     server.start()
     preloads = [asyncio.create_task(_preload(server, model_id)) for model_id in options.preload]
     gc_policy.settle()
     print(json.dumps({"ready": True, "pid": os.getpid(), **where}), flush=True)
     await server.stopping.wait()
     listener.close()
+    if gates is not None:
+        gates.close()
     if options.socket is not None:
         options.socket.unlink(missing_ok=True)
     for task in preloads:
@@ -115,6 +128,22 @@ async def _serve(options: argparse.Namespace, catalogue: Catalogue, heartbeat: H
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(server.close(), CLOSE_TIMEOUT_S)
     return 0
+
+
+async def _serve_gates(peers: Peers, server: WorkerServer, settings: RuntimeSettings) -> asyncio.Server:
+    """Serve the gates of a cluster too, on the socket that the supervisor bound."""
+    bound = socket.socket(fileno=peers.fd)
+
+    def accept(connection: StreamConnection) -> None:
+        server.accept(connection, owner=False)
+
+    return await serve_peers(
+        bound,
+        peers.access(),
+        accept,
+        frame_bytes_max=settings.frame_bytes_max,
+        unsent_bytes_max=settings.unread_bytes_max,
+    )
 
 
 def _accept(server: WorkerServer, connection: StreamConnection, token: str | None) -> None:
@@ -143,7 +172,7 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
 # --- the parent ----------------------------------------------------------------------------------
 
 
-def _die_with_parent(socket: Path | None, *, watch_stdin: bool) -> None:
+def _die_with_parent(path: Path | None, *, watch_stdin: bool) -> None:
     """Exit when the parent does: by the kernel's signal on Linux, by end of file on stdin elsewhere."""
     parent = os.getppid()
     if sys.platform == "linux":
@@ -151,26 +180,26 @@ def _die_with_parent(socket: Path | None, *, watch_stdin: bool) -> None:
         if os.getppid() != parent:
             os._exit(0)
     if watch_stdin:
-        threading.Thread(target=_until_stdin_ends, args=(socket,), name="parent", daemon=True).start()
+        threading.Thread(target=_until_stdin_ends, args=(path,), name="parent", daemon=True).start()
 
 
-def _until_stdin_ends(socket: Path | None) -> None:
+def _until_stdin_ends(path: Path | None) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    if socket is not None:
-        socket.unlink(missing_ok=True)
+    if path is not None:
+        path.unlink(missing_ok=True)
     os._exit(0)
 
 
-def _launch(source: str | None) -> Launch:
+def _launch(source: str | None) -> tuple[Launch, Peers | None]:
     if source is None:
-        return Launch()
+        return Launch(), None
     text = _first_line() if source == "-" else Path(source).read_bytes()
     try:
         found = msgspec.json.decode(text or b"{}", type=_LaunchFile)
     except msgspec.MsgspecError as error:
         raise SettingsError(f"the worker's settings cannot be read: {error}", hint="") from None
-    return Launch(tuple(found.models), found.flags, found.config, found.cache_dir)
+    return Launch(tuple(found.models), found.flags, found.config, found.cache_dir), found.peers
 
 
 def _first_line() -> bytes:
@@ -186,3 +215,4 @@ class _LaunchFile(msgspec.Struct, forbid_unknown_fields=True):
     flags: dict[str, Any] = {}
     config: str | None = None
     cache_dir: str | None = None
+    peers: Peers | None = None

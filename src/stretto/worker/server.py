@@ -58,14 +58,15 @@ class WorkerServer:
             asyncio.create_task(self._sweep(), name="idle models"),
         ]
 
-    def accept(self, connection: Connection, *, token: str | None = None) -> Session:
-        """Serve a connection; with a token, it must authenticate first."""
+    def accept(self, connection: Connection, *, token: str | None = None, owner: bool = True) -> Session:
+        """Serve a connection; with a token, it must authenticate first. Only an owner may stop the worker."""
         session = Session(
             connection,
             self.methods,
             calls_pending_max=self._settings.calls_pending_max,
             unread_bytes_max=self._settings.unread_bytes_max,
             token=token,
+            owner=owner,
         )
         self.methods.sessions[session] = None
         return session

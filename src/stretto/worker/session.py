@@ -34,6 +34,7 @@ from stretto.worker.pool import Entry
 STREAM_ID_CHARS_MAX = 256
 AUTH_TIMEOUT_S = 5.0
 AUTHENTICATE = "runtime/authenticate"
+OWNERS_METHODS = frozenset({"drain", "shutdown"})
 log = logging.getLogger("stretto.runtime")
 _numbers = itertools.count(1)
 
@@ -78,6 +79,7 @@ class Session:
         calls_pending_max: int,
         unread_bytes_max: int,
         token: str | None = None,
+        owner: bool = True,
     ) -> None:
         self.connection = connection
         self.streams: dict[str, StreamRecord] = {}
@@ -88,6 +90,7 @@ class Session:
         self._dispatcher = dispatcher
         self._calls_pending_max = calls_pending_max
         self._token = token  # until the peer has authenticated
+        self._owner = owner  # whether it may stop the worker
         self._number = next(_numbers)
         self._tasks: set[asyncio.Future[Message]] = set()
         self._named: dict[str, asyncio.Future[Message]] = {}  # calls that can be cancelled by id
@@ -155,6 +158,9 @@ class Session:
 
     def _start(self, call: Call) -> None:
         """Fast methods are answered immediately, others by a task."""
+        if call.method in OWNERS_METHODS and not self._owner:
+            self._refuse(call, PeerRefusedError(f"{call.method} is for the supervisor of this worker alone"))
+            return
         try:
             answer = self._dispatcher.handler(self, call.method, call.params)
         except Exception as error:
