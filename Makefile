@@ -80,6 +80,7 @@ check: $(DEV) ## Format, lint, types and layers
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/check_layers.py
 	$(BIN)/python tools/check_cycles.py
+	$(BIN)/python tools/check_names.py
 	$(BIN)/python tools/check_sizes.py
 	$(BIN)/python tools/check_links.py
 

@@ -15,7 +15,7 @@ from stretto.loadgen import compare, known_peers, plots
 from stretto.loadgen.figures import Slo
 from stretto.loadgen.known_peers import Serving
 from stretto.loadgen.peers import Peer, serving
-from stretto.loadgen.records import Run
+from stretto.loadgen.records import LoadRun
 from stretto.loadgen.session import measure, new_run_id
 from stretto.loadgen.shapes import Shape
 from stretto.loadgen.target import find_target
@@ -69,7 +69,7 @@ class Lab:
         run_id: str,
         flags: Sequence[str] = (),
         keys: dict[str, str] | None = None,
-    ) -> Run:
+    ) -> LoadRun:
         """One workload on one freshly started server."""
         with serving(self.peer(name, slots, flags), LOGS) as url:
             target = find_target(url, tenant_keys=keys)
@@ -81,7 +81,7 @@ class Lab:
     ) -> dict[str, list[Summary]]:
         """The workload on both servers, and on others if given, interleaved."""
 
-        def run(peer: str, run_id: str) -> Run:
+        def run(peer: str, run_id: str) -> LoadRun:
             done = self.once(peer, workload, shape, slots=slots, run_id=run_id)
             self.draw(f"{workload}-{slots}-{peer}", lambda: plots.timeline_plot(done, f"{workload}: {peer}"))
             return done

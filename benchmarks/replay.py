@@ -33,7 +33,7 @@ from stretto.core.ops import KvOp, OpKind, OpResult
 from stretto.core.request import Request, SamplingParams
 from stretto.core.scheduler import Scheduler
 from stretto.core.tick import End, Events, Idle, Outcome, Tick
-from stretto.loadgen.traces import BLOCK_TOKENS, Arrival, read_trace, stretched
+from stretto.loadgen.traces import BLOCK_TOKENS, TraceRequest, read_trace, stretched
 
 SLOTS = 16
 REQUESTS = 300
@@ -101,7 +101,7 @@ MACHINES = {
 class Case:
     """A trace, by how much its lengths are divided, and a machine."""
 
-    arrivals: list[Arrival]
+    arrivals: list[TraceRequest]
     divide: float
     machine: Machine
 
@@ -218,7 +218,7 @@ def requests_of(case: Case, seed: int) -> list[Request]:
     return found
 
 
-def _tokens(arrival: Arrival, index: int, count: int, divide: float) -> array[int]:
+def _tokens(arrival: TraceRequest, index: int, count: int, divide: float) -> array[int]:
     block_tokens = max(1, round(BLOCK_TOKENS / divide))
     own = random.Random(f"text {index}")
     tokens = array("i")

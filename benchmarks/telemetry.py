@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.server_process import conditions
 from stretto import LLM
-from stretto.worker.model import Call, ModelRuntime
+from stretto.worker.model import ModelRuntime, PreparedRequest
 from stretto.worker.own_process import claim_process
 from stretto.worker.text_stream import TextDelta
 
@@ -32,7 +32,7 @@ BAR = 1.02
 TOKENS = 400
 
 
-def round_us(runtime: ModelRuntime, call: Call, streams: int) -> float:
+def round_us(runtime: ModelRuntime, call: PreparedRequest, streams: int) -> float:
     """CPU microseconds per token of `streams` concurrent requests."""
     ends: queue.SimpleQueue[None] = queue.SimpleQueue()
 

@@ -26,7 +26,7 @@ from stretto.loadgen.conditions import conditions
 from stretto.loadgen.figures import Slo, summary
 from stretto.loadgen.known_peers import Serving
 from stretto.loadgen.peers import serving
-from stretto.loadgen.records import Run
+from stretto.loadgen.records import LoadRun
 from stretto.loadgen.session import capacity_per_s, measure, new_run_id
 from stretto.loadgen.shapes import Shape
 from stretto.loadgen.target import find_target
@@ -50,7 +50,7 @@ class Curves:
         self._run_id = new_run_id()
         self.quick = quick
 
-    def point(self, name: str, shape: Shape, *, slots: int, flags: Sequence[str] = ()) -> Run:
+    def point(self, name: str, shape: Shape, *, slots: int, flags: Sequence[str] = ()) -> LoadRun:
         given = Serving(model=self._model, slots=slots, threads=self._threads)
         run_id = f"{self._run_id}/{name}"
         print(f"  {name}", file=sys.stderr, flush=True)

@@ -25,7 +25,7 @@ from stretto.rpc.messages import (
     TokenizeParams,
     TokenLogprob,
     ToolCallDelta,
-    Usage,
+    UsageMessage,
 )
 
 HANG = "hang"
@@ -35,7 +35,7 @@ Script = Callable[[GenerateParams], Sequence[Step]]
 
 def end(reason: str = "stop", *, stop: str | None = None, **usage: int) -> Delta:
     counts = {"prompt_tokens": 7, "cached_tokens": 3, "completion_tokens": 5, **usage}
-    return Delta(end=StreamEnd(stream_id="", finish_reason=reason, stop=stop, usage=Usage(**counts)))
+    return Delta(end=StreamEnd(stream_id="", finish_reason=reason, stop=stop, usage=UsageMessage(**counts)))
 
 
 def said(*pieces: str, reason: str = "stop", **usage: int) -> Script:

@@ -16,7 +16,7 @@ from cyclopts import App, Group, Parameter
 
 from stretto import __version__
 from stretto.cli.commands import COMMANDS, CONFIG_COMMANDS, CONFIG_HELP, GLOBAL_OPTIONS, SUMMARY
-from stretto.cli.context import Context
+from stretto.cli.context import GlobalOptions
 from stretto.cli.failures import report
 from stretto.cli.output import messages_as_json
 
@@ -59,7 +59,7 @@ def _add_globals(app: App) -> None:
     ) -> int:
         command, bound, ignored = app.parse_args(tokens, exit_on_error=False, print_error=False)
         if "context" in ignored:
-            bound.arguments["context"] = Context(config=config, cache_dir_given=cache_dir, debug=debug)
+            bound.arguments["context"] = GlobalOptions(config=config, cache_dir_given=cache_dir, debug=debug)
         return int(command(*bound.args, **bound.kwargs) or 0)
 
 

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from stretto.cli.bench_options import Reports, Sizes, Wire, Workload, pairs, shapes_of, target_of
+from stretto.cli.bench_options import Reports, SendOptions, Sizes, Workload, pairs, shapes_of, target_of
 from stretto.cli.failures import UsageError
 from stretto.cli.output import heading, line, note, print_table, progress, say
 
 if TYPE_CHECKING:
     from stretto.loadgen.figures import Slo
     from stretto.loadgen.plan import Target
-    from stretto.loadgen.records import Run
+    from stretto.loadgen.records import LoadRun
 
 BENCH_HELP = "Measure a server under load, or compare several."
-SIZES, WIRE, REPORTS = Sizes(), Wire(), Reports()
+SIZES, WIRE, REPORTS = Sizes(), SendOptions(), Reports()
 app = App(name="bench", help=BENCH_HELP, default_parameter=Parameter(show_default=False))
 
 
@@ -33,7 +33,7 @@ def bench(
     *,
     url: str = "http://127.0.0.1:8000",
     sizes: Sizes = SIZES,
-    wire: Wire = WIRE,
+    wire: SendOptions = WIRE,
     reports: Reports = REPORTS,
 ) -> int:
     """Measure one server under a workload: rates, TTFT, inter-token times, goodput, fairness, errors.
@@ -77,7 +77,7 @@ def compare(
     peer: Annotated[tuple[str, ...], Parameter(negative="")],
     rounds: int = 3,
     sizes: Sizes = SIZES,
-    wire: Wire = WIRE,
+    wire: SendOptions = WIRE,
     reports: Reports = REPORTS,
 ) -> int:
     """Run the same workload on several servers in turn; ratios of the first to the others, with their spread.
@@ -104,7 +104,7 @@ def compare(
     if len(shapes) > 1:
         raise UsageError("a comparison takes one load", hint="give one number of users, or one rate")
 
-    def once(name: str, own_id: str) -> Run:
+    def once(name: str, own_id: str) -> LoadRun:
         with progress(f"{workload} on {name}") as shown:
             return measure(
                 workload, shapes[0], targets[name], run_id=own_id, workers=wire.workers, progress=shown
@@ -145,7 +145,7 @@ def _verdict(found: Sequence[dict[str, Any]]) -> int:
     return 1 if errors else 0
 
 
-def _with_rows(found: dict[str, Any], run: Run) -> dict[str, Any]:
+def _with_rows(found: dict[str, Any], run: LoadRun) -> dict[str, Any]:
     import msgspec
 
     rows = [
@@ -166,7 +166,7 @@ def _write_json(path: Path, data: dict[str, Any]) -> None:
 def _write_plots(
     folder: Path,
     workload: str,
-    runs: Sequence[Run],
+    runs: Sequence[LoadRun],
     found: list[dict[str, Any]],
     loads: Sequence[float],
     axis: str,

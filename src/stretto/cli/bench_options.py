@@ -55,7 +55,7 @@ class Sizes:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wire:
+class SendOptions:
     """How requests are sent."""
 
     model: str = ""
@@ -93,7 +93,7 @@ class Reports:
     """Seed of texts and arrival times. Default: random, so that no text is in a cache."""
 
 
-def target_of(url: str, wire: Wire) -> Target:
+def target_of(url: str, wire: SendOptions) -> Target:
     from stretto.loadgen.target import find_target
 
     try:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from stretto.cli.context import Context
+from stretto.cli.context import GlobalOptions
 from stretto.cli.flags import ModelFlags, values
 from stretto.cli.output import say
-from stretto.cli.sampling import Sampling
+from stretto.cli.sampling import SamplingOptions
 from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def chat(
     model: Annotated[str | None, Parameter(name=["--model", "-m"], metavar="MODEL")] = None,
     system: Annotated[str | None, Parameter(name=["--system", "-s"], metavar="TEXT")] = None,
     stats: Annotated[bool, Parameter(negative="")] = False,
-    sampling: Sampling | None = None,
+    sampling: SamplingOptions | None = None,
     flags: ModelFlags = None,
-    context: Annotated[Context, Parameter(parse=False)],
+    context: Annotated[GlobalOptions, Parameter(parse=False)],
 ) -> None:
     """Talk with a model. /help lists what can be typed besides messages.
 
@@ -57,7 +57,7 @@ def chat(
     """
     from stretto.cli.session import opened
 
-    options = (sampling or Sampling()).options()
+    options = (sampling or SamplingOptions()).options()
     with opened(context, model, values(flags)) as llm, _history(context.cache_dir / "history"):
         if sys.stdin.isatty():
             say(f"{llm.description.get('model', 'the model')}; /help for help, /quit to exit")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from stretto.cli.context import Context
+from stretto.cli.context import GlobalOptions
 from stretto.cli.flags import ModelFlags, values
 from stretto.cli.output import note, print_json, print_table, say
 
@@ -17,7 +17,7 @@ def show(
     origin: Annotated[bool, Parameter(negative="")] = False,
     json: Annotated[bool, Parameter(negative="")] = False,
     flags: ModelFlags = None,
-    context: Annotated[Context, Parameter(parse=False)],
+    context: Annotated[GlobalOptions, Parameter(parse=False)],
 ) -> None:
     """Print every setting. Precedence: flags, STRETTO_* variables, settings file, defaults.
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stretto.model_files.store import Store
-    from stretto.settings import Loaded
+    from stretto.settings import LoadedSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class GlobalOptions:
     """The global options of one command line."""
 
     config: Path | None = None
@@ -34,7 +34,7 @@ class Context:
 
         return Store(self.cache_dir)
 
-    def settings(self, flags: Mapping[str, Any] | None = None) -> Loaded:
+    def settings(self, flags: Mapping[str, Any] | None = None) -> LoadedSettings:
         """Precedence: flags, variables, file, defaults."""
         from stretto.settings import load
 

@@ -14,7 +14,7 @@ from cyclopts.validators import Number
 
 from stretto import __version__
 from stretto.cli import llama_facts, machine, model_facts, weights
-from stretto.cli.context import Context
+from stretto.cli.context import GlobalOptions
 from stretto.cli.listing import default_files
 from stretto.cli.llama_facts import LlamaFacts
 from stretto.cli.output import heading, line, print_json, print_table, progress
@@ -58,7 +58,7 @@ def doctor(
     *,
     measure_s: Annotated[float, Parameter(metavar="SECONDS", validator=Number(gte=0, lte=60))] = 1.0,
     json: Annotated[bool, Parameter(negative="")] = False,
-    context: Annotated[Context, Parameter(parse=False)],
+    context: Annotated[GlobalOptions, Parameter(parse=False)],
 ) -> int:
     """Check this machine for missing or slow components. Exit code 1 if no model could run.
 
@@ -82,7 +82,7 @@ def doctor(
     return 0 if facts["ready"] else 1
 
 
-def examine(context: Context, llama: LlamaFacts, *, measure_s: float = 0.0) -> dict[str, Any]:
+def examine(context: GlobalOptions, llama: LlamaFacts, *, measure_s: float = 0.0) -> dict[str, Any]:
     """All findings of `doctor`, as plain values."""
     packages = {name: _version(name) for name in (*REQUIRED, *OPTIONAL)}
     memory = machine.memory()
@@ -111,7 +111,7 @@ def examine(context: Context, llama: LlamaFacts, *, measure_s: float = 0.0) -> d
     return found
 
 
-def _asked(context: Context, measure_s: float) -> LlamaFacts:
+def _asked(context: GlobalOptions, measure_s: float) -> LlamaFacts:
     if not measure_s:
         return llama_facts.ask(context.cache_dir)
     with progress("measuring weight types") as shown:
@@ -131,7 +131,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _default_model(context: Context) -> dict[str, Any]:
+def _default_model(context: GlobalOptions) -> dict[str, Any]:
     from stretto.errors import ModelError
     from stretto.model_files import bundled
 

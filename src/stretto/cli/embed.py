@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from stretto.cli.context import Context
+from stretto.cli.context import GlobalOptions
 from stretto.cli.failures import UsageError
 from stretto.cli.flags import ModelFlags, values
 from stretto.cli.output import line, progress
@@ -30,7 +30,7 @@ def embed(
     raw: Annotated[bool, Parameter(negative="")] = False,
     similarity: Annotated[bool, Parameter(negative="")] = False,
     flags: ModelFlags = None,
-    context: Annotated[Context, Parameter(parse=False)],
+    context: Annotated[GlobalOptions, Parameter(parse=False)],
 ) -> None:
     """Print the embedding of each text as a line of JSON; without texts, of each line on stdin.
 
@@ -68,7 +68,7 @@ def embed(
             _show(parts)
 
 
-def _default(context: Context) -> Path:
+def _default(context: GlobalOptions) -> Path:
     with progress("writing the embedding model") as shown:
         return context.store().ensure_embedding(shown)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from stretto.cli import machine
-from stretto.cli.context import Context
+from stretto.cli.context import GlobalOptions
 from stretto.cli.failures import UsageError
 from stretto.cli.flags import ModelFlags, values
 from stretto.cli.output import heading, line, note, print_json, print_table
@@ -28,7 +28,7 @@ def estimate(
     memory: Annotated[str | None, Parameter(metavar="SIZE")] = None,
     json: Annotated[bool, Parameter(negative="")] = False,
     flags: ModelFlags = None,
-    context: Annotated[Context, Parameter(parse=False)],
+    context: Annotated[GlobalOptions, Parameter(parse=False)],
 ) -> None:
     """Estimate the memory of a model and its slots, step by step, and what fits this machine.
 

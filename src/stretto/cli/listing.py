@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from stretto.cli.context import Context
+from stretto.cli.context import GlobalOptions
 from stretto.cli.output import print_json, print_table, say
 from stretto.cli.text import size
 from stretto.cli.weights import main_type
@@ -19,7 +19,7 @@ DEFAULT_FOLDER = "default"
 def ls(
     *,
     json: Annotated[bool, Parameter(negative="")] = False,
-    context: Annotated[Context, Parameter(parse=False)],
+    context: Annotated[GlobalOptions, Parameter(parse=False)],
 ) -> None:
     """List the local models.
 
@@ -53,7 +53,7 @@ def _row(name: str, path: Path, size_bytes: int, modified_s: float) -> dict[str,
     }
 
 
-def _pulled_rows(context: Context) -> list[dict[str, Any]]:
+def _pulled_rows(context: GlobalOptions) -> list[dict[str, Any]]:
     return [_row(model.name, model.path, model.size, model.modified_s) for model in context.store().ls()]
 
 
@@ -88,7 +88,7 @@ def rm(
     name: Annotated[str, Parameter(name="MODEL")],
     /,
     *,
-    context: Annotated[Context, Parameter(parse=False)],
+    context: Annotated[GlobalOptions, Parameter(parse=False)],
 ) -> None:
     """Remove a pulled model, or the converted copy of a bundled one.
 

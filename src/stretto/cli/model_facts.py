@@ -9,14 +9,14 @@ import json
 import sys
 from typing import Any
 
-from stretto.cli.context import Context
+from stretto.cli.context import GlobalOptions
 from stretto.model_files.child import run_child
 
 LOAD_TIMEOUT_S = 300.0
 SHOWN = ("model", "kind", "backend", "slots", "context_window", "threads", "flash_attention", "cache_types")
 
 
-def ask(context: Context, model: str) -> dict[str, Any]:
+def ask(context: GlobalOptions, model: str) -> dict[str, Any]:
     """The loaded model's description, with `quirks`; or `problem`: why there is none."""
     lines: list[str] = []
     arguments = [model, str(context.cache_dir), *([str(context.config)] if context.config else [])]

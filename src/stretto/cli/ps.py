@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
-from stretto.cli.context import Context
+from stretto.cli.context import GlobalOptions
 from stretto.cli.failures import UsageError
 from stretto.cli.output import line, print_json, print_table
 from stretto.cli.text import size
@@ -44,7 +44,7 @@ def ps(
     *,
     url: Annotated[str | None, Parameter(metavar="URL")] = None,
     json: Annotated[bool, Parameter(negative="")] = False,
-    context: Annotated[Context, Parameter(parse=False)],
+    context: Annotated[GlobalOptions, Parameter(parse=False)],
 ) -> None:
     """Show a server's slots, batches and queue. The API key is read from STRETTO_API_KEY.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from stretto.cli.context import Context
+from stretto.cli.context import GlobalOptions
 from stretto.cli.output import line, note, progress, say
 from stretto.cli.text import size
 from stretto.cli.weights import advice_for, main_type
@@ -23,7 +23,7 @@ def pull(
     *,
     endpoint: Annotated[str, Parameter(metavar="URL")] = HUB,
     token_file: Annotated[Path | None, Parameter(metavar="FILE")] = None,
-    context: Annotated[Context, Parameter(parse=False)],
+    context: Annotated[GlobalOptions, Parameter(parse=False)],
 ) -> None:
     """Download a model and print its path. Interrupted downloads are resumed.
 
@@ -50,7 +50,7 @@ def pull(
     line(str(path))
 
 
-def _demo(context: Context) -> Path:
+def _demo(context: GlobalOptions) -> Path:
     from stretto.cli.demo import install_missing
     from stretto.cli.resolving import default_file
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from stretto.cli.context import Context
+from stretto.cli.context import GlobalOptions
 from stretto.cli.failures import UsageError
 from stretto.cli.output import line, progress, say
 from stretto.cli.text import size
@@ -21,7 +21,7 @@ def quantize(
     *,
     threads: Annotated[int, Parameter(metavar="N")] = 0,
     force: Annotated[bool, Parameter(negative="")] = False,
-    context: Annotated[Context, Parameter(parse=False)],
+    context: Annotated[GlobalOptions, Parameter(parse=False)],
 ) -> None:
     """Convert a model file to another weight type. The result is written atomically.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from stretto.cli.context import Context
+from stretto.cli.context import GlobalOptions
 from stretto.cli.output import heading, line, note, print_json, print_table
 from stretto.cli.resolving import file_of
 from stretto.cli.text import one_line, size
@@ -28,7 +28,7 @@ def show(
     *,
     template: Annotated[bool, Parameter(negative="")] = False,
     json: Annotated[bool, Parameter(negative="")] = False,
-    context: Annotated[Context, Parameter(parse=False)],
+    context: Annotated[GlobalOptions, Parameter(parse=False)],
 ) -> None:
     """Show a model's kind, numbers, tensor types, metadata and chat template.
 

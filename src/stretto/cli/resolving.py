@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stretto.cli.context import Context
+from stretto.cli.context import GlobalOptions
 from stretto.cli.output import progress
 
 
-def file_of(context: Context, model: str) -> Path:
+def file_of(context: GlobalOptions, model: str) -> Path:
     """The model's file; the default model is converted first if needed."""
     from stretto.model_files.store import DEFAULT_NAMES
 
@@ -19,7 +19,7 @@ def file_of(context: Context, model: str) -> Path:
     return context.store().resolve(wanted)
 
 
-def default_file(context: Context) -> Path:
+def default_file(context: GlobalOptions) -> Path:
     from stretto.cli.listing import default_files
 
     if default_files(context.cache_dir):

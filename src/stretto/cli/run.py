@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from stretto.cli.context import Context
+from stretto.cli.context import GlobalOptions
 from stretto.cli.failures import UsageError
 from stretto.cli.flags import ModelFlags, values
-from stretto.cli.sampling import Sampling
+from stretto.cli.sampling import SamplingOptions
 from stretto.errors import InvalidRequestError
 
 STDIN_BYTES_MAX = 64 << 20
@@ -24,9 +24,9 @@ def run(
     system: Annotated[str | None, Parameter(name=["--system", "-s"], metavar="TEXT")] = None,
     raw: Annotated[bool, Parameter(negative="")] = False,
     stats: Annotated[bool, Parameter(negative="")] = False,
-    sampling: Sampling | None = None,
+    sampling: SamplingOptions | None = None,
     flags: ModelFlags = None,
-    context: Annotated[Context, Parameter(parse=False)],
+    context: Annotated[GlobalOptions, Parameter(parse=False)],
 ) -> None:
     """Ask a model once and stream its answer to stdout.
 
@@ -45,7 +45,7 @@ def run(
     stats
         Print timings to stderr.
     """
-    sampling = sampling or Sampling()
+    sampling = sampling or SamplingOptions()
     text = _prompt(prompt, piped())
     if text is None:
         from stretto.cli.chat import chat

@@ -17,7 +17,7 @@ SCHEMA_BYTES_MAX = 1 << 20
 
 @Parameter(name="*", group=ANSWER)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class SamplingOptions:
     """Sampling options.
 
     Parameters

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from stretto.cli.context import Context
+from stretto.cli.context import GlobalOptions
 from stretto.cli.flags import ModelFlags, ServerFlags, server_values, values
 from stretto.cli.output import messages_as_json, note, progress, say, tell
 from stretto.cli.text import size
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stretto.client.rpc_client import RpcClient
     from stretto.rpc.messages import ModelInfo
     from stretto.server.run import Listening
-    from stretto.settings import Loaded
+    from stretto.settings import LoadedSettings
 
 QUEUE_WAIT_S = 45.0  # below server.first_byte_s, so that a rejection has its own status
 LOOK_EVERY_S = 0.1
@@ -35,7 +35,7 @@ def serve(
     *,
     server: ServerFlags = None,
     flags: ModelFlags = None,
-    context: Annotated[Context, Parameter(parse=False)],
+    context: Annotated[GlobalOptions, Parameter(parse=False)],
 ) -> None:
     """Serve a model over HTTP. SIGTERM or Ctrl-C lets running requests finish; a second one cancels them.
 
@@ -71,7 +71,7 @@ def _set_up_logs(log_format: str, level: str) -> bool:
 # --- the model -----------------------------------------------------------------------------------
 
 
-def _prepared(context: Context, loaded: Loaded, model: str | None) -> str | None:
+def _prepared(context: GlobalOptions, loaded: LoadedSettings, model: str | None) -> str | None:
     """The model's name for the worker; the model is pulled or converted first if needed."""
     from stretto.errors import ModelNotFoundError
     from stretto.model_files import bundled
@@ -98,7 +98,7 @@ def _prepared(context: Context, loaded: Loaded, model: str | None) -> str | None
     return model
 
 
-def _pull(context: Context, model: str) -> None:
+def _pull(context: GlobalOptions, model: str) -> None:
     from stretto.cli.pull import HUB
 
     with progress(f"pulling {model}", is_bytes=True) as shown:
@@ -110,7 +110,12 @@ def _pull(context: Context, model: str) -> None:
 
 
 def _worker_client(
-    context: Context, loaded: Loaded, model: str | None, flags: dict[str, Any], *, json_lines: bool
+    context: GlobalOptions,
+    loaded: LoadedSettings,
+    model: str | None,
+    flags: dict[str, Any],
+    *,
+    json_lines: bool,
 ) -> RpcClient:
     from stretto.client.process import WorkerStart
     from stretto.client.rpc_client import RpcClient
@@ -127,7 +132,7 @@ def _worker_client(
     return RpcClient.supervised(start, loaded.settings)
 
 
-def _with_server_defaults(loaded: Loaded, flags: dict[str, Any]) -> dict[str, Any]:
+def _with_server_defaults(loaded: LoadedSettings, flags: dict[str, Any]) -> dict[str, Any]:
     """A server limits the queue wait by default."""
     said = any(key.endswith(".max_queue_wait_s") for key in loaded.origin)
     return flags if said else {"max_queue_wait_s": QUEUE_WAIT_S, **flags}

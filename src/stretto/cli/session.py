@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from stretto.cli.context import Context
+from stretto.cli.context import GlobalOptions
 from stretto.cli.output import note, progress, say
 from stretto.cli.text import clean
 
@@ -23,7 +23,7 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 @contextmanager
-def opened(context: Context, model: str | None, flags: Mapping[str, Any]) -> Iterator[LLM]:
+def opened(context: GlobalOptions, model: str | None, flags: Mapping[str, Any]) -> Iterator[LLM]:
     """Load a model with a progress bar, and close it at the end of the block."""
     model, given = _chosen(context, model, flags)  # validate settings before heavy imports
     with _heeding_interrupts():
@@ -37,7 +37,7 @@ def opened(context: Context, model: str | None, flags: Mapping[str, Any]) -> Ite
 
 
 def _chosen(
-    context: Context, model: str | None, flags: Mapping[str, Any]
+    context: GlobalOptions, model: str | None, flags: Mapping[str, Any]
 ) -> tuple[str | None, Mapping[str, Any]]:
     """The model to load and its settings. A settings file with one model selects it.
 
@@ -56,7 +56,7 @@ def _chosen(
     return path or model, {name: value for name, value in values.items() if value is not None}
 
 
-def _load(context: Context, model: str | None, flags: Mapping[str, Any]) -> LLM:
+def _load(context: GlobalOptions, model: str | None, flags: Mapping[str, Any]) -> LLM:
     from stretto.llm import LLM
     from stretto.worker.own_process import claim_process
 
@@ -68,7 +68,7 @@ def _load(context: Context, model: str | None, flags: Mapping[str, Any]) -> LLM:
         return _load_shown(LLM, context, model, flags)
 
 
-def _load_shown(llm: type[LLM], context: Context, model: str | None, flags: Mapping[str, Any]) -> LLM:
+def _load_shown(llm: type[LLM], context: GlobalOptions, model: str | None, flags: Mapping[str, Any]) -> LLM:
     with progress(f"loading {model or 'the default model'}") as shown:
         return llm(
             model,

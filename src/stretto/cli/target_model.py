@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from stretto.backends.llamacpp.estimate import Configured
 from stretto.backends.llamacpp.machine import expected, wants_gpu
 from stretto.backends.llamacpp.options import ModelOptions
-from stretto.cli.context import Context
+from stretto.cli.context import GlobalOptions
 from stretto.cli.text import size
 from stretto.errors import ModelError, ModelNotFoundError, TruncatedModelError
 from stretto.model_files import fit, gguf
@@ -115,7 +115,7 @@ def example(flags: Mapping[str, Any]) -> Subject:
     return Subject(EXAMPLE_NAME, EXAMPLE_SHAPE, EXAMPLE_WEIGHTS_BYTES, settings)
 
 
-def subject_of(context: Context, model: str, flags: Mapping[str, Any]) -> Subject:
+def subject_of(context: GlobalOptions, model: str, flags: Mapping[str, Any]) -> Subject:
     """A model by name or file, with the settings it would run with."""
     settings = context.settings(flags).settings.model(model)
     try:
@@ -129,7 +129,7 @@ def subject_of(context: Context, model: str, flags: Mapping[str, Any]) -> Subjec
     return Subject(path.name, shape_of(file), _weights(file), settings, notes)
 
 
-def _path(context: Context, name: str) -> Path:
+def _path(context: GlobalOptions, name: str) -> Path:
     """An existing file is used even if incomplete; everything else is looked up."""
     from stretto.model_files import bundled
     from stretto.model_files.store import DEFAULT_NAMES

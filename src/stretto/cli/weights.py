@@ -20,14 +20,14 @@ CACHE_SHARE = 1.25  # of f16's time: a KV cache type that takes longer is advise
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class WeightSpeed:
     """Tokens per second of SmolLM2-135M-Instruct with one weight type on a Neoverse-N1, 2 cores."""
 
     type: str
     decode_16_slots: int
 
 
-MEASURED_ON_ARM = {"Q4_1": Measured("Q4_1", 123), "Q4_0": Measured("Q4_0", 369)}
+MEASURED_ON_ARM = {"Q4_1": WeightSpeed("Q4_1", 123), "Q4_0": WeightSpeed("Q4_0", 369)}
 
 
 def judged(measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""BatchCall and Entry: an RPC to the worker and the requests it carries."""
+"""BatchCall and BatchEntry: an RPC to the worker and the requests it carries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class EntryState(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class BatchEntry:
     """One request that waits to be sent."""
 
     params: GenerateParams
@@ -36,7 +36,7 @@ class BatchCall:
 
     id: int
     key: PartitionKey
-    entries: list[Entry]
+    entries: list[BatchEntry]
     single: bool = False  # send as `generate`
     sent_s: float = 0.0
     aborted: int = 0  # entries cancelled between forming and sending the batch

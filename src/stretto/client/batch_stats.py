@@ -124,7 +124,7 @@ class BatchStats:
         }
 
 
-class Target:
+class BatchTarget:
     """Target batch size of one partition."""
 
     def __init__(self, settings: GenerateBatcherSettings) -> None:

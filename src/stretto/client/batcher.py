@@ -20,8 +20,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stretto.client.batch_call import BatchCall, Entry, EntryState, PartitionKey
-from stretto.client.batch_stats import BatchEvent, BatchStats, Target
+from stretto.client.batch_call import BatchCall, BatchEntry, EntryState, PartitionKey
+from stretto.client.batch_stats import BatchEvent, BatchStats, BatchTarget
 from stretto.rpc.messages import GenerateParams, PriorityName
 from stretto.settings import GenerateBatcherSettings
 
@@ -35,8 +35,8 @@ class _Partition:
     """The three priority queues of one partition, and the measurements of its calls."""
 
     key: PartitionKey
-    target: Target
-    queues: dict[PriorityName, deque[Entry]] = field(
+    target: BatchTarget
+    queues: dict[PriorityName, deque[BatchEntry]] = field(
         default_factory=lambda: {priority: deque() for priority in PRIORITIES}
     )
     calls: dict[int, BatchCall] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class GenerateBatcher:
         self._capacity = capacity  # (active, limit) of the streams
         self._on_dispatched = on_dispatched
         self._partitions: dict[PartitionKey, _Partition] = {}
-        self._entries: dict[str, Entry] = {}  # queued or taken, by stream id
+        self._entries: dict[str, BatchEntry] = {}  # queued or taken, by stream id
         self._calls: dict[int, _Partition] = {}
         self._paused_until_s: dict[str, float] = {}
         self._anonymous_pause_s = float("-inf")  # when the last one began
@@ -91,7 +91,7 @@ class GenerateBatcher:
         if priority != "urgent" and deadline_s is not None and deadline_s - now_s <= self._near_deadline_s:
             priority = "urgent"
             self.counters.near_deadline += 1
-        entry = Entry(params, priority, now_s, deadline_s, request_id or params.stream_id)
+        entry = BatchEntry(params, priority, now_s, deadline_s, request_id or params.stream_id)
         entry.held = bool(partition.calls) or now_s - partition.last_sent_s < self._min_hold_s
         partition.queues[priority].append(entry)
         partition.last_arrival_s = now_s
@@ -154,7 +154,7 @@ class GenerateBatcher:
             for partition in self._partitions.values()
         )
 
-    def _waited(self, entry: Entry, now_s: float) -> bool:
+    def _waited(self, entry: BatchEntry, now_s: float) -> bool:
         expected = self._expected_until_s > now_s
         return entry.enqueued_s + (self._expected_hold_s if expected else self._max_hold_s) <= now_s
 
@@ -163,7 +163,7 @@ class GenerateBatcher:
         moments = [self._release_at_s(partition) for partition in self._partitions.values()]
         return min((moment for moment in moments if moment is not None), default=None)
 
-    def seal(self, call: BatchCall, now_s: float) -> list[Entry]:
+    def seal(self, call: BatchCall, now_s: float) -> list[BatchEntry]:
         """Just before sending: drop entries that were aborted meanwhile and count the rest as sent."""
         sent = [entry for entry in call.entries if entry.state is EntryState.TAKEN]
         for entry in sent:
@@ -178,7 +178,7 @@ class GenerateBatcher:
             del self._calls[call.id], partition.calls[call.id]
         return sent
 
-    def expired(self, now_s: float) -> list[Entry]:
+    def expired(self, now_s: float) -> list[BatchEntry]:
         """Remove and return requests whose deadline passed in the queue; the caller ends them."""
         late = [e for e in self._entries.values() if e.deadline_s is not None and e.deadline_s <= now_s]
         for entry in late:
@@ -201,7 +201,7 @@ class GenerateBatcher:
         if self._on_dispatched is not None:
             self._on_dispatched(event)
 
-    def lost(self) -> list[Entry]:
+    def lost(self) -> list[BatchEntry]:
         """The worker died: forget calls in flight; return entries that were taken but not sent."""
         unsent = [e for e in self._entries.values() if e.state is EntryState.TAKEN]
         for entry in reversed(unsent):
@@ -232,10 +232,10 @@ class GenerateBatcher:
         if found is None:
             if len(self._partitions) >= 256:  # callers choose the keys: drop empty partitions
                 self._partitions = {k: p for k, p in self._partitions.items() if p.size or p.calls}
-            found = self._partitions[key] = _Partition(key, Target(self._settings))
+            found = self._partitions[key] = _Partition(key, BatchTarget(self._settings))
         return found
 
-    def _take(self, partition: _Partition, now_s: float) -> list[Entry]:
+    def _take(self, partition: _Partition, now_s: float) -> list[BatchEntry]:
         """The next batch, if due: urgent first, then default, then background where room is left."""
         if not self._batches(partition):
             return self._fill(partition, 1, now_s)
@@ -247,8 +247,8 @@ class GenerateBatcher:
     def _batches(self, partition: _Partition) -> bool:
         return self.batching and partition.key != BYPASS
 
-    def _fill(self, partition: _Partition, room: int, now_s: float) -> list[Entry]:
-        taken: list[Entry] = []
+    def _fill(self, partition: _Partition, room: int, now_s: float) -> list[BatchEntry]:
+        taken: list[BatchEntry] = []
         for priority in PRIORITIES:
             queue = partition.queues[priority]
             if not self._paused_until_s:
@@ -261,7 +261,7 @@ class GenerateBatcher:
             taken.extend(chosen)
         return taken
 
-    def _call(self, partition: _Partition, taken: list[Entry]) -> BatchCall:
+    def _call(self, partition: _Partition, taken: list[BatchEntry]) -> BatchCall:
         for entry in taken:
             entry.state = EntryState.TAKEN
         call = BatchCall(self._next_call, partition.key, taken, single=not self._batches(partition))
@@ -271,7 +271,7 @@ class GenerateBatcher:
         self._count(taken, bypassed=partition.key == BYPASS)
         return call
 
-    def _count(self, taken: list[Entry], *, bypassed: bool) -> None:
+    def _count(self, taken: list[BatchEntry], *, bypassed: bool) -> None:
         first = taken[0].priority
         self.counters.urgent_flushes += first == "urgent"
         if first != "background":
@@ -291,7 +291,7 @@ class GenerateBatcher:
             moments.append(self._hold_ends_s(partition, background, self._background_hold_s))
         return min(moments, default=None)
 
-    def _hold_ends_s(self, partition: _Partition, queue: deque[Entry], hold_max_s: float) -> float:
+    def _hold_ends_s(self, partition: _Partition, queue: deque[BatchEntry], hold_max_s: float) -> float:
         entry = min(queue, key=self._free_at_s) if self._paused_until_s else queue[0]
         latest_s = entry.enqueued_s + hold_max_s
         free_s = max(
@@ -322,7 +322,7 @@ class GenerateBatcher:
 
     # --- pauses ----------------------------------------------------------------------------------
 
-    def _free_at_s(self, entry: Entry) -> float:
+    def _free_at_s(self, entry: BatchEntry) -> float:
         """When its tenant's pause ends; no request is delayed by more than one pause."""
         if not self._paused_until_s:
             return entry.enqueued_s
@@ -356,5 +356,5 @@ class GenerateBatcher:
         }
 
 
-def _held(partition: _Partition) -> tuple[deque[Entry], ...]:
+def _held(partition: _Partition) -> tuple[deque[BatchEntry], ...]:
     return (partition.queues["default"], partition.queues["urgent"])

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import structlog
 
-from stretto.client.supervisor import Action, State, Supervisor
+from stretto.client.supervisor import Action, Supervisor, WorkerState
 from stretto.errors import RuntimeUnavailableError, StrettoError
 from stretto.rpc.connection import Connection
 from stretto.rpc.heartbeat import Heartbeat
@@ -49,7 +49,7 @@ class Host(Protocol):
         """The listener's connection broke."""
 
     @property
-    def state(self) -> State: ...
+    def state(self) -> WorkerState: ...
 
     def stats(self) -> dict[str, object]: ...
 
@@ -60,23 +60,23 @@ class GivenHost:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._listener: Listener | None = None
-        self._state = State.DOWN
+        self._state = WorkerState.DOWN
 
     @property
-    def state(self) -> State:
+    def state(self) -> WorkerState:
         return self._state
 
     async def start(self, listener: Listener) -> None:
         self._listener = listener
         await listener.worker_up(self._connection, 0)
-        self._state = State.UP
+        self._state = WorkerState.UP
 
     async def stop(self) -> None:
-        self._state = State.DOWN
+        self._state = WorkerState.DOWN
 
     def connection_lost(self) -> None:
-        if self._listener is not None and self._state is State.UP:
-            self._state = State.FAILED
+        if self._listener is not None and self._state is WorkerState.UP:
+            self._state = WorkerState.FAILED
             self._listener.worker_lost()
             self._listener.worker_failed(RuntimeUnavailableError("the worker closed the connection"))
 
@@ -134,7 +134,7 @@ class SupervisedHost:
         self._changed = asyncio.Event()
 
     @property
-    def state(self) -> State:
+    def state(self) -> WorkerState:
         return self._supervisor.state
 
     @property
@@ -174,7 +174,7 @@ class SupervisedHost:
             await self._spawner
         self._act(self._supervisor.stop(self._loop.time()))
         self._signal(signal.SIGTERM)
-        while self._supervisor.state is State.ENDING:
+        while self._supervisor.state is WorkerState.ENDING:
             self._changed.clear()
             await self._changed.wait()
         self._poller.cancel()

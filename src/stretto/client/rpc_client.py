@@ -27,7 +27,7 @@ from stretto.client.host import GivenHost, Host, SupervisedHost
 from stretto.client.named_calls import NamedCalls
 from stretto.client.process import ProcessLauncher, WorkerStart
 from stretto.client.pump import Pump
-from stretto.client.supervisor import State
+from stretto.client.supervisor import WorkerState
 from stretto.client.token_calls import TokenCalls
 from stretto.client.traffic import Ticket, Traffic
 from stretto.client.transport import Transport
@@ -171,8 +171,8 @@ class RpcClient:
         state = self._host.state
         if self._traffic.draining:
             return Health(ready=False, reason="draining")
-        if state is not State.UP:
-            return Health(ready=False, reason=_REASONS.get(state, state.value))
+        if state is not WorkerState.UP:
+            return Health(ready=False, reason=state.reason)
         progress = min(self._progress.values(), default=None)
         if progress is not None and not self._has_loaded:
             return Health(ready=False, reason="loading", progress=progress)
@@ -390,9 +390,6 @@ class RpcClient:
         self._pump.stop()
         if self._expire_timer is not None:
             self._expire_timer.cancel()
-
-
-_REASONS = {State.STARTING: "restarting", State.ENDING: "restarting", State.DOWN: "not started"}
 
 
 def _ignore(done: asyncio.Future[Any]) -> None:

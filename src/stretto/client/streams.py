@@ -17,7 +17,15 @@ import msgspec
 
 from stretto.client.api import Delta
 from stretto.errors import DuplicateRequestError, QueueFullError, SlowConsumerError, StreamTimeoutError
-from stretto.rpc.messages import Error, StreamBatch, StreamEnd, StreamStart, Timing, Usage, error_from
+from stretto.rpc.messages import (
+    Error,
+    StreamBatch,
+    StreamEnd,
+    StreamStart,
+    TimingMessage,
+    UsageMessage,
+    error_from,
+)
 from stretto.settings import EngineSettings
 
 NOWHERE = -1  # not assigned to a worker process
@@ -26,7 +34,7 @@ _Item = TypeVar("_Item")
 
 
 @dataclass(slots=True, eq=False)
-class Stream:
+class ClientStream:
     """One generation, on the reader's side."""
 
     id: str
@@ -83,16 +91,16 @@ class StreamRegistry:
     ) -> None:
         self._settings = settings
         self._on_backpressure = on_backpressure or (lambda _tenant, _now_s: None)
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, ClientStream] = {}
         self._unended = 0
-        self._overfull: list[Stream] = []
+        self._overfull: list[ClientStream] = []
         self.metrics = StreamMetrics()
 
     # --- life ------------------------------------------------------------------------------------
 
     def register(
         self, stream_id: str, *, tenant: str, now_s: float, wake: Callable[[], None] = lambda: None
-    ) -> Stream:
+    ) -> ClientStream:
         """Called before the request is queued, so that early output is not lost."""
         if stream_id in self._streams:
             raise DuplicateRequestError(f"stream {stream_id[:80]!r} is already open")
@@ -101,15 +109,15 @@ class StreamRegistry:
             raise QueueFullError(
                 f"{len(self._streams)} generations are open", hint="retry later, or raise engine.streams_max"
             )
-        stream = Stream(stream_id, tenant, now_s, wake, heard_s=now_s)
+        stream = ClientStream(stream_id, tenant, now_s, wake, heard_s=now_s)
         self._streams[stream_id] = stream
         self._unended += 1
         self.metrics.opened += 1
         return stream
 
-    def rejected(self, stream_id: str, error: Error, *, now_s: float) -> Stream:
+    def rejected(self, stream_id: str, error: Error, *, now_s: float) -> ClientStream:
         """A stream rejected at registration: not in the registry, contains only its end."""
-        stream = Stream(stream_id, "", now_s, lambda: None, heard_s=now_s, unread_since_s=now_s)
+        stream = ClientStream(stream_id, "", now_s, lambda: None, heard_s=now_s, unread_since_s=now_s)
         stream.end = stream.unread.end = self._end(stream, "error", now_s, error)
         return stream
 
@@ -122,7 +130,7 @@ class StreamRegistry:
         """Streams that have not ended."""
         return self._unended
 
-    def find(self, stream_id: str) -> Stream | None:
+    def find(self, stream_id: str) -> ClientStream | None:
         """The stream, if it has not ended."""
         stream = self._streams.get(stream_id)
         return stream if stream is not None and stream.end is None else None
@@ -173,7 +181,7 @@ class StreamRegistry:
                 column(stream.unread).extend(items)
                 self._arrived(stream, PIECE_BYTES * len(items), now_s)
 
-    def _addressee(self, stream_id: str, epoch: int) -> Stream | None:
+    def _addressee(self, stream_id: str, epoch: int) -> ClientStream | None:
         stream = self._streams.get(stream_id)
         if stream is None or stream.end is not None:
             self.metrics.unknown_frames += 1
@@ -183,14 +191,14 @@ class StreamRegistry:
             return None
         return stream
 
-    def _text(self, stream: Stream, text: str, count: int, now_s: float) -> None:
+    def _text(self, stream: ClientStream, text: str, count: int, now_s: float) -> None:
         stream.texts.append(text)
         stream.unread.token_count += count
         stream.tokens += count
         self.metrics.tokens += count
         self._arrived(stream, _size(text), now_s)
 
-    def _arrived(self, stream: Stream, size_bytes: int, now_s: float) -> None:
+    def _arrived(self, stream: ClientStream, size_bytes: int, now_s: float) -> None:
         stream.heard_s = now_s
         if stream.first_token_s is None:
             stream.first_token_s = now_s
@@ -204,12 +212,12 @@ class StreamRegistry:
             self.metrics.blocked += 1
             self._on_backpressure(stream.tenant, now_s)
 
-    def _offer(self, stream: Stream, now_s: float) -> None:
+    def _offer(self, stream: ClientStream, now_s: float) -> None:
         if stream.unread_since_s is None:
             stream.unread_since_s = now_s
             stream.wake()
 
-    def finish(self, stream: Stream, end: StreamEnd, now_s: float) -> None:
+    def finish(self, stream: ClientStream, end: StreamEnd, now_s: float) -> None:
         """End the stream, exactly once. Anything that arrives later is ignored."""
         if stream.end is not None:
             return
@@ -218,14 +226,14 @@ class StreamRegistry:
         self.metrics.ended[end.finish_reason] = self.metrics.ended.get(end.finish_reason, 0) + 1
         self._offer(stream, now_s)
 
-    def fail(self, stream: Stream, error: Error, now_s: float) -> None:
+    def fail(self, stream: ClientStream, error: Error, now_s: float) -> None:
         self.finish(stream, self._end(stream, "error", now_s, error), now_s)
 
-    def _end(self, stream: Stream, reason: str, now_s: float, error: Error | None) -> StreamEnd:
+    def _end(self, stream: ClientStream, reason: str, now_s: float, error: Error | None) -> StreamEnd:
         """An end not sent by the worker, built from what the client knows."""
         ttft_s = None if stream.first_token_s is None else stream.first_token_s - stream.started_s
         start, duration_s = stream.start, now_s - stream.started_s
-        usage = Usage(completion_tokens=stream.tokens)
+        usage = UsageMessage(completion_tokens=stream.tokens)
         if start is not None:
             usage.prompt_tokens, usage.cached_tokens = start.prompt_tokens, start.cached_tokens
         return StreamEnd(
@@ -233,7 +241,7 @@ class StreamRegistry:
             finish_reason=reason,
             error=error,
             usage=usage,
-            timing=Timing(
+            timing=TimingMessage(
                 queue_wait_s=duration_s if start is None else stream.held_s + start.queue_wait_s,
                 ttft_s=ttft_s,
                 duration_s=duration_s,
@@ -241,13 +249,13 @@ class StreamRegistry:
             ),
         )
 
-    def begin_anew(self, stream: Stream) -> None:
+    def begin_anew(self, stream: ClientStream) -> None:
         """Reset the stream for replay: its worker died before any output arrived."""
         stream.epoch, stream.start, stream.sent_s = NOWHERE, None, None
 
     # --- to the reader ---------------------------------------------------------------------------
 
-    def read(self, stream: Stream) -> Delta | None:
+    def read(self, stream: ClientStream) -> Delta | None:
         """Everything since the last read, joined; None if there is nothing. The end closes the stream."""
         if stream.unread_since_s is None:
             return None
@@ -257,14 +265,14 @@ class StreamRegistry:
             self._forget(stream)
         return delta
 
-    def _empty(self, stream: Stream) -> Delta:
+    def _empty(self, stream: ClientStream) -> Delta:
         delta, stream.unread = stream.unread, Delta()
         delta.text, delta.reasoning = "".join(stream.texts), "".join(stream.reasoning)
         stream.texts, stream.reasoning = [], []
         stream.unread_bytes, stream.blocked = 0, False
         return delta
 
-    def leave(self, stream: Stream, now_s: float) -> bool:
+    def leave(self, stream: ClientStream, now_s: float) -> bool:
         """The reader leaves. True if the generation was still running and must be cancelled."""
         running = stream.end is None
         if running:
@@ -272,29 +280,29 @@ class StreamRegistry:
         self._forget(stream)
         return running
 
-    def _forget(self, stream: Stream) -> None:
+    def _forget(self, stream: ClientStream) -> None:
         if self._streams.get(stream.id) is stream:
             del self._streams[stream.id]
         stream.wake = _no_reader  # breaks the reference cycle with the reader
 
     # --- time ------------------------------------------------------------------------------------
 
-    def expire(self, now_s: float) -> list[Stream]:
+    def expire(self, now_s: float) -> list[ClientStream]:
         """End streams that timed out. Returns those still running, for the caller to cancel."""
-        ended: list[Stream] = []
+        ended: list[ClientStream] = []
         for stream in list(self._streams.values()):
             problem = self._overdue(stream, now_s)
             if problem is not None and self._break_off(stream, problem, now_s):
                 ended.append(stream)
         return ended
 
-    def take_overfull(self, now_s: float) -> list[Stream]:
+    def take_overfull(self, now_s: float) -> list[ClientStream]:
         """End streams with too much unread output. Returns those still running, as `expire` does."""
         overfull, self._overfull = self._overfull, []
         problem = SlowConsumerError(f"more than {self._settings.stream_buffer_bytes} bytes are unread")
         return [stream for stream in overfull if self._break_off(stream, problem, now_s)]
 
-    def _break_off(self, stream: Stream, problem: Exception, now_s: float) -> bool:
+    def _break_off(self, stream: ClientStream, problem: Exception, now_s: float) -> bool:
         running = stream.end is None
         self.metrics.timeouts += isinstance(problem, StreamTimeoutError)
         self.fail(stream, error_from(problem), now_s)
@@ -302,7 +310,7 @@ class StreamRegistry:
             self._drop(stream, problem, now_s)
         return running
 
-    def _overdue(self, stream: Stream, now_s: float) -> Exception | None:
+    def _overdue(self, stream: ClientStream, now_s: float) -> Exception | None:
         settings = self._settings
         if (
             stream.unread_since_s is not None
@@ -317,7 +325,7 @@ class StreamRegistry:
             return StreamTimeoutError(f"no token for {settings.stream_idle_timeout_s:g} s")
         return None
 
-    def _drop(self, stream: Stream, problem: SlowConsumerError, now_s: float) -> None:
+    def _drop(self, stream: ClientStream, problem: SlowConsumerError, now_s: float) -> None:
         """Free the unread output of a stalled reader; its next read raises the reason."""
         self.metrics.slow_drops += 1
         self._empty(stream)

@@ -18,7 +18,7 @@ from stretto.settings import EngineSettings
 EXIT_STATUS_S = 0.5  # wait for the exit status after the connection broke
 
 
-class State(Enum):
+class WorkerState(Enum):
     DOWN = "down"  # not started, or stopped on request
     STARTING = "starting"
     UP = "up"
@@ -26,6 +26,13 @@ class State(Enum):
     ENDING = "ending"  # killed, not exited yet
     WAITING = "restarting"
     FAILED = "crash loop"  # a restart is tried later; requests are rejected meanwhile
+
+    @property
+    def reason(self) -> str:
+        """Why requests are rejected, for callers, who need not know the steps of a restart."""
+        if self is WorkerState.DOWN:
+            return "not started"
+        return "restarting" if self in (WorkerState.STARTING, WorkerState.ENDING) else self.value
 
 
 class Action(Enum):
@@ -51,7 +58,7 @@ class Deaths:
 class Supervisor:
     settings: EngineSettings
     jitter: Callable[[], float] = lambda: 0.0  # 0 to 1
-    state: State = State.DOWN
+    state: WorkerState = WorkerState.DOWN
     deaths: Deaths = field(default_factory=Deaths)
     hang: str = ""  # what hangs, as text
     _since_s: float = 0.0
@@ -68,8 +75,8 @@ class Supervisor:
         return self._spawn(now_s)
 
     def connected(self, now_s: float) -> None:
-        if self.state is State.STARTING:
-            self._enter(State.UP, now_s)
+        if self.state is WorkerState.STARTING:
+            self._enter(WorkerState.UP, now_s)
             self._lost_told = False
 
     def connection_lost(self, now_s: float, reason: str = "its connection broke") -> list[Action]:
@@ -78,32 +85,32 @@ class Supervisor:
         Usually it has already died and its exit status, which says more, follows shortly; otherwise it is
         killed.
         """
-        if self.state not in {State.UP, State.HUNG}:
+        if self.state not in {WorkerState.UP, WorkerState.HUNG}:
             return []
         self.deaths.last_reason = reason
         self._note_life(now_s)
-        self.state, self._killed = State.ENDING, False
+        self.state, self._killed = WorkerState.ENDING, False
         self._kill_at_s = now_s + EXIT_STATUS_S
         return self._tell_lost()
 
     def exited(self, now_s: float, reason: str) -> list[Action]:
-        if self.state in {State.DOWN, State.WAITING, State.FAILED}:
+        if self.state in {WorkerState.DOWN, WorkerState.WAITING, WorkerState.FAILED}:
             return []
-        if self.state is not State.ENDING or not self._killed:
+        if self.state is not WorkerState.ENDING or not self._killed:
             self.deaths.last_reason = reason
         actions = self._tell_lost()
         if self._stopping:
-            self._enter(State.DOWN, now_s)
+            self._enter(WorkerState.DOWN, now_s)
             return actions
         return [*actions, *self._after_death(now_s)]
 
     def stop(self, now_s: float) -> list[Action]:
         """Stop on request. The shell sends SIGTERM first; the worker is killed if that takes too long."""
         self._stopping = True
-        if self.state in {State.DOWN, State.WAITING, State.FAILED}:
-            self._enter(State.DOWN, now_s)
+        if self.state in {WorkerState.DOWN, WorkerState.WAITING, WorkerState.FAILED}:
+            self._enter(WorkerState.DOWN, now_s)
             return []
-        self.state, self._killed = State.ENDING, True
+        self.state, self._killed = WorkerState.ENDING, True
         self._kill_at_s = now_s + self.settings.kill_grace_s
         return []
 
@@ -111,15 +118,15 @@ class Supervisor:
 
     def poll(self, now_s: float, hang: Callable[[float], str] = lambda _seconds: "") -> list[Action]:
         """`hang(s)`: which part has made no progress for `s` seconds, as text; empty if none."""
-        if self.state in {State.WAITING, State.FAILED} and now_s >= self._since_s:
+        if self.state in {WorkerState.WAITING, WorkerState.FAILED} and now_s >= self._since_s:
             return self._spawn(now_s)
-        if self.state is State.ENDING and self._kill_at_s is not None and now_s >= self._kill_at_s:
+        if self.state is WorkerState.ENDING and self._kill_at_s is not None and now_s >= self._kill_at_s:
             self._kill_at_s, self._killed = None, True
             return [Action.KILL]
-        if self.state is State.STARTING and now_s - self._since_s > self.settings.start_timeout_s:
+        if self.state is WorkerState.STARTING and now_s - self._since_s > self.settings.start_timeout_s:
             self.deaths.last_reason = f"not up after {self.settings.start_timeout_s:g} s"
             return self._end(now_s, Action.KILL)
-        if self.state in {State.UP, State.HUNG}:
+        if self.state in {WorkerState.UP, WorkerState.HUNG}:
             return self._watch(now_s, hang)
         return []
 
@@ -128,11 +135,11 @@ class Supervisor:
         if now_s - self._since_s >= self.settings.stable_after_s:
             self.deaths.in_a_row = 0  # stable: the cause of earlier deaths is gone
         if not self.hang:
-            self.state = State.UP  # it recovered
+            self.state = WorkerState.UP  # it recovered
             return []
         actions: list[Action] = []
-        if self.state is State.UP:
-            self.state = State.HUNG
+        if self.state is WorkerState.UP:
+            self.state = WorkerState.HUNG
             self.deaths.hangs += 1
             actions.append(Action.DUMP)
         longest = hang(self.settings.hang_hard_s)
@@ -143,33 +150,33 @@ class Supervisor:
 
     @property
     def restart_at_s(self) -> float | None:
-        return self._since_s if self.state in {State.WAITING, State.FAILED} else None
+        return self._since_s if self.state in {WorkerState.WAITING, WorkerState.FAILED} else None
 
     # --- inside ----------------------------------------------------------------------------------
 
     def _spawn(self, now_s: float) -> list[Action]:
-        self._enter(State.STARTING, now_s)
+        self._enter(WorkerState.STARTING, now_s)
         return [Action.SPAWN]
 
     def _end(self, now_s: float, action: Action) -> list[Action]:
         """Record its uptime, then kill it."""
         self._note_life(now_s)
-        self.state, self._killed = State.ENDING, True
+        self.state, self._killed = WorkerState.ENDING, True
         self._kill_at_s = now_s + self.settings.kill_grace_s if action is Action.ABORT else None
         return [action]
 
     def _after_death(self, now_s: float) -> list[Action]:
-        if self.state is not State.ENDING:
+        if self.state is not WorkerState.ENDING:
             self._note_life(now_s)
         if self.deaths.in_a_row > self.settings.restarts_max:
-            self._enter(State.FAILED, now_s + self.settings.restart_backoff_max_s)
+            self._enter(WorkerState.FAILED, now_s + self.settings.restart_backoff_max_s)
             return [Action.GIVE_UP]
         self.deaths.restarts += 1
-        self._enter(State.WAITING, now_s + self._backoff_s())
+        self._enter(WorkerState.WAITING, now_s + self._backoff_s())
         return []
 
     def _note_life(self, now_s: float) -> None:
-        served_s = now_s - self._since_s if self.state in {State.UP, State.HUNG} else 0.0
+        served_s = now_s - self._since_s if self.state in {WorkerState.UP, WorkerState.HUNG} else 0.0
         self.deaths.in_a_row = 1 if served_s >= self.settings.stable_after_s else self.deaths.in_a_row + 1
 
     def _backoff_s(self) -> float:
@@ -185,5 +192,5 @@ class Supervisor:
         self._lost_told = True
         return [Action.LOST]
 
-    def _enter(self, state: State, now_s: float) -> None:
+    def _enter(self, state: WorkerState, now_s: float) -> None:
         self.state, self._since_s, self._kill_at_s, self.hang = state, now_s, None, ""

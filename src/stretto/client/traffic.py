@@ -19,7 +19,7 @@ from stretto.client.batch_call import BatchCall
 from stretto.client.batch_stats import BatchEvent
 from stretto.client.batcher import GenerateBatcher
 from stretto.client.quarantine import Quarantine, Standing
-from stretto.client.streams import NOWHERE, Stream, StreamRegistry
+from stretto.client.streams import NOWHERE, ClientStream, StreamRegistry
 from stretto.client.text_limits import TextLimits
 from stretto.errors import DeadlineError, RuntimeLostError, ShuttingDownError, StrettoError
 from stretto.rpc.messages import BatchItem, Error, GenerateParams, StreamBatch, error_from
@@ -34,7 +34,7 @@ class Ticket:
     """One request that has not ended."""
 
     params: GenerateParams
-    stream: Stream
+    stream: ClientStream
     deadline_s: float | None
     call: BatchCall | None = None  # the call that carries it; None while queued
     replayed: bool = False

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stretto.core.kv.ledger import Kind, Match, Source
+from stretto.core.kv.ledger import Match, PrefixKind, Source
 from stretto.core.slot import Defer, Job, WaitFor
 
 
@@ -59,7 +59,7 @@ class Policy:
         """A preempted request resumes from its own KV, also where no other request may use it."""
         if not situation.job.preemptions:
             return None
-        own = [s for s in situation.match.sources if self.keeps_resident or s.kind is not Kind.RUNNING]
+        own = [s for s in situation.match.sources if self.keeps_resident or s.kind is not PrefixKind.RUNNING]
         return Admit(max(own, key=lambda s: (s.length, -s.seconds))) if own else None
 
     def route_new(self, situation: Situation) -> Verdict:
@@ -83,9 +83,9 @@ class SystemPrompt(Policy):
         """Only KV that was computed for exactly this system prompt."""
         for own in self.keep(situation.job):
             for source in situation.match.sources:
-                exact = source.kind is Kind.SNAPSHOT and source.held == source.common == own
+                exact = source.kind is PrefixKind.SNAPSHOT and source.held == source.common == own
                 whole = own - own % situation.page_tokens  # the part that fills whole pages
-                paged = source.kind is Kind.PAGES and 0 < whole <= source.length <= own
+                paged = source.kind is PrefixKind.PAGES and 0 < whole <= source.length <= own
                 if own >= situation.cache_min_tokens and (exact or paged):
                     return Admit(source)
         return Admit(None)
@@ -137,7 +137,7 @@ POLICIES: dict[str, Policy] = {p.name: p for p in (NoCache(), SystemPrompt(), In
 def worthwhile(situation: Situation) -> list[Source]:
     """Adopting an idle sequence or sharing pages is free; copies and restores must save enough."""
     least = situation.cache_min_tokens
-    free = (Kind.RESIDENT, Kind.PAGES)
+    free = (PrefixKind.RESIDENT, PrefixKind.PAGES)
     return [s for s in situation.match.sources if s.length >= least or s.kind in free]
 
 

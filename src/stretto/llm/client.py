@@ -24,7 +24,7 @@ from stretto.llm.embedding import (
     ranking_of,
     rerank_params,
 )
-from stretto.llm.progress import Progress
+from stretto.llm.progress import ProgressBar
 from stretto.llm.results import Completion, assemble
 from stretto.llm.streams import AsyncStream, Stream
 from stretto.llm.telemetry import RequestMeasures, Subscription, TickMeasures, measures_of
@@ -33,10 +33,10 @@ from stretto.text.tokenizer import PromptTokens, Tokenizer
 from stretto.worker.contexts import PoolStats
 from stretto.worker.embedding import EmbeddingRuntime
 from stretto.worker.embedding_loading import load_any
-from stretto.worker.loaded import Loaded
+from stretto.worker.loaded import LoadedModel
 from stretto.worker.loop import LoopStats
-from stretto.worker.model import Call, ModelRuntime, Prompt
-from stretto.worker.options import Options, parse
+from stretto.worker.model import ModelRuntime, PreparedRequest, Prompt
+from stretto.worker.options import RequestOptions, parse
 from stretto.worker.output import TextDelta
 
 Messages = Sequence[Mapping[str, Any]]
@@ -63,7 +63,7 @@ class LLM:
     ) -> None:
         self._opened = load_any(model, settings, cache_dir=cache_dir, progress=progress, config=config)
         self._event_log: EventLog | None = None
-        if isinstance(self._opened, Loaded):
+        if isinstance(self._opened, LoadedModel):
             self._event_log = EventLog(str(self._opened.description.get("model", "")))
             self._opened.runtime.observe(self._event_log.take)
 
@@ -97,7 +97,7 @@ class LLM:
         calls = [call for text in texts for call in self._calls(self._text_prompt(text), parsed)]
         gate = asyncio.Semaphore(self._window)
 
-        async def one(call: Call) -> Completion:
+        async def one(call: PreparedRequest) -> Completion:
             async with gate:
                 return await AsyncStream(self._runtime, call).read()
 
@@ -220,7 +220,7 @@ class LLM:
     # --- inside ----------------------------------------------------------------------------------
 
     @property
-    def _loaded(self) -> Loaded:
+    def _loaded(self) -> LoadedModel:
         if isinstance(self._opened, EmbeddingRuntime):
             raise UnsupportedByModelError(
                 f"{self._opened.making.name} is {self._opened.what}: it does not generate text",
@@ -252,7 +252,7 @@ class LLM:
         limits = self._runtime.limits
         return min(2 * limits.in_flight_max, limits.in_flight_max + limits.max_queue)
 
-    def _parse(self, options: Mapping[str, Any]) -> Options:
+    def _parse(self, options: Mapping[str, Any]) -> RequestOptions:
         loaded = self._loaded
         return parse(
             options, eos=self._runtime.tokenizer.eos, seed=loaded.settings.seed, drafts=loaded.drafts
@@ -271,12 +271,12 @@ class LLM:
     def _any_prompt(self, prompt: str | Messages) -> Prompt:
         return self._text_prompt(prompt) if isinstance(prompt, str) else self._chat_prompt(prompt, None)
 
-    def _streamed(self, prompt: str | Messages, options: Mapping[str, Any]) -> Call:
+    def _streamed(self, prompt: str | Messages, options: Mapping[str, Any]) -> PreparedRequest:
         return replace(self._call(self._any_prompt(prompt), self._parse(options)), streamed=True)
 
-    def _call(self, prompt: Prompt, options: Options) -> Call:
+    def _call(self, prompt: Prompt, options: RequestOptions) -> PreparedRequest:
         params = replace(options.params, max_tokens=options.max_tokens or ANSWER_TOKENS)
-        return Call(
+        return PreparedRequest(
             prompt=prompt,
             params=params,
             stops=options.stops,
@@ -287,7 +287,7 @@ class LLM:
             held=self._runtime.compile_grammar(params.grammar),
         )
 
-    def _calls(self, prompt: Prompt, options: Options) -> list[Call]:
+    def _calls(self, prompt: Prompt, options: RequestOptions) -> list[PreparedRequest]:
         """One call, or n that share the first one's prompt and differ in their seed."""
         first = self._call(prompt, options)
         if options.n == 1:
@@ -307,14 +307,14 @@ class LLM:
         for prompt in prompts:
             self._runtime.check_length(prompt)
         calls = [call for prompt in prompts for call in self._calls(prompt, parsed)]
-        with Progress(len(calls), enabled=len(calls) > 1 and sys.stderr.isatty()) as progress:
+        with ProgressBar(len(calls), enabled=len(calls) > 1 and sys.stderr.isatty()) as progress:
             completions = self._run(calls, progress)
         for completion in completions:
             if completion.error is not None:
                 raise completion.error
         return completions
 
-    def _run(self, calls: Sequence[Call], progress: Progress) -> list[Completion]:
+    def _run(self, calls: Sequence[PreparedRequest], progress: ProgressBar) -> list[Completion]:
         """Submit calls in order, a window at a time; collect deltas until each call has ended."""
         arrived: queue.SimpleQueue[tuple[int, TextDelta]] = queue.SimpleQueue()
         deltas: list[list[TextDelta]] = [[] for _ in calls]

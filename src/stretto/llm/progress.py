@@ -9,7 +9,7 @@ from types import TracebackType
 REFRESH_S = 0.1
 
 
-class Progress:
+class ProgressBar:
     def __init__(self, total: int, *, enabled: bool) -> None:
         self._total = total
         self._enabled = enabled
@@ -37,7 +37,7 @@ class Progress:
         line = f"\r{bar} {self._done}/{self._total}  {self._tokens} tokens  {rate:.0f} tok/s "
         print(line, end="\n" if last else "", file=sys.stderr, flush=True)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from stretto.llm.results import Completion, assemble
-from stretto.worker.model import Call, ModelRuntime
+from stretto.worker.model import ModelRuntime, PreparedRequest
 from stretto.worker.output import TextDelta
 
 
@@ -39,7 +39,7 @@ class _Reading:
 class Stream:
     """Deltas of one request as they arrive. `completion` is set once the last delta has been read."""
 
-    def __init__(self, runtime: ModelRuntime, call: Call) -> None:
+    def __init__(self, runtime: ModelRuntime, call: PreparedRequest) -> None:
         self._deltas: queue.SimpleQueue[TextDelta] = queue.SimpleQueue()
         self._reading = _Reading(runtime)
         self.request_id = self._reading.request_id = runtime.start(call, self._deltas.put)
@@ -86,7 +86,7 @@ class Stream:
 class AsyncStream:
     """`Stream` for an event loop."""
 
-    def __init__(self, runtime: ModelRuntime, call: Call) -> None:
+    def __init__(self, runtime: ModelRuntime, call: PreparedRequest) -> None:
         loop = asyncio.get_running_loop()
         self._deltas: asyncio.Queue[TextDelta] = asyncio.Queue()
         self._reading = _Reading(runtime)

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stretto.loadgen.figures import Slo, summary
-from stretto.loadgen.records import Run
+from stretto.loadgen.records import LoadRun
 
-Measure = Callable[[str, str], Run]  # peer, run id
+Measure = Callable[[str, str], LoadRun]  # peer, run id
 Tell = Callable[[str], None]
 
 # Compared metrics: name, path in a summary, and whether more is better.

@@ -20,8 +20,8 @@ import msgspec
 
 from stretto.errors import one_line
 from stretto.loadgen.plan import Shot, Target
-from stretto.loadgen.records import STOPPED, Record
-from stretto.loadgen.sse import Events
+from stretto.loadgen.records import STOPPED, LoadRecord
+from stretto.loadgen.sse import SseReader
 
 CONNECT_TIMEOUT_S = 10.0
 _BODY_BYTES_MAX = 4096
@@ -66,10 +66,10 @@ def _head(target: Target, shot: Shot, route: str, length: int) -> str:
     return "\r\n".join(lines) + "\r\n\r\n"
 
 
-class Exchange(asyncio.Protocol):
+class LoadExchange(asyncio.Protocol):
     """Reads one answer. `ended` is done at its end."""
 
-    def __init__(self, request: bytes, events: Events, *, notice: Notice | None = None) -> None:
+    def __init__(self, request: bytes, events: SseReader, *, notice: Notice | None = None) -> None:
         self._request = request
         self._notice = notice
         self._parser: Any = httptools.HttpResponseParser(self)
@@ -159,7 +159,7 @@ class Exchange(asyncio.Protocol):
 async def perform(
     target: Target,
     request: bytes,
-    record: Record,
+    record: LoadRecord,
     *,
     keeps_text: bool,
     notice: Notice | None,
@@ -167,7 +167,7 @@ async def perform(
 ) -> str:
     """Send, read to the end and fill the record; returns the text if it is kept."""
     loop = asyncio.get_running_loop()
-    exchange = Exchange(request, Events(keeps_text=keeps_text), notice=notice)
+    exchange = LoadExchange(request, SseReader(keeps_text=keeps_text), notice=notice)
     clock = loop.call_later(target.timeout_s, exchange.abort, "timeout: no end in time")
     watch = asyncio.ensure_future(_stop(exchange, stop)) if stop is not None else None
     try:
@@ -181,12 +181,12 @@ async def perform(
     return "".join(exchange.events.text)
 
 
-async def _stop(exchange: Exchange, stop: asyncio.Event) -> None:
+async def _stop(exchange: LoadExchange, stop: asyncio.Event) -> None:
     await stop.wait()
     exchange.abort(STOPPED)
 
 
-async def _connect(target: Target, exchange: Exchange) -> None:
+async def _connect(target: Target, exchange: LoadExchange) -> None:
     tls = ssl.create_default_context() if target.tls else None
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -198,7 +198,7 @@ async def _connect(target: Target, exchange: Exchange) -> None:
         exchange.abort(f"{kind}: {str(error) or 'no connection in time'}")
 
 
-def _fill(record: Record, exchange: Exchange, now_s: float) -> None:
+def _fill(record: LoadRecord, exchange: LoadExchange, now_s: float) -> None:
     events = exchange.events
     record.ended_s = now_s
     record.sent_s = exchange.sent_s or now_s
@@ -213,7 +213,7 @@ def _fill(record: Record, exchange: Exchange, now_s: float) -> None:
     _fill_timings(record, events)
 
 
-def _fill_timings(record: Record, events: Events) -> None:
+def _fill_timings(record: LoadRecord, events: SseReader) -> None:
     """The queue time reported by the server: llama-server's `timings`, or ours, in milliseconds."""
     prefill = events.timings.get("prompt_ms")
     queue = events.timings.get("queue_ms")

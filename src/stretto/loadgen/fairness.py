@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
-from stretto.loadgen.records import Record
+from stretto.loadgen.records import LoadRecord
 
 Span = tuple[float, float]
 
@@ -21,7 +21,7 @@ def jain(shares: Sequence[float]) -> float:
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 0.0
 
 
-def fairness(records: Sequence[Record]) -> dict[str, Any] | None:
+def fairness(records: Sequence[LoadRecord]) -> dict[str, Any] | None:
     """Tokens of each tenant while all had work queued, and Jain's index over them; None with one tenant."""
     tenants = sorted({record.tenant for record in records})
     if len(tenants) < 2:
@@ -36,7 +36,7 @@ def fairness(records: Sequence[Record]) -> dict[str, Any] | None:
     }
 
 
-def _waits(records: Sequence[Record], tenant: str) -> list[Span]:
+def _waits(records: Sequence[LoadRecord], tenant: str) -> list[Span]:
     return [
         (record.due_s, record.chunks_s[0] if record.chunks_s else record.ended_s)
         for record in records
@@ -63,7 +63,7 @@ def _all_waiting(waits: Sequence[Sequence[Span]]) -> list[Span]:
     return [(start, end) for start, end in found if end > start]
 
 
-def _tokens_in(records: Sequence[Record], tenant: str, spans: Sequence[Span]) -> float:
+def _tokens_in(records: Sequence[LoadRecord], tenant: str, spans: Sequence[Span]) -> float:
     """Tokens that arrived within the spans; each chunk counts as its share of the answer's tokens."""
     starts = [start for start, _ in spans]
     total = 0.0

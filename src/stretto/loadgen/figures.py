@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stretto.loadgen.fairness import fairness
-from stretto.loadgen.records import STOPPED, Record, Run
+from stretto.loadgen.records import STOPPED, LoadRecord, LoadRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ def spread(values: Sequence[float | None]) -> Spread | None:
     )
 
 
-def figures(records: Sequence[Record], slo: Slo) -> Figures:
+def figures(records: Sequence[LoadRecord], slo: Slo) -> Figures:
     """Latencies cover successful requests and those stopped as planned; errors are counted separately."""
     served = [record for record in records if record.ok or record.error == STOPPED]
     done = [record for record in records if record.ok]
@@ -110,7 +110,7 @@ def figures(records: Sequence[Record], slo: Slo) -> Figures:
     )
 
 
-def is_good(record: Record, slo: Slo) -> bool:
+def is_good(record: LoadRecord, slo: Slo) -> bool:
     ttft_s, tpot_s = record.ttft_s, record.tpot_s
     return record.ok and ttft_s is not None and ttft_s <= slo.ttft_s and (tpot_s or 0.0) <= slo.itl_s
 
@@ -119,7 +119,7 @@ def _per(count: float, span_s: float) -> float:
     return count / span_s if span_s > 0 else 0.0
 
 
-def summary(run: Run, slo: Slo) -> dict[str, Any]:
+def summary(run: LoadRun, slo: Slo) -> dict[str, Any]:
     """The run as plain values: total, groups, and workload-specific values."""
     records = run.measured
     tokens = sum(record.tokens for record in run.records)
@@ -147,7 +147,7 @@ def summary(run: Run, slo: Slo) -> dict[str, Any]:
     }
 
 
-def special(run: Run) -> dict[str, float]:
+def special(run: LoadRun) -> dict[str, float]:
     """Workload-specific values."""
     if run.workload == "stall":
         return _stall(run)
@@ -156,7 +156,7 @@ def special(run: Run) -> dict[str, float]:
     return {}
 
 
-def _stall(run: Run) -> dict[str, float]:
+def _stall(run: LoadRun) -> dict[str, float]:
     """Longest gap of the streams after the long prompt was sent."""
     long = next((record for record in run.records if record.group == "long"), None)
     if long is None:
@@ -171,7 +171,7 @@ def _stall(run: Run) -> dict[str, float]:
     return found | ({"long_ttft_s": long.ttft_s} if long.ttft_s is not None else {})
 
 
-def _mixed(run: Run) -> dict[str, float]:
+def _mixed(run: LoadRun) -> dict[str, float]:
     """TTFT of urgent requests under overload and alone."""
     load = [record for record in run.records if record.group == "background"]
 

@@ -17,9 +17,9 @@ from typing import BinaryIO, cast
 import msgspec
 
 from stretto.errors import BenchError
-from stretto.loadgen.plan import Plan, Target, User
-from stretto.loadgen.records import Record, Run
-from stretto.loadgen.worker import Job, News, Start, read_frame, write_frame
+from stretto.loadgen.plan import LoadPlan, Target, User
+from stretto.loadgen.records import LoadRecord, LoadRun
+from stretto.loadgen.worker import LoadJob, News, Start, read_frame, write_frame
 
 USERS_PER_WORKER = 256
 START_DELAY_S = 0.2
@@ -28,14 +28,14 @@ Progress = Callable[[int, int], None]
 _News = tuple[int, News | None]
 
 
-def workers_for(plan: Plan, wanted: int = 0) -> int:
+def workers_for(plan: LoadPlan, wanted: int = 0) -> int:
     """Number of processes for a plan; `wanted` 0: chosen automatically."""
     if plan.gated:
         return 1
     return max(1, min(wanted or -(-len(plan.users) // USERS_PER_WORKER), len(plan.users)))
 
 
-def run(plan: Plan, target: Target, *, workers: int = 0, progress: Progress | None = None) -> Run:
+def run(plan: LoadPlan, target: Target, *, workers: int = 0, progress: Progress | None = None) -> LoadRun:
     """Send the whole plan to one server."""
     count = workers_for(plan, wanted=workers)
     shares = [plan.users[index::count] for index in range(count)]
@@ -48,7 +48,7 @@ def run(plan: Plan, target: Target, *, workers: int = 0, progress: Progress | No
     finally:
         for process in processes:
             _end(process)
-    return Run(
+    return LoadRun(
         workload=plan.workload,
         run_id=plan.run_id,
         url=target.url,
@@ -92,10 +92,10 @@ def _converse(
     inbox: queue.Queue[_News],
     total: int,
     progress: Progress | None,
-) -> tuple[list[Record], float, float]:
+) -> tuple[list[LoadRecord], float, float]:
     """All records, the workers' CPU seconds, and the duration in seconds."""
     for process, share in zip(processes, shares, strict=True):
-        write_frame(cast("BinaryIO", process.stdin), Job(target=target, users=share))
+        write_frame(cast("BinaryIO", process.stdin), LoadJob(target=target, users=share))
     for _ in processes:
         _await_ready(inbox)
     start_at_s = time.monotonic() + START_DELAY_S
@@ -106,8 +106,8 @@ def _converse(
 
 def _collect(
     inbox: queue.Queue[_News], workers: int, total: int, progress: Progress | None
-) -> tuple[list[Record], float, float]:
-    records: list[Record] = []
+) -> tuple[list[LoadRecord], float, float]:
+    records: list[LoadRecord] = []
     ended, cpu_s, left = [0] * workers, 0.0, set(range(workers))
     while left:
         index, news = inbox.get()

@@ -70,7 +70,7 @@ class Target(Struct, frozen=True, kw_only=True):
         return f"{'https' if self.tls else 'http'}://{name}:{self.port}{self.path}"
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class LoadPlan(Struct, frozen=True, kw_only=True):
     """A workload, ready to be sent."""
 
     workload: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stretto.loadgen.records import STOPPED, Record, Run
+from stretto.loadgen.records import STOPPED, LoadRecord, LoadRun
 from stretto.loadgen.svg import COLOURS, Chart
 
 QUEUE, PREFILL, DECODE, FAILED = "#a9b2bd", "#d9822b", "#2f6fde", "#c0392b"
@@ -51,7 +51,7 @@ def throughput_plot(
     return chart.text()
 
 
-def timeline_plot(run: Run, title: str) -> str:
+def timeline_plot(run: LoadRun, title: str) -> str:
     """Every request from its due time to its end, in order of arrival, first on top."""
     records = sorted(run.records, key=lambda record: record.due_s)
     rows = max(1, len(records))
@@ -70,7 +70,7 @@ def timeline_plot(run: Run, title: str) -> str:
     return chart.text()
 
 
-def _bars(chart: Chart, record: Record, row: float) -> None:
+def _bars(chart: Chart, record: LoadRecord, row: float) -> None:
     hint = f"{record.id} {record.group} {record.error}".strip()
     first_s = record.chunks_s[0] if record.chunks_s else record.ended_s
     prefill_s = min(record.prefill_s or 0.0, first_s - record.due_s)

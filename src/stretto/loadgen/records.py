@@ -13,7 +13,7 @@ from msgspec import Struct, field
 STOPPED = "stopped"  # stopped as planned: not an error
 
 
-class Record(Struct, kw_only=True):
+class LoadRecord(Struct, kw_only=True):
     """One request. `error` is a kind from `exchange`, empty for success."""
 
     id: str
@@ -60,13 +60,13 @@ class Record(Struct, kw_only=True):
         return [later - sooner for sooner, later in pairwise(ends)]
 
 
-class Run(Struct, kw_only=True):
+class LoadRun(Struct, kw_only=True):
     """All records of one run, and the clients' own cost."""
 
     workload: str
     run_id: str
     url: str
-    records: list[Record]
+    records: list[LoadRecord]
     duration_s: float
     client_cpu_s: float
     workers: int
@@ -74,5 +74,5 @@ class Run(Struct, kw_only=True):
     quiet: list[str] = field(default_factory=list)
 
     @property
-    def measured(self) -> list[Record]:
+    def measured(self) -> list[LoadRecord]:
         return [record for record in self.records if record.group not in self.quiet]

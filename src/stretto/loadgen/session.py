@@ -10,8 +10,8 @@ from msgspec import structs
 
 from stretto.errors import BenchError
 from stretto.loadgen import fleet
-from stretto.loadgen.plan import Plan, Target
-from stretto.loadgen.records import Run
+from stretto.loadgen.plan import LoadPlan, Target
+from stretto.loadgen.records import LoadRun
 from stretto.loadgen.shapes import Shape
 from stretto.loadgen.target import counter
 from stretto.loadgen.words import Texts
@@ -26,7 +26,7 @@ def new_run_id() -> str:
     return secrets.token_hex(4)
 
 
-def prepare(workload: str, shape: Shape, target: Target, run_id: str) -> Plan:
+def prepare(workload: str, shape: Shape, target: Target, run_id: str) -> LoadPlan:
     """The plan, with text lengths counted by the server."""
     return make_plan(workload, shape, run_id=run_id, texts=Texts(run_id, counter(target)))
 
@@ -39,7 +39,7 @@ def measure(
     run_id: str,
     workers: int = 0,
     progress: fleet.Progress | None = None,
-) -> Run:
+) -> LoadRun:
     return fleet.run(prepare(workload, shape, target, run_id), target, workers=workers, progress=progress)
 
 
@@ -78,7 +78,7 @@ def curve(
     run_id: str,
     workers: int = 0,
     progress: fleet.Progress | None = None,
-) -> list[Run]:
+) -> list[LoadRun]:
     """One run per shape, each with its own texts."""
     return [
         measure(workload, shape, target, run_id=f"{run_id}/{index}", workers=workers, progress=progress)
@@ -86,6 +86,6 @@ def curve(
     ]
 
 
-def _first_error(run: Run) -> str:
+def _first_error(run: LoadRun) -> str:
     failed = next((record for record in run.records if not record.ok), None)
     return f"{failed.error}: {failed.detail}" if failed is not None else "the plan was empty"

@@ -17,7 +17,7 @@ _FACTS = re.compile(rb'"(?:usage|error|timings)": ?[{"]|"finish_reason": ?"')
 _EVENT_BYTES_MAX = 1 << 22
 
 
-class Events:
+class SseReader:
     """Feed it body bytes; it fills `chunks_s` and keeps the facts of the last events."""
 
     __slots__ = (

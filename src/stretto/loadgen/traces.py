@@ -24,7 +24,7 @@ AROUND = 16  # arrivals on either side, for the local rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class TraceRequest:
     """One line of a trace."""
 
     at_s: float
@@ -33,7 +33,7 @@ class Arrival:
     blocks: tuple[int, ...] = ()
 
 
-def read_trace(path: Path, limit: int) -> list[Arrival]:
+def read_trace(path: Path, limit: int) -> list[TraceRequest]:
     """The first `limit` requests, from time 0."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -52,20 +52,20 @@ def read_trace(path: Path, limit: int) -> list[Arrival]:
     return found
 
 
-def _azure(file: Iterator[str]) -> Iterator[Arrival]:
+def _azure(file: Iterator[str]) -> Iterator[TraceRequest]:
     rows = csv.DictReader(file)
     start_s: float | None = None
     for row in rows:
         at_s = datetime.fromisoformat(row["TIMESTAMP"].strip()[:26]).replace(tzinfo=UTC).timestamp()
         start_s = at_s if start_s is None else start_s
-        yield Arrival(
+        yield TraceRequest(
             at_s=at_s - start_s,
             input_tokens=int(row["ContextTokens"]),
             output_tokens=int(row["GeneratedTokens"]),
         )
 
 
-def _mooncake(file: Iterator[str]) -> Iterator[Arrival]:
+def _mooncake(file: Iterator[str]) -> Iterator[TraceRequest]:
     start_ms: float | None = None
     for line in file:
         if not line.strip():
@@ -73,7 +73,7 @@ def _mooncake(file: Iterator[str]) -> Iterator[Arrival]:
         row = json.loads(line)
         at_ms = float(row["timestamp"])
         start_ms = at_ms if start_ms is None else start_ms
-        yield Arrival(
+        yield TraceRequest(
             at_s=(at_ms - start_ms) / 1e3,
             input_tokens=int(row["input_length"]),
             output_tokens=int(row["output_length"]),
@@ -81,7 +81,7 @@ def _mooncake(file: Iterator[str]) -> Iterator[Arrival]:
         )
 
 
-def stretched(arrivals: list[Arrival], rate: float) -> list[float]:
+def stretched(arrivals: list[TraceRequest], rate: float) -> list[float]:
     """Arrival times in seconds: as recorded, or scaled to a constant `rate` requests per second.
 
     Bursts keep their shape: each gap keeps its ratio to the mean of its neighbours. The drift of the recorded
@@ -101,7 +101,7 @@ def stretched(arrivals: list[Arrival], rate: float) -> list[float]:
     return [one * factor for one in due]
 
 
-def prompt(arrival: Arrival, name: str, texts: Texts, divide: float) -> str:
+def prompt(arrival: TraceRequest, name: str, texts: Texts, divide: float) -> str:
     """The text of one request: its own, or that of its blocks, the last one truncated."""
     tokens = max(1, round(arrival.input_tokens / divide))
     if not arrival.blocks:

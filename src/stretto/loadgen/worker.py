@@ -20,13 +20,13 @@ import msgspec
 
 from stretto.loadgen.exchange import encode, perform
 from stretto.loadgen.plan import Gate, Shot, Target, User
-from stretto.loadgen.records import Record
+from stretto.loadgen.records import LoadRecord
 
 PROGRESS_S = 0.25
 _LENGTH = struct.Struct("!I")
 
 
-class Job(msgspec.Struct, kw_only=True):
+class LoadJob(msgspec.Struct, kw_only=True):
     """The job of one worker."""
 
     target: Target
@@ -43,7 +43,7 @@ class News(msgspec.Struct, kw_only=True):
     ready: bool = False
     ended: int = 0
     tokens: int = 0
-    records: list[Record] | None = None
+    records: list[LoadRecord] | None = None
     cpu_s: float = 0.0
 
 
@@ -102,12 +102,12 @@ class Board:
 class Worker:
     """Runs its users."""
 
-    def __init__(self, job: Job, out: BinaryIO) -> None:
+    def __init__(self, job: LoadJob, out: BinaryIO) -> None:
         self._job = job
         self._out = out
         self._board = Board(job.users)
         self._tokens = 0
-        self.records: list[Record] = []
+        self.records: list[LoadRecord] = []
 
     async def run(self, start_at_s: float) -> None:
         reporting = asyncio.ensure_future(self._report())
@@ -151,8 +151,10 @@ class Worker:
         stop: asyncio.Event | None,
         *,
         keeps_text: bool,
-    ) -> tuple[Record, str]:
-        record = Record(id=shot.id, group=shot.group, tenant=shot.tenant, priority=shot.priority, due_s=due_s)
+    ) -> tuple[LoadRecord, str]:
+        record = LoadRecord(
+            id=shot.id, group=shot.group, tenant=shot.tenant, priority=shot.priority, due_s=due_s
+        )
         request = encode(self._job.target, shot, messages)
         last = 0
 
@@ -174,7 +176,7 @@ class Worker:
         self._board.note_ended(shot.group, len(record.chunks_s))
         return record, text
 
-    def _keep(self, record: Record, start_at_s: float) -> None:
+    def _keep(self, record: LoadRecord, start_at_s: float) -> None:
         """Convert to the run's time."""
         record.due_s -= start_at_s
         record.sent_s -= start_at_s
@@ -191,7 +193,7 @@ async def _first_of(events: list[asyncio.Event]) -> None:
         wait.cancel()
 
 
-async def _work(job: Job, start: Start, out: BinaryIO) -> None:
+async def _work(job: LoadJob, start: Start, out: BinaryIO) -> None:
     loop = asyncio.get_running_loop()
     loop.add_reader(sys.stdin.fileno(), os._exit, 1)  # only end of file can arrive now
     worker = Worker(job, out)
@@ -207,7 +209,7 @@ def main() -> int:
     given = read_frame(sys.stdin.buffer)
     if given is None:
         return 1
-    job = msgspec.msgpack.decode(given, type=Job)
+    job = msgspec.msgpack.decode(given, type=LoadJob)
     write_frame(out, News(ready=True))
     started = read_frame(sys.stdin.buffer)
     if started is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from stretto.loadgen.plan import Gate, Plan, Shot, User
+from stretto.loadgen.plan import Gate, LoadPlan, Shot, User
 from stretto.loadgen.shapes import Shape
 from stretto.loadgen.traces import trace_users
 from stretto.loadgen.words import Texts
@@ -17,11 +17,11 @@ STREAM_LEAD = 16  # chunks that each stream of `stall` has received when the lon
 STALL_OUTPUT = 16
 
 
-def make_plan(workload: str, shape: Shape, *, run_id: str, texts: Texts) -> Plan:
+def make_plan(workload: str, shape: Shape, *, run_id: str, texts: Texts) -> LoadPlan:
     """The plan of a workload with these sizes."""
     sizes = shape.resolved(workload)
     users, quiet = _MAKERS[workload](sizes, texts)
-    return Plan(workload=workload, run_id=run_id, users=users, shape=sizes.as_dict(), quiet=quiet)
+    return LoadPlan(workload=workload, run_id=run_id, users=users, shape=sizes.as_dict(), quiet=quiet)
 
 
 def ask(text: str, system: str = "") -> list[dict[str, str]]:

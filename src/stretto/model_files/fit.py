@@ -68,7 +68,7 @@ class Fit:
     n_seq_max_max: int
 
 
-class Options(TypedDict, total=False):
+class EstimateOptions(TypedDict, total=False):
     """The configuration that runs: what `fit` passes on to `estimate`."""
 
     cache_type_k: str
@@ -140,8 +140,8 @@ def fit(
     context_window: int,
     n_seq_max: int = 4,
     on_gpu: bool = False,
-    configure: Callable[[int], Options] | None = None,
-    **options: Unpack[Options],
+    configure: Callable[[int], EstimateOptions] | None = None,
+    **options: Unpack[EstimateOptions],
 ) -> Fit:
     """Whether it fits, the largest window for these slots, and the most slots for this window.
 

@@ -23,7 +23,7 @@ Closed = Callable[[Exception | None], None]
 
 
 @dataclass(slots=True)
-class Counters:
+class FrameCounters:
     """Frames and bytes in each direction. In-memory connections count no bytes."""
 
     frames_sent: int = 0
@@ -38,7 +38,7 @@ class Connection(Protocol):
     effect.
     """
 
-    counters: Counters
+    counters: FrameCounters
 
     def open(self, receive: Receive, closed: Closed) -> None: ...
 
@@ -64,7 +64,7 @@ class StreamConnection(asyncio.Protocol):
     def __init__(
         self, *, frame_bytes_max: int = FRAME_BYTES_MAX, unsent_bytes_max: int = UNSENT_BYTES_MAX
     ) -> None:
-        self.counters = Counters()
+        self.counters = FrameCounters()
         self.transport: asyncio.Transport | None = None
         self._decoder = FrameDecoder(frame_bytes_max)
         self._frame_bytes_max = frame_bytes_max
@@ -160,7 +160,7 @@ class MemoryConnection:
     """One end of a pair. Objects arrive in a later turn of the loop, as they would over a socket."""
 
     def __init__(self) -> None:
-        self.counters = Counters()
+        self.counters = FrameCounters()
         self._peer: MemoryConnection | None = None
         self._receive: Receive | None = None
         self._on_close: Closed | None = None

@@ -158,14 +158,14 @@ class TokenLogprob(Message):
     top: list[tuple[str, int, float, bytes]] = field(default_factory=list)  # text, id, logprob, bytes
 
 
-class Usage(Message):
+class UsageMessage(Message):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
 
 
-class Timing(Message):
+class TimingMessage(Message):
     """Seconds since arrival, measured in the worker. Not `admitted`: it never had a slot."""
 
     queue_wait_s: float = 0.0
@@ -191,8 +191,8 @@ class StreamEnd(Message):
     finish_reason: str
     error: Error | None = None
     stop: str | None = None  # the stop string that ended it
-    usage: Usage = field(default_factory=Usage)
-    timing: Timing = field(default_factory=Timing)
+    usage: UsageMessage = field(default_factory=UsageMessage)
+    timing: TimingMessage = field(default_factory=TimingMessage)
 
 
 class PromptProgress(Message):

@@ -15,10 +15,10 @@ import msgspec
 
 from stretto.client.api import Delta, GenerationStream, WorkerClient
 from stretto.errors import ShuttingDownError
-from stretto.rpc.messages import GenerateParams, StreamEnd, TokenLogprob, ToolCallDelta, Usage
+from stretto.rpc.messages import GenerateParams, StreamEnd, TokenLogprob, ToolCallDelta, UsageMessage
 from stretto.server.catalog import Catalog
 from stretto.server.http.fields import nth_seed
-from stretto.server.http.sse import EventStream, Wire
+from stretto.server.http.sse import EventStream, SseWriter
 
 _AHEAD_MAX = 64  # queued deltas of several streams
 
@@ -32,7 +32,7 @@ class Services:
     ping_interval_s: float = 15.0
     first_byte_s: float = 50.0
 
-    def events(self, produce: Callable[[Wire], Coroutine[Any, Any, None]]) -> EventStream:
+    def events(self, produce: Callable[[SseWriter], Coroutine[Any, Any, None]]) -> EventStream:
         """The reply to a streamed generation."""
         return EventStream(produce, ping_interval_s=self.ping_interval_s, first_byte_s=self.first_byte_s)
 
@@ -169,10 +169,10 @@ async def _several(streams: Sequence[GenerationStream]) -> AsyncIterator[tuple[i
         await asyncio.gather(*pumps, return_exceptions=True)
 
 
-def total_usage(usages: Sequence[Usage], n: int) -> Usage:
+def total_usage(usages: Sequence[UsageMessage], n: int) -> UsageMessage:
     """Usage of a whole request: every prompt once (each n-th answer starts one), every completion."""
     prompts = usages[::n]
-    return Usage(
+    return UsageMessage(
         prompt_tokens=sum(usage.prompt_tokens for usage in prompts),
         cached_tokens=sum(usage.cached_tokens for usage in prompts),
         completion_tokens=sum(usage.completion_tokens for usage in usages),

@@ -23,41 +23,41 @@ _log = logger("stretto.server")
 EVENTS = {"schema": {"type": "string", "description": "Server-sent events."}}
 
 
-class Reply(BaseModel):
+class ReplyModel(BaseModel):
     """The base of reply models, for the document and for tests; replies are built as plain values."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
-class OpenAIErrorDetails(Reply):
+class OpenAIErrorDetails(ReplyModel):
     message: str
     type: str
     param: str | None
     code: str
 
 
-class OpenAIError(Reply):
+class OpenAIError(ReplyModel):
     error: OpenAIErrorDetails
 
 
-class ErrorCode(Reply):
+class ErrorCode(ReplyModel):
     error_code: str
 
 
-class AnthropicErrorDetails(Reply):
+class AnthropicErrorDetails(ReplyModel):
     type: str
     message: str
     code: str
     details: ErrorCode
 
 
-class AnthropicError(Reply):
+class AnthropicError(ReplyModel):
     type: Literal["error"]
     error: AnthropicErrorDetails
     request_id: str
 
 
-def _errors(model: type[Reply]) -> dict[int | str, dict[str, Any]]:
+def _errors(model: type[ReplyModel]) -> dict[int | str, dict[str, Any]]:
     texts = {
         400: "The request is invalid",
         401: "An API key is required",
@@ -83,7 +83,7 @@ OPENAI_ERRORS = _errors(OpenAIError)
 ANTHROPIC_ERRORS = _errors(AnthropicError)
 
 
-def streaming(model: type[Reply]) -> dict[str, Any]:
+def streaming(model: type[ReplyModel]) -> dict[str, Any]:
     """A reply that is one JSON body or, if requested, an event stream."""
     return {"model": model, "description": "The answer", "content": {"text/event-stream": EVENTS}}
 

@@ -6,7 +6,7 @@ environment. Does not know what a setting does: backends and the core receive va
 
 from stretto.errors import SettingsError
 from stretto.settings.engine import EngineSettings
-from stretto.settings.loading import Loaded, load
+from stretto.settings.loading import LoadedSettings, load
 from stretto.settings.model import ModelSettings
 from stretto.settings.runtime import RuntimeSettings
 from stretto.settings.server import ServerSettings
@@ -15,7 +15,7 @@ from stretto.settings.settings import GenerateBatcherSettings, Settings
 __all__ = [
     "EngineSettings",
     "GenerateBatcherSettings",
-    "Loaded",
+    "LoadedSettings",
     "ModelSettings",
     "RuntimeSettings",
     "ServerSettings",

@@ -62,7 +62,7 @@ PLAIN_SECTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedSettings:
     """Settings, and the origin of every value by its dotted name ("default" if it was not set).
 
     `notes` tell of settings under their old names, and of variables of other programs that have no effect.
@@ -96,7 +96,7 @@ def load(
     yaml_path: str | Path | None = None,
     env: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
-) -> Loaded:
+) -> LoadedSettings:
     """Read all sources. Without `yaml_path` the usual places are tried; the file is optional.
 
     `flags` are dotted names (`n_seq_max`, `generate_batcher.enabled`) or nested; None means "not given".
@@ -261,7 +261,7 @@ def _put(values: dict[str, Any], key: list[str], value: Any) -> None:
 # ── resolution ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _resolved(layers: list[_Layer], path: Path | None) -> Loaded:
+def _resolved(layers: list[_Layer], path: Path | None) -> LoadedSettings:
     origin: dict[str, str] = {}
     plain: dict[str, dict[str, Any]] = {section: {} for section in PLAIN_SECTIONS}
     version = 1
@@ -285,7 +285,7 @@ def _resolved(layers: list[_Layer], path: Path | None) -> Loaded:
         )
     except ValidationError as error:
         raise from_validation(error) from None
-    return Loaded(settings, origin, path)
+    return LoadedSettings(settings, origin, path)
 
 
 def _plain(section: str, chosen: dict[str, Any], origin: Mapping[str, str]) -> BaseModel:

@@ -27,7 +27,7 @@ QUIET_S = 1.0
 SUPPRESSED = "events-suppressed"
 
 
-class _Line(NamedTuple):
+class _LogLine(NamedTuple):
     note: Note
     end: Terminal | None
 
@@ -72,7 +72,7 @@ class EventLog:
         self._name_of = name_of
         self._clock = clock
         self._log = log or logging.getLogger(LOGGER)
-        self._waiting: deque[_Line] = deque()
+        self._waiting: deque[_LogLine] = deque()
         self._buckets: dict[str, Bucket] = {}
         self._ready = threading.Event()
         self._closing = False
@@ -91,7 +91,7 @@ class EventLog:
             if len(self._waiting) >= WAITING_MAX:
                 self.dropped += 1
                 continue
-            self._waiting.append(_Line(note, _end_of(note, events)))
+            self._waiting.append(_LogLine(note, _end_of(note, events)))
             queued = True
         if queued and not self._ready.is_set():
             self._ready.set()
@@ -117,7 +117,7 @@ class EventLog:
             if self._closing and not self._waiting:
                 return
 
-    def _write(self, line: _Line) -> None:
+    def _write(self, line: _LogLine) -> None:
         note, now_s = line.note, self._clock()
         bucket = self._buckets.get(note.name)
         if bucket is None:

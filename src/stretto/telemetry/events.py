@@ -14,7 +14,7 @@ from stretto.core import event_names
 DEBUG, INFO, WARNING = logging.DEBUG, logging.INFO, logging.WARNING
 
 
-class Kind(NamedTuple):
+class EventKind(NamedTuple):
     """`field` names the event's number in the log, empty if none. Seconds are logged as milliseconds."""
 
     level: int
@@ -24,37 +24,37 @@ class Kind(NamedTuple):
 
 _WAITED = ("waited_ms", 1000.0)
 KINDS = {
-    event_names.ALL_SLOTS_PENDING: Kind(INFO),
-    event_names.SLOT_AVAILABLE: Kind(INFO),
-    event_names.SERVER_BUSY: Kind(WARNING),
-    event_names.PREEMPTING_SLOT: Kind(INFO, *_WAITED),
-    event_names.PREEMPTED: Kind(INFO, *_WAITED),
-    event_names.SLOT_FINISHED: Kind(DEBUG),
-    event_names.HYBRID_SNAPSHOT: Kind(DEBUG, "bytes"),
-    event_names.HYBRID_SNAPSHOT_FAILED: Kind(WARNING, "bytes"),
-    event_names.HYBRID_RESTORE: Kind(DEBUG, "bytes"),
-    event_names.HYBRID_RESTORE_FAILED: Kind(WARNING, "bytes"),
-    event_names.HYBRID_NO_SNAPSHOT: Kind(INFO, "tokens"),
-    event_names.HYBRID_REBUILD: Kind(INFO, "tokens"),
-    event_names.HYBRID_TRIM_REBUILD: Kind(INFO, "tokens"),
-    event_names.SLOT_STARTED: Kind(DEBUG, "tokens"),
-    event_names.SLOT_PREEMPTED: Kind(DEBUG, "tokens"),
-    event_names.TIME_SLICED: Kind(DEBUG, "tokens"),
-    event_names.PREEMPTED_FOR_MEMORY: Kind(INFO, *_WAITED),
-    event_names.SLOT_RESUMED: Kind(DEBUG, "tokens"),
-    event_names.SLOT_REBUILD: Kind(WARNING, "rebuilds"),
-    event_names.SEQUENCE_MOVED: Kind(DEBUG, "sequence"),
-    event_names.DEFERRED: Kind(DEBUG, "tokens"),
-    event_names.DEFERRED_ELSEWHERE: Kind(DEBUG),
-    event_names.CACHE_HIT: Kind(DEBUG, "tokens"),
-    event_names.COPIED_RUNNING: Kind(DEBUG, "tokens"),
-    event_names.CACHE_SAVED: Kind(DEBUG, "bytes"),
-    event_names.CACHE_EVICTED: Kind(DEBUG, "entry"),
-    event_names.PASS_FAILED: Kind(WARNING, "requests"),
-    event_names.PASS_BISECTED: Kind(WARNING, "requests"),
+    event_names.ALL_SLOTS_PENDING: EventKind(INFO),
+    event_names.SLOT_AVAILABLE: EventKind(INFO),
+    event_names.SERVER_BUSY: EventKind(WARNING),
+    event_names.PREEMPTING_SLOT: EventKind(INFO, *_WAITED),
+    event_names.PREEMPTED: EventKind(INFO, *_WAITED),
+    event_names.SLOT_FINISHED: EventKind(DEBUG),
+    event_names.HYBRID_SNAPSHOT: EventKind(DEBUG, "bytes"),
+    event_names.HYBRID_SNAPSHOT_FAILED: EventKind(WARNING, "bytes"),
+    event_names.HYBRID_RESTORE: EventKind(DEBUG, "bytes"),
+    event_names.HYBRID_RESTORE_FAILED: EventKind(WARNING, "bytes"),
+    event_names.HYBRID_NO_SNAPSHOT: EventKind(INFO, "tokens"),
+    event_names.HYBRID_REBUILD: EventKind(INFO, "tokens"),
+    event_names.HYBRID_TRIM_REBUILD: EventKind(INFO, "tokens"),
+    event_names.SLOT_STARTED: EventKind(DEBUG, "tokens"),
+    event_names.SLOT_PREEMPTED: EventKind(DEBUG, "tokens"),
+    event_names.TIME_SLICED: EventKind(DEBUG, "tokens"),
+    event_names.PREEMPTED_FOR_MEMORY: EventKind(INFO, *_WAITED),
+    event_names.SLOT_RESUMED: EventKind(DEBUG, "tokens"),
+    event_names.SLOT_REBUILD: EventKind(WARNING, "rebuilds"),
+    event_names.SEQUENCE_MOVED: EventKind(DEBUG, "sequence"),
+    event_names.DEFERRED: EventKind(DEBUG, "tokens"),
+    event_names.DEFERRED_ELSEWHERE: EventKind(DEBUG),
+    event_names.CACHE_HIT: EventKind(DEBUG, "tokens"),
+    event_names.COPIED_RUNNING: EventKind(DEBUG, "tokens"),
+    event_names.CACHE_SAVED: EventKind(DEBUG, "bytes"),
+    event_names.CACHE_EVICTED: EventKind(DEBUG, "entry"),
+    event_names.PASS_FAILED: EventKind(WARNING, "requests"),
+    event_names.PASS_BISECTED: EventKind(WARNING, "requests"),
 }
-UNKNOWN = Kind(INFO, "value")
+UNKNOWN = EventKind(INFO, "value")
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> EventKind:
     return KINDS.get(name, UNKNOWN)

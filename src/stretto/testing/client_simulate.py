@@ -15,7 +15,7 @@ import traceback
 import structlog
 
 from stretto.testing.client_simulation import ClientReport, ClientSimulation
-from stretto.testing.reports import write_report
+from stretto.testing.reports import Violation, write_report
 
 SOMETIMES = (
     "a hold",
@@ -34,10 +34,6 @@ SOMETIMES = (
     "a fallback",
     "refused: too many streams",
 )
-
-
-class Violation(Exception):
-    """A violated invariant; the message is ready to print."""
 
 
 def run_seed(seed: int) -> ClientReport:

@@ -11,7 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from stretto.rpc.connection import Closed, Counters, Receive
+from stretto.rpc.connection import Closed, FrameCounters, Receive
 from stretto.rpc.envelope import Envelope, Received
 from stretto.rpc.frames import FrameDecoder, encode
 
@@ -21,8 +21,8 @@ DELAY_S_MAX = 0.001
 class WireEnd:
     """One end. Implements `rpc.connection.Connection`."""
 
-    def __init__(self, wire: Wire) -> None:
-        self.counters = Counters()
+    def __init__(self, wire: SimulatedWire) -> None:
+        self.counters = FrameCounters()
         self.peer: WireEnd = self
         self.heard: Callable[[Received], None] = lambda _envelope: None
         self._wire = wire
@@ -82,7 +82,7 @@ class WireEnd:
             closed(None)
 
 
-class Wire:
+class SimulatedWire:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.broken = False

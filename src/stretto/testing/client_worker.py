@@ -19,7 +19,7 @@ from stretto.rpc import messages as m
 from stretto.rpc.connection import Connection
 from stretto.rpc.envelope import STREAM_BATCH, Call, Notification, Received, Reply
 from stretto.rpc.heartbeat import Heartbeat
-from stretto.testing.client_wire import Wire
+from stretto.testing.client_wire import SimulatedWire
 
 TICK_S = 0.005
 
@@ -51,7 +51,7 @@ class Odds:
 
 
 @dataclass(slots=True)
-class Record:
+class WorkerRecord:
     """What all worker processes received and sent, for the invariants."""
 
     taken: list[tuple[int, str]] = field(default_factory=list)  # (life, stream id)
@@ -66,12 +66,12 @@ class Record:
 class SimulatedChild:
     """One worker process. Implements `client.host.Child` and the worker behind it."""
 
-    def __init__(self, life: int, rng: random.Random, odds: Odds, record: Record) -> None:
+    def __init__(self, life: int, rng: random.Random, odds: Odds, record: WorkerRecord) -> None:
         self.life = life
         self._rng, self._odds, self._record = rng, odds, record
         self._loop = asyncio.get_running_loop()
         self._died: asyncio.Future[int] = self._loop.create_future()
-        self._wire = Wire(rng)
+        self._wire = SimulatedWire(rng)
         self._hung = False
         self._beat_s = 0.0
         self._left: dict[str, int] = {}  # stream id -> tokens left
@@ -301,7 +301,7 @@ class SimulatedLauncher:
 
     def __init__(self, rng: random.Random, odds: Odds) -> None:
         self._rng, self._odds = rng, odds
-        self.record = Record()
+        self.record = WorkerRecord()
         self.faults_on = True
         self.on_launch: Callable[[], None] = lambda: None
 

@@ -1,4 +1,4 @@
-"""What a simulation found, as a file: counts by kind, in an order that does not change."""
+"""What a simulation found: a violation, or a file of counts by kind, in an order that does not change."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Protocol
+
+
+class Violation(Exception):
+    """A violated invariant; the message says how to replay it and is ready to print."""
 
 
 class Tally(Protocol):

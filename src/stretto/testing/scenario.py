@@ -25,7 +25,7 @@ class Scenario:
     capabilities: Capabilities
     latency: LatencyModel
     faults: FaultWeights
-    traffic: Traffic
+    traffic: SimulatedTraffic
 
     @property
     def traits(self) -> dict[str, str]:
@@ -42,7 +42,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class SimulatedTraffic:
     """How the simulated clients behave."""
 
     requests_per_tick: float
@@ -195,7 +195,7 @@ def _faults(r: random.Random) -> FaultWeights:
     )
 
 
-def _traffic(r: random.Random, slots: int, window: int) -> Traffic:
+def _traffic(r: random.Random, slots: int, window: int) -> SimulatedTraffic:
     load = r.choice((0.3, 0.8, 1.2, 2.0))
     answer = r.choice((4, 12, 30, 60))
     some = r.random
@@ -203,7 +203,7 @@ def _traffic(r: random.Random, slots: int, window: int) -> Traffic:
     def often(chance: float) -> float:
         return chance if some() < 0.6 else 0.0
 
-    return Traffic(
+    return SimulatedTraffic(
         requests_per_tick=load * slots / (answer + 4),
         burst=often(0.05),
         tenants=r.choice((1, 2, 4)),

@@ -15,16 +15,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from itertools import count
 from multiprocessing import get_context
 
-from stretto.testing.reports import write_report
+from stretto.testing.reports import Violation, write_report
 from stretto.testing.scenario import draw
 from stretto.testing.simulation import Report, Simulation
 from stretto.testing.sometimes import SOMETIMES
 
 TICKS_PER_SEED = 1000
-
-
-class Violation(Exception):
-    """A law was broken; the message is the whole story, ready to print."""
 
 
 def run_seed(seed: int, ticks: int) -> Report:

@@ -19,7 +19,7 @@ from stretto.rpc.heartbeat import HeartbeatWriter
 from stretto.settings.places import cache_home
 from stretto.worker.embedding import EmbeddingRuntime
 from stretto.worker.embedding_loading import load_embedding, makes_vectors
-from stretto.worker.loaded import Beat, Loaded, Progress
+from stretto.worker.loaded import Beat, LoadedModel, Progress
 from stretto.worker.loading import find, load
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Catalogue:
         path = find(chosen.path or self._names.get(model_id, model_id), self._home, progress)
         return _directory_bytes(path) if path.is_dir() else _gguf_bytes(path, chosen)
 
-    def load(self, model_id: str, progress: Progress) -> Loaded | EmbeddingRuntime:
+    def load(self, model_id: str, progress: Progress) -> LoadedModel | EmbeddingRuntime:
         chosen = self._chosen(model_id)
         if chosen.backend in ("auto", "llamacpp"):
             path = find(chosen.path or self._names.get(model_id, model_id), self._home, progress)
@@ -86,7 +86,7 @@ class Catalogue:
                 return load_embedding(path, chosen, common, home=self._home, progress=progress)
         return self._load_generating(model_id, progress)
 
-    def _load_generating(self, model_id: str, progress: Progress) -> Loaded:
+    def _load_generating(self, model_id: str, progress: Progress) -> LoadedModel:
         index = self._heartbeat.take() if self._heartbeat is not None else None
         try:
             loaded = load(

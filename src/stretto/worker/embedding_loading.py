@@ -18,7 +18,7 @@ from stretto.settings.used_by import check_used
 from stretto.worker.contexts import ContextPool
 from stretto.worker.embed_inputs import Frame, InputReader
 from stretto.worker.embedding import EmbeddingRuntime, Making
-from stretto.worker.loaded import Loaded, Progress
+from stretto.worker.loaded import LoadedModel, Progress
 from stretto.worker.loading import find, load
 from stretto.worker.packing import Packer
 
@@ -37,7 +37,7 @@ def load_any(
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
     config: str | Path | None = None,
-) -> Loaded | EmbeddingRuntime:
+) -> LoadedModel | EmbeddingRuntime:
     """Load a model of whichever kind the file contains."""
     loaded = settings_.load(config, flags=settings)
     for note in loaded.notes:

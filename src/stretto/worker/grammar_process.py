@@ -27,7 +27,7 @@ class GrammarProcess:
     def __init__(self, words: Callable[[], Words]) -> None:
         self._words = words
         self._lock = threading.Lock()
-        self._life: _Life | None = None
+        self._life: _GrammarProcess | None = None
         self._numbers = itertools.count(1)
         self._closed = False
         self.starts = 0
@@ -54,17 +54,17 @@ class GrammarProcess:
         if life is not None:
             life.end()
 
-    def _living(self) -> _Life:
+    def _living(self) -> _GrammarProcess:
         with self._lock:
             if self._closed:
                 raise BrokenPipeError("the model is closed")
             if self._life is None or self._life.over:
-                self._life = _Life(self._words())
+                self._life = _GrammarProcess(self._words())
                 self.starts += 1
             return self._life
 
 
-class _Life:
+class _GrammarProcess:
     """One process, from its start to its end."""
 
     def __init__(self, words: Words) -> None:

@@ -15,7 +15,7 @@ from stretto.core.limits import is_exact
 from stretto.settings.used_by import check_used
 from stretto.worker.chat_templates import template_of, template_source
 from stretto.worker.grammars import Grammars, words_of
-from stretto.worker.loaded import Beat, Loaded, Progress
+from stretto.worker.loaded import Beat, LoadedModel, Progress
 from stretto.worker.model import ModelRuntime
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 def load_llamacpp(
     path: Path,
     chosen: settings_.ModelSettings,
-    loaded: settings_.Loaded,
+    loaded: settings_.LoadedSettings,
     home: Path,
     *,
     progress: Progress | None = None,
     beat: Beat | None = None,
-) -> Loaded:
+) -> LoadedModel:
     from stretto.backends.llamacpp import ContextOptions, LlamaCppBackend, ModelOptions
 
     unused = check_used(chosen, loaded.settings.defaults, "llamacpp")
@@ -55,7 +55,7 @@ def load_llamacpp(
         "warnings": (*unused, *(warning.message for warning in backend.warnings)),
         "origins": dict(loaded.origin),
     }
-    return Loaded(runtime, chosen, description)
+    return LoadedModel(runtime, chosen, description)
 
 
 def _runtime(backend: LlamaCppBackend, chosen: settings_.ModelSettings, beat: Beat | None) -> ModelRuntime:

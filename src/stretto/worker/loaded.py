@@ -24,7 +24,7 @@ def _name(tokenizer: Tokenizer, token: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedModel:
     """A loaded model, its settings and the choices made for it."""
 
     runtime: ModelRuntime

@@ -14,7 +14,7 @@ from stretto import settings as settings_
 from stretto.settings.places import cache_home
 from stretto.settings.used_by import check_used
 from stretto.worker.llamacpp_loading import load_llamacpp
-from stretto.worker.loaded import Beat, Loaded, Progress
+from stretto.worker.loaded import Beat, LoadedModel, Progress
 from stretto.worker.model import ModelRuntime
 from stretto.worker.torch_loading import load_torch
 
@@ -27,7 +27,7 @@ def load(
     progress: Progress | None = None,
     config: str | Path | None = None,
     beat: Beat | None = None,
-) -> Loaded:
+) -> LoadedModel:
     """Raises a StrettoError that says in one line what is wrong and what to do."""
     loaded = settings_.load(config, flags=settings)
     name = str(model) if model is not None else ""
@@ -60,7 +60,7 @@ def find(name: str, home: Path, progress: Progress | None = None) -> Path:
     return store.resolve(name)
 
 
-def _simulated(chosen: settings_.ModelSettings, unused: list[str], beat: Beat | None) -> Loaded:
+def _simulated(chosen: settings_.ModelSettings, unused: list[str], beat: Beat | None) -> LoadedModel:
     """No model: for trying out the server and for measuring everything around the model.
 
     Its output is the same from run to run: the default seed is 0.
@@ -84,4 +84,4 @@ def _simulated(chosen: settings_.ModelSettings, unused: list[str], beat: Beat | 
         "tools": runtime.tools_shown_by,
         "warnings": tuple(unused),
     }
-    return Loaded(runtime, chosen.model_copy(update={"seed": chosen.seed or 0}), description)
+    return LoadedModel(runtime, chosen.model_copy(update={"seed": chosen.seed or 0}), description)

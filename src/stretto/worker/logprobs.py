@@ -9,7 +9,7 @@ from stretto.rpc.messages import TokenLogprob
 from stretto.text.tokenizer import Tokenizer
 
 
-class Measured(Protocol):
+class MeasuredLogprob(Protocol):
     """Log-probabilities of one token, as provided by every backend that supports them."""
 
     logprob: float
@@ -19,7 +19,7 @@ class Measured(Protocol):
 
 def token_logprobs(tokenizer: Tokenizer, tokens: Sequence[int], extras: object) -> list[TokenLogprob]:
     """`extras`: one measurement per token, None where it was not measured."""
-    measured = cast("Sequence[Measured | None]", extras)
+    measured = cast("Sequence[MeasuredLogprob | None]", extras)
     return [
         _one(tokenizer, token, found)
         for token, found in zip(tokens, measured, strict=False)
@@ -31,7 +31,7 @@ def prompt_logprobs(
     tokenizer: Tokenizer, tokens: Sequence[int], measured: Sequence[object]
 ) -> list[TokenLogprob]:
     """Log-probabilities of the prompt's tokens. The first token has no context: its value is 0."""
-    found = cast("Sequence[Measured | None]", measured)
+    found = cast("Sequence[MeasuredLogprob | None]", measured)
     return [
         _unmeasured(tokenizer, token) if one is None else _one(tokenizer, token, one)
         for token, one in zip(tokens, found, strict=True)
@@ -43,7 +43,7 @@ def _unmeasured(tokenizer: Tokenizer, token: int) -> TokenLogprob:
     return TokenLogprob(token=text, token_id=token, logprob=0.0, raw=raw)
 
 
-def _one(tokenizer: Tokenizer, token: int, found: Measured) -> TokenLogprob:
+def _one(tokenizer: Tokenizer, token: int, found: MeasuredLogprob) -> TokenLogprob:
     text, raw = _spelled(tokenizer, token)
     top = [
         (*_named(tokenizer, other), logprob, tokenizer.token_bytes(other))

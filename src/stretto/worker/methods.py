@@ -28,10 +28,10 @@ from stretto.rpc.frames import FRAME_BYTES_MAX
 from stretto.telemetry.event_log import EventLog
 from stretto.worker.batches import BatchLog, tokenize_all
 from stretto.worker.embedding import EmbeddingRuntime, Runner
-from stretto.worker.loaded import Loaded
-from stretto.worker.model import Call, ModelRuntime, Prompt
+from stretto.worker.loaded import LoadedModel
+from stretto.worker.model import ModelRuntime, PreparedRequest, Prompt
 from stretto.worker.outbox import Outbox, StreamSink
-from stretto.worker.pool import Entry, ModelPool, Resident
+from stretto.worker.pool import ModelPool, PoolEntry, Resident
 from stretto.worker.preparing import Preparing
 from stretto.worker.session import Session, StreamRecord
 from stretto.worker.telemetry import TickFeed, memory_bytes, model_stats
@@ -115,7 +115,7 @@ class Methods:
 
     def model_loaded(self, model_id: str, resident: Resident) -> None:
         """Connect a loaded model's output to an outbox, and its ticks to watchers."""
-        if isinstance(resident, Loaded):
+        if isinstance(resident, LoadedModel):
             outbox = Outbox(asyncio.get_running_loop())
             resident.runtime.after_tick(outbox.flush)
             self._outboxes[id(resident.runtime)] = outbox
@@ -124,7 +124,7 @@ class Methods:
             self._feed.add(model_id, resident.runtime)
 
     def model_unloaded(self, model_id: str, resident: Resident) -> None:
-        if isinstance(resident, Loaded):
+        if isinstance(resident, LoadedModel):
             self._outboxes.pop(id(resident.runtime), None)
             if (log := self._event_logs.pop(model_id, None)) is not None:
                 log.close(0.0)  # flush pending events without waiting
@@ -148,7 +148,7 @@ class Methods:
         models = [
             model_stats(model_id, resident.runtime, busy=resident.busy)
             for model_id, resident in self._pool.loaded()
-            if isinstance(resident, Loaded)
+            if isinstance(resident, LoadedModel)
         ]
         embedding = [
             resident.model_stats(model_id)
@@ -271,7 +271,7 @@ class Methods:
 
     async def _prepared(
         self, session: Session, record: StreamRecord, params: m.GenerateParams, deadline_s: float | None
-    ) -> Call:
+    ) -> PreparedRequest:
         record.entry = await _within(deadline_s, self._pool.acquire(params.model_id))
         loaded = generating(record.entry)
         return await self._preparing.call(loaded, params, await self._parent_prompt(session, params))
@@ -281,7 +281,7 @@ class Methods:
         session: Session,
         record: StreamRecord,
         params: m.GenerateParams,
-        call: Call,
+        call: PreparedRequest,
         arrived_s: float,
         deadline_s: float | None,
     ) -> None:
@@ -329,20 +329,20 @@ class Methods:
         return m.Empty()
 
 
-def generating(entry: Entry) -> Loaded:
-    if not isinstance(entry.resident, Loaded):
+def generating(entry: PoolEntry) -> LoadedModel:
+    if not isinstance(entry.resident, LoadedModel):
         what = entry.resident.what if isinstance(entry.resident, EmbeddingRuntime) else "another model"
         raise UnsupportedByModelError(f"{entry.id} is {what}: it does not generate text")
     return entry.resident
 
 
-def reading(entry: Entry) -> ModelRuntime | EmbeddingRuntime:
+def reading(entry: PoolEntry) -> ModelRuntime | EmbeddingRuntime:
     """The resident, if it has a tokenizer."""
     resident = entry.resident
     return resident if isinstance(resident, EmbeddingRuntime) else generating(entry).runtime
 
 
-def _embedding(entry: Entry) -> Embeds:
+def _embedding(entry: PoolEntry) -> Embeds:
     if not isinstance(entry.resident, Embeds):
         kind = entry.resident.description.get("kind", "text") if entry.resident is not None else "text"
         raise UnsupportedByModelError(
@@ -385,7 +385,7 @@ def _start_teller(session: Session, call_id: str) -> OnStart:
 
 
 def _end_early(session: Session, stream_id: str) -> None:
-    timing = m.Timing(admitted=False)
+    timing = m.TimingMessage(admitted=False)
     end = m.StreamEnd(stream_id=stream_id, finish_reason="cancelled", timing=timing)
     session.mailbox.put(m.StreamBatch(ends=[end]))
     session.mailbox.drain()

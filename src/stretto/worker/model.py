@@ -48,7 +48,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PreparedRequest:
     """One request, ready to submit."""
 
     prompt: Prompt
@@ -195,7 +195,7 @@ class ModelRuntime:
 
     def start(
         self,
-        call: Call,
+        call: PreparedRequest,
         sink: Callable[[TextDelta], None],
         *,
         on_start: Callable[[Started], None] | None = None,
@@ -236,7 +236,7 @@ class ModelRuntime:
         )
         return request_id
 
-    def _fitting(self, call: Call) -> SamplingParams:
+    def _fitting(self, call: PreparedRequest) -> SamplingParams:
         """Limit max_tokens to the room in the window, so that a grammar can close its text in time."""
         room = self.capabilities.pool_tokens - len(call.prompt.tokens.tokens)
         return call.params if call.params.max_tokens <= room else replace(call.params, max_tokens=room)

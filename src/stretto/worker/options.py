@@ -63,7 +63,7 @@ _OTHERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RequestOptions:
     params: SamplingParams
     max_tokens: int | None
     stops: tuple[str, ...]
@@ -74,7 +74,9 @@ class Options:
     timeout_s: float | None
 
 
-def parse(options: Mapping[str, Any], *, eos: frozenset[int], seed: int | None, drafts: int) -> Options:
+def parse(
+    options: Mapping[str, Any], *, eos: frozenset[int], seed: int | None, drafts: int
+) -> RequestOptions:
     """Rejects unknown names and values out of range, with a hint."""
     known = sorted(SAMPLING_NAMES | set(_OTHERS))
     for name in options:
@@ -96,7 +98,7 @@ def parse(options: Mapping[str, Any], *, eos: frozenset[int], seed: int | None, 
         stop_token_ids=eos | frozenset(options.get("stop_token_ids") or ()),
         grammar=_grammar(options),
     )
-    return Options(
+    return RequestOptions(
         params=params,
         max_tokens=_count(options, "max_tokens", None, 1, 1 << 24),
         stops=check_stops((stops,) if isinstance(stops, str) else tuple(stops)),

@@ -21,9 +21,9 @@ from stretto.rpc.messages import (
     StreamBatch,
     StreamEnd,
     StreamStart,
-    Timing,
+    TimingMessage,
     ToolCallDelta,
-    Usage,
+    UsageMessage,
     error_from,
 )
 from stretto.text.tokenizer import Tokenizer
@@ -214,13 +214,13 @@ def stream_end(stream_id: str, delta: TextDelta, terminal: Terminal, waited_s: f
         finish_reason=_reason(delta, terminal, failed=error is not None),
         error=None if error is None else error_from(error),
         stop=delta.stop,
-        usage=Usage(
+        usage=UsageMessage(
             prompt_tokens=terminal.prompt_tokens,
             cached_tokens=terminal.cached_tokens,
             completion_tokens=terminal.tokens_kept,
             reasoning_tokens=min(delta.reasoning_tokens, terminal.tokens_kept),
         ),
-        timing=Timing(
+        timing=TimingMessage(
             queue_wait_s=terminal.queue_wait_s + waited_s,
             ttft_s=ttft_s,
             duration_s=terminal.duration_s + waited_s,

@@ -46,7 +46,7 @@ class Loader(Protocol):
     def load(self, model_id: str, progress: Callable[[str, float], None]) -> Resident: ...
 
 
-class Entry:
+class PoolEntry:
     """One model, loaded or loading."""
 
     __slots__ = ("id", "leases", "loading", "memory_bytes", "progress", "resident", "shown_s", "used_s")
@@ -85,13 +85,13 @@ class ModelPool:
         self._on_loaded = on_loaded
         self._on_unloaded = on_unloaded
         self._clock = clock
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, PoolEntry] = {}
         self._room = asyncio.Lock()  # serializes memory accounting and eviction
         self._closed = False
 
     # --- leases ----------------------------------------------------------------------------------
 
-    async def acquire(self, model_id: str) -> Entry:
+    async def acquire(self, model_id: str) -> PoolEntry:
         """Lease a model, loading it if needed; give it back with `release`."""
         entry = self._entry(self._loader.resolve(model_id))
         entry.leases += 1
@@ -102,7 +102,7 @@ class ModelPool:
             raise
         return entry
 
-    def release(self, entry: Entry) -> None:
+    def release(self, entry: PoolEntry) -> None:
         entry.leases -= 1
         entry.used_s = self._clock()
 
@@ -173,10 +173,10 @@ class ModelPool:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _entry(self, model_id: str) -> Entry:
-        return self._entries.setdefault(model_id, Entry(model_id))
+    def _entry(self, model_id: str) -> PoolEntry:
+        return self._entries.setdefault(model_id, PoolEntry(model_id))
 
-    async def _ensure(self, entry: Entry) -> None:
+    async def _ensure(self, entry: PoolEntry) -> None:
         if self._closed:
             raise ShuttingDownError("the worker is shutting down")
         if entry.resident is not None and entry.resident.alive:
@@ -191,7 +191,7 @@ class ModelPool:
         getattr(resident, "text_bound", None)  # reads the whole vocabulary: not on the RPC loop
         return resident
 
-    async def _load(self, entry: Entry) -> None:
+    async def _load(self, entry: PoolEntry) -> None:
         try:
             loop = asyncio.get_running_loop()
 
@@ -227,14 +227,14 @@ class ModelPool:
     def _used_bytes(self) -> int:
         return sum(entry.memory_bytes for entry in self._entries.values())
 
-    async def _close(self, entry: Entry) -> None:
+    async def _close(self, entry: PoolEntry) -> None:
         resident, entry.resident = entry.resident, None
         if resident is not None:
             await asyncio.to_thread(resident.close)
             self._on_unloaded(entry.id, resident)
         entry.memory_bytes = 0
 
-    def _progress(self, entry: Entry, stage: str, fraction: float) -> None:
+    def _progress(self, entry: PoolEntry, stage: str, fraction: float) -> None:
         now = self._clock()
         changed = entry.progress is None or entry.progress.stage != stage
         entry.progress = LoadProgress(model_id=entry.id, stage=stage, fraction=fraction)

@@ -17,8 +17,8 @@ from stretto.rpc import messages as m
 from stretto.worker.embedding import EmbeddingRuntime, Runner
 from stretto.worker.grammars import HEAVY_CHARS, Leaving
 from stretto.worker.lanes import Lanes
-from stretto.worker.loaded import Loaded
-from stretto.worker.model import Call, ModelRuntime, Prompt
+from stretto.worker.loaded import LoadedModel
+from stretto.worker.model import ModelRuntime, PreparedRequest, Prompt
 from stretto.worker.requests import prepare, text_of, tokens_of
 
 HEAVY_TEXT_CHARS = 1 << 16
@@ -32,7 +32,9 @@ class Preparing:
         self._texts = Lanes(threads, "stretto-prepare")
         self._grammars = Lanes(GRAMMAR_LANES, "stretto-grammar")
 
-    async def call(self, loaded: Loaded, params: m.GenerateParams, parent: Prompt | None) -> Call:
+    async def call(
+        self, loaded: LoadedModel, params: m.GenerateParams, parent: Prompt | None
+    ) -> PreparedRequest:
         """The request of a `generate` call. Raises the typed error to answer with."""
         size = 0 if parent is not None else _prompt_chars(params)
         work = partial(prepare, loaded, params, parent)
@@ -41,7 +43,7 @@ class Preparing:
             return call
         return replace(call, held=await self._grammar(loaded.runtime, call))
 
-    async def _grammar(self, model: ModelRuntime, call: Call) -> object:
+    async def _grammar(self, model: ModelRuntime, call: PreparedRequest) -> object:
         grammar, scope, leaving = call.params.grammar, (call.tenant, call.cache_salt), Leaving()
         if model.grammars.known(grammar, scope):
             return await self._texts.run(call.tenant, partial(model.grammars.check, grammar, scope))

@@ -25,9 +25,9 @@ from stretto.text.tokenizer import PromptTokens
 from stretto.text.tool_schema import schema_for_tools, tool_names
 from stretto.text.tools import Dialect
 from stretto.worker.embedding import EmbeddingRuntime
-from stretto.worker.loaded import Loaded
-from stretto.worker.model import Call, ModelRuntime, Prompt
-from stretto.worker.options import SAMPLING_NAMES, Options, parse
+from stretto.worker.loaded import LoadedModel
+from stretto.worker.model import ModelRuntime, PreparedRequest, Prompt
+from stretto.worker.options import SAMPLING_NAMES, RequestOptions, parse
 from stretto.worker.prompts import begin_of_text, cut_left, fitting, mixed_prompt
 from stretto.worker.text_stream import Shown, ToolReading
 
@@ -35,7 +35,7 @@ _PROMPTS = ("messages", "prompt", "tokens", "pieces")
 _TEMPLATE_OPTIONS_TAKEN = ("messages", "tools", "self", "add_generation_prompt", "continue_final_message")
 
 
-def prepare(loaded: Loaded, params: GenerateParams, parent: Prompt | None = None) -> Call:
+def prepare(loaded: LoadedModel, params: GenerateParams, parent: Prompt | None = None) -> PreparedRequest:
     """The request of a call. `parent`: prompt of the generation that this one forks."""
     if params.draft_model:
         raise InvalidRequestError(
@@ -54,7 +54,7 @@ def prepare(loaded: Loaded, params: GenerateParams, parent: Prompt | None = None
     if options.params.grammar:
         prompt = replace(prompt, tags=None, opened=False)  # the grammar does not allow a reasoning block
     room = model.capabilities.pool_tokens
-    return Call(
+    return PreparedRequest(
         prompt=prompt,
         params=replace(
             options.params,
@@ -76,7 +76,7 @@ def prepare(loaded: Loaded, params: GenerateParams, parent: Prompt | None = None
     )
 
 
-def _salt(params: GenerateParams, options: Options) -> str:
+def _salt(params: GenerateParams, options: RequestOptions) -> str:
     """Prompt log-probabilities require computing the prompt: it shares cache only with its own forks."""
     if options.params.prompt_logprobs < 0:
         return options.cache_salt
@@ -174,7 +174,7 @@ def _tokens(model: ModelRuntime | EmbeddingRuntime, tokens: list[int]) -> array[
     return array("i", tokens)
 
 
-def _options(loaded: Loaded, params: GenerateParams, schema: Mapping[str, Any] | None) -> Options:
+def _options(loaded: LoadedModel, params: GenerateParams, schema: Mapping[str, Any] | None) -> RequestOptions:
     foreign = [name for name in params.sampling if name not in SAMPLING_NAMES]
     options: dict[str, Any] = {
         **params.sampling,

@@ -26,10 +26,9 @@ from stretto.rpc.connection import Connection
 from stretto.rpc.envelope import Call, Malformed, Received, Reply
 from stretto.rpc.messages import AuthParams, Empty, Error, Message, error_from
 from stretto.rpc.sockets import token_matches
-from stretto.worker.model import Call as Request
-from stretto.worker.model import ModelRuntime, Prompt
+from stretto.worker.model import ModelRuntime, PreparedRequest, Prompt
 from stretto.worker.outbox import Mailbox
-from stretto.worker.pool import Entry
+from stretto.worker.pool import PoolEntry
 
 STREAM_ID_CHARS_MAX = 256
 AUTH_TIMEOUT_S = 5.0
@@ -54,15 +53,15 @@ class StreamRecord:
     id: str
     request_id: str
     forks: bool = False  # it reuses the prompt of another stream
-    entry: Entry | None = None
+    entry: PoolEntry | None = None
     model: ModelRuntime | None = None  # once submitted
     cancelled: bool = False
-    preparing: asyncio.Future[Request] | None = None  # until submitted
+    preparing: asyncio.Future[PreparedRequest] | None = None  # until submitted
     held: object = None  # its compiled grammar
     prompt: asyncio.Future[Prompt] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Dispatcher(Protocol):
+class SessionHandler(Protocol):
     """What a session needs from the worker: the methods, and notification of ends."""
 
     def handler(self, session: Session, method: str, params: Message) -> Awaitable[Message] | Message: ...
@@ -74,7 +73,7 @@ class Session:
     def __init__(
         self,
         connection: Connection,
-        dispatcher: Dispatcher,
+        dispatcher: SessionHandler,
         *,
         calls_pending_max: int,
         unread_bytes_max: int,

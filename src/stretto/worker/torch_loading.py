@@ -14,7 +14,7 @@ from stretto.settings.used_by import check_used
 from stretto.text.tokenizer import Tokenizer
 from stretto.worker.chat_templates import template_of, template_source
 from stretto.worker.grammars import Grammars, words_of
-from stretto.worker.loaded import Beat, Loaded, Progress
+from stretto.worker.loaded import Beat, LoadedModel, Progress
 from stretto.worker.model import ModelRuntime
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 def load_torch(
     path: Path,
     chosen: settings_.ModelSettings,
-    loaded: settings_.Loaded,
+    loaded: settings_.LoadedSettings,
     *,
     progress: Progress | None = None,
     beat: Beat | None = None,
-) -> Loaded:
+) -> LoadedModel:
     unused = check_used(chosen, loaded.settings.defaults, "torch")
     opened = _open(path, chosen, progress)
     try:
@@ -48,7 +48,7 @@ def load_torch(
         raise
     about = _description(opened, path, chosen, loaded)
     description = {**about, "tools": runtime.tools_shown_by, "warnings": tuple(unused)}
-    return Loaded(runtime, chosen, description)
+    return LoadedModel(runtime, chosen, description)
 
 
 def _open(path: Path, chosen: settings_.ModelSettings, progress: Progress | None) -> Opened:
@@ -93,7 +93,7 @@ def _grammars(opened: Opened) -> Grammars | None:
 
 
 def _description(
-    opened: Opened, path: Path, chosen: settings_.ModelSettings, loaded: settings_.Loaded
+    opened: Opened, path: Path, chosen: settings_.ModelSettings, loaded: settings_.LoadedSettings
 ) -> dict[str, Any]:
     can, place = opened.backend.capabilities, opened.backend.model.place
     return {

@@ -27,9 +27,9 @@ from stretto.rpc.messages import (
     SlotInfo,
     Stats,
     StreamEnd,
-    Timing,
+    TimingMessage,
     TokenizeParams,
-    Usage,
+    UsageMessage,
 )
 
 MODEL = "scripted"
@@ -91,8 +91,10 @@ class ScriptedStream:
         return StreamEnd(
             stream_id=self.stream_id,
             finish_reason=reason,
-            usage=Usage(prompt_tokens=7, cached_tokens=3, completion_tokens=self.generated),
-            timing=Timing(queue_wait_s=self.queue_wait_s, duration_s=1.0, admitted=self.work is not None),
+            usage=UsageMessage(prompt_tokens=7, cached_tokens=3, completion_tokens=self.generated),
+            timing=TimingMessage(
+                queue_wait_s=self.queue_wait_s, duration_s=1.0, admitted=self.work is not None
+            ),
         )
 
 

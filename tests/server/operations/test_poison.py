@@ -10,7 +10,7 @@ from typing import Any
 from stretto.client.host import SupervisedHost
 from stretto.client.process import ProcessLauncher, WorkerStart
 from stretto.client.rpc_client import RpcClient
-from stretto.client.supervisor import State
+from stretto.client.supervisor import WorkerState
 from stretto.errors import RuntimeUnavailableError
 from stretto.rpc.messages import GenerateParams, TokenizeParams
 from stretto.settings import EngineSettings, Settings
@@ -36,13 +36,13 @@ def test_a_killed_worker_reports_its_signal_and_the_crash_loop_recovers():
         await worker_client.start()
         try:
             for _ in range(4):
-                if host.state is State.FAILED:
+                if host.state is WorkerState.FAILED:
                     break
-                await until(lambda: host.state is State.UP)
+                await until(lambda: host.state is WorkerState.UP)
                 pid = host.pid
                 os.kill(pid, signal.SIGKILL)
-                await until(lambda gone=pid: host.state is State.FAILED or host.pid != gone)
-            assert host.state is State.FAILED
+                await until(lambda gone=pid: host.state is WorkerState.FAILED or host.pid != gone)
+            assert host.state is WorkerState.FAILED
             assert host.stats()["last_reason"] == "it was killed by SIGKILL"
             assert not worker_client.health.ready
             assert worker_client.health.reason == "crash loop"

@@ -194,12 +194,12 @@ def test_doctor_measures_this_machine(call):
 
 def test_doctor_survives_a_crash_while_it_measures(tmp_path):
     from stretto.cli import doctor
-    from stretto.cli.context import Context
+    from stretto.cli.context import GlobalOptions
     from stretto.cli.llama_facts import LlamaFacts
 
     row = {"type": "Q4_0", "one_row": 1.0, "rows_16": 9.0, "rows_256": 9.0, "repacked": True}
     facts = LlamaFacts("0.3.36", ("NEON",), weights=(row,), problem_measuring="it crashed (SIGILL)")
-    found = doctor.examine(Context(cache_dir_given=tmp_path), facts, measure_s=1.0)
+    found = doctor.examine(GlobalOptions(cache_dir_given=tmp_path), facts, measure_s=1.0)
     assert found["ready"] is True
     assert [row["type"] for row in found["weight_types"]] == ["Q4_0"]
     assert "measuring ended early: it crashed (SIGILL)" in found["advice"]
@@ -229,11 +229,11 @@ def test_doctor_for_people(call):
 
 def test_doctor_names_what_is_missing(tmp_path, monkeypatch):
     from stretto.cli import doctor
-    from stretto.cli.context import Context
+    from stretto.cli.context import GlobalOptions
     from stretto.cli.llama_facts import LlamaFacts
 
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == "llama-cpp-python" else "1")
-    found = doctor.examine(Context(cache_dir_given=tmp_path), LlamaFacts(problem="it crashed (SIGILL)"))
+    found = doctor.examine(GlobalOptions(cache_dir_given=tmp_path), LlamaFacts(problem="it crashed (SIGILL)"))
     assert found["ready"] is False
     assert any("pip install 'stretto[llamacpp]'" in line for line in found["advice"])
     assert any("SIGILL" in line for line in found["advice"])

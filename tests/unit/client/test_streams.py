@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stretto.client.streams import Stream, StreamRegistry
+from stretto.client.streams import ClientStream, StreamRegistry
 from stretto.errors import DuplicateRequestError, QueueFullError
 from stretto.rpc.messages import StreamBatch, StreamEnd, TokenLogprob, ToolCallDelta
 from stretto.settings import EngineSettings
@@ -14,7 +14,7 @@ def registry(**settings: object) -> StreamRegistry:
     return StreamRegistry(EngineSettings.model_validate(settings))
 
 
-def opened(streams: StreamRegistry, name: str = "a", now_s: float = 0.0, tenant: str = "") -> Stream:
+def opened(streams: StreamRegistry, name: str = "a", now_s: float = 0.0, tenant: str = "") -> ClientStream:
     stream = streams.register(name, tenant=tenant, now_s=now_s)
     stream.epoch = 1
     return stream

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.client.supervisor import Action, State, Supervisor
+from stretto.client.supervisor import Action, Supervisor, WorkerState
 from stretto.settings import EngineSettings
 
 SETTINGS = EngineSettings(
@@ -32,7 +32,7 @@ def test_a_death_is_reported_once_and_the_first_restart_is_immediate():
     supervisor = up()
     assert supervisor.exited(100.0, "SIGSEGV") == [Action.LOST]
     assert supervisor.exited(100.0, "SIGSEGV") == []
-    assert supervisor.state is State.WAITING
+    assert supervisor.state is WorkerState.WAITING
     assert supervisor.poll(100.0) == [Action.SPAWN]
     assert supervisor.deaths.restarts == 1
     assert supervisor.deaths.last_reason == "SIGSEGV"
@@ -70,7 +70,7 @@ def test_deaths_soon_after_the_start_wait_longer_and_longer_and_then_it_gives_up
         now_s = supervisor.restart_at_s + 0.01
         assert supervisor.poll(now_s) == [Action.SPAWN]
     assert waits == [0.0, 0.75, 1.5]  # without jitter: a quarter less than 1, 2, …
-    assert supervisor.state is State.FAILED
+    assert supervisor.state is WorkerState.FAILED
     assert supervisor.poll(now_s + 2.9) == []
 
 
@@ -82,14 +82,14 @@ def test_a_crash_loop_is_tried_again_and_ends_when_its_cause_is_gone():
         supervisor.poll(now_s)
     for _ in range(3):  # the cause is still there
         now_s = supervisor.restart_at_s
-        assert supervisor.state is State.FAILED
+        assert supervisor.state is WorkerState.FAILED
         assert supervisor.poll(now_s) == [Action.SPAWN]
         assert supervisor.exited(now_s, "status 1") == [Action.GIVE_UP]
         assert supervisor.restart_at_s - now_s == SETTINGS.restart_backoff_max_s
     now_s = supervisor.restart_at_s
     assert supervisor.poll(now_s) == [Action.SPAWN]
     supervisor.connected(now_s)
-    assert supervisor.state is State.UP
+    assert supervisor.state is WorkerState.UP
     assert supervisor.deaths.in_a_row > 0
     assert supervisor.poll(now_s + SETTINGS.stable_after_s) == []
     assert supervisor.deaths.in_a_row == 0
@@ -105,14 +105,14 @@ def test_a_life_that_lasted_forgives_the_deaths_before_it():
         assert supervisor.exited(now_s, "kill") == [Action.LOST]
         assert supervisor.poll(now_s) == [Action.SPAWN]
         supervisor.connected(now_s)
-    assert supervisor.state is State.UP
+    assert supervisor.state is WorkerState.UP
 
 
 def test_a_hang_is_noticed_dumped_aborted_and_killed():
     supervisor = up()
     assert supervisor.poll(1.0, silent_for(0)) == []
     assert supervisor.poll(11.0, silent_for(11)) == [Action.DUMP]
-    assert supervisor.state is State.HUNG
+    assert supervisor.state is WorkerState.HUNG
     assert supervisor.poll(12.0, silent_for(12)) == []
     assert supervisor.poll(21.0, silent_for(21)) == [Action.LOST, Action.ABORT]
     assert supervisor.poll(22.0) == []
@@ -126,7 +126,7 @@ def test_a_hang_that_passes_is_forgiven():
     supervisor = up()
     supervisor.poll(11.0, silent_for(11))
     assert supervisor.poll(12.0, silent_for(0)) == []
-    assert supervisor.state is State.UP
+    assert supervisor.state is WorkerState.UP
     assert supervisor.deaths.hangs == 1
 
 
@@ -145,5 +145,5 @@ def test_stopping_is_polite_then_not_and_nothing_is_restarted():
     assert supervisor.poll(11.0) == []
     assert supervisor.poll(12.1) == [Action.KILL]
     supervisor.exited(12.2, "SIGKILL")
-    assert supervisor.state is State.DOWN
+    assert supervisor.state is WorkerState.DOWN
     assert supervisor.poll(1000.0) == []

@@ -11,15 +11,15 @@ import uvloop
 
 from stretto.loadgen.exchange import encode, perform
 from stretto.loadgen.plan import Shot, Target
-from stretto.loadgen.records import Record
+from stretto.loadgen.records import LoadRecord
 from stretto.loadgen.target import find_target
 from tests.unit.loadgen.scripted import Script, scripted
 
 SHOT = Shot(id="r", messages=[{"role": "user", "content": "hello"}], max_tokens=6, tenant="ann")
 
 
-def once(target: Target, shot: Shot = SHOT, *, keeps_text: bool = False) -> tuple[Record, str]:
-    record = Record(id=shot.id, group="all", due_s=time.monotonic())
+def once(target: Target, shot: Shot = SHOT, *, keeps_text: bool = False) -> tuple[LoadRecord, str]:
+    record = LoadRecord(id=shot.id, group="all", due_s=time.monotonic())
 
     async def send() -> str:
         request = encode(target, shot, shot.messages)
@@ -28,7 +28,7 @@ def once(target: Target, shot: Shot = SHOT, *, keeps_text: bool = False) -> tupl
     return record, uvloop.run(send())
 
 
-def failed(script: Script, *, timeout_s: float = 20.0) -> Record:
+def failed(script: Script, *, timeout_s: float = 20.0) -> LoadRecord:
     with scripted(script) as server:
         return once(find_target(server.url, timeout_s=timeout_s))[0]
 
@@ -122,13 +122,13 @@ def test_without_end_is_given_up_in_time(fault):
 
 
 def test_stop_gives_up_without_an_error_of_the_peer():
-    async def send(target: Target, record: Record) -> None:
+    async def send(target: Target, record: LoadRecord) -> None:
         stop = asyncio.Event()
         asyncio.get_running_loop().call_later(0.3, stop.set)
         request = encode(target, SHOT, SHOT.messages)
         await perform(target, request, record, keeps_text=False, notice=None, stop=stop)
 
-    record = Record(id="r", group="all")
+    record = LoadRecord(id="r", group="all")
     with scripted(Script(gap_s=0.02, fault="endless")) as server:
         uvloop.run(send(find_target(server.url), record))
     assert record.error == "stopped"

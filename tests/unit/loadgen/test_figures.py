@@ -6,16 +6,16 @@ import pytest
 
 from stretto.loadgen.fairness import fairness, jain
 from stretto.loadgen.figures import Slo, figures, percentile, special, spread, summary
-from stretto.loadgen.records import Record, Run
+from stretto.loadgen.records import LoadRecord, LoadRun
 
 
-def record(due: float, chunks: list[float], *, tokens: int = 0, **more) -> Record:
+def record(due: float, chunks: list[float], *, tokens: int = 0, **more) -> LoadRecord:
     fields = {"id": "r", "group": "all", "sent_s": due, "ended_s": chunks[-1] if chunks else due, **more}
-    return Record(due_s=due, chunks_s=chunks, output_tokens=tokens, **fields)
+    return LoadRecord(due_s=due, chunks_s=chunks, output_tokens=tokens, **fields)
 
 
-def run_of(workload: str, records: list[Record], **more) -> Run:
-    return Run(
+def run_of(workload: str, records: list[LoadRecord], **more) -> LoadRun:
+    return LoadRun(
         workload=workload,
         run_id="x",
         url="http://h:1",
@@ -127,7 +127,7 @@ def test_fairness_counts_only_while_all_tenants_wait():
 
 
 def test_a_greedy_server_is_unfair_and_an_even_one_is_not():
-    def backlog(rates: dict[str, float]) -> list[Record]:
+    def backlog(rates: dict[str, float]) -> list[LoadRecord]:
         waiting = [record(0.0, [100.0], tenant=tenant) for tenant in rates]
         served = [
             record(0.0, [index / rate for index in range(1, int(90 * rate))], tenant=tenant)

@@ -10,7 +10,7 @@ from stretto.errors import BenchError
 from stretto.loadgen.plan import Target
 from stretto.loadgen.shapes import DEFAULTS, WORKLOADS, Shape
 from stretto.loadgen.target import counter, find_target, parse_url
-from stretto.loadgen.traces import Arrival, prompt, read_trace, stretched
+from stretto.loadgen.traces import TraceRequest, prompt, read_trace, stretched
 from stretto.loadgen.words import WORDS, Texts
 from stretto.loadgen.workloads import make_plan
 from tests.unit.loadgen.scripted import scripted
@@ -86,7 +86,7 @@ def test_a_trace_is_replayed_at_its_times_or_at_a_rate(azure):
     arrivals = read_trace(azure, 10)
     assert stretched(arrivals, 0.0)[-1] == pytest.approx(5.0)
     assert stretched(arrivals, 4.0)[-1] == pytest.approx(0.5), "three arrivals are two gaps: four a second"
-    assert stretched([Arrival(at_s=0.0, input_tokens=1, output_tokens=1)] * 3, 2.0) == [0.0, 0.5, 1.0]
+    assert stretched([TraceRequest(at_s=0.0, input_tokens=1, output_tokens=1)] * 3, 2.0) == [0.0, 0.5, 1.0]
 
 
 def test_trace_lengths_are_divided(azure):

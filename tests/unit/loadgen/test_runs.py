@@ -14,7 +14,7 @@ import pytest
 from stretto.errors import BenchError
 from stretto.loadgen import fleet
 from stretto.loadgen.figures import Slo, summary
-from stretto.loadgen.plan import Gate, Plan, Shot, User
+from stretto.loadgen.plan import Gate, LoadPlan, Shot, User
 from stretto.loadgen.session import capacity_per_s, measure, prepare
 from stretto.loadgen.shapes import Shape
 from stretto.loadgen.target import find_target
@@ -172,7 +172,7 @@ def test_a_gate_opens_although_its_requests_fail():
         ),
     ]
     with scripted(lambda body: Script(fault="cut" if body["max_tokens"] == 9 else "")) as server:
-        done = fleet.run(Plan(workload="own", run_id="g", users=users), find_target(server.url))
+        done = fleet.run(LoadPlan(workload="own", run_id="g", users=users), find_target(server.url))
     assert {record.id: record.error for record in done.records} == {"bad": "cut", "next": ""}
 
 

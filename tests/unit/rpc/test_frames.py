@@ -52,7 +52,7 @@ def test_an_error_travels_with_its_code_hint_and_whether_to_retry():
 
 
 def test_a_batch_of_tokens_survives_with_bytes_and_ends():
-    end = m.StreamEnd(stream_id="a", finish_reason="stop", usage=m.Usage(prompt_tokens=3))
+    end = m.StreamEnd(stream_id="a", finish_reason="stop", usage=m.UsageMessage(prompt_tokens=3))
     logprob = m.TokenLogprob(token="�", token_id=5, logprob=-0.5, raw=b"\xff", top=[("x", 1, -2.0, b"x")])
     batch = m.StreamBatch(streams=["a"], texts=["t"], counts=[1], logprobs={"a": [logprob]}, ends=[end])
     assert one(encode(Notification("stream.batch", batch))) == Notification("stream.batch", batch)

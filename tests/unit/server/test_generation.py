@@ -6,7 +6,7 @@ import pytest
 
 from stretto.client.api import Delta
 from stretto.errors import PassFailedError, ShuttingDownError
-from stretto.rpc.messages import GenerateParams, StreamEnd, ToolCallDelta, Usage
+from stretto.rpc.messages import GenerateParams, StreamEnd, ToolCallDelta, UsageMessage
 from stretto.server.generation import collect, finish_reason, joined_calls, merged, start, total_usage
 from tests.server.scripted import HANG, ScriptedClient, end, said
 
@@ -73,7 +73,7 @@ def test_finish_reasons(reason: str, calls: bool, shown: str) -> None:
 
 
 def test_every_prompt_counts_once_and_every_answer() -> None:
-    one = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=3, reasoning_tokens=1)
+    one = UsageMessage(prompt_tokens=10, cached_tokens=4, completion_tokens=3, reasoning_tokens=1)
     total = total_usage([one] * 6, 3)
     assert (total.prompt_tokens, total.cached_tokens) == (20, 8)
     assert (total.completion_tokens, total.reasoning_tokens) == (18, 6)

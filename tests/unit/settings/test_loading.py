@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.core.limits import Limits, Preemption
-from stretto.settings import Loaded, ModelSettings, Settings, SettingsError, load
+from stretto.settings import LoadedSettings, ModelSettings, Settings, SettingsError, load
 from stretto.settings.names import FOREIGN
 
 # Seed 000 §4.7 and §4.4, as they stand.
@@ -40,7 +40,7 @@ def read(tmp_path: Path) -> Any:
 
     def loaded(
         text: str = "", env: dict[str, str] | None = None, flags: dict[str, Any] | None = None
-    ) -> Loaded:
+    ) -> LoadedSettings:
         path = tmp_path / "stretto.yaml"
         path.write_text(text, encoding="utf-8")
         return load(path, env or {}, flags)

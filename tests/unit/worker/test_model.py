@@ -13,7 +13,7 @@ from stretto.core.limits import Limits
 from stretto.core.request import SamplingParams
 from stretto.core.tick import End
 from stretto.errors import PromptTooLongError
-from stretto.worker.model import Call, ModelRuntime
+from stretto.worker.model import ModelRuntime, PreparedRequest
 
 FAST = LatencyModel(a_s=0, b_s=0, c_s=0, beta_s=0, gamma_s=0)
 
@@ -40,7 +40,7 @@ def params(**options) -> SamplingParams:
 
 
 def test_text_is_the_tokens_text(runtime):
-    deltas = read(runtime, Call(runtime.text_prompt("hello"), params()))
+    deltas = read(runtime, PreparedRequest(runtime.text_prompt("hello"), params()))
     tokens = [token for delta in deltas for token in delta.tokens]
     shown = b"".join(runtime.tokenizer.token_bytes(t) for t in tokens if t != 0)
     assert "".join(delta.text for delta in deltas) == shown.decode("utf-8", "replace")
@@ -49,11 +49,12 @@ def test_text_is_the_tokens_text(runtime):
 
 def test_a_stop_string_cuts_the_text_and_frees_the_slot(runtime):
     whole = "".join(
-        d.text for d in read(runtime, Call(runtime.text_prompt("story"), params(ignore_eos=True)))
+        d.text for d in read(runtime, PreparedRequest(runtime.text_prompt("story"), params(ignore_eos=True)))
     )
     stop = whole[10:13]
     deltas = read(
-        runtime, Call(runtime.text_prompt("story"), params(ignore_eos=True, max_tokens=400), (stop,))
+        runtime,
+        PreparedRequest(runtime.text_prompt("story"), params(ignore_eos=True, max_tokens=400), (stop,)),
     )
     text = "".join(delta.text for delta in deltas)
     assert text == whole[: whole.index(stop)]
@@ -63,15 +64,17 @@ def test_a_stop_string_cuts_the_text_and_frees_the_slot(runtime):
 
 def test_an_over_long_prompt_is_refused_with_both_numbers(runtime):
     with pytest.raises(PromptTooLongError, match=r"600 tokens.*512"):
-        runtime.start(Call(runtime.text_prompt("x" * 600), params()), lambda _: None)
+        runtime.start(PreparedRequest(runtime.text_prompt("x" * 600), params()), lambda _: None)
 
 
 def test_a_sink_that_raises_loses_only_its_own_stream(runtime):
     def broken(delta):
         raise RuntimeError("reader gone")
 
-    runtime.start(Call(runtime.text_prompt("one"), params(max_tokens=400, ignore_eos=True)), broken)
-    deltas = read(runtime, Call(runtime.text_prompt("two"), params()))
+    runtime.start(
+        PreparedRequest(runtime.text_prompt("one"), params(max_tokens=400, ignore_eos=True)), broken
+    )
+    deltas = read(runtime, PreparedRequest(runtime.text_prompt("two"), params()))
     assert deltas[-1].end.end is End.FINISHED
 
 

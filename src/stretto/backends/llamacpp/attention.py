@@ -66,7 +66,9 @@ def resolve(shape: ModelShape, options: ContextOptions, window: int, machine: Ma
     return _deterministic(shape, options, machine, chosen, without) if options.deterministic else chosen
 
 
-def fit_options(options: ContextOptions, attention: Attention, *, snapshot_bytes: int = 0) -> fit.Options:
+def fit_options(
+    options: ContextOptions, attention: Attention, *, snapshot_bytes: int = 0
+) -> fit.EstimateOptions:
     """The same configuration in the words of the memory estimate."""
     return {
         "cache_type_k": attention.cache_type_k,

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stretto.backends.llamacpp import tuning
-from stretto.backends.llamacpp.calibration import Measures, calibrate, measure, on_temporary_thread
+from stretto.backends.llamacpp.calibration import ContextMeasures, calibrate, measure, on_temporary_thread
 from stretto.backends.llamacpp.capabilities import capabilities_of, rewind_of
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.invariance import batch_invariant
@@ -55,7 +55,7 @@ class LlamaCppBackend:
     ) -> None:
         self.context = context
         self.model: Model = context.model
-        self.measures: Measures = on_temporary_thread(lambda: measure(context))
+        self.measures: ContextMeasures = on_temporary_thread(lambda: measure(context))
         if calibrated:
             self.calibrate()
         self._side = self._open_side_context() if context.plan.side_context else None
@@ -119,7 +119,7 @@ class LlamaCppBackend:
     def warnings(self) -> tuple[LoadWarning, ...]:
         return self.context.warnings
 
-    def calibrate(self) -> Measures:
+    def calibrate(self) -> ContextMeasures:
         """Measure calls, drafts and threads. Only before the first tick: the sequences are emptied."""
         rewind, _ = rewind_of(self.context, self.measures)
         separate = needs_separate_calls(self.context, rewind)

@@ -41,7 +41,7 @@ PATIENCE_S = 2.0  # on a busy machine passes take seconds: what is not measured 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measures:
+class ContextMeasures:
     """Figures of one context. `draft_cost`: time of an extra row of a sequence over that of a decode row."""
 
     bytes_per_token: int
@@ -80,7 +80,7 @@ def rows_for(spans: list[tuple[int, int, int]], *, vocab: int, output: bool = Tr
     )
 
 
-def measure(context: Context) -> Measures:
+def measure(context: Context) -> ContextMeasures:
     """Sizes and bandwidths, from one short sequence. Raises ContextError if not even that runs."""
     count = min(PROBE_TOKENS, context.window - 2 * REPEATS - 2, context.n_batch)
     half = max(1, count // 2)
@@ -94,7 +94,7 @@ def measure(context: Context) -> Measures:
     copy = _copy_bandwidth(context, per_token, count)
     can_trim = context.remove(0, half)
     _clear(context)
-    return Measures(
+    return ContextMeasures(
         bytes_per_token=max(per_token, 1),
         state_bytes=_state_bytes(context, state, large - per_token * count, grows=grows, tokens=count),
         can_trim=can_trim,
@@ -136,7 +136,7 @@ def _copy_bandwidth(context: Context, per_token: int, start: int) -> float:
     return _bandwidth(context.window * per_token, max(min(times[1]) - min(times[0]), 0.0))
 
 
-def calibrate(context: Context, found: Measures, *, always_separate: bool) -> Measures:
+def calibrate(context: Context, found: ContextMeasures, *, always_separate: bool) -> ContextMeasures:
     """The slower half: threads, calls and drafts, in about a second; without it the CPU's defaults hold.
 
     `always_separate`: decode rows and chunks never share a call, so whether they should is not measured.

@@ -14,14 +14,14 @@ from itertools import pairwise
 
 from stretto.backends.llamacpp import tuning
 from stretto.backends.llamacpp.attention import TILE_ROWS
-from stretto.backends.llamacpp.calibration import Measures
+from stretto.backends.llamacpp.calibration import ContextMeasures
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.quirks import Quirks
 from stretto.core.capabilities import Capabilities, Parts, Rewind, Share
 from stretto.model_files.fit import padded
 
 
-def rewind_of(context: Context, measures: Measures) -> tuple[Rewind, int]:
+def rewind_of(context: Context, measures: ContextMeasures) -> tuple[Rewind, int]:
     """How a sequence may be trimmed, and by how many tokens at least with a sliding window."""
     model = context.model
     if model.is_hybrid or model.is_recurrent or not measures.can_trim:
@@ -61,7 +61,7 @@ def efficient_tiled_chunk(heads: int, threads: int) -> int:
     return 2 * TILE_ROWS if two <= (1 - tuning.TILES_SAVED_SHARE) * 2 * one else TILE_ROWS
 
 
-def chunk_rows(context: Context, measures: Measures, quirks: Quirks) -> tuple[int, int]:
+def chunk_rows(context: Context, measures: ContextMeasures, quirks: Quirks) -> tuple[int, int]:
     """Prompt chunks are a multiple of the first number of rows, and efficient from the second on."""
     if context.model.on_gpu:
         return 1, 1
@@ -83,7 +83,7 @@ def _parts(quirks: Quirks) -> Parts:
 
 
 def capabilities_of(
-    context: Context, measures: Measures, quirks: Quirks, *, batch_invariant: bool = True
+    context: Context, measures: ContextMeasures, quirks: Quirks, *, batch_invariant: bool = True
 ) -> Capabilities:
     model = context.model
     rewind, tokens = rewind_of(context, measures)

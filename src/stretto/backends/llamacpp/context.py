@@ -19,7 +19,7 @@ from stretto.backends.llamacpp.model import LoadWarning, Model
 from stretto.backends.llamacpp.native.batch import Batch, Rows
 from stretto.backends.llamacpp.native.library import forget_log, last_error, library, log_lines
 from stretto.backends.llamacpp.options import ROPE_SCALING, ContextOptions
-from stretto.backends.llamacpp.plan import Plan, resolve
+from stretto.backends.llamacpp.plan import ContextPlan, resolve
 from stretto.errors import ContextError, InvariantError
 from stretto.model_files.tensor_types import BY_NAME
 
@@ -198,7 +198,7 @@ def _says_flash_off() -> bool:
     return any("disabled" in line or "forcing off" in line for line in said)
 
 
-def _native(lib: Any, plan: Plan) -> Any:
+def _native(lib: Any, plan: ContextPlan) -> Any:
     params = lib.llama_context_default_params()
     params.n_ctx = plan.n_ctx
     params.n_batch = plan.n_batch

@@ -42,7 +42,7 @@ class Configured:
     def attention(self, window: int) -> Attention:
         return attention.resolve(self.shape, self.options, window, self.machine)
 
-    def fit_options(self, window: int) -> fit.Options:
+    def fit_options(self, window: int) -> fit.EstimateOptions:
         chosen = self.attention(window)
         return attention.fit_options(self.options, chosen, snapshot_bytes=self.snapshot_bytes)
 

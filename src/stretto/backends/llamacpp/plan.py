@@ -24,7 +24,7 @@ FAST_ON_CPU = ("f16", "f32")  # on x86 q8_0 took 2.8 times and bf16 7 times as l
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ContextPlan:
     """Options as llama.cpp gets them."""
 
     n_ctx: int
@@ -47,7 +47,7 @@ class Plan:
     warnings: tuple[LoadWarning, ...] = ()
 
 
-def resolve(model: Model, options: ContextOptions, machine: Machine | None = None) -> Plan:
+def resolve(model: Model, options: ContextOptions, machine: Machine | None = None) -> ContextPlan:
     """Options for this model, or a ContextError that names the two that contradict each other.
 
     `machine`: another one than this, for tests.
@@ -67,7 +67,7 @@ def resolve(model: Model, options: ContextOptions, machine: Machine | None = Non
         warnings.append(LoadWarning("window_beyond_training", text))
     pool = (options.pool_tokens or window * options.n_seq_max) if options.unified else 0
     _check_memory(model, options, attention, window=window, machine=machine)
-    return Plan(
+    return ContextPlan(
         n_ctx=pool or window * options.n_seq_max,
         window=window,
         n_seq_max=options.n_seq_max,

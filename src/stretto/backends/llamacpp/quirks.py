@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stretto.backends.llamacpp.attention import TILE_ROWS
-from stretto.backends.llamacpp.calibration import Measures
+from stretto.backends.llamacpp.calibration import ContextMeasures
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.native.library import batch_invariant_rows_min
 from stretto.core.capabilities import Rewind
@@ -37,7 +37,7 @@ class Quirks:
         return self.pad_gaps or self.pad_to_four or self.pad_lone_row
 
 
-def resolve(context: Context, measures: Measures, rewind: Rewind, *, side_context: bool) -> Quirks:
+def resolve(context: Context, measures: ContextMeasures, rewind: Rewind, *, side_context: bool) -> Quirks:
     """`side_context`: whether one was opened, and its trial succeeded."""
     on = _On(context.options.quirks_off)
     row_attention = _is_row_attention(context)

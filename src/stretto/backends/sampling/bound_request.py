@@ -32,7 +32,7 @@ class SamplerLike(Protocol):
 MakeSampler = Callable[[Request, "array[int]"], SamplerLike]
 
 
-class Sampled(NamedTuple):
+class SpanResult(NamedTuple):
     """The result of a span's output rows."""
 
     tokens: list[int]
@@ -90,7 +90,7 @@ class BoundRequest:
         """The output index of the token sampled from the row at `position`."""
         return position + 1 - self.prompt
 
-    def sample(self, logits: NDArray[np.float32], rows: Sequence[int], position: int) -> Sampled:
+    def sample(self, logits: NDArray[np.float32], rows: Sequence[int], position: int) -> SpanResult:
         """One token for each row of `logits`, as long as the draft in the next row was right.
 
         `rows` are the span's own last tokens, `position` is that of the first of them.
@@ -111,7 +111,7 @@ class BoundRequest:
                 break
         if len(rows) > 1 and self._drafter is not None:
             self._drafter.learn(proposed=len(rows) - 1, accepted=len(tokens) - 1)
-        return Sampled(tokens, extras)
+        return SpanResult(tokens, extras)
 
     def take_best(self, token: int, position: int) -> bool:
         """Take the best token of a row, found for many rows at once. False: the sampler must decide."""

@@ -4,8 +4,8 @@
 carry out is in `stretto.core.ops`.
 """
 
-from stretto.core.kv.ledger import Donor, Kind, KvLedger, Match, Settled, Source
+from stretto.core.kv.ledger import Donor, KvLedger, Match, PrefixKind, Settled, Source
 from stretto.core.kv.pages import PageLedger
 from stretto.core.kv.sequences import SequenceLedger
 
-__all__ = ["Donor", "Kind", "KvLedger", "Match", "PageLedger", "SequenceLedger", "Settled", "Source"]
+__all__ = ["Donor", "KvLedger", "Match", "PageLedger", "PrefixKind", "SequenceLedger", "Settled", "Source"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Run:
+class CellRun:
     __slots__ = ("holders", "length")
 
     def __init__(self, length: int) -> None:
@@ -23,7 +23,7 @@ class CellPool:
     def __init__(self, total: int, sequences: int) -> None:
         self.total = total
         self.free = total
-        self._runs: list[list[Run]] = [[] for _ in range(sequences)]
+        self._runs: list[list[CellRun]] = [[] for _ in range(sequences)]
 
     def held(self, sequence: int) -> int:
         return sum(run.length for run in self._runs[sequence])
@@ -45,7 +45,7 @@ class CellPool:
             if runs and runs[-1].holders == 1:
                 runs[-1].length += count
             else:
-                runs.append(Run(count))
+                runs.append(CellRun(count))
             self.free -= count
         return True
 
@@ -81,8 +81,8 @@ class CellPool:
                 return
             position += run.length
 
-    def _divide(self, run: Run, head: int) -> None:
-        tail = Run(run.length - head)
+    def _divide(self, run: CellRun, head: int) -> None:
+        tail = CellRun(run.length - head)
         tail.holders = run.holders
         run.length = head
         for runs in self._runs:
@@ -90,7 +90,7 @@ class CellPool:
                 runs.insert(runs.index(run) + 1, tail)
 
     def check(self) -> None:
-        seen: dict[int, Run] = {}
+        seen: dict[int, CellRun] = {}
         holders: dict[int, int] = {}
         for runs in self._runs:
             for run in runs:

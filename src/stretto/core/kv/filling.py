@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from stretto.core import event_names
 from stretto.core.kv.cells import CellPool
-from stretto.core.kv.ledger import Kind, Source
+from stretto.core.kv.ledger import PrefixKind, Source
 from stretto.core.kv.prefix_store import CachedPrefix, PrefixStore
 from stretto.core.kv.sequence import Sequence, SequenceTable
 from stretto.core.kv.snapshots import Snapshots
@@ -65,7 +65,7 @@ class SequenceFiller:
     def bring(self, target: Sequence, job: Job, source: Source) -> int:
         """Copy or restore into a sequence that does not hold the prefix yet."""
         self._snapshots.evacuate(target, 0)
-        donor = self._table.all[source.place] if source.kind is not Kind.SNAPSHOT else None
+        donor = self._table.all[source.place] if source.kind is not PrefixKind.SNAPSHOT else None
         if donor is not None and self._table.can_copy(donor, source.length):
             prefix = self.copy(donor, target, source.length)
             if donor.slot is not None:

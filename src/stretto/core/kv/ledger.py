@@ -16,7 +16,7 @@ from stretto.core.slot import Job, Slot
 from stretto.core.tick import Note, TableUpdate
 
 
-class Kind(Enum):
+class PrefixKind(Enum):
     """Where a reusable prefix is, cheapest first."""
 
     RESIDENT = "resident"  # an idle sequence: continue in place
@@ -28,7 +28,7 @@ class Kind(Enum):
 class Source(NamedTuple):
     """One way to start from KV that exists."""
 
-    kind: Kind
+    kind: PrefixKind
     length: int  # tokens that can be brought in, always less than the prompt
     common: int  # tokens in common, before the model's rewind rules
     held: int  # tokens that the entry holds: `common == held` means that the prompt extends it

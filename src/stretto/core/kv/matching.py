@@ -7,7 +7,7 @@ because at least one row must run to give logits.
 from __future__ import annotations
 
 from stretto.core.capabilities import Rewind
-from stretto.core.kv.ledger import Donor, Kind, Match, Source
+from stretto.core.kv.ledger import Donor, Match, PrefixKind, Source
 from stretto.core.kv.prefix_store import Snapshot, common_prefix
 from stretto.core.kv.sequence import Sequence, SequenceTable
 from stretto.core.slot import Job
@@ -40,15 +40,17 @@ def _in_sequence(table: SequenceTable, sequence: Sequence, job: Job) -> Source |
         length, checkpoint = table.reach(prefix, common)
         if checkpoint is not None and table.is_copy_end(sequence.index):
             length = 0  # it could only be rewound, and a pending copy forbids that
-        return Source(Kind.RESIDENT, length, common, held, sequence.index, 0.0)
+        return Source(PrefixKind.RESIDENT, length, common, held, sequence.index, 0.0)
     if table.can_copy(sequence, common):
-        return Source(Kind.RUNNING, common, common, held, sequence.index, table.copy_s(), sequence.slot.index)
+        return Source(
+            PrefixKind.RUNNING, common, common, held, sequence.index, table.copy_s(), sequence.slot.index
+        )
     seconds = 2 * table.snapshot_s(prefix.length)
     if table.can_copy_by_snapshot(sequence, common):
-        return Source(Kind.RUNNING, common, common, held, sequence.index, seconds, sequence.slot.index)
+        return Source(PrefixKind.RUNNING, common, common, held, sequence.index, seconds, sequence.slot.index)
     length = _checkpoint(table, sequence, common)
     if length:
-        return Source(Kind.RUNNING, length, common, held, sequence.index, seconds, sequence.slot.index)
+        return Source(PrefixKind.RUNNING, length, common, held, sequence.index, seconds, sequence.slot.index)
     return None
 
 
@@ -72,7 +74,7 @@ def _in_snapshot(table: SequenceTable, snapshot: Snapshot, job: Job) -> Source |
     if common == 0:
         return None
     length, _ = table.reach(prefix, common)
-    return Source(Kind.SNAPSHOT, length, common, held, snapshot.id, table.snapshot_s(prefix.length))
+    return Source(PrefixKind.SNAPSHOT, length, common, held, snapshot.id, table.snapshot_s(prefix.length))
 
 
 def _coming(table: SequenceTable, job: Job) -> Donor | None:

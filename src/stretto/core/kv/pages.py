@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 
 from stretto.core import event_names
 from stretto.core.capabilities import Capabilities
-from stretto.core.kv.ledger import Donor, Kind, Match, Settled, Source
+from stretto.core.kv.ledger import Donor, Match, PrefixKind, Settled, Source
 from stretto.core.kv.page_index import Digest, Page, PageIndex, root_digest
 from stretto.core.kv.prefix_store import common_prefix
 from stretto.core.limits import Limits, is_exact
@@ -88,7 +88,7 @@ class PageLedger:
             length = whole + partial
         if length == 0:
             return None
-        return Source(Kind.PAGES, length, length, length, pages[0] if pages else -1, 0.0)
+        return Source(PrefixKind.PAGES, length, length, length, pages[0] if pages else -1, 0.0)
 
     def _running(self, job: Job) -> Source | None:
         """A fork's parent shares its pages under every policy, also those not in the index."""
@@ -101,7 +101,7 @@ class PageLedger:
                 continue
             common = common_prefix(job.known, slot.known, min(len(job.known) - 1, slot.computed))
             if common > 0:
-                return Source(Kind.RUNNING, common, common, slot.computed, slot.index, 0.0, slot.index)
+                return Source(PrefixKind.RUNNING, common, common, slot.computed, slot.index, 0.0, slot.index)
         return None
 
     def _coming(self, job: Job) -> Donor | None:
@@ -155,7 +155,7 @@ class PageLedger:
     def _pages_of(self, job: Job, source: Source) -> tuple[list[int], int]:
         """Whole pages to share, and the page to copy for what is left of the length (-1: none)."""
         whole, rest = divmod(source.length, self._size)
-        if source.kind is Kind.RUNNING:
+        if source.kind is PrefixKind.RUNNING:
             donor = self._tables[source.slot].pages
             return donor[:whole], donor[whole] if rest else -1
         for owner in ("", job.id):

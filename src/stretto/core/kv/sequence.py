@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stretto.core.capabilities import Capabilities, Rewind, Share
-from stretto.core.kv.ledger import Kind, Source
+from stretto.core.kv.ledger import PrefixKind, Source
 from stretto.core.kv.prefix_store import CachedPrefix, Checkpoint, PrefixStore
 from stretto.core.limits import Limits
 from stretto.core.ops import KvOp, OpKind
@@ -106,7 +106,7 @@ class SequenceTable:
         """The idle sequence whose use loses least and leaves the running ids in fewest runs."""
         idle = self.idle()
         if source is not None:
-            donor = self.all[source.place] if source.kind is not Kind.SNAPSHOT else None
+            donor = self.all[source.place] if source.kind is not PrefixKind.SNAPSHOT else None
             copies = donor is not None and self.can_copy(donor, source.length)
             if donor is not None and donor.slot is None and not copies:
                 return donor  # it can only be continued in place
@@ -118,7 +118,7 @@ class SequenceTable:
         return min(idle, key=lambda s: self._price(s, source), default=None)
 
     def _price(self, sequence: Sequence, source: Source | None) -> tuple[int, ...]:
-        adopts = source is not None and source.kind is Kind.RESIDENT and source.place == sequence.index
+        adopts = source is not None and source.kind is PrefixKind.RESIDENT and source.place == sequence.index
         loss = self.loss(sequence, source.length if source is not None and adopts else 0)
         runs = self.runs_with(sequence.index) if self.can.contiguous and not self.can.snapshots else 0
         return (loss, runs, 0 if adopts else 1, sequence.last_used, sequence.index)

@@ -16,7 +16,7 @@ from stretto.core.capabilities import Capabilities, Rewind, Share
 from stretto.core.kv import matching
 from stretto.core.kv.cells import CellPool
 from stretto.core.kv.filling import SequenceFiller
-from stretto.core.kv.ledger import Kind, Match, Settled, Source
+from stretto.core.kv.ledger import Match, PrefixKind, Settled, Source
 from stretto.core.kv.prefix_store import CachedPrefix, PrefixStore
 from stretto.core.kv.sequence import Sequence, SequenceTable
 from stretto.core.kv.snapshots import Snapshots
@@ -64,7 +64,7 @@ class SequenceLedger:
         target = self.table.pick(source)
         if target is None:  # every idle sequence is an end of a copy: nothing can be restored into one
             source, target = None, self.table.pick(None)
-        if source is not None and source.kind is Kind.SNAPSHOT:
+        if source is not None and source.kind is PrefixKind.SNAPSHOT:
             self._snapshots.pin(source.place)  # making room for others must not drop it
         if target is not None and not self._fits(target, source):
             source, target = None, self.table.pick(None)  # a restore that does not fit: begin with nothing
@@ -72,7 +72,7 @@ class SequenceLedger:
             return False
         if source is None:
             length = self._filler.start_empty(target, job)
-        elif source.kind is Kind.RESIDENT and source.place == target.index:
+        elif source.kind is PrefixKind.RESIDENT and source.place == target.index:
             length = self._filler.adopt(target, job, source.length)
         else:
             length = self._filler.bring(target, job, source)
@@ -113,11 +113,13 @@ class SequenceLedger:
 
     def _fits(self, target: Sequence, source: Source | None) -> bool:
         """In a unified pool only a restore takes cells at once; prompts take theirs chunk by chunk."""
-        if self._cells is None or source is None or source.kind is Kind.RESIDENT:
+        if self._cells is None or source is None or source.kind is PrefixKind.RESIDENT:
             return True
-        if source.kind is Kind.RUNNING and self.table.can_copy(self.table.all[source.place], source.length):
+        if source.kind is PrefixKind.RUNNING and self.table.can_copy(
+            self.table.all[source.place], source.length
+        ):
             return True
-        snapshot = self.store.get(source.place) if source.kind is Kind.SNAPSHOT else None
+        snapshot = self.store.get(source.place) if source.kind is PrefixKind.SNAPSHOT else None
         whole = snapshot.prefix.length if snapshot is not None else self.table.all[source.place].held
         return self._evict_for(whole - self._cells.gain(target.index), sparing=target)
 
@@ -146,7 +148,7 @@ class SequenceLedger:
         return tokens if self._cells is not None else 0
 
     def room_shared(self, job: Job, source: Source | None) -> int:
-        if self._cells is None or source is None or source.kind is not Kind.RUNNING:
+        if self._cells is None or source is None or source.kind is not PrefixKind.RUNNING:
             return 0
         return source.length if self.table.can_copy(self.table.all[source.place], source.length) else 0
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from stretto.client.api import Delta
-from stretto.rpc.messages import StreamEnd, ToolCallDelta, Usage
+from stretto.rpc.messages import StreamEnd, ToolCallDelta, UsageMessage
 from stretto.server.anthropic.shapes import message_of, stop_of, usage_of
 from stretto.server.generation import parts_of
 from stretto.server.http.error_boundary import new_id
@@ -57,7 +57,7 @@ class MessageEvents:
             self._cached = delta.start.cached_tokens
         elif delta.end is not None:
             self._cached = delta.end.usage.cached_tokens
-        usage = Usage(prompt_tokens=prompt_tokens, cached_tokens=self._cached)
+        usage = UsageMessage(prompt_tokens=prompt_tokens, cached_tokens=self._cached)
         message = message_of(self._id, self._model, [], None, usage)
         self._event("message_start", {"message": message})
 

@@ -9,13 +9,13 @@ from starlette.responses import Response
 
 from stretto.rpc.messages import GenerateParams
 from stretto.server.anthropic.events import MessageEvents
-from stretto.server.anthropic.request import Conversation, MessagesRequest
+from stretto.server.anthropic.request import AnthropicConversation, MessagesRequest
 from stretto.server.anthropic.shapes import MessageReply, TokenCount, blocks_of, message_of
 from stretto.server.generation import Services, collect, start
 from stretto.server.http.bodies import BodyRoute
 from stretto.server.http.caller import caller_of
 from stretto.server.http.error_boundary import new_id
-from stretto.server.http.sse import JsonReply, Wire
+from stretto.server.http.sse import JsonReply, SseWriter
 from stretto.server.openapi import ANTHROPIC_ERRORS, streaming
 
 
@@ -43,7 +43,7 @@ def router(services: Services) -> APIRouter:
         responses={200: {"model": TokenCount, "description": "The count"}, **ANTHROPIC_ERRORS},
         summary="Count the tokens of a conversation",
     )
-    async def count_tokens(body: Conversation, request: Request) -> Response:
+    async def count_tokens(body: AnthropicConversation, request: Request) -> Response:
         model = await services.catalog.find(body.model)
         params = body.tokenize_params(model.id, caller_of(request.scope).tenant)
 
@@ -63,7 +63,7 @@ class _Message:
         self._services = services
         self._params = params
 
-    async def stream(self, wire: Wire) -> None:
+    async def stream(self, wire: SseWriter) -> None:
         events = MessageEvents(self._params.stream_id, self._params.model_id)
         (stream,) = start(self._services.worker_client, self._params)
         try:

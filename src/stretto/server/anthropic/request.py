@@ -18,7 +18,7 @@ from stretto.server.http.fields import (
     Ignored,
     MaxTokens,
     ModelName,
-    Sampling,
+    SamplingFields,
     StopString,
     only,
     unsupported,
@@ -158,7 +158,7 @@ class Choice(Body):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(Body):
+class AnthropicThinking(Body):
     """Whether the model may reason. How long depends on the model and max_tokens."""
 
     type: Literal["enabled", "disabled", "adaptive"]
@@ -176,7 +176,7 @@ class OutputConfig(Body):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
-class Conversation(Body):
+class AnthropicConversation(Body):
     """The part of a request that forms the prompt."""
 
     @model_validator(mode="before")
@@ -203,7 +203,7 @@ class Conversation(Body):
         | None
     ) = None
     tool_choice: Choice | None = None
-    thinking: Thinking | None = None
+    thinking: AnthropicThinking | None = None
     output_config: OutputConfig | None = None
     cache_control: Ignored = None
     context_management: Ignored = None
@@ -260,7 +260,7 @@ class Conversation(Body):
         )
 
 
-class MessagesRequest(Conversation, Guided, Sampling, Extensions):
+class MessagesRequest(AnthropicConversation, Guided, SamplingFields, Extensions):
     max_tokens: MaxTokens
     stop_sequences: Annotated[list[StopString], Field(max_length=STOPS_MAX)] | None = None
     stream: bool | None = None

@@ -6,16 +6,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from stretto.rpc.messages import StreamEnd, ToolCallDelta, Usage
+from stretto.rpc.messages import StreamEnd, ToolCallDelta, UsageMessage
 from stretto.server.generation import Answer, finish_reason
 from stretto.server.http.error_boundary import new_id
-from stretto.server.openapi import Reply
+from stretto.server.openapi import ReplyModel
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 _REASONS: dict[str, StopReason] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class MessageUsage(Reply):
+class MessageUsage(ReplyModel):
     input_tokens: int
     """Prompt tokens computed for this request."""
     cache_creation_input_tokens: int
@@ -24,7 +24,7 @@ class MessageUsage(Reply):
     output_tokens: int
 
 
-class MessageReply(Reply):
+class MessageReply(ReplyModel):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -35,11 +35,11 @@ class MessageReply(Reply):
     usage: MessageUsage
 
 
-class TokenCount(Reply):
+class TokenCount(ReplyModel):
     input_tokens: int
 
 
-def usage_of(usage: Usage) -> dict[str, Any]:
+def usage_of(usage: UsageMessage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -55,7 +55,7 @@ def stop_of(end: StreamEnd, *, calls: bool) -> tuple[StopReason, str | None]:
 
 
 def message_of(
-    message_id: str, model: str, content: list[dict[str, Any]], end: Answer | None, usage: Usage
+    message_id: str, model: str, content: list[dict[str, Any]], end: Answer | None, usage: UsageMessage
 ) -> dict[str, Any]:
     reason, sequence = (None, None) if end is None else stop_of(end.end, calls=bool(_complete(end)))
     return {

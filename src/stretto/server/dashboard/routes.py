@@ -15,7 +15,7 @@ from starlette.responses import Response
 from stretto.client.api import Health, WorkerClient
 from stretto.rpc.messages import EngineEvents, ModelInfo
 from stretto.server.dashboard.assets import asset
-from stretto.server.http.sse import EventStream, Wire
+from stretto.server.http.sse import EventStream, SseWriter
 
 HEALTH_INTERVAL_S = 1.0
 PING_INTERVAL_S = 15.0
@@ -49,7 +49,7 @@ def router(worker_client: WorkerClient, over: asyncio.Event) -> APIRouter:
 class _Feed:
     """One watcher: models and health first and whenever they change, then ticks."""
 
-    def __init__(self, worker_client: WorkerClient, wire: Wire) -> None:
+    def __init__(self, worker_client: WorkerClient, wire: SseWriter) -> None:
         self._worker_client = worker_client
         self._wire = wire
         self._health: Health | None = None

@@ -41,7 +41,7 @@ class ConnectionLimits:
     write_timeout_s: float
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """Created by `connections`. Called by the event loop, the parser, the exchange and the crowd."""
 
     def __init__(self, app: ASGIApp, *, state: ServerState, crowd: Crowd, limits: ConnectionLimits) -> None:
@@ -339,7 +339,7 @@ class Connection(asyncio.Protocol):
 def connections(crowd: Crowd, limits: ConnectionLimits) -> Any:
     """Protocol factory for uvicorn."""
 
-    def make(config: Config, server_state: ServerState, **_: Any) -> Connection:
-        return Connection(config.loaded_app, state=server_state, crowd=crowd, limits=limits)
+    def make(config: Config, server_state: ServerState, **_: Any) -> HttpConnection:
+        return HttpConnection(config.loaded_app, state=server_state, crowd=crowd, limits=limits)
 
     return make

@@ -161,7 +161,7 @@ class Extensions(Body):
     """Milliseconds after its arrival at which the request fails."""
 
 
-class Sampling(Body):
+class SamplingFields(Body):
     """Sampling parameters. Missing ones get the model's defaults."""
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -212,7 +212,7 @@ class Sampling(Body):
 
 
 _RENAMED = ("stop_token_ids", "logit_bias", "repetition_penalty", "repeat_penalty", "top_k", "seed")
-_PLAIN = frozenset(Sampling.model_fields) - set(_RENAMED)
+_PLAIN = frozenset(SamplingFields.model_fields) - set(_RENAMED)
 
 
 def nth_seed(sampling: dict[str, Any], index: int) -> dict[str, Any]:

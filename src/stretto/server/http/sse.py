@@ -58,7 +58,7 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-class Wire:
+class SseWriter:
     """Writes an event stream, and comments while it is silent."""
 
     __slots__ = ("_interval_s", "_lock", "_pings", "_quiet", "_send", "_timer", "started")
@@ -113,13 +113,13 @@ class Wire:
 
 
 class EventStream(Response):
-    """`produce` writes events to a `Wire`. When cancelled, it must cancel its generations."""
+    """`produce` writes events to a `SseWriter`. When cancelled, it must cancel its generations."""
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        produce: Callable[[Wire], Coroutine[Any, Any, None]],
+        produce: Callable[[SseWriter], Coroutine[Any, Any, None]],
         *,
         ping_interval_s: float,
         first_byte_s: float | None = None,
@@ -130,7 +130,7 @@ class EventStream(Response):
         self._first_byte_s = ping_interval_s if first_byte_s is None else first_byte_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wire = Wire(send, self._ping_interval_s, self._first_byte_s)
+        wire = SseWriter(send, self._ping_interval_s, self._first_byte_s)
         try:
             await until_gone(receive, self._produce(wire))
             await wire.end()

@@ -15,7 +15,7 @@ from stretto.server.generation import Answer, Services, collect, start, total_us
 from stretto.server.http.bodies import BodyRoute
 from stretto.server.http.caller import caller_of
 from stretto.server.http.error_boundary import new_id
-from stretto.server.http.sse import JsonReply, Wire
+from stretto.server.http.sse import JsonReply, SseWriter
 from stretto.server.openai.chat_request import ChatRequest
 from stretto.server.openai.chunks import ChatChunks
 from stretto.server.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -60,7 +60,7 @@ class _Chat:
         self._created = created
         self._n = body.n or 1
 
-    async def stream(self, wire: Wire) -> None:
+    async def stream(self, wire: SseWriter) -> None:
         chunks = ChatChunks(
             self._id,
             self._params.model_id,

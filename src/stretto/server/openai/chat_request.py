@@ -20,11 +20,11 @@ from stretto.server.http.fields import (
     not_honoured,
     only,
 )
-from stretto.server.openai.compat import Generating, Thinking
+from stretto.server.openai.compat import Generating, OpenAIThinking
 from stretto.server.openai.messages import Messages, plain_messages
 from stretto.server.openai.tools import (
-    AllowedChoice,
-    NamedChoice,
+    ChatAllowedChoice,
+    ChatNamedChoice,
     ResponseFormat,
     ToolChoice,
     Tools,
@@ -85,7 +85,7 @@ class Harmless(Body):
     verbosity: not_honoured() = None  # type: ignore[valid-type]
 
 
-class ChatRequest(Harmless, Unsupported, Thinking, Generating):
+class ChatRequest(Harmless, Unsupported, OpenAIThinking, Generating):
     messages: Messages
     model: ModelName | None = None
     """Default: the server's default model."""
@@ -157,10 +157,10 @@ class ChatRequest(Harmless, Unsupported, Thinking, Generating):
         tools = [tool.plain() for tool in self.tools or ()]
         choice = self.tool_choice
         chosen: str | dict[str, Any] | None
-        if isinstance(choice, AllowedChoice):
+        if isinstance(choice, ChatAllowedChoice):
             tools, chosen = allowed_only(tools, choice.names), choice.allowed_tools.mode
         else:
-            chosen = choice.model_dump() if isinstance(choice, NamedChoice) else choice
+            chosen = choice.model_dump() if isinstance(choice, ChatNamedChoice) else choice
         return tool_use(tools, chosen, parallel=self.parallel_tool_calls is not False)
 
     def _limit(self) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from stretto.client.api import Delta
-from stretto.rpc.messages import PromptProgress, StreamEnd, TokenLogprob, Usage
+from stretto.rpc.messages import PromptProgress, StreamEnd, TokenLogprob, UsageMessage
 from stretto.server.generation import finish_reason
 from stretto.server.openai.logprobs import Columns, chat_logprobs
 from stretto.server.openai.shapes import fingerprint, tool_call_of, usage_of
@@ -48,7 +48,7 @@ class _Chunks:
         self._plain_after = b',"usage":null}\n\n' if include_usage else b"}\n\n"
         self._plain_close = b"}]" + self._plain_after
         self.continuous = continuous
-        self._counts = [Usage() for _ in range(answers)]
+        self._counts = [UsageMessage() for _ in range(answers)]
         self._running = [RunningTimings() for _ in range(answers)] if timings_per_token else []
 
     def count(self, index: int, prompt_tokens: int, delta: Delta) -> None:
@@ -87,7 +87,7 @@ class _Chunks:
             return self._close(index)
         return b'}],"timings":' + _encode(timings) + self._after(index)
 
-    def usage(self, usage: Usage, ends: Sequence[StreamEnd] = ()) -> bytes:
+    def usage(self, usage: UsageMessage, ends: Sequence[StreamEnd] = ()) -> bytes:
         """The usage chunk after the last one, if requested."""
         chunk = {**self._envelope, "choices": [], "usage": usage_of(usage), "timings": total_timings(ends)}
         return b"data: " + _encode(chunk) + b"\n\n"

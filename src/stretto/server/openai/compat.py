@@ -17,7 +17,7 @@ from stretto.server.http.fields import (
     Extensions,
     Ignored,
     MaxTokensOrAll,
-    Sampling,
+    SamplingFields,
     Stops,
     only,
 )
@@ -27,7 +27,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 PROMPT_TOKENS_MAX = 1 << 24
 
 
-class OllamaOptions(Sampling):
+class OllamaOptions(SamplingFields):
     """Ollama's `options`: used for fields that the body does not set."""
 
     where: ClassVar[str] = "options"
@@ -36,7 +36,7 @@ class OllamaOptions(Sampling):
     stop: Stops | None = None
 
 
-class Generating(GuidedByAnyName, Sampling, Extensions):
+class Generating(GuidedByAnyName, SamplingFields, Extensions):
     """Fields of every generating route of OpenAI's dialect."""
 
     cache_prompt: bool | None = None
@@ -115,7 +115,7 @@ class ReasoningSwitch(Body):
     summary: Ignored = None
 
 
-class Thinking(Body):
+class OpenAIThinking(Body):
     """Whether the model may reason, under the names used by other servers. Chat templates know two."""
 
     enable_thinking: bool | None = None

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from stretto.client.api import GenerationStream
 from stretto.errors import InvalidFieldError, UnsupportedFieldError
-from stretto.rpc.messages import DetokenizeParams, GenerateParams, TokenLogprob, Usage
+from stretto.rpc.messages import DetokenizeParams, GenerateParams, TokenLogprob, UsageMessage
 from stretto.server.generation import Answer, Services, collect, start, total_usage
 from stretto.server.http.bodies import BodyRoute
 from stretto.server.http.caller import Caller, caller_of
@@ -25,14 +25,14 @@ from stretto.server.http.fields import (
     ModelName,
     Stops,
 )
-from stretto.server.http.sse import JsonReply, Wire
+from stretto.server.http.sse import JsonReply, SseWriter
 from stretto.server.openai.chat_request import Harmless, StreamOptions
 from stretto.server.openai.chunks import TextChunks, cut_short
 from stretto.server.openai.compat import Generating
 from stretto.server.openai.logprobs import Columns, prompt_logprobs
 from stretto.server.openai.prompts import Prompt, prompt_field, prompts
 from stretto.server.openai.relay import relay
-from stretto.server.openai.replies import Completion
+from stretto.server.openai.replies import TextCompletion
 from stretto.server.openai.shapes import fingerprint, usage_of
 from stretto.server.openai.tools import ResponseFormat, guidance_of, guidance_of_format
 from stretto.server.openapi import OPENAI_ERRORS, streaming
@@ -137,7 +137,7 @@ def router(services: Services) -> APIRouter:
     @routes.post(
         "/v1/completions",
         response_model=None,
-        responses={200: streaming(Completion), **OPENAI_ERRORS},
+        responses={200: streaming(TextCompletion), **OPENAI_ERRORS},
         summary="Continue a text",
     )
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -202,7 +202,7 @@ class _Completions:
         params = DetokenizeParams(tokens=tokens, model_id=call.model_id, tenant=call.tenant)
         return await self._services.worker_client.detokenize(params)
 
-    async def stream(self, wire: Wire) -> None:
+    async def stream(self, wire: SseWriter) -> None:
         echoes = await self._echoes()
         chunks = TextChunks(
             self._id,
@@ -237,7 +237,7 @@ class _Completions:
         }
         return msgspec.json.encode(reply)
 
-    def _usage(self, usages: list[Usage]) -> Usage:
+    def _usage(self, usages: list[UsageMessage]) -> UsageMessage:
         total = total_usage(usages, self._n)
         return msgspec.structs.replace(total, completion_tokens=0) if self._body.silent else total
 

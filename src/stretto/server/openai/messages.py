@@ -39,7 +39,7 @@ class FunctionCall(Body):
     arguments: str
 
 
-class ToolCall(Body):
+class ChatToolCall(Body):
     where: ClassVar[str] = "messages.tool_calls"
     id: Annotated[str, Field(max_length=256)]
     type: Literal["function"] = "function"
@@ -52,7 +52,7 @@ def template_role(role: str) -> str:
     return "system" if role == "developer" else role
 
 
-class Message(Body):
+class ChatMessage(Body):
     """One message. Which fields are valid for which role is checked below."""
 
     where: ClassVar[str] = "messages"
@@ -60,7 +60,7 @@ class Message(Body):
     role: Role
     content: Content | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[ChatToolCall], Field(max_length=128)] | None = None
     """Tool calls of the assistant."""
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
     """The id of the call that a tool message answers."""
@@ -97,10 +97,10 @@ class Message(Body):
         return found
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MESSAGES_MAX)]
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MESSAGES_MAX)]
 
 
-def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
+def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     from stretto.errors import InvalidFieldError, MissingFieldError
 
     for index, message in enumerate(messages):

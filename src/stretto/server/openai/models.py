@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from stretto.rpc.messages import ModelInfo
 from stretto.server.generation import Services
-from stretto.server.openai.replies import Model, ModelList
+from stretto.server.openai.replies import ModelList, ModelReply
 from stretto.server.openapi import OPENAI_ERRORS
 
 
@@ -33,7 +33,7 @@ def router(services: Services) -> APIRouter:
     @routes.get(
         "/v1/models/{model_id:path}",
         response_model=None,
-        responses={200: {"model": Model, "description": "The model"}, **OPENAI_ERRORS},
+        responses={200: {"model": ModelReply, "description": "The model"}, **OPENAI_ERRORS},
         summary="Show one model",
     )
     async def one_model(model_id: str) -> Response:

@@ -8,9 +8,9 @@ from typing import Protocol
 import msgspec
 
 from stretto.client.api import Delta, GenerationStream
-from stretto.rpc.messages import StreamEnd, Usage
+from stretto.rpc.messages import StreamEnd, UsageMessage
 from stretto.server.generation import merged, total_usage
-from stretto.server.http.sse import DONE, Wire
+from stretto.server.http.sse import DONE, SseWriter
 
 
 class Chunks(Protocol):
@@ -23,11 +23,11 @@ class Chunks(Protocol):
 
     def render(self, index: int, delta: Delta) -> bytes: ...
 
-    def usage(self, usage: Usage, ends: Sequence[StreamEnd] = ()) -> bytes: ...
+    def usage(self, usage: UsageMessage, ends: Sequence[StreamEnd] = ()) -> bytes: ...
 
 
 async def relay(
-    wire: Wire,
+    wire: SseWriter,
     streams: Sequence[GenerationStream],
     chunks: Chunks,
     *,

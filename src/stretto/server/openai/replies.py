@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from stretto.server.openapi import Reply
+from stretto.server.openapi import ReplyModel
 
 
-class CachedTokens(Reply):
+class CachedTokens(ReplyModel):
     cached_tokens: int
 
 
-class ReasoningTokens(Reply):
+class ReasoningTokens(ReplyModel):
     reasoning_tokens: int
 
 
-class CompletionUsage(Reply):
+class CompletionUsage(ReplyModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -23,7 +23,7 @@ class CompletionUsage(Reply):
     completion_tokens_details: ReasoningTokens
 
 
-class Timings(Reply):
+class Timings(ReplyModel):
     """As in llama-server: tokens and milliseconds of the prompt and of the answer."""
 
     cache_n: int
@@ -37,18 +37,18 @@ class Timings(Reply):
     predicted_per_second: float
 
 
-class FunctionCallReply(Reply):
+class FunctionCallReply(ReplyModel):
     name: str
     arguments: str
 
 
-class ToolCallReply(Reply):
+class ToolCallReply(ReplyModel):
     id: str
     type: Literal["function"]
     function: FunctionCallReply
 
 
-class TopLogprob(Reply):
+class TopLogprob(ReplyModel):
     token: str
     logprob: float
     bytes: list[int]
@@ -58,12 +58,12 @@ class TokenLogprobReply(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Reply):
+class ChatLogprobs(ReplyModel):
     content: list[TokenLogprobReply]
     refusal: None
 
 
-class AssistantMessage(Reply):
+class AssistantMessage(ReplyModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None
@@ -74,14 +74,14 @@ class AssistantMessage(Reply):
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
-class ChatChoice(Reply):
+class ChatChoice(ReplyModel):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
 
 
-class ChatCompletion(Reply):
+class ChatCompletion(ReplyModel):
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -95,7 +95,7 @@ class ChatCompletion(Reply):
     """Only if requested, by token id."""
 
 
-class TextLogprobs(Reply):
+class TextLogprobs(ReplyModel):
     tokens: list[str]
     token_logprobs: list[float | None]
     """null for the first token of an echoed prompt, which has no context."""
@@ -103,7 +103,7 @@ class TextLogprobs(Reply):
     text_offset: list[int]
 
 
-class PromptLogprob(Reply):
+class PromptLogprob(ReplyModel):
     logprob: float
     rank: int | None
     """Rank among the most likely tokens."""
@@ -113,7 +113,7 @@ class PromptLogprob(Reply):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
-class TextChoice(Reply):
+class TextChoice(ReplyModel):
     index: int
     text: str
     logprobs: TextLogprobs | None
@@ -122,7 +122,7 @@ class TextChoice(Reply):
     """Only if requested, by token id."""
 
 
-class Completion(Reply):
+class TextCompletion(ReplyModel):
     id: str
     object: Literal["text_completion"]
     created: int
@@ -133,7 +133,7 @@ class Completion(Reply):
     timings: Timings
 
 
-class Model(Reply):
+class ModelReply(ReplyModel):
     """A model, with the fields of OpenAI and of Anthropic."""
 
     id: str
@@ -153,54 +153,54 @@ class Model(Reply):
     """How tools are shown to the model: `template`, or `system prompt` if its template ignores them."""
 
 
-class ModelList(Reply):
+class ModelList(ReplyModel):
     object: Literal["list"]
-    data: list[Model]
+    data: list[ModelReply]
     has_more: bool
     first_id: str | None
     last_id: str | None
 
 
-class TokenizeReply(Reply):
+class TokenizeReply(ReplyModel):
     tokens: list[int]
     count: int
     max_model_len: int
 
 
-class DetokenizeReply(Reply):
+class DetokenizeReply(ReplyModel):
     prompt: str
     content: str
 
 
-class EmbeddingUsage(Reply):
+class EmbeddingUsage(ReplyModel):
     prompt_tokens: int
     total_tokens: int
 
 
-class Embedding(Reply):
+class Embedding(ReplyModel):
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str
 
 
-class EmbeddingList(Reply):
+class EmbeddingList(ReplyModel):
     object: Literal["list"]
     data: list[Embedding]
     model: str
     usage: EmbeddingUsage
 
 
-class RerankDocument(Reply):
+class RerankDocument(ReplyModel):
     text: str
 
 
-class RerankItem(Reply):
+class RerankItem(ReplyModel):
     index: int
     relevance_score: float
     document: RerankDocument | None = None
 
 
-class RerankReply(Reply):
+class RerankReply(ReplyModel):
     id: str
     object: Literal["list"]
     model: str
@@ -208,23 +208,23 @@ class RerankReply(Reply):
     usage: EmbeddingUsage
 
 
-class CohereReply(Reply):
+class CohereReply(ReplyModel):
     id: str
     results: list[RerankItem]
     meta: dict[str, Any]
 
 
-class TeiRank(Reply):
+class TeiRank(ReplyModel):
     index: int
     score: float
     text: str | None = None
 
 
-class AppliedTemplate(Reply):
+class AppliedTemplate(ReplyModel):
     prompt: str
 
 
-class TokenizerInfo(Reply):
+class TokenizerInfo(ReplyModel):
     tokenizer_class: str
     model_max_length: int
     bos_token: str | None
@@ -233,7 +233,7 @@ class TokenizerInfo(Reply):
     vocab_size: int | None
 
 
-class Props(Reply):
+class Props(ReplyModel):
     default_generation_settings: dict[str, Any]
     total_slots: int
     model_path: str
@@ -247,7 +247,7 @@ class Props(Reply):
     is_sleeping: bool
 
 
-class ResponseReply(Reply):
+class ResponseReply(ReplyModel):
     """A response. Items and the fields repeated from the request are as OpenAI documents them."""
 
     id: str

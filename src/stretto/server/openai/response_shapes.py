@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stretto.rpc.messages import StreamEnd, Usage
+from stretto.rpc.messages import StreamEnd, UsageMessage
 from stretto.server.generation import Answer, finish_reason
 from stretto.server.http.error_boundary import new_id
 from stretto.server.openai.logprobs import chat_logprobs
@@ -75,7 +75,7 @@ def _tool(tool: FunctionTool | CustomTool | NamespaceTool) -> dict[str, Any]:
     return {**shown, "parameters": tool.parameters or {}, "strict": bool(tool.strict)}
 
 
-def usage_of(usage: Usage) -> dict[str, Any]:
+def usage_of(usage: UsageMessage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

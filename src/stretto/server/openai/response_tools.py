@@ -83,21 +83,21 @@ _Tools = Annotated[list[AnyTool], Field(max_length=TOOLS_MAX)]
 Tools = Annotated[_Tools, BeforeValidator(_known, json_schema_input_type=_Tools)]
 
 
-class NamedChoice(Body):
+class ResponseNamedChoice(Body):
     where: ClassVar[str] = "tool_choice"
     type: Literal["function", "custom"]
     name: ToolName
     namespace: ToolName | None = None
 
 
-class AllowedChoice(Body):
+class ResponseAllowedChoice(Body):
     where: ClassVar[str] = "tool_choice"
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=TOOLS_MAX)]
+    tools: Annotated[list[ResponseNamedChoice], Field(min_length=1, max_length=TOOLS_MAX)]
 
 
-_Object = Annotated[NamedChoice | AllowedChoice, Field(discriminator="type")]
+_Object = Annotated[ResponseNamedChoice | ResponseAllowedChoice, Field(discriminator="type")]
 _AnyChoice = Literal["none", "auto", "required"] | _Object
 Choice = Annotated[_AnyChoice, BeforeValidator(known_choice, json_schema_input_type=_AnyChoice)]
 
@@ -154,10 +154,10 @@ class ToolTable:
     def use(self, choice: Any, *, parallel: bool) -> ToolUse | None:
         tools = self.plain
         chosen: str | dict[str, Any] | None
-        if isinstance(choice, AllowedChoice):
+        if isinstance(choice, ResponseAllowedChoice):
             tools = allowed_only(tools, [flat_name(one.name, one.namespace) for one in choice.tools])
             chosen = choice.mode
-        elif isinstance(choice, NamedChoice):
+        elif isinstance(choice, ResponseNamedChoice):
             function = {"name": flat_name(choice.name, choice.namespace)}
             chosen = {"type": "function", "function": function}
         else:

@@ -16,7 +16,7 @@ from stretto.server.http.bodies import BodyRoute
 from stretto.server.http.caller import caller_of
 from stretto.server.http.error_boundary import new_id
 from stretto.server.http.errors import public
-from stretto.server.http.sse import JsonReply, Wire
+from stretto.server.http.sse import JsonReply, SseWriter
 from stretto.server.openai.replies import ResponseReply
 from stretto.server.openai.response_events import ResponseEvents
 from stretto.server.openai.response_shapes import Envelope, items_of
@@ -53,7 +53,7 @@ class _Response:
         self._params = params
         self._envelope = envelope
 
-    async def stream(self, wire: Wire) -> None:
+    async def stream(self, wire: SseWriter) -> None:
         events = ResponseEvents(self._envelope)
         streams = start(self._services.worker_client, self._params)
         try:

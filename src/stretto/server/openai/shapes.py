@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from stretto import __version__
-from stretto.rpc.messages import ToolCallDelta, Usage
+from stretto.rpc.messages import ToolCallDelta, UsageMessage
 from stretto.server.http.error_boundary import new_id
 
 
@@ -18,7 +18,7 @@ def fingerprint(model: str) -> str:
     return "fp_" + hashlib.sha256(f"{__version__}\n{model}".encode()).hexdigest()[:12]
 
 
-def usage_of(usage: Usage) -> dict[str, Any]:
+def usage_of(usage: UsageMessage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

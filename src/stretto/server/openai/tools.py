@@ -91,7 +91,7 @@ class NamedFunction(Body):
     name: ToolName
 
 
-class NamedChoice(Body):
+class ChatNamedChoice(Body):
     where: ClassVar[str] = "tool_choice"
     type: Literal["function"]
     function: NamedFunction
@@ -100,10 +100,10 @@ class NamedChoice(Body):
 class AllowedTools(Body):
     where: ClassVar[str] = "tool_choice.allowed_tools"
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=TOOLS_MAX)]
+    tools: Annotated[list[ChatNamedChoice], Field(min_length=1, max_length=TOOLS_MAX)]
 
 
-class AllowedChoice(Body):
+class ChatAllowedChoice(Body):
     """A subset of the tools that may be called in this turn."""
 
     where: ClassVar[str] = "tool_choice"
@@ -133,7 +133,7 @@ def allowed_only(tools: list[dict[str, Any]], names: list[str]) -> list[dict[str
     return [tool for tool in tools if tool["function"]["name"] in names]
 
 
-_Object = Annotated[NamedChoice | AllowedChoice, Field(discriminator="type")]
+_Object = Annotated[ChatNamedChoice | ChatAllowedChoice, Field(discriminator="type")]
 _AnyChoice = Literal["none", "auto", "required"] | _Object
 ToolChoice = Annotated[_AnyChoice, BeforeValidator(known_choice, json_schema_input_type=_AnyChoice)]
 

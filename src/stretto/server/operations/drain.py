@@ -1,8 +1,7 @@
 """Graceful shutdown: reject new requests, let running ones finish, cancel them at the time limit.
 
-`Drain` defines the sequence; `Gate` counts running requests and rejects new ones: with `shutting_down` while
-the server drains, with `not_ready` while no model can answer. Both are 503, because there is no queue to wait
-in.
+`Drain` defines the sequence; `DrainGate` counts running requests and rejects new ones: with `shutting_down`
+while the server drains, with `not_ready` while no model can answer. Both are 503; there is no queue.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Drain:
         return not self.requests
 
 
-class Gate:
+class DrainGate:
     def __init__(self, app: ASGIApp, *, drain: Drain, worker_client: InstrumentedClient) -> None:
         self._app = app
         self._drain = drain

@@ -29,9 +29,9 @@ from stretto.rpc.messages import (
     RerankResult,
     Stats,
     StreamEnd,
-    Timing,
+    TimingMessage,
     TokenizeParams,
-    Usage,
+    UsageMessage,
 )
 from stretto.server.operations.counters import Counters, ModelCounters
 from stretto.server.operations.instrumented_calls import CANCELLED, DONE, InstrumentedCall
@@ -47,7 +47,7 @@ class _Marks(NamedTuple):
 
     admitted_s: float | None
     first_s: float | None
-    usage: Usage
+    usage: UsageMessage
     parks: int
 
 
@@ -175,14 +175,14 @@ class InstrumentedStream:
 
     def _marks(self, now_s: float) -> _Marks:
         end = self._stream.end
-        timing = end.timing if end is not None else Timing(admitted=False)
+        timing = end.timing if end is not None else TimingMessage(admitted=False)
         first_s = self._first_s
         if first_s is None and timing.ttft_s is not None:  # it arrived but was not read
             first_s = min(self._started_s + timing.ttft_s, now_s)
         admitted_s = None
         if timing.admitted or first_s is not None:
             admitted_s = min(self._started_s + timing.queue_wait_s, now_s if first_s is None else first_s)
-        return _Marks(admitted_s, first_s, end.usage if end is not None else Usage(), timing.parks)
+        return _Marks(admitted_s, first_s, end.usage if end is not None else UsageMessage(), timing.parks)
 
     def _count(self, outcome: str, marks: _Marks, now_s: float) -> None:
         record, usage = self._record, marks.usage

@@ -29,7 +29,7 @@ from stretto.server.http.limits import BodyLimits, HeaderLimits
 from stretto.server.http.origin_check import Hosts
 from stretto.server.operations.access_log import AccessLog
 from stretto.server.operations.batch_traces import BatchTraces
-from stretto.server.operations.drain import Drain, Gate
+from stretto.server.operations.drain import Drain, DrainGate
 from stretto.server.operations.exposition import Scrape
 from stretto.server.operations.health import Readiness, judge, stats_of
 from stretto.server.operations.instrumented import InstrumentedClient
@@ -91,7 +91,7 @@ class Operations:
             ),
             Middleware(Auth, keys=self.keys, public_paths=PUBLIC_PATHS),
             Middleware(CrowdLimit),
-            Middleware(Gate, drain=self.drain, worker_client=self.worker_client),
+            Middleware(DrainGate, drain=self.drain, worker_client=self.worker_client),
             Middleware(
                 BodyLimits,
                 body_bytes_max=chosen.body_bytes_max,

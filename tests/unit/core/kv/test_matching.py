@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.core.kv.ledger import Kind
+from stretto.core.kv.ledger import PrefixKind
 from tests.unit.core.kv.rig import Bench, job
 from tests.unit.core.rig import prompt, streams
 
@@ -21,9 +21,9 @@ def test_longest_first_then_cheapest():
     bench.close(bench.run(job("short", TEXT[:20] + prompt(9, 4)), 29))
     donor = bench.run(job("long", TEXT), 40)
     sources = bench.ledger.match(job("b", TEXT)).sources
-    assert [(s.kind, s.length) for s in sources] == [(Kind.RUNNING, 40), (Kind.RESIDENT, 20)]
+    assert [(s.kind, s.length) for s in sources] == [(PrefixKind.RUNNING, 40), (PrefixKind.RESIDENT, 20)]
     bench.close(donor)
-    assert [s.kind for s in bench.ledger.match(job("b", TEXT)).sources] == [Kind.RESIDENT] * 2
+    assert [s.kind for s in bench.ledger.match(job("b", TEXT)).sources] == [PrefixKind.RESIDENT] * 2
 
 
 def test_a_source_that_extends():

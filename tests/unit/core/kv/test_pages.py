@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stretto.core import event_names
-from stretto.core.kv.ledger import Kind
+from stretto.core.kv.ledger import PrefixKind
 from stretto.core.kv.pages import PageLedger
 from stretto.core.limits import Limits
 from stretto.core.ops import OpKind, OpResult
@@ -93,7 +93,7 @@ def test_never_the_whole_prompt():
     pages = Pages()
     pages.close(pages.run(job("a", TEXT), 24))
     source = pages.ledger.match(job("b", TEXT[:24])).sources[0]
-    assert (source.kind, source.length) == (Kind.PAGES, 23)
+    assert (source.kind, source.length) == (PrefixKind.PAGES, 23)
 
 
 def test_scopes_do_not_meet():

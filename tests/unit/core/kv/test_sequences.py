@@ -6,7 +6,7 @@ import pytest
 
 from stretto.core import event_names
 from stretto.core.capabilities import Rewind, Share
-from stretto.core.kv.ledger import Kind
+from stretto.core.kv.ledger import PrefixKind
 from stretto.core.ops import OpKind
 from tests.unit.core.kv.rig import Bench, job, kinds
 from tests.unit.core.rig import prompt, streams, unified
@@ -41,7 +41,7 @@ def test_what_would_be_lost_is_saved_first():
     bench.close(slot)
     again = job("c", TEXT)
     source = bench.best(again)
-    assert (source.kind, source.length) == (Kind.SNAPSHOT, 30)
+    assert (source.kind, source.length) == (PrefixKind.SNAPSHOT, 30)
     slot = bench.open(again, source)
     assert "RESTORE" in kinds(bench.tick())
     assert bench.holds(slot)
@@ -59,7 +59,7 @@ def test_a_running_sequence_is_copied_and_goes_on():
     donor = bench.run(job("a", TEXT), 30)
     branch_job = job("b", TEXT[:25] + prompt(9, 5))
     source = bench.best(branch_job)
-    assert (source.kind, source.length, source.slot) == (Kind.RUNNING, 25, donor.index)
+    assert (source.kind, source.length, source.slot) == (PrefixKind.RUNNING, 25, donor.index)
     branch = bench.open(branch_job, source)
     assert kinds(bench.tick(rows=((donor, 40), (branch, 30)))) == ["COPY"]
     assert bench.holds(donor)

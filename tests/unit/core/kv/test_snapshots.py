@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.core.kv.ledger import Kind
+from stretto.core.kv.ledger import PrefixKind
 from stretto.core.ops import OpKind
 from stretto.core.slot import Job, Slot, Status
 from tests.unit.core.kv.rig import Bench, job, kinds
@@ -103,10 +103,10 @@ def test_a_snapshot_is_matched_only_after_it_was_written():
     bench = filled(1, streams(1))
     slot = bench.open(job("new", 30, start=9))
     match = bench.ledger.match(job("again", 30, start=0))
-    assert not [s for s in match.sources if s.kind is Kind.SNAPSHOT]
+    assert not [s for s in match.sources if s.kind is PrefixKind.SNAPSHOT]
     bench.tick(rows=((slot, 10),))
     match = bench.ledger.match(job("again", 30, start=0))
-    assert [s.length for s in match.sources if s.kind is Kind.SNAPSHOT] == [20]
+    assert [s.length for s in match.sources if s.kind is PrefixKind.SNAPSHOT] == [20]
 
 
 def test_a_system_prompt_is_saved_at_its_mark_and_once():

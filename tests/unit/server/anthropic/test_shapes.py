@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stretto.rpc.messages import StreamEnd, ToolCallDelta, Usage
+from stretto.rpc.messages import StreamEnd, ToolCallDelta, UsageMessage
 from stretto.server.anthropic.shapes import blocks_of, stop_of, usage_of
 from stretto.server.generation import Answer
 
@@ -10,7 +10,7 @@ END = StreamEnd(stream_id="s", finish_reason="stop")
 
 
 def test_cached_tokens_are_not_counted_twice() -> None:
-    shown = usage_of(Usage(prompt_tokens=10, cached_tokens=8, completion_tokens=2))
+    shown = usage_of(UsageMessage(prompt_tokens=10, cached_tokens=8, completion_tokens=2))
     assert (shown["input_tokens"], shown["cache_read_input_tokens"]) == (2, 8)
 
 

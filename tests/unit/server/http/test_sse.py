@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stretto.errors import QueueFullError
-from stretto.server.http.sse import PING, ClientGone, EventStream, JsonReply, Wire, until_gone
+from stretto.server.http.sse import PING, ClientGone, EventStream, JsonReply, SseWriter, until_gone
 
 SCOPE = {"type": "http", "path": "/v1/chat/completions", "headers": [], "state": {}}
 
@@ -57,7 +57,7 @@ def test_a_client_that_leaves_cancels_the_work() -> None:
 
 
 def test_a_stream_starts_with_its_first_event() -> None:
-    async def produce(wire: Wire) -> None:
+    async def produce(wire: SseWriter) -> None:
         assert not wire.started
         await wire.write(b"data: 1\n\n")
         await wire.write(b"data: 2\n\n")
@@ -70,7 +70,7 @@ def test_a_stream_starts_with_its_first_event() -> None:
 
 
 def test_a_rejection_before_the_first_event_is_raised() -> None:
-    async def produce(wire: Wire) -> None:
+    async def produce(wire: SseWriter) -> None:
         raise QueueFullError("full")
 
     peer = Peer()
@@ -80,7 +80,7 @@ def test_a_rejection_before_the_first_event_is_raised() -> None:
 
 
 def test_a_later_failure_is_the_last_event() -> None:
-    async def produce(wire: Wire) -> None:
+    async def produce(wire: SseWriter) -> None:
         await wire.write(b"data: 1\n\n")
         raise QueueFullError("full")
 
@@ -91,7 +91,7 @@ def test_a_later_failure_is_the_last_event() -> None:
 
 
 def test_pings_fill_silence_only() -> None:
-    async def produce(wire: Wire) -> None:
+    async def produce(wire: SseWriter) -> None:
         await asyncio.sleep(0.12)
         for _ in range(20):
             await wire.write(b"data: x\n\n")
@@ -108,7 +108,7 @@ def test_pings_fill_silence_only() -> None:
 
 def test_no_ping_after_the_end() -> None:
     async def run(peer: Peer) -> None:
-        async def produce(wire: Wire) -> None:
+        async def produce(wire: SseWriter) -> None:
             await wire.write(b"x")
 
         await EventStream(produce, ping_interval_s=0.01)(SCOPE, peer.receive, peer.send)
@@ -130,7 +130,7 @@ def test_a_complete_reply_is_cancelled_when_the_client_disconnects() -> None:
 
 
 def test_a_refusal_after_a_second_of_waiting_still_has_its_status() -> None:
-    async def produce(wire: Wire) -> None:
+    async def produce(wire: SseWriter) -> None:
         await asyncio.sleep(1.2)
         raise QueueFullError("full")
 
@@ -143,7 +143,7 @@ def test_a_refusal_after_a_second_of_waiting_still_has_its_status() -> None:
 
 
 def test_a_stream_without_a_token_starts_after_first_byte_s() -> None:
-    async def produce(wire: Wire) -> None:
+    async def produce(wire: SseWriter) -> None:
         await asyncio.sleep(0.3)
         raise QueueFullError("full")
 

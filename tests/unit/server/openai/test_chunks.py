@@ -9,7 +9,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
 from stretto.client.api import Delta
-from stretto.rpc.messages import StreamEnd, ToolCallDelta, Usage
+from stretto.rpc.messages import StreamEnd, ToolCallDelta, UsageMessage
 from stretto.server.openai.chunks import ChatChunks, TextChunks
 from tests.server.scripted import end, logprob
 
@@ -79,7 +79,7 @@ def test_logprobs_without_text_are_not_lost() -> None:
 
 
 def test_usage_is_a_chunk_of_its_own() -> None:
-    (chunk,) = read(chat(include_usage=True).usage(Usage(prompt_tokens=3, completion_tokens=4)))
+    (chunk,) = read(chat(include_usage=True).usage(UsageMessage(prompt_tokens=3, completion_tokens=4)))
     assert chunk["choices"] == []
     assert chunk["usage"]["total_tokens"] == 7
     ChatCompletionChunk.model_validate(chunk, strict=True)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from stretto.backends.llamacpp.memory.nan_isolation import NanIsolation
 from stretto.backends.llamacpp.native.batch import Rows
-from stretto.backends.sampling.bound_request import BAD_OUTPUT, BoundRequest, Sampled
+from stretto.backends.sampling.bound_request import BAD_OUTPUT, BoundRequest, SpanResult
 from stretto.backends.sampling.logprobs import measure_any
 from stretto.core.tick import Outcome, PromptScores, Tick
 from stretto.errors import InvariantError, StrettoError
@@ -79,7 +79,7 @@ class Outputs:
         tokens = tick.tokens[end - count : end] if count > 1 else (0,)
         position = tick.starts[span] + tick.counts[span] - count
         try:
-            sampled: Sampled = self._bound[slot].sample(logits, tokens, position)
+            sampled: SpanResult = self._bound[slot].sample(logits, tokens, position)
         except InvariantError:
             raise
         except Exception as error:

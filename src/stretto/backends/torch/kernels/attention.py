@@ -108,7 +108,7 @@ def rotary_attention(
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class GpuShape:
     """What the partition depends on: multiprocessors, and shared memory per program."""
 
     processors: int = 132
@@ -116,7 +116,7 @@ class Machine:
 
 
 def choose_decode(
-    spans: int, kv_heads: int, context: int, *, dim: int, itemsize: int, machine: Machine
+    spans: int, kv_heads: int, context: int, *, dim: int, itemsize: int, machine: GpuShape
 ) -> DecodeShape:
     """Few spans: as many runs as fill the GPU. More: runs of a fixed length, because spans are ragged.
 
@@ -144,9 +144,9 @@ def choose_prefill(q: Tensor) -> PrefillShape:
 
 
 @cache
-def _machine(device: torch.device) -> Machine:
+def _machine(device: torch.device) -> GpuShape:
     if device.type != "cuda":  # the interpreter
-        return Machine()
+        return GpuShape()
     properties = torch.cuda.get_device_properties(device)
     shared_bytes = getattr(properties, "shared_memory_per_block_optin", LONG_SHARED_BYTES)
-    return Machine(properties.multi_processor_count, shared_bytes)
+    return GpuShape(properties.multi_processor_count, shared_bytes)
