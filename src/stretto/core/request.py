@@ -79,6 +79,8 @@ class Request:
     `cache_group` is set by the operator alone and joins tenants; `cache_salt` divides a tenant.
     `streamed`: the client reads tokens as they come, so the request takes part in time slicing.
     `fork_of` names a request with the same prompt (n > 1): its KV is shared under every cache policy.
+    `resumed` are tokens that another scheduler generated for it before: they count as its own output, so that
+    limits, penalties and seeds go on from there.
     """
 
     id: str
@@ -92,6 +94,7 @@ class Request:
     deadline_s: float | None = None
     fork_of: str = ""
     streamed: bool = False
+    resumed: array[int] = field(default_factory=lambda: array("i"))
     progress: bool = False  # events report how much of the prompt is computed
 
     @property

@@ -86,17 +86,18 @@ class Scheduler:
         return Submitted(True)
 
     def _refusal(self, request: Request) -> StrettoError | None:
-        tokens, can = request.tokens, self.state.can
+        tokens, can = request.tokens + request.resumed, self.state.can
         if self.draining:
             return ShuttingDownError("the server is shutting down")
         if request.id in self.state.jobs:
             return DuplicateRequestError(f"request id {request.id!r} is in use")
-        if not tokens:
+        if not request.tokens:
             return EmptyPromptError("the prompt is empty")
         if len(tokens) >= can.pool_tokens:
             return PromptTooLongError.of(len(tokens), can.pool_tokens)
-        if request.params.max_tokens < 1:
-            return InvalidRequestError("max_tokens must be at least 1", hint="send max_tokens of 1 or more")
+        if request.params.max_tokens <= len(request.resumed):
+            least = len(request.resumed) + 1
+            return InvalidRequestError(f"max_tokens must be at least {least}", hint="send more max_tokens")
         if min(tokens) < 0 or (can.vocab and max(tokens) >= can.vocab):
             return InvalidTokenError("the prompt holds a token id outside the vocabulary")
         if not self.state.queue.has_place(request.priority):

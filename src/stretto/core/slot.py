@@ -93,7 +93,7 @@ class Job:
         self.request = request
         self.id = request.id
         self.scope = request.scope
-        self.known = array("i", request.tokens)
+        self.known = array("i", request.tokens) + request.resumed
         self.prompt_tokens = len(request.tokens)
         self.length_max = length_max  # prompt and output together
         self.stops = frozenset() if params.ignore_eos else params.stop_token_ids

@@ -73,6 +73,7 @@ def prepare(loaded: LoadedModel, params: GenerateParams, parent: Prompt | None =
             prompt=prompt.tokens.tokens if options.params.prompt_logprobs >= 0 else (),
         ),
         progress=params.progress,
+        resumed=_tokens(model, params.resumed),
     )
 
 

@@ -102,6 +102,20 @@ class TextStream:
         if self._on_start is not None:
             self._on_start(started)
 
+    def resume(self, tokens: Sequence[int]) -> None:
+        """Tokens whose text the reader already has: they bring every stage to where it was."""
+        for token in tokens:
+            if self._stop is not None:
+                return
+            content: list[str] = []
+            self._split(self._matched(self._text_of(token)), content, [])
+            self._parse("".join(content))
+
+    @property
+    def stop_kept(self) -> int | None:
+        """How many tokens a stop string left, once one matched."""
+        return self._stop_kept if self._stop is not None else None
+
     def push(self, tokens: array[int], extras: object) -> None:
         if self._stop is not None or self.broken:
             return  # generated after the stop string, before the scheduler was told

@@ -82,3 +82,44 @@ def test_chat_renders_messages_and_knows_their_boundaries(runtime):
     prompt = runtime.chat_prompt([{"role": "system", "content": "S"}, {"role": "user", "content": "U"}])
     assert prompt.tokens.boundaries
     assert bytes(t - 1 for t in prompt.tokens.tokens).decode().endswith("<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(runtime, seed):
+    """Whatever another worker had generated, the rest of tokens and text is the same; limits count it all."""
+    prompt = runtime.text_prompt("hello")
+    whole = read(runtime, PreparedRequest(prompt, params(seed=seed, ignore_eos=True)))
+    tokens = [token for delta in whole for token in delta.tokens]
+    text = "".join(delta.text for delta in whole)
+    shown = 0
+    for count, delta in enumerate(whole[:-1], 1):
+        shown += len(delta.text)
+        if count == len(tokens):
+            break
+        rest = read(
+            runtime, PreparedRequest(prompt, params(seed=seed, ignore_eos=True), resumed=tokens[:count])
+        )
+        assert [token for later in rest for token in later.tokens] == tokens[count:]
+        assert text[:shown] + "".join(later.text for later in rest) == text
+        assert rest[-1].end.generated_tokens == len(tokens)
+        assert rest[-1].end.prompt_tokens == len(prompt.tokens.tokens)
+
+
+def test_a_resumed_request_ends_if_its_stop_string_had_already_been_written(runtime):
+    prompt = runtime.text_prompt("story")
+    whole = read(runtime, PreparedRequest(prompt, params(ignore_eos=True)))
+    tokens = [token for delta in whole for token in delta.tokens]
+    stop = "".join(delta.text for delta in whole)[10:13]
+    cut = read(runtime, PreparedRequest(prompt, params(ignore_eos=True, max_tokens=400), (stop,)))
+    resumed = PreparedRequest(prompt, params(ignore_eos=True, max_tokens=400), (stop,), resumed=tokens[:20])
+    deltas = read(runtime, resumed)
+    assert "".join(delta.text for delta in deltas) == ""
+    assert deltas[-1].end.reason == "stop"
+    assert deltas[-1].end.tokens_kept == cut[-1].end.tokens_kept
+
+
+def test_a_resumed_request_without_room_for_a_token_is_refused(runtime):
+    deltas = read(
+        runtime, PreparedRequest(runtime.text_prompt("hello"), params(max_tokens=3), resumed=[1, 2, 3])
+    )
+    assert deltas[-1].end.end is End.REJECTED
