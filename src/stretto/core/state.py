@@ -27,6 +27,9 @@ _NOTES = {
 }
 
 
+SERVICE_WEIGHT = 0.1  # of the last request, in the mean time for which slots are held
+
+
 class State:
     def __init__(self, limits: Limits, capabilities: Capabilities) -> None:
         if capabilities.share is not Share.PAGES and capabilities.sequences_max < limits.n_seq_max:
@@ -51,6 +54,7 @@ class State:
         self.bindings: dict[int, Binding] = {}
         self.unbound: dict[int, None] = {}
         self.in_flight = 0
+        self.service_s: float | None = None  # how long requests hold their slots, recently; None: none ended
         self.now = 0.0
 
     @property
@@ -192,6 +196,9 @@ class State:
         job = slot.job
         assert job is not None
         keep = 0 if reason == BadOutputError.code else self.policy.keep_at_close(job, slot.computed)
+        held_s = job.held_s + self.now - slot.started_s
+        known_s = self.service_s if self.service_s is not None else held_s
+        self.service_s = known_s + SERVICE_WEIGHT * (held_s - known_s)
         self.release(slot, keep)
         if end is End.FINISHED:
             self.accounts.learn(job.generated)

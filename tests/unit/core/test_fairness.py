@@ -113,4 +113,4 @@ def test_what_was_paid_in_advance_is_settled_whatever_the_length():
     for number, tokens in enumerate((1, 3, 200)):
         account = rig.state.accounts.of(f"t{number}")
         assert account.served >= 9 + 2 * tokens  # or lifted to what the others were served meanwhile
-    assert rig.state.accounts._output_mean > OUTPUT_GUESS
+    assert rig.state.accounts.output_mean > OUTPUT_GUESS

@@ -1,0 +1,221 @@
+"""Choosing a replica: the one with the smallest predicted time to the first token.
+
+    score = wait for a slot + prompts ahead + own prompt tokens that are not cached there
+            + slow-down by the requests that run there
+
+A replica that holds a prefix keeps getting its requests until its queue costs more than computing the prefix
+elsewhere: the prefix is then copied, so imbalance is bounded by the price of a prefill. Among equal scores
+the emptiest replica is chosen, then the one with fewest blocks, then one on the same node.
+
+Reports of replicas are old by the time they are used. Until the next one a router adds what it has sent
+since, times the number of gates: the others see the same reports and decide alike. Several routers share
+nothing else. Pure: `now` is an argument; not thread-safe, one thread (or event loop) owns a router.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stretto.cluster.policy.blocks import BLOCK_TOKENS
+from stretto.cluster.policy.prefixes import BLOCKS_MAX, PrefixMap
+from stretto.cluster.policy.reports import ReplicaReport
+from stretto.core.backlog import Backlog, slot_wait_s
+
+UNKNOWN = Backlog(slots=1, occupied=0, prefill_s=0.0, service_s=0.0)  # of a replica that has not reported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingPolicy:
+    """`gates`: routers that send to the same replicas. `lag_s`: how old a report may be when it arrives.
+
+    Scores that differ by at most `tie_s` are equal. `in_flight_max` bounds requests that are remembered until
+    they end.
+    """
+
+    gates: int = 1
+    lag_s: float = 0.1
+    tie_s: float = 0.002
+    blocks_max: int = BLOCKS_MAX  # remembered for each replica
+    block_tokens: int = BLOCK_TOKENS
+    in_flight_max: int = 65_536
+
+
+class RouteHint(NamedTuple):
+    """What a router needs to know of a request: no text, no tokens, no tenant's name."""
+
+    blocks: Sequence[int]
+    prompt_tokens: int
+    output_tokens: int = 64  # expected
+
+
+class Score(NamedTuple):
+    """One replica's prediction for one request."""
+
+    replica_id: str
+    seconds: float
+    cached_tokens: int
+
+
+class _Replica:
+    """A router's view of one replica: the last report, and what happened since."""
+
+    __slots__ = ("changed", "id", "in_flight", "local", "prefill_until_s", "report", "sends")
+
+    def __init__(self, replica_id: str, *, local: bool) -> None:
+        self.id = replica_id
+        self.local = local
+        self.report = ReplicaReport(replica_id=replica_id, backlog=UNKNOWN)
+        self.prefill_until_s = 0.0  # when prompts ahead of a newcomer are computed
+        self.in_flight = 0  # own requests that have not ended
+        self.changed = 0.0  # requests sent less those ended since the report
+        self.sends: list[tuple[float, float]] = []  # (when, its prefill's seconds) since the report
+
+    def occupied(self) -> float:
+        """Own requests are there for certain; a report adds those of others."""
+        return max(float(self.in_flight), self.report.backlog.occupied + self.changed)
+
+
+class Router:
+    def __init__(self, policy: RoutingPolicy | None = None, *, node: str = "") -> None:
+        self.policy = policy or RoutingPolicy()
+        self._node = node
+        self._replicas: dict[str, _Replica] = {}
+        self._prefixes = PrefixMap(self.policy.blocks_max)
+        self._sent: dict[str, str] = {}  # request -> replica, oldest first
+        self._turn = 0
+
+    # --- replicas --------------------------------------------------------------------------------
+
+    def set_replicas(self, replicas: Iterable[tuple[str, str]]) -> None:
+        """All replicas that exist now, with their nodes. What is known of those that stay is kept."""
+        wanted = dict(replicas)
+        for replica_id in [known for known in self._replicas if known not in wanted]:
+            self.remove(replica_id)
+        for replica_id, node in wanted.items():
+            if replica_id not in self._replicas:
+                self._replicas[replica_id] = _Replica(
+                    replica_id, local=bool(self._node) and node == self._node
+                )
+                self._prefixes.add(replica_id)
+
+    def remove(self, replica_id: str) -> None:
+        """The replica is gone, and its cache with it."""
+        if self._replicas.pop(replica_id, None) is not None:
+            self._prefixes.remove(replica_id)
+
+    def report(self, report: ReplicaReport, now: float) -> None:
+        """A replica's state, as new as `now - lag_s`. Reports of unknown replicas are ignored."""
+        replica = self._replicas.get(report.replica_id)
+        if replica is None:
+            return
+        known, replica.report = replica.report.digest, report
+        recent_s = now - self.policy.lag_s
+        replica.sends = [(at_s, cost_s) for at_s, cost_s in replica.sends if at_s > recent_s]
+        replica.changed = float(len(replica.sends) * self.policy.gates)
+        ahead_s = report.backlog.prefill_s + sum(cost_s for _, cost_s in replica.sends)
+        replica.prefill_until_s = now + ahead_s
+        if report.cache_tokens:
+            self._prefixes.limit(report.replica_id, report.cache_tokens // self.policy.block_tokens)
+        digest = report.digest
+        if digest is not None and (known is None or digest.version != known.version):
+            self._prefixes.correct(report.replica_id, digest, recent_s)
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def rank(self, hint: RouteHint, now: float, among: Iterable[str] | None = None) -> list[Score]:
+        """Replicas that take requests, best first. `among`: only these."""
+        scores = self._scores(hint, now, among)
+        if not scores:
+            return []
+        best = self._best(scores)
+        rest = sorted((s for s in scores if s is not best), key=lambda s: s.seconds)
+        return [best, *rest]
+
+    def choose(self, hint: RouteHint, now: float) -> Score | None:
+        """The best replica; None where there is none."""
+        scores = self._scores(hint, now, None)
+        return self._best(scores) if scores else None
+
+    def sent(self, request_id: str, replica_id: str, hint: RouteHint, now: float) -> None:
+        """The request went there. Call `ended` for it, however it ends."""
+        replica = self._replicas.get(replica_id)
+        if replica is None:
+            return
+        cached = self._cached(self._prefixes.matched(hint.blocks).get(replica_id, 0), hint)
+        cost_s = (hint.prompt_tokens - cached) * replica.report.prefill_s_per_token
+        replica.in_flight += 1
+        replica.changed += self.policy.gates
+        replica.sends.append((now, cost_s))
+        replica.prefill_until_s = max(replica.prefill_until_s, now) + cost_s * self.policy.gates
+        wait_s = slot_wait_s(
+            replica.report.backlog.slots, replica.occupied() - 1, replica.report.backlog.service_s
+        )
+        self._prefixes.remember(replica_id, hint.blocks, replica.prefill_until_s + wait_s)
+        self._sent[request_id] = replica_id
+        if len(self._sent) > self.policy.in_flight_max:
+            self.ended(next(iter(self._sent)))
+
+    def ended(self, request_id: str) -> None:
+        """The request ended, was cancelled or lost its replica. Unknown ones are ignored."""
+        replica = self._replicas.get(self._sent.pop(request_id, ""))
+        if replica is not None:
+            replica.in_flight -= 1
+            replica.changed -= 1.0
+
+    def replica_of(self, request_id: str) -> str | None:
+        return self._sent.get(request_id)
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        return tuple(self._replicas)
+
+    @property
+    def blocks_remembered(self) -> int:
+        return len(self._prefixes)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._sent)
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _scores(self, hint: RouteHint, now: float, among: Iterable[str] | None) -> list[Score]:
+        matched = self._prefixes.matched(hint.blocks)
+        names = self._replicas if among is None else among
+        known = [self._replicas[name] for name in names if name in self._replicas]
+        able = [r for r in known if not r.report.draining]
+        return [self._score(r, matched.get(r.id, 0), hint, now) for r in able or known]
+
+    def _score(self, replica: _Replica, blocks: int, hint: RouteHint, now: float) -> Score:
+        report = replica.report
+        backlog = report.backlog
+        cached = self._cached(blocks, hint)
+        missing = hint.prompt_tokens - cached
+        occupied = replica.occupied()
+        seconds = slot_wait_s(backlog.slots, occupied, backlog.service_s)
+        seconds += max(0.0, replica.prefill_until_s - now) + missing * report.prefill_s_per_token
+        seconds += min(occupied, backlog.slots) * report.row_s * hint.output_tokens
+        if report.kv_free_tokens is not None and missing > report.kv_free_tokens:
+            seconds += backlog.service_s  # a running request has to end first
+        return Score(replica.id, seconds, cached)
+
+    def _cached(self, blocks: int, hint: RouteHint) -> int:
+        """Prompt tokens that need no prefill there: at least the last one does."""
+        return max(0, min(blocks * self.policy.block_tokens, hint.prompt_tokens - 1))
+
+    def _best(self, scores: Sequence[Score]) -> Score:
+        least_s = min(score.seconds for score in scores) + self.policy.tie_s
+        equal = [score for score in scores if score.seconds <= least_s]
+        if len(equal) == 1:
+            return equal[0]
+        self._turn += 1
+        return min(enumerate(equal), key=lambda item: self._tie(item[0], item[1], len(equal)))[1]
+
+    def _tie(self, place: int, score: Score, count: int) -> tuple[float, int, bool, int]:
+        replica = self._replicas[score.replica_id]
+        load = replica.occupied() / max(1, replica.report.backlog.slots)
+        return (load, self._prefixes.count(replica.id), not replica.local, (place + self._turn) % count)
