@@ -16,6 +16,7 @@ from stretto.cli.target_model import Subject, example, subject_of
 from stretto.cli.text import parse_size, size
 
 if TYPE_CHECKING:
+    from stretto.backends.llamacpp.placement import GpuMemory
     from stretto.model_files.fit import Estimate, Fit
 
 
@@ -41,7 +42,8 @@ def estimate(
     weights
         Size of the weights, if the file does not contain them: 9GB.
     memory
-        Memory to fit into, instead of this machine's free memory: 24GB.
+        Memory to fit into, instead of this machine's free memory: 24GB. Several sizes are those of GPUs:
+        24GB,24GB.
     json
         As JSON.
     """
@@ -51,11 +53,11 @@ def estimate(
     weights_bytes = parse_size(weights) if weights is not None else None
     subject = example(given) if example_ else subject_of(context, model or "demo", given)
     subject = subject.with_weights(weights_bytes)
-    subject = replace(subject, on_gpu=bool(machine.gpus()))
-    free, source = _free(on_gpu=subject.configured.machine.on_gpu)
-    if memory is not None:
-        free, source = parse_size(memory), "--memory"
-    result, fitting = subject.estimate(), subject.fit(free)
+    host = machine.memory().available
+    asked = [parse_size(part) for part in memory.split(",")] if memory is not None else []
+    subject = replace(subject, gpus=_gpus(asked))
+    free, source = _free(subject, asked, host)
+    result, fitting = subject.estimate(), subject.fit(free, host)
     if json:
         print_json(_as_json(subject, result, fitting, source))
     else:
@@ -64,12 +66,23 @@ def estimate(
         note(text)
 
 
-def _free(*, on_gpu: bool) -> tuple[int, str]:
-    """The largest GPU's free memory, else what the machine has available; and whose it is."""
-    if on_gpu:
-        best = max(machine.gpus(), key=lambda gpu: gpu.available)
-        return best.available, best.name
-    return machine.memory().available, "this machine"
+def _gpus(asked: list[int]) -> tuple[GpuMemory, ...]:
+    """The GPUs to plan for: those of this machine, or as many as `--memory` has sizes, if several."""
+    from stretto.backends.llamacpp.placement import GpuMemory
+
+    if len(asked) > 1:
+        return tuple(GpuMemory(f"GPU{index}", free) for index, free in enumerate(asked))
+    found = enumerate(machine.gpus())
+    return tuple(GpuMemory(f"GPU{index}", asked[0] if asked else gpu.available) for index, gpu in found)
+
+
+def _free(subject: Subject, asked: list[int], host: int) -> tuple[int, str]:
+    """Free memory where the model computes, of all its GPUs together, and whose it is."""
+    if subject.configured.machine.on_gpu:
+        used = subject.used_gpus
+        source = "--memory" if asked else f"{len(used)} GPU{'s' if len(used) > 1 else ''}"
+        return sum(gpu.free for gpu in used), source
+    return (asked[0], "--memory") if asked else (host, "this machine")
 
 
 def _steps(subject: Subject, result: Estimate) -> list[tuple[str, str, str]]:
@@ -98,6 +111,18 @@ def _parts(result: Estimate) -> list[tuple[str, int]]:
     ]
 
 
+def _devices(subject: Subject, result: Estimate) -> list[tuple[str, ...]]:
+    free = {gpu.name: size(gpu.free) for gpu in subject.gpus}
+    return [
+        (
+            name,
+            *(size(count) for count in (each.weights, each.cache, each.compute, each.total)),
+            free.get(name, ""),
+        )
+        for name, each in subject.by_device(result).items()
+    ]
+
+
 def _verdict(subject: Subject, fitting: Fit, source: str) -> list[str]:
     answer = "fits" if fitting.fits else "does not fit"
     return [
@@ -115,6 +140,12 @@ def _print(subject: Subject, result: Estimate, fitting: Fit, source: str) -> Non
     rows = [(name, f"{count:,}", size(count)) for name, count in _parts(result) if count]
     print_table(["WHAT LLAMA.CPP ALLOCATES", "BYTES", ""], rows, right=[1, 2])
     line()
+    devices = _devices(subject, result)
+    if devices:
+        print_table(
+            ["ON EACH DEVICE", "WEIGHTS", "KV CACHE", "COMPUTE", "TOTAL", "FREE"], devices, right=range(1, 6)
+        )
+        line()
     heading("What fits")
     for text in _verdict(subject, fitting, source):
         line(text)
@@ -139,6 +170,10 @@ def _as_json(subject: Subject, result: Estimate, fitting: Fit, source: str) -> d
             "steps": [text for _, text, _ in _steps(subject, result)],
         },
         "exact": {name.split(" (")[0].replace(" ", "_").lower(): count for name, count in _parts(result)},
+        "devices": {
+            name: {"weights": each.weights, "cache": each.cache, "compute": each.compute, "total": each.total}
+            for name, each in subject.by_device(result).items()
+        },
         "fit": {
             "fits": fitting.fits,
             "free_bytes": fitting.free,

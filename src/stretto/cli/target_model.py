@@ -18,7 +18,15 @@ from pydantic import ValidationError
 
 from stretto.backends.llamacpp.estimate import Configured
 from stretto.backends.llamacpp.machine import expected, wants_gpu
-from stretto.backends.llamacpp.options import ModelOptions
+from stretto.backends.llamacpp.options import CPU_DEVICE, ModelOptions
+from stretto.backends.llamacpp.placement import (
+    NO_TENSORS,
+    DeviceMemory,
+    GpuMemory,
+    TensorSizes,
+    by_device,
+    used_gpus,
+)
 from stretto.cli.context import GlobalOptions
 from stretto.cli.text import size
 from stretto.errors import ModelError, ModelNotFoundError, TruncatedModelError
@@ -27,6 +35,7 @@ from stretto.model_files.hub import SHARD
 from stretto.model_files.kind import ModelKind, ModelShape, shape_of
 from stretto.settings import ModelSettings
 from stretto.settings.errors import from_validation
+from stretto.settings.yaml_file import parse_value
 
 SPARSE_BYTES = 1 << 42  # more than any model's weights, less than any file system's limit
 EXAMPLE_NAME = "Qwen3-8B-Q8_0"
@@ -55,12 +64,13 @@ class Subject:
     weights: int
     settings: ModelSettings
     notes: tuple[str, ...] = ()
-    on_gpu: bool = False  # the machine has one
+    layout: TensorSizes = NO_TENSORS
+    gpus: tuple[GpuMemory, ...] = ()  # of the machine
 
     @property
     def configured(self) -> Configured:
         options = ModelOptions.from_settings(self.settings)
-        machine = replace(expected(options, in_worker=True), on_gpu=self.on_gpu and wants_gpu(options))
+        machine = replace(expected(options, in_worker=True), on_gpu=bool(self.gpus) and wants_gpu(options))
         return Configured.of(self.shape, self.settings, machine)
 
     @property
@@ -84,9 +94,29 @@ class Subject:
     def estimate(self) -> fit.Estimate:
         return self.configured.estimate(self.weights)
 
-    def fit(self, free_bytes: int) -> fit.Fit:
+    @property
+    def used_gpus(self) -> list[GpuMemory]:
+        return used_gpus(ModelOptions.from_settings(self.settings), self.gpus)
+
+    def by_device(self, result: fit.Estimate) -> dict[str, DeviceMemory]:
+        """The memory on each device; empty where the model runs on the CPU alone."""
+        if not self.used_gpus:
+            return {}
+        options = ModelOptions.from_settings(self.settings)
+        kv_there = self.settings.offload_kqv
+        return by_device(result, self.shape, options, self.layout, self.gpus, offload_kqv=kv_there)
+
+    def fit(self, free_bytes: int, host_bytes: int) -> fit.Fit:
+        """`free_bytes`: where the model computes, of all GPUs together; `host_bytes`: of the machine."""
         configured = self.configured
-        return configured.fit(self.weights, free_bytes, on_gpu=configured.machine.on_gpu)
+        if not configured.machine.on_gpu:
+            return configured.fit(self.weights, free_bytes, on_gpu=False)
+        free = {gpu.name: gpu.free for gpu in self.gpus} | {CPU_DEVICE: host_bytes}
+
+        def fits(found: fit.Estimate) -> bool:
+            return all(each.total <= free[name] for name, each in self.by_device(found).items())
+
+        return configured.fit(self.weights, free_bytes, on_gpu=True, fits=fits)
 
     def facts(self) -> list[tuple[str, str]]:
         """The input values, under their names in the file."""
@@ -108,8 +138,9 @@ class Subject:
 
 def example(flags: Mapping[str, Any]) -> Subject:
     """The guide's example; flags change it, the settings file does not."""
+    given = {name: parse_value(value) if isinstance(value, str) else value for name, value in flags.items()}
     try:
-        settings = ModelSettings.model_validate({**EXAMPLE_SETTINGS, **flags})
+        settings = ModelSettings.model_validate({**EXAMPLE_SETTINGS, **given})
     except ValidationError as error:
         raise from_validation(error) from None
     return Subject(EXAMPLE_NAME, EXAMPLE_SHAPE, EXAMPLE_WEIGHTS_BYTES, settings)
@@ -126,7 +157,7 @@ def subject_of(context: GlobalOptions, model: str, flags: Mapping[str, Any]) -> 
         note = f"{model} is not local: the values are those of its published shape"
         return Subject(EXAMPLE_NAME, EXAMPLE_SHAPE, EXAMPLE_WEIGHTS_BYTES, settings, (note,))
     file, notes = _header(path)
-    return Subject(path.name, shape_of(file), _weights(file), settings, notes)
+    return Subject(path.name, shape_of(file), _weights(file), settings, notes, TensorSizes.of(file))
 
 
 def _path(context: GlobalOptions, name: str) -> Path:

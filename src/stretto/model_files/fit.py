@@ -45,6 +45,7 @@ class Estimate:
     output: int  # logits handed back
     snapshots: int  # host memory for preempted requests and cached prefixes
     cells: int  # tokens that fit, of all slots
+    cache_layers: tuple[int, ...] = ()  # keys, values and states of all slots, by layer
     warnings: tuple[str, ...] = ()
 
     @property
@@ -108,7 +109,9 @@ def estimate(
     cells = padded((pool_tokens if unified else 0) or context_window * n_seq_max // streams)
     window = shape.sliding_window * n_seq_max // streams
     window_cells = cells if swa_full else min(cells, padded(window + n_ubatch))
-    slot_bytes = _row_sum(shape, key_type, value_type, cells, window_cells) if shape.causal else 0
+    rows = _layer_bytes(shape, key_type, value_type, cells, window_cells) if shape.causal else []
+    streams_allocated = streams + bool(side_context_ubatch)
+    states = shape.recurrent or (False,) * shape.layers
     compute = _compute(shape, cells, window_cells, n_ubatch, flash_attention=flash_attention)
     if side_context_ubatch:
         compute += _compute(shape, cells, window_cells, side_context_ubatch, flash_attention=True)
@@ -122,12 +125,16 @@ def estimate(
             cache_type_v,
         ),
         weights=weights_bytes,
-        cache=(streams + bool(side_context_ubatch)) * slot_bytes,
+        cache=streams_allocated * sum(rows),
         state=shape.recurrent_layers * shape.state_bytes * n_seq_max,
         compute=compute,
         output=4 * n_seq_max * (shape.vocabulary_size if shape.generates else shape.embedding_length),
         snapshots=snapshot_bytes,
         cells=streams * cells,
+        cache_layers=tuple(
+            streams_allocated * row + has_state * shape.state_bytes * n_seq_max
+            for row, has_state in zip(rows, states, strict=False)
+        ),
         warnings=_warnings(shape, key_type, value_type, context_window, flash_attention=flash_attention),
     )
 
@@ -141,27 +148,35 @@ def fit(
     n_seq_max: int = 4,
     on_gpu: bool = False,
     configure: Callable[[int], EstimateOptions] | None = None,
+    fits: Callable[[Estimate], bool] | None = None,
     **options: Unpack[EstimateOptions],
 ) -> Fit:
     """Whether it fits, the largest window for these slots, and the most slots for this window.
 
     `on_gpu`: `free_bytes` are a GPU's, where snapshots take no room. `configure`: the options for a window,
     where they depend on it; the window that is found fits, and a larger one with other options may fit, too.
+    `fits`: decides instead of `free_bytes`, where several devices share the model.
     """
 
-    def needed(window: int, slots: int) -> int:
+    def estimated(window: int, slots: int) -> Estimate:
         chosen = configure(window) if configure is not None else options
-        found = estimate(shape, weights_bytes=weights_bytes, context_window=window, n_seq_max=slots, **chosen)
+        return estimate(shape, weights_bytes=weights_bytes, context_window=window, n_seq_max=slots, **chosen)
+
+    def needed(found: Estimate) -> int:
         return found.device if on_gpu else found.total
+
+    def holds(window: int, slots: int) -> bool:
+        found = estimated(window, slots)
+        return needed(found) <= free_bytes if fits is None else fits(found)
 
     pool_tokens = (configure(context_window) if configure is not None else options).get("pool_tokens")
     steps = max(1, shape.context_length // CELLS_MULTIPLE)
-    blocks = _largest(steps, lambda n: needed(n * CELLS_MULTIPLE, n_seq_max) <= free_bytes)
-    slots = _largest(SEQUENCES_MAX, lambda n: needed(context_window, n) <= free_bytes)
+    blocks = _largest(steps, lambda n: holds(n * CELLS_MULTIPLE, n_seq_max))
+    slots = _largest(SEQUENCES_MAX, lambda n: holds(context_window, n))
     return Fit(
-        fits=needed(context_window, n_seq_max) <= free_bytes,
+        fits=holds(context_window, n_seq_max),
         free=free_bytes,
-        needed=needed(context_window, n_seq_max),
+        needed=needed(estimated(context_window, n_seq_max)),
         context_window_max=min(blocks * CELLS_MULTIPLE, pool_tokens or 1 << 62, shape.context_length),
         n_seq_max_max=slots,
     )
@@ -215,17 +230,19 @@ def padded(tokens: int) -> int:
 def stream_bytes(shape: ModelShape, cache_type_k: str, cache_type_v: str, window: int) -> int:
     """The KV cache of one slot."""
     cells = padded(window)
-    return _row_sum(shape, _cache_type(cache_type_k), _cache_type(cache_type_v), cells, cells)
+    return sum(_layer_bytes(shape, _cache_type(cache_type_k), _cache_type(cache_type_v), cells, cells))
 
 
-def _row_sum(shape: ModelShape, keys: TensorType, values: TensorType, cells: int, window_cells: int) -> int:
-    """One stream of the cache: a row of keys and one of values for every cell of every layer."""
+def _layer_bytes(
+    shape: ModelShape, keys: TensorType, values: TensorType, cells: int, window_cells: int
+) -> list[int]:
+    """One stream of the cache, by layer: a row of keys and one of values for every cell."""
     sliding = shape.sliding or (False,) * shape.layers
-    total = 0
+    found = []
     for heads, slides in zip(shape.kv_heads, sliding, strict=True):
         row = row_bytes(keys, heads * shape.key_length) + row_bytes(values, heads * shape.value_length)
-        total += row * (window_cells if slides else cells)
-    return total
+        found.append(row * (window_cells if slides else cells))
+    return found
 
 
 def _mean_kv_heads(shape: ModelShape) -> int:

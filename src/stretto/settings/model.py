@@ -6,9 +6,11 @@ Knows names, ranges, defaults and conflicts. `limits` derives the scheduler's li
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -52,6 +54,26 @@ def _policy(value: Any) -> Any:
 def _layers(value: Any) -> Any:
     """Accept -1 for all layers, as llama.cpp does."""
     return "all" if value == -1 and not isinstance(value, bool) else value
+
+
+def _regular_expression(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return value
+
+
+def _some_share(value: list[float] | None) -> list[float] | None:
+    if value is not None and not any(value):
+        raise ValueError("at least one GPU needs a share above 0")
+    return value
+
+
+_LayerCount = Annotated[Annotated[Count, Field(le=100_000)] | Literal["all"], BeforeValidator(_layers)]
+_Shares = Annotated[list[Annotated[float, Field(ge=0)]] | None, AfterValidator(_some_share)]
+_TensorPattern = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_regular_expression)]
+_DeviceName = Annotated[str, Field(min_length=1, max_length=80)]
 
 
 class ModelSettings(BaseModel):
@@ -137,20 +159,24 @@ class ModelSettings(BaseModel):
     tenant_weights: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = {}
     """Weights of tenants; default 1."""
 
-    split_mode: Literal["none", "layer", "row"] = "layer"
-    """How several GPUs share a model."""
+    split_mode: Literal["none", "layer", "row", "tensor"] = "layer"
+    """How several GPUs share a model: by layers, by rows of matrices or by tensors (experimental in
+    llama.cpp). none: main_gpu alone."""
     flash_attention: Annotated[Literal["auto", "on", "off", "long"], BeforeValidator(_switch)] = "auto"
     """on, off, or long: only for long prompts. auto: on for GPUs and short windows on ARM, else long."""
-    n_gpu_layers: Annotated[
-        Annotated[Count, Field(le=100_000)] | Literal["all"], BeforeValidator(_layers)
-    ] = "all"
+    n_gpu_layers: _LayerCount = "all"
     """Layers on the GPU; 0 is none, -1 is all."""
     main_gpu: Annotated[Count, Field(le=1024)] = 0
     """The GPU that holds what cannot be split."""
-    tensor_split: list[Annotated[float, Field(ge=0)]] | None = None
-    """Proportions of the model on each GPU."""
+    tensor_split: _Shares = None
+    """Proportions of the model on each GPU; default: by free memory."""
     devices: list[str] | None = None
     """Devices to use, by name; default: all."""
+    override_tensors: Annotated[dict[_TensorPattern, _DeviceName], Field(max_length=64)] = {}
+    """Devices of single tensors, by regular expression on their names: {"ffn_.*_exps": CPU}. The first match
+    wins."""
+    n_cpu_moe: _LayerCount = 0
+    """Layers, from the first, whose experts stay on the CPU; -1 is all."""
     offload_kqv: bool = True
     """Keep the KV cache on the GPU."""
     op_offload: bool = True

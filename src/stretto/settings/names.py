@@ -44,6 +44,8 @@ _SAME = {
     "tensor_split": "ts",
     "split_mode": "sm tensor_parallel_size",
     "devices": "device dev",
+    "override_tensors": "override_tensor ot",
+    "n_cpu_moe": "ncmoe cpu_moe cmoe",
     "preemption": "preemption_mode",
     "backend": "engine",
 }

@@ -40,7 +40,17 @@ USERS: dict[str, tuple[str, ...]] = {
         _GENERATING,
     ),
     **dict.fromkeys(
-        ("kernels", "main_gpu", "tensor_split", "split_mode", "use_mmap", "use_mlock", "use_direct_io"),
+        (
+            "kernels",
+            "main_gpu",
+            "tensor_split",
+            "split_mode",
+            "override_tensors",
+            "n_cpu_moe",
+            "use_mmap",
+            "use_mlock",
+            "use_direct_io",
+        ),
         _LLAMACPP_FILES,
     ),
     **dict.fromkeys(

@@ -148,3 +148,22 @@ def test_the_guides_configuration_without_the_guides_model(call, tmp_path):
     assert ended.code == 0
     assert json.loads(ended.out)["rule_of_thumb"]["steps"] == STEPS
     assert "published shape" in ended.err
+
+
+def test_several_gpus_are_planned_for_by_their_sizes(call):
+    found = json.loads(call("estimate", "--example", "--json", "--memory", "10GB,8GB").out)
+    assert list(found["devices"]) == ["CPU", "GPU0", "GPU1"]
+    assert found["devices"]["GPU0"]["weights"] > found["devices"]["GPU1"]["weights"]
+    assert found["fit"]["fits"]
+    assert "ON EACH DEVICE" in call("estimate", "--example", "--memory", "10GB,8GB").out
+
+
+def test_one_gpu_that_is_too_small_for_its_share_does_not_fit(call):
+    shares = ["--tensor-split", "1,9"]
+    found = json.loads(call("estimate", "--example", "--json", "--memory", "10GB,8GB", *shares).out)
+    assert not found["fit"]["fits"]
+
+
+def test_more_shares_than_gpus_are_refused(call):
+    ended = call("estimate", "--example", "--memory", "10GB,8GB", "--tensor-split", "1,1,1")
+    assert_one_line_error(ended, "tensor_split has 3 shares")

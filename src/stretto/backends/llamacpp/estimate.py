@@ -5,6 +5,7 @@ Loads neither llama.cpp nor numpy. Used by the worker's memory budget and by `st
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from stretto.backends.llamacpp import attention
@@ -55,11 +56,19 @@ class Configured:
             **self.fit_options(self.window),
         )
 
-    def fit(self, weights_bytes: int, free_bytes: int, *, on_gpu: bool) -> fit.Fit:
+    def fit(
+        self,
+        weights_bytes: int,
+        free_bytes: int,
+        *,
+        on_gpu: bool,
+        fits: Callable[[fit.Estimate], bool] | None = None,
+    ) -> fit.Fit:
         return fit.fit(
             self.shape,
             free_bytes=free_bytes,
             on_gpu=on_gpu,
+            fits=fits,
             weights_bytes=weights_bytes,
             context_window=self.window,
             n_seq_max=self.options.n_seq_max,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from stretto.backends.llamacpp.attention import Machine
 from stretto.backends.llamacpp.kernels import interpose, support
 from stretto.backends.llamacpp.machine import wants_gpu
-from stretto.backends.llamacpp.native.devices import device_list
+from stretto.backends.llamacpp.native.devices import device_list, gpu_names, override_list
 from stretto.backends.llamacpp.native.library import (
     Weights,
     forget_log,
@@ -24,12 +24,13 @@ from stretto.backends.llamacpp.native.library import (
 )
 from stretto.backends.llamacpp.native.vocabulary import Vocabulary
 from stretto.backends.llamacpp.options import ModelOptions
+from stretto.backends.llamacpp.placement import TensorSizes, check_split, overrides
 from stretto.errors import ModelLoadError
 from stretto.model_files import gguf, probe
 from stretto.model_files.kind import ModelShape, shape_of
 
 Progress = Callable[[float], None]
-_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
+_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _DEVICES_MAX = 128
 
 
@@ -122,7 +123,8 @@ def load(
     """
     options = options or ModelOptions()
     file = gguf.read(path)
-    shape_of(file)
+    shape = shape_of(file)
+    moved = overrides(options, shape.layers, TensorSizes.of(file))
     if trial:
         probe.require(path, cache_dir=cache_dir)
     from stretto.backends.llamacpp.kernels.probe import (
@@ -134,9 +136,13 @@ def load(
     lib = library()
     forget_log()
     params = _native(lib, options)
-    if options.devices:  # the list must live until the load is over
+    warnings += _check_split(options)
+    if options.devices:  # the lists must live until the load is over
         devices = device_list(options.devices)
         params.devices = ctypes.cast(devices, ctypes.c_void_p)
+    if moved:
+        moves = override_list(moved)
+        params.tensor_buft_overrides = ctypes.cast(moves, ctypes.c_void_p)
     params.use_extra_bufts = special
     raised: list[BaseException] = []
     callback = lib.llama_progress_callback(_reporter(progress, raised))  # referenced until the load is over
@@ -161,6 +167,11 @@ def _choose_kernels(kernels: str, cache_dir: Path | None) -> tuple[LoadWarning, 
         text = "kernels: llamacpp has no effect: another model of this process already uses our kernels"
         return (LoadWarning("own_kernels_used", text),)
     return ()
+
+
+def _check_split(options: ModelOptions) -> tuple[LoadWarning, ...]:
+    texts = check_split(options, len(gpu_names(options.devices)))
+    return tuple(LoadWarning("split_unused", text) for text in texts)
 
 
 def _native(lib: Any, options: ModelOptions) -> Any:

@@ -40,6 +40,8 @@ class ModelOptions:
     use_mlock: bool = False
     use_direct_io: bool = False
     devices: Sequence[str] = ()  # by ggml's names; empty: all
+    override_tensors: Sequence[tuple[str, str]] = ()  # regular expression of names, device
+    n_cpu_moe: int = 0  # layers whose experts stay on the CPU; -1: all
     kernels: str = "auto"  # own, llamacpp, or auto: our own where the process is Stretto's
 
     @classmethod
@@ -49,6 +51,8 @@ class ModelOptions:
             "n_gpu_layers": -1 if chosen.n_gpu_layers == "all" else chosen.n_gpu_layers,
             "tensor_split": tuple(chosen.tensor_split or ()),
             "devices": tuple(chosen.devices or ()),
+            "override_tensors": tuple(chosen.override_tensors.items()),
+            "n_cpu_moe": -1 if chosen.n_cpu_moe == "all" else chosen.n_cpu_moe,
         }
         return cls(**given)
 
