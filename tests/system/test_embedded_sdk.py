@@ -1,4 +1,4 @@
-"""A program that embeds the SDK keeps its own llama.cpp and its own thread switching."""
+"""A program that embeds the SDK keeps its own llama.cpp, its log callback and its own thread switching."""
 
 from __future__ import annotations
 
@@ -34,6 +34,34 @@ print([text for text in warnings if "kernels" in text])
 """
 
 
+LOGGING = """
+import ctypes, os, sys
+import llama_cpp
+lines = {"before": 0, "after": 0}
+
+def counts(name):
+    @llama_cpp.llama_log_callback
+    def take(level, text, user_data):
+        lines[name] += 1
+    return take
+
+before, after = counts("before"), counts("after")
+llama_cpp.llama_log_set(before, ctypes.c_void_p())
+from stretto import LLM
+options = {"n_seq_max": 1, "context_window": 256, "cache_dir": sys.argv[2]}
+with LLM(sys.argv[1], **options) as llm:
+    llm.generate("a", max_tokens=2)
+first = dict(lines)
+llama_cpp.llama_log_set(after, ctypes.c_void_p())
+with LLM(sys.argv[1], **options) as llm:
+    llm.generate("a", max_tokens=2)
+libc = ctypes.CDLL(None)
+libc.getenv.restype = ctypes.c_char_p
+print(first["before"] > 10, first["after"], lines["before"] == first["before"], lines["after"] > 10)
+print(libc.getenv(b"GGML_NO_BACKTRACE"))
+"""
+
+
 def embedded(tmp_path, *, first: str = "", kernels: str = "") -> list[str]:
     path = str(tiny_models.make("dense"))
     command = [sys.executable, "-c", SCRIPT, first, kernels, str(tmp_path), path]
@@ -50,6 +78,15 @@ def test_nothing_of_the_process_is_changed(tmp_path, first):
     assert ours == "False"
     assert "kernels: own" in reason
     assert warnings == "[]"
+
+
+def test_the_programs_log_callback_gets_every_line(tmp_path):
+    """Whether it was set before the SDK loaded a model or after; and nothing is printed."""
+    command = [sys.executable, "-c", LOGGING, str(tiny_models.make("dense")), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines() == ["True 0 True True", "None"]
+    assert done.stderr == ""
 
 
 @pytest.mark.skipif(not OURS, reason="our kernels are for ARM, and need a C compiler")

@@ -1,5 +1,9 @@
 """Imports the llama.cpp bindings once and collects its log instead of printing it.
 
+llama.cpp has one log callback per process. In Stretto's own processes (`claim_process`) ours is the only one.
+In a program that embeds the SDK the callback that the program has set still gets every line, also if it was
+set after ours.
+
 Everything typed as Any in this backend comes from here: ctypes functions have no useful types. Only the low-
 level `llama_cpp` API is used, never its `Llama`, server or disk cache.
 """
@@ -8,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import os
 import threading
 import weakref
@@ -22,8 +27,17 @@ _WARN, _ERROR, _CONTINUED = 3, 4, 5  # ggml's log levels
 
 _lock = threading.Lock()
 _log: deque[tuple[int, str]] = deque(maxlen=LOG_LINES_MAX)
-_kept: list[Any] = []  # callbacks that C code references: collecting one would crash at the next log line
 _loaded: Any = None
+_own_process = False
+_ours: Any = None  # our log callback: C code references it, so it lives as long as the process
+_next: tuple[Any, Any, bool] | None = None  # the callback before ours, its user data, whether a default
+_passing_on = threading.local()
+
+
+def claim_process() -> None:
+    """This process is Stretto's own. Call it before `library`."""
+    global _own_process  # noqa: PLW0603
+    _own_process = True
 
 
 def library() -> Any:
@@ -38,16 +52,15 @@ def _load() -> None:
     global _loaded  # noqa: PLW0603 - a C library is one per process
     if _loaded is not None:
         return
-    os.putenv("GGML_NO_BACKTRACE", "1")  # otherwise an abort inside ggml starts a debugger
+    if _own_process:
+        os.putenv("GGML_NO_BACKTRACE", "1")  # otherwise an abort inside ggml starts a debugger
     try:
         import llama_cpp
     except (ImportError, OSError, RuntimeError) as error:
         raise LlamaCppMissingError(
             f"llama-cpp-python is not installed or does not load: {str(error)[:200]}"
         ) from error
-    callback = llama_cpp.llama_log_callback(_take_line)
-    _kept.append(callback)
-    llama_cpp.llama_log_set(callback, ctypes.c_void_p())
+    _collect_log(llama_cpp)
     _load_cpu_variant(llama_cpp.llama_cpp._lib, Path(llama_cpp.__file__).parent / "lib")
     llama_cpp.llama_backend_init()
     _loaded = llama_cpp
@@ -92,7 +105,47 @@ def _file_of(address: int) -> str:
     return os.fsdecode(info.file)
 
 
+def _collect_log(llama_cpp: Any) -> None:
+    """Put our callback before the one that is set now, unless it is ours already."""
+    global _ours, _next  # noqa: PLW0603
+    if _ours is None:
+        _ours = llama_cpp.llama_log_callback(_take_line)
+    callback, user_data = llama_cpp.llama_log_callback(), ctypes.c_void_p()
+    llama_cpp.llama_log_get(ctypes.byref(callback), ctypes.byref(user_data))
+    if _address(callback) == _address(_ours):
+        return
+    if not _own_process:
+        _next = callback, user_data, _is_default(callback)
+    llama_cpp.llama_log_set(_ours, ctypes.c_void_p())
+
+
+def _is_default(callback: Any) -> bool:
+    """llama-cpp-python sets a callback of its own when imported, which prints every line."""
+    from llama_cpp._logger import llama_log_callback as default
+
+    return _address(callback) == _address(default)
+
+
+def _address(callback: Any) -> int | None:
+    return ctypes.cast(callback, ctypes.c_void_p).value
+
+
+def _pass_on(level: int, text: bytes) -> None:
+    """To the program's callback. The default prints only if the program asked for it (`Llama(verbose=…)`)."""
+    if _next is None or getattr(_passing_on, "active", False):  # active: that callback calls ours
+        return
+    callback, user_data, default = _next
+    if default and logging.getLogger("llama-cpp-python").level == logging.NOTSET:
+        return
+    _passing_on.active = True
+    try:
+        callback(level, text, user_data)
+    finally:
+        _passing_on.active = False
+
+
 def _take_line(level: int, text: bytes, _: object) -> None:
+    _pass_on(level, text)
     line = text.decode("utf-8", "replace")
     if level == _CONTINUED and _log:
         before = _log.pop()
@@ -108,6 +161,9 @@ def log_lines(*, errors_only: bool = False) -> list[str]:
 
 
 def forget_log() -> None:
+    """Begin to collect anew: before a call whose log is read."""
+    if not _own_process:
+        _collect_log(library())
     _log.clear()
 
 
