@@ -58,10 +58,10 @@ class LlamaCppBackend:
         self.measures: ContextMeasures = on_temporary_thread(lambda: measure(context))
         if calibrated:
             self.calibrate()
-        self._side = self._open_side_context() if context.plan.side_context else None
+        self.side_context = self._open_side_context() if context.plan.side_context else None
         self._threads = self._make_governor()
         rewind, _ = rewind_of(context, self.measures)
-        quirks = resolve_quirks(context, self.measures, rewind, side_context=self._side is not None)
+        quirks = resolve_quirks(context, self.measures, rewind, side_context=self.side_context is not None)
         self.quirks = quirks
         deterministic = context.options.deterministic
         self.capabilities = capabilities_of(
@@ -164,7 +164,7 @@ class LlamaCppBackend:
             context.set_threads(self._threads.count, min(batch, self._threads.count))
 
     def _contexts(self) -> list[Context]:
-        return [self.context] + ([self._side.context] if self._side is not None else [])
+        return [self.context] + ([self.side_context.context] if self.side_context is not None else [])
 
     # --- the protocol ----------------------------------------------------------------------------
 
@@ -188,9 +188,9 @@ class LlamaCppBackend:
 
     def _operate(self, tick: Tick, outcome: Outcome) -> set[int]:
         outcome.op_results = tuple(OpResult(ok=False, reason="not executed") for _ in tick.ops)
-        self._nan_isolation.before(tick.ops, self._side)
-        if self._side is not None and tick.ops:
-            self._side.before(tick.ops)
+        self._nan_isolation.before(tick.ops, self.side_context)
+        if self.side_context is not None and tick.ops:
+            self.side_context.before(tick.ops)
         outcome.op_results, broken = self.memory.execute(tick.ops)
         return broken
 
@@ -201,9 +201,9 @@ class LlamaCppBackend:
         fatal, doubtful = self._fatal, self._doubtful
         self._broken, self._fatal, self._doubtful = False, False, set()
         side_sequence = NO_SEQUENCE
-        if self._side is not None:
-            side_sequence = self._side.sequence
-            self._side.drop()  # its rows are lost
+        if self.side_context is not None:
+            side_sequence = self.side_context.sequence
+            self.side_context.drop()  # its rows are lost
         if fatal:
             for context in self._contexts():
                 context.rebuild()
@@ -229,8 +229,8 @@ class LlamaCppBackend:
         self.memory.arena.close()
         if self._threads is not None:
             self._threads.close()
-        if self._side is not None:
-            self._side.close()
+        if self.side_context is not None:
+            self.side_context.close()
         self.context.close()
         if self._owns_model:
             self.model.close()
@@ -253,8 +253,8 @@ class LlamaCppBackend:
         spans = [at for at, sequence in enumerate(tick.sequences) if sequence not in broken]
         self._check(tick, spans)
         side_span = None
-        if self._side is not None:
-            side_span = self._side.choose(tick, spans, self._bound, self.memory.copying)
+        if self.side_context is not None:
+            side_span = self.side_context.choose(tick, spans, self._bound, self.memory.copying)
         if side_span is not None:
             tick = self._recompute_prefix(tick, side_span)
         measured = self._measured(tick, spans)
@@ -304,8 +304,8 @@ class LlamaCppBackend:
 
     def _recompute_prefix(self, tick: Tick, span: int) -> Tick:
         """A prompt that begins in the side context recomputes there what its sequence already held."""
-        assert self._side is not None
-        rows = self._side.missing(tick, span)
+        assert self.side_context is not None
+        rows = self.side_context.missing(tick, span)
         if not rows:
             return tick
         self.context.remove(tick.sequences[span], 0)
@@ -314,9 +314,9 @@ class LlamaCppBackend:
 
     def _run_side(self, tick: Tick, rows: Rows, outcome: Outcome, got: dict[int, list[int]]) -> bool:
         """A chunk of the long prompt. It is handed over in the tick after the last one: streams wait less."""
-        assert self._side is not None
-        self._side.done = rows.outputs_count > 0
-        return self._run_call(tick, rows, outcome, got, self._side)
+        assert self.side_context is not None
+        self.side_context.done = rows.outputs_count > 0
+        return self._run_call(tick, rows, outcome, got, self.side_context)
 
     def _run_filled(
         self, tick: Tick, rows: Rows, outcome: Outcome, got: dict[int, list[int]], broken: set[int]
@@ -324,7 +324,7 @@ class LlamaCppBackend:
         """In the main context. Decode rows may get padding rows."""
         if self._padding is None or len(rows) != len(rows.spans):
             return self._run_call(tick, rows, outcome, got, self.context)
-        elsewhere = {self._side.sequence} if self._side is not None else set()
+        elsewhere = {self.side_context.sequence} if self.side_context is not None else set()
         padding = self._padding.add(rows, broken | self._nan_isolation.nan_sequences | elsewhere)
         try:
             return self._run_call(tick, rows, outcome, got, self.context)

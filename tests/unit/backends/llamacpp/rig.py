@@ -83,11 +83,12 @@ def make_backend(
     sampler=GreedySampler,
     cache_ram_bytes: int = 64 << 20,
     machine: Machine | None = None,
+    make_context: type[Context] = Context,
     **more,
 ) -> LlamaCppBackend:
     model = tiny(model) if isinstance(model, str) else model
     return LlamaCppBackend(
-        Context(model, options(**more), machine=machine),
+        make_context(model, options(**more), machine=machine),
         make_sampler=sampler,
         cache_ram_bytes=cache_ram_bytes,
     )

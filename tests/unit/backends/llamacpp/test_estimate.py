@@ -129,7 +129,7 @@ context = backend.context
 print(json.dumps([
     [asdict(configured.machine), expected.flash, expected.n_ubatch, expected.side_context_ubatch],
     [asdict(context.model.machine), context.flash_attention, context.n_ubatch,
-     backend._side.context.n_ubatch if backend._side else 0],
+     backend.side_context.context.n_ubatch if backend.side_context else 0],
 ]))
 """
     command = [sys.executable, "-c", script, str(tiny_models.make("dense"))]

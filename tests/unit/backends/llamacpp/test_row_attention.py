@@ -118,13 +118,13 @@ def test_prompts_give_the_same_numbers_however_they_are_cut():
 
 def test_a_long_prompt_is_handed_over_by_token():
     backend = backend_by_row(context_window=4096)
-    assert backend._side is not None
-    handed_over, hand_over = [], backend._side.hand_over
-    backend._side.hand_over = lambda: (handed_over.append(backend._side.sequence), hand_over())[1]
+    side = backend.side_context
+    assert side is not None
+    handed_over = side.handed_over
     requests = [ask(f"r{i}", text(size, i), max_tokens=6) for i, size in enumerate((1500, 30, 1100, 300))]
     outputs = Loop(backend, Limits(n_seq_max=3, n_batch=512, cache="none")).run(*requests)
     backend.close()
-    assert handed_over
+    assert side.handed_over > handed_over
     reference = Reference(tiny("dense"), window=4096)
     assert max(reference.gap(r.tokens, outputs[r.id]) for r in requests) <= TOLERANCE
     reference.close()

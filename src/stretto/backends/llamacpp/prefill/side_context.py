@@ -43,10 +43,13 @@ class HandOverError(Exception):
 
 
 class SideContext:
-    """`sequence`: the one of the main context that runs here; there it is empty until the hand-over."""
+    """`sequence`: the one of the main context that runs here; there it is empty until the hand-over.
+
+    `begun` and `handed_over` count prompts since the load, the trial's included.
+    """
 
     def __init__(self, main: Context) -> None:
-        self._main = main
+        self.main = main
         options = replace(main.options, n_seq_max=1, flash_attention="on", drafts_max=0)
         self._pausable = PausablePass(main.model.n_layer)
         self.context = Context(main.model, options, on_node=self._pausable.callback)
@@ -54,6 +57,7 @@ class SideContext:
             self.context.n_ubatch, tuning.SIDE_CONTEXT_ROWS_PER_LAYER * self._pausable.layers
         )
         self.sequence = NO_SEQUENCE
+        self.begun = self.handed_over = 0
         self._text = NOTHING  # all tokens to compute
         self._held = 0  # rows computed
         self._asked = 0  # rows that the core counts as computed
@@ -118,10 +122,16 @@ class SideContext:
         if self.holds_nan:
             self.drop()
         self.sequence = sequence
+        self.begun += 1
         self._text = array("i", text)
         self._held = self._asked = 0
         self.done = False
         self._idle = 0
+
+    @property
+    def paused(self) -> bool:
+        """A pass has begun and waits between two layers."""
+        return self._pausable.paused
 
     # --- rows ------------------------------------------------------------------------------------
 
@@ -171,11 +181,12 @@ class SideContext:
         done = done and self.context.read_state(0, state, WHOLE) == len(state)
         self.drop()
         if done:
-            ours = for_context(state, streams=self._main.n_seq_max, by_token=self._main.flash_attention)
-            done = ours is not None and self._main.write_state(sequence, ours, WHOLE) == len(ours)
-        if not done or self._main.positions(sequence)[1] + 1 != length:
-            self._main.remove(sequence, 0)
+            ours = for_context(state, streams=self.main.n_seq_max, by_token=self.main.flash_attention)
+            done = ours is not None and self.main.write_state(sequence, ours, WHOLE) == len(ours)
+        if not done or self.main.positions(sequence)[1] + 1 != length:
+            self.main.remove(sequence, 0)
             raise HandOverError
+        self.handed_over += 1
 
     def drop(self) -> None:
         self._pausable.abandon()
@@ -192,7 +203,7 @@ class SideContext:
 
     def works(self) -> bool:
         """Trial: a short prompt computed here and handed over must continue as one computed there."""
-        main, vocab = self._main, self.context.vocab
+        main, vocab = self.main, self.context.vocab
         begin, last = [(0, 0, TRIAL_TOKENS)], [(0, TRIAL_TOKENS, 1)]
         try:
             if main.decode(rows_for(begin, vocab=vocab)) or main.decode(rows_for(last, vocab=vocab)):
