@@ -104,30 +104,30 @@ LLAMACPP = (
     ),
 )
 
-ENGINE = (
+CLIENT = (
     by_script(
-        "engine-batcher",
+        "client-batcher",
         "calls saved, time to the first token, added waits and frames per token, from counted frames",
         *("benchmarks/batcher.py", "--check"),
     ),
     by_script(
-        "engine-kills",
+        "client-kills",
         "25 × kill -9 under 16 streams of SmolLM2, a killed parent, 10 × SIGSTOP: nothing is lost or leaked",
         *("-m", "tests.system.process.kill_worker", "--model", "default", "--tokens", "32"),
     ),
-    by_tests("engine-process", "mixed batches, tokens, uids, signals", "tests/system/process"),
+    by_tests("client-process", "mixed batches, tokens, uids, signals", "tests/system/process"),
     by_script(
-        "engine-slow-reader",
+        "client-slow-reader",
         "a client that reads one token per second slows no other stream, and eight of them stall none",
         *("benchmarks/slow_reader.py", "--check"),
     ),
     by_script(
-        "engine-frames",
+        "client-frames",
         "a million mutated frames: no crash, no hang, no memory growth",
         *("-m", "tests.system.security.frame_fuzz", "--count", "1000000"),
     ),
     by_script(
-        "engine-simulation",
+        "client-simulation",
         "registry, batcher and supervisor under broken wires and dying workers: each request ends once",
         *("-m", "stretto.testing.client_simulate", "--seeds", "1000"),
     ),
@@ -223,4 +223,4 @@ PEERS = (
     ),
 )
 
-ALL = (*CORE, *LLAMACPP, *ENGINE, *SERVER, *EMBEDDINGS, *TORCH, *PEERS)
+ALL = (*CORE, *LLAMACPP, *CLIENT, *SERVER, *EMBEDDINGS, *TORCH, *PEERS)
