@@ -1,6 +1,7 @@
 """Which weight types are fast: what `doctor` measured on this machine, and what that means for a file.
 
-The one table of another machine is for `show` and `pull`, which measure nothing: types that are slow on ARM.
+`show` and `pull` measure nothing. They name the types for which llama.cpp has no fast kernels on ARM, and
+leave figures to `doctor`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,6 @@ SLOW_ON_ARM = ("Q4_1", "Q5_0", "Q5_1")
 BEST_ON_ARM = "Q4_0"
 FAST_SHARE = 0.5  # of the fastest type's rate, at 16 rows and at 256
 CACHE_SHARE = 1.25  # of f16's time: a KV cache type that takes longer is advised against
-
-
-@dataclass(frozen=True, slots=True)
-class WeightSpeed:
-    """Tokens per second of SmolLM2-135M-Instruct with one weight type on a Neoverse-N1, 2 cores."""
-
-    type: str
-    decode_16_slots: int
-
-
-MEASURED_ON_ARM = {"Q4_1": WeightSpeed("Q4_1", 123), "Q4_0": WeightSpeed("Q4_0", 369)}
 
 
 def judged(measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -80,7 +69,5 @@ def advice_for(type_name: str | None, name: str) -> str | None:
     """What to do about a file of a slow type; None where nothing is known against it."""
     if type_name not in SLOW_ON_ARM or platform.machine().lower() not in ARM:
         return None
-    slow, best = MEASURED_ON_ARM.get(type_name), MEASURED_ON_ARM[BEST_ON_ARM]
-    figures = f" ({slow.decode_16_slots} against {best.decode_16_slots} tok/s at 16 slots)" if slow else ""
     command = f"stretto quantize {name} {Path(name).stem}.{BEST_ON_ARM}.gguf {BEST_ON_ARM}"
-    return f"{type_name} is slow on ARM CPUs{figures}: `{command}`"
+    return f"llama.cpp has no fast kernels for {type_name} on ARM (`stretto doctor` measures it): `{command}`"

@@ -221,6 +221,28 @@ def test_judgement_of_weight_types():
     assert weights.advice([], []) == []
 
 
+@pytest.mark.parametrize(
+    ("machine", "weight_type", "advised"),
+    [
+        ("aarch64", "Q4_1", True),
+        ("arm64", "Q5_0", True),
+        ("aarch64", "Q4_0", False),
+        ("x86_64", "Q4_1", False),
+    ],
+)
+def test_advice_about_a_file_of_a_slow_type(monkeypatch, machine, weight_type, advised):
+    """It quotes no figures: those of another machine would be wrong here."""
+    from stretto.cli import weights
+
+    monkeypatch.setattr(weights.platform, "machine", lambda: machine)
+    advice = weights.advice_for(weight_type, "a/model.gguf")
+    assert (advice is not None) == advised
+    if advice:
+        assert "stretto quantize a/model.gguf model.Q4_0.gguf Q4_0" in advice
+        assert "stretto doctor" in advice
+        assert "tok/s" not in advice
+
+
 def test_doctor_for_people(call):
     text = call("doctor", "--measure-s", "0.01").out
     for word in ("llama.cpp", "memory", "default model", "Advice", "Q4_1", "16 SLOTS"):
