@@ -43,8 +43,8 @@ def test_methods_count(tmp_path):
     assert planted(tmp_path, "src/a.py", f"class A:\n{inside}") == 1
 
 
-def test_tests_may_be_longer(tmp_path):
-    assert planted(tmp_path, "tests/test_a.py", "x = 1\n" * 500) == 0
+def test_tests_are_checked_too(tmp_path):
+    assert planted(tmp_path, "tests/test_a.py", "x = 1\n" * 500) == 1
 
 
 def test_exceptions_give_a_reason_and_name_what_is_there():
