@@ -21,7 +21,7 @@ NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
 LLAMA_CMAKE := -DCMAKE_PROJECT_llama_cpp_INCLUDE='$(CURDIR)/tools/llamacpp.cmake'
 PORTABLE_CMAKE := $(LLAMA_CMAKE) -DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON -DGGML_CPU_ALL_VARIANTS=ON -DGGML_BACKEND_DIR=llama_cpp/lib \
   -DCMAKE_C_COMPILER_LAUNCHER='$(CURDIR)/tools/variant_compiler' -DCMAKE_CXX_COMPILER_LAUNCHER='$(CURDIR)/tools/variant_compiler'
-COMPILE_TIME := 5 to 10 minutes on 2 cores, less on more: all are used
+COMPILE_TIME := 3 to 10 minutes on 2 cores, less on more: all are used
 NATIVE_CMAKE := $(LLAMA_CMAKE) $(shell grep -qs amx_tile /proc/cpuinfo && echo "-DCMAKE_C_FLAGS='$(NO_AMX)' -DCMAKE_CXX_FLAGS='$(NO_AMX)'")
 
 .DEFAULT_GOAL := help
