@@ -15,7 +15,7 @@ import traceback
 import structlog
 
 from stretto.testing.client_simulation import ClientReport, ClientSimulation
-from stretto.testing.reports import Violation, write_report
+from stretto.testing.reports import Violation, print_counts, write_report
 
 SOMETIMES = (
     "a hold",
@@ -65,13 +65,7 @@ def show(report: ClientReport, seconds: float) -> None:
         f"{report.seeds:,} seeds, {report.requests:,} requests, {report.virtual_s / 3600:.1f} hours of "
         f"virtual time in {seconds:.0f} s, no violation"
     )
-    for title, counts in (("faults", report.faults), ("requests by outcome", report.outcomes)):
-        print(f"\n{title}:")
-        for name in sorted(counts):
-            print(f"  {counts[name]:>10,}  {name}")
-    print("\nsometimes:")
-    for law in SOMETIMES:
-        print(f"  {report.sometimes[law]:>10,}  {law}")
+    print_counts(report, laws=SOMETIMES)
 
 
 def main(arguments: list[str] | None = None) -> int:

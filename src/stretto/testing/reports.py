@@ -1,4 +1,4 @@
-"""What a simulation found: a violation, or a file of counts by kind, in an order that does not change."""
+"""What a simulation found: a violation, or counts by kind, in an order that does not change."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ class Tally(Protocol):
     faults: Counter[str]
     outcomes: Counter[str]
     sometimes: Counter[str]
+
+
+def print_counts(tally: Tally, *, laws: Iterable[str]) -> None:
+    for title, counts in (("faults", tally.faults), ("requests by outcome", tally.outcomes)):
+        print(f"\n{title}:")
+        for name in sorted(counts):
+            print(f"  {counts[name]:>10,}  {name}")
+    print("\nsometimes:")
+    for law in laws:
+        print(f"  {tally.sometimes[law]:>10,}  {law}")
 
 
 def write_report(path: str, tally: Tally, *, laws: Iterable[str], **figures: Any) -> None:

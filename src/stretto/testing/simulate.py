@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from itertools import count
 from multiprocessing import get_context
 
-from stretto.testing.reports import Violation, write_report
+from stretto.testing.reports import Violation, print_counts, write_report
 from stretto.testing.scenario import draw
 from stretto.testing.simulation import Report, Simulation
 from stretto.testing.sometimes import SOMETIMES
@@ -72,13 +72,7 @@ def run_many(
 
 def show(report: Report, seconds: float) -> None:
     print(f"\n{report.ticks:,} ticks, {report.seeds:,} seeds, {seconds:.0f} s, no violation")
-    for title, counts in (("faults", report.faults), ("requests by outcome", report.outcomes)):
-        print(f"\n{title}:")
-        for name in sorted(counts):
-            print(f"  {counts[name]:>10,}  {name}")
-    print("\nsometimes:")
-    for law in SOMETIMES:
-        print(f"  {report.sometimes[law]:>10,}  {law}")
+    print_counts(report, laws=SOMETIMES)
 
 
 def main(arguments: list[str] | None = None) -> int:

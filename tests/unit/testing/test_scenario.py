@@ -17,7 +17,8 @@ def test_the_same_seed_gives_the_same_scenario():
 @pytest.mark.parametrize("seed", range(0, 200, 40))
 def test_every_scenario_can_run(seed):
     scenario = draw(seed)
-    Scheduler(scenario.limits, scenario.capabilities)
+    scheduler = Scheduler(scenario.limits, scenario.capabilities)
+    assert len(scheduler.state.slots) == scenario.limits.n_seq_max
 
 
 def test_seeds_cover_every_layout_and_policy():

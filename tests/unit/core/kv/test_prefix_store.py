@@ -31,10 +31,11 @@ def test_common_prefix_counts_equal_tokens(left, right, limit):
 def test_common_prefix_lets_go_of_its_arrays():
     """An array that is still viewed cannot grow: the slot's tokens must."""
     left, right = prompt(10), prompt(10)
-    common_prefix(left, right, 10)
-    common_prefix(left, array("i", [*right[:5], 0]), 10)
+    assert common_prefix(left, right, 10) == 10
+    assert common_prefix(left, array("i", [*right[:5], 0]), 10) == 5
     left.append(1)
     right.append(1)
+    assert (len(left), len(right)) == (11, 11)
 
 
 def test_who_may_see_a_content():
