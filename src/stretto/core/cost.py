@@ -76,6 +76,11 @@ class CostModel:
         """For comparing a prefix's worth with the cost of bringing it in; a guess until measured."""
         return self._prefill.predict([1.0, WORTH_CONTEXT]) if self._prefill.samples else 1e-3
 
+    @property
+    def row_s(self) -> float:
+        """What one more decode row adds to a tick."""
+        return self._decode.coefficients[1]
+
     def allowance_s(self, decode_s: float, target_s: float | None, length: int) -> float:
         """Time for prompts in a tick, the oldest of which is `length` tokens long.
 

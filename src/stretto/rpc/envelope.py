@@ -14,6 +14,7 @@ from msgspec import Raw, Struct
 
 from stretto.errors import FrameError
 from stretto.rpc import messages as m
+from stretto.rpc.routing import RoutingParams, RoutingResult
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
 SERVER_ERROR = -32000  # all our errors: `data.code` is specific
@@ -50,6 +51,7 @@ METHODS: dict[str, Method] = {
     "embed": Method(m.EmbedParams, m.EmbedResult),
     "rerank": Method(m.RerankParams, m.RerankResult),
     "stats": Method(m.Empty, m.Stats, idempotent=True),
+    "routing": Method(RoutingParams, RoutingResult, idempotent=True),
     "watch": Method(m.WatchParams, m.Empty),
     "drain": Method(m.Empty, m.Empty),
     "shutdown": Method(m.Empty, m.Empty),

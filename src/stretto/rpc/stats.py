@@ -44,6 +44,9 @@ class ModelStats(Message):
     queued: dict[str, int] = field(default_factory=dict)  # by priority
     parked: int = 0
     kv_used: float = 0.0  # 0 to 1
+    backlog_s: float = 0.0  # predicted wait of a request that came now
+    kv_block_tokens: int = 0
+    kv_blocks: int = 0
     cache_bytes: int = 0  # host memory of cached prefixes
     last_tick_age_s: float = 0.0
     pass_s: float = 0.0

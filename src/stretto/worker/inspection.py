@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stretto.core import backlog
+from stretto.core.capabilities import Share
 from stretto.core.request import Priority
 from stretto.core.slot import Slot, Status
 from stretto.core.state import State
 from stretto.core.tick import Note, Tick
 
 Span = tuple[int, str, int, bool]  # slot, request, rows, decode
+BLOCK_TOKENS = 16  # of KV memory without pages, as reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,9 @@ class SchedulerView:
     parked: int
     kv_used: float
     cache_bytes: int
+    backlog_s: float
+    kv_block_tokens: int
+    kv_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,17 @@ class TickRecord:
 def view(state: State) -> SchedulerView:
     slots = tuple(_slot(slot) for slot in state.slots)
     preempted = len(state.queue.preempted)
-    return SchedulerView(slots, queued(state), preempted, kv_used(state), state.ledger.host_bytes)
+    block_tokens, blocks = kv_blocks(state)
+    return SchedulerView(
+        slots=slots,
+        queued=queued(state),
+        parked=preempted,
+        kv_used=kv_used(state),
+        cache_bytes=state.ledger.host_bytes,
+        backlog_s=backlog.predict(state).wait_s,
+        kv_block_tokens=block_tokens,
+        kv_blocks=blocks,
+    )
 
 
 def queued(state: State) -> dict[str, int]:
@@ -74,6 +90,18 @@ def kv_used(state: State) -> float:
     can = state.can
     capacity = can.pages * can.page_tokens if can.pages else can.sequences_max * can.window
     return min(1.0, sum(slot.computed for slot in state.active) / capacity) if capacity else 0.0
+
+
+def kv_blocks(state: State) -> tuple[int, int]:
+    """Tokens of one block of KV memory, and the number of blocks.
+
+    Without pages, prefixes are shared by the token; gateways want blocks all the same.
+    """
+    can = state.can
+    if can.share is Share.PAGES:
+        return can.page_tokens, can.pages
+    tokens = can.pages * can.page_tokens if can.pages else can.sequences_max * can.window
+    return BLOCK_TOKENS, tokens // BLOCK_TOKENS
 
 
 def spans(state: State, tick: Tick) -> tuple[Span, ...]:

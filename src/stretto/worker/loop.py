@@ -15,17 +15,20 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TypeVar
 
 from stretto.backends.base import Backend, complete
 from stretto.core.limits import Limits
 from stretto.core.request import Request
 from stretto.core.scheduler import Scheduler
+from stretto.core.state import State
 from stretto.core.tick import End, Events, Idle, Preempted, Terminal, Tick
 from stretto.errors import ShuttingDownError, StrettoError
 from stretto.worker import inspection
 
 log = logging.getLogger("stretto.runtime")
 REST_S_MAX = 3600.0  # the wait primitive cannot take arbitrarily long time-outs
+T = TypeVar("T")
 
 
 _NO_COUNTS: Mapping[str, int] = MappingProxyType({})
@@ -107,17 +110,20 @@ class EngineLoop:
             self._closed.wait(timeout_s)
 
     def inspect(self) -> Future[inspection.SchedulerView]:
-        """The scheduler between two ticks. A hung loop never answers: wait with a time-out."""
-        answer: Future[inspection.SchedulerView] = Future()
+        return self.ask(inspection.view)
+
+    def ask(self, question: Callable[[State], T]) -> Future[T]:
+        """Ask the scheduler between two ticks. A hung loop never answers: wait with a time-out."""
+        answer: Future[T] = Future()
         if self._closed.is_set():
             answer.set_exception(ShuttingDownError("the model is closed"))
         else:
-            self._post(lambda _: self._answer_inspection(answer))
+            self._post(lambda _: self._answer(question, answer))
         return answer
 
-    def _answer_inspection(self, answer: Future[inspection.SchedulerView]) -> None:
+    def _answer(self, question: Callable[[State], T], answer: Future[T]) -> None:
         if answer.set_running_or_notify_cancel():  # the caller may have cancelled
-            answer.set_result(inspection.view(self._scheduler.state))
+            answer.set_result(question(self._scheduler.state))
 
     def watch(self, on_tick: Callable[[inspection.TickRecord], None] | None) -> None:
         """Call `on_tick` for every tick on this loop's thread; None disables it."""

@@ -25,6 +25,7 @@ from stretto.errors import (
 )
 from stretto.rpc import messages as m
 from stretto.rpc.frames import FRAME_BYTES_MAX
+from stretto.rpc.routing import RoutingParams, RoutingResult
 from stretto.telemetry.event_log import EventLog
 from stretto.worker.batches import BatchLog, tokenize_all
 from stretto.worker.embedding import EmbeddingRuntime, Runner
@@ -33,6 +34,7 @@ from stretto.worker.model import ModelRuntime, PreparedRequest, Prompt
 from stretto.worker.outbox import Outbox, StreamSink
 from stretto.worker.pool import ModelPool, PoolEntry, Resident
 from stretto.worker.preparing import Preparing
+from stretto.worker.routing import model_routing
 from stretto.worker.session import Session, StreamRecord
 from stretto.worker.telemetry import TickFeed, memory_bytes, model_stats
 from stretto.worker.terminal_errors import stream_of
@@ -91,6 +93,7 @@ class Methods:
             "embed": self._embed,
             "rerank": self._rerank,
             "stats": lambda _session, _params: self.stats(),
+            "routing": self._routing,
             "watch": self._watch,
             "drain": self._drain,
             "shutdown": self._shutdown,
@@ -162,6 +165,12 @@ class Methods:
             models=[*await asyncio.gather(*models), *embedding],
             batches=self._batches.telemetry,
         )
+
+    async def _routing(self, session: Session, params: m.Message) -> m.Message:
+        loaded = [(n, r.runtime) for n, r in self._pool.loaded() if isinstance(r, LoadedModel)]
+        asked = [model_routing(name, runtime, cast(RoutingParams, params)) for name, runtime in loaded]
+        found = [one for one in await asyncio.gather(*asked) if one is not None]
+        return RoutingResult(models=found, draining=self.draining)
 
     def _watch(self, session: Session, params: m.Message) -> m.Message:
         wanted = cast(m.WatchParams, params).enabled

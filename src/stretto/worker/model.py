@@ -14,11 +14,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from stretto.backends.base import Backend
 from stretto.core.limits import Limits
 from stretto.core.request import Priority, Request, SamplingParams
+from stretto.core.state import State
 from stretto.core.tick import Events, Started, Terminal, TickMeasures
 from stretto.errors import PromptTooLongError
 from stretto.rpc.text_bound import TextBound
@@ -37,6 +38,8 @@ from stretto.worker.inspection import SchedulerView, TickRecord
 from stretto.worker.loop import EngineLoop, LoopStats
 from stretto.worker.output import OutputPump
 from stretto.worker.text_stream import PLAIN, Shown, TextDelta, TextStream, ToolReading
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +297,10 @@ class ModelRuntime:
     def after_tick(self, callback: Callable[[], None]) -> None:
         """Called on the output thread after all deltas of a tick have been delivered."""
         self._pump.after_tick(callback)
+
+    def ask(self, question: Callable[[State], T]) -> Future[T]:
+        """Runs `question` on the loop's thread, between two ticks."""
+        return self._loop.ask(question)
 
     def inspect(self) -> Future[SchedulerView]:
         return self._loop.inspect()

@@ -33,7 +33,7 @@ from stretto.worker.pool import PoolEntry
 STREAM_ID_CHARS_MAX = 256
 AUTH_TIMEOUT_S = 5.0
 AUTHENTICATE = "runtime/authenticate"
-OWNERS_METHODS = frozenset({"drain", "shutdown"})
+OWNERS_METHODS = frozenset({"drain", "routing", "shutdown"})
 log = logging.getLogger("stretto.runtime")
 _numbers = itertools.count(1)
 

@@ -22,7 +22,7 @@ from stretto.errors import QueueFullError, ServerBusyError, ShuttingDownError, S
 from stretto.rpc.messages import GenerateParams
 from stretto.telemetry.traces import OtelTracer
 from tests.server.operations.in_memory import simulated
-from tests.server.operations.scripted import ScriptedClient
+from tests.server.operations.scripted import MODEL, ScriptedClient
 from tests.server.operations.serving import CHAT, Running, served
 
 
@@ -204,6 +204,7 @@ VLLM = [
     "num_requests_running",
     "num_requests_waiting",
     "kv_cache_usage_perc",
+    "cache_config_info",
     "prompt_tokens_total",
     "generation_tokens_total",
     "num_preemptions_total",
@@ -219,7 +220,10 @@ VLLM = [
 def test_names_for_dashboards_made_for_vllm() -> None:
     with served(metrics_compat="vllm") as running:
         ask(running)
-        names = {key[0] for key in metrics(running)}
+        seen = metrics(running)
+        names = {key[0] for key in seen}
+        assert seen["vllm:cache_config_info", MODEL, "16", "512"] == 1
+        assert seen["stretto_backlog_seconds", MODEL] == 1.5
         assert {f"vllm:{name}" for name in VLLM} <= names
         assert "stretto_slots" in names
     with served() as running:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from stretto.cluster.policy.prefixes import PrefixMap
-from stretto.cluster.policy.reports import DIGEST_BLOCKS_MAX, PrefixDigest, digest_of
+from stretto.core.blocks import DIGEST_BLOCKS_MAX, PrefixDigest, digest_of
 
 
 def make(*replicas: str, blocks_max: int = 100) -> PrefixMap:

@@ -5,24 +5,12 @@ Times are durations from the moment at which the report is read: clocks of two m
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from stretto.core.backlog import Backlog
+from stretto.core.blocks import PrefixDigest
 
-DIGEST_BLOCKS_MAX = 4096
-
-
-class PrefixDigest(NamedTuple):
-    """Block hashes of a replica's cached prefixes, the most useful first; at most `DIGEST_BLOCKS_MAX`.
-
-    `complete`: there are no others. Only then do routers forget what it does not list.
-    """
-
-    version: int
-    blocks: array[int]  # unsigned, 64 bits
-    complete: bool
+__all__ = ["PrefixDigest", "ReplicaReport"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,23 +30,3 @@ class ReplicaReport:
     kv_free_tokens: int | None = None
     draining: bool = False
     digest: PrefixDigest | None = None
-
-
-def digest_of(prefixes: list[tuple[int, ...]], version: int) -> PrefixDigest:
-    """A digest of cached prefixes, each as its block hashes; the most recently used prefix first.
-
-    Where they do not all fit, every prefix keeps its beginning: blocks are taken by depth, because a block is
-    of no use without those before it.
-    """
-    seen: dict[int, None] = {}
-    complete = True
-    for depth in range(max((len(prefix) for prefix in prefixes), default=0)):
-        for prefix in prefixes:
-            if depth < len(prefix) and prefix[depth] not in seen:
-                if len(seen) == DIGEST_BLOCKS_MAX:
-                    complete = False
-                    break
-                seen[prefix[depth]] = None
-        if not complete:
-            break
-    return PrefixDigest(version, array("Q", seen), complete)

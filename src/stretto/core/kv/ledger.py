@@ -7,11 +7,13 @@ ticks, and an operation counts only once `settle` has seen it succeed.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
 from stretto.core.ops import KvOp, OpResult
+from stretto.core.request import Scope
 from stretto.core.slot import Job, Slot
 from stretto.core.tick import Note, TableUpdate
 
@@ -62,6 +64,13 @@ class Settled(NamedTuple):
     rebuild: list[Slot]  # their KV is not valid: start again from nothing
 
 
+class CachedList(NamedTuple):
+    """Cached prefixes. `complete`: there are no others."""
+
+    prefixes: list[tuple[Scope, array[int]]]
+    complete: bool
+
+
 class KvLedger(Protocol):
     """Contract, tested for every implementation by one suite:
 
@@ -73,6 +82,8 @@ class KvLedger(Protocol):
     - `room_for` and `room_free` count in the ledger's own unit (cells, pages; none needed without a pool);
       `room_shared` is the part of a source that other slots hold anyway.
     - `relieve` evicts one idle entry when the backend found no room although the ledger had some.
+    - `cached` lists prefixes that requests of their scope could find, the most recently used first, until
+      they have `tokens_max` tokens together.
     - `check` raises when the ledger is inconsistent.
     """
 
@@ -103,4 +114,5 @@ class KvLedger(Protocol):
     def take_tables(self) -> tuple[TableUpdate, ...]: ...
     def settle(self, tick_id: int, results: Sequence[OpResult], *, ran: bool) -> Settled: ...
     def lose(self, sequence: int) -> Slot | None: ...
+    def cached(self, tokens_max: int) -> CachedList: ...
     def check(self) -> None: ...

@@ -14,6 +14,7 @@ from stretto.core.kv.prefix_store import common_prefix
 from stretto.core.request import Scope
 
 Digest = bytes
+ROOTS_MAX = 4096  # scopes whose prefixes can be listed
 
 
 def root_digest(scope: Scope, owner: str = "") -> Digest:
@@ -39,6 +40,16 @@ class PageIndex:
         self._size = page_tokens
         self._known: dict[Digest, int] = {}
         self._children: dict[Digest, dict[int, None]] = {}  # digest -> pages that continue it
+        self._roots: dict[Digest, Scope] = {}  # of chains, by their start
+
+    def root(self, scope: Scope) -> Digest:
+        """The start of a scope's chains, remembered for `ending_at`."""
+        digest = root_digest(scope)
+        self._roots.pop(digest, None)
+        self._roots[digest] = scope
+        if len(self._roots) > ROOTS_MAX:
+            del self._roots[next(iter(self._roots))]
+        return digest
 
     def chain(self, tokens: array[int], digest: Digest) -> tuple[list[int], Digest]:
         """The known pages with which these tokens begin, and the digest at their end."""
@@ -70,6 +81,20 @@ class PageIndex:
             self._known[digest] = page.index
             self._children.setdefault(parent, {})[page.index] = None
         return digest
+
+    def ending_at(self, page: Page) -> tuple[Scope, array[int]] | None:
+        """The prefix of which this is the last page; None where another page continues it."""
+        if page.digest is None or page.digest in self._children:
+            return None
+        parts, digest = [page.tokens], page.parent
+        while digest in self._known:
+            parts.append(self._pages[self._known[digest]].tokens)
+            digest = self._pages[self._known[digest]].parent
+        scope = self._roots.get(digest)
+        tokens: array[int] = array("i")
+        for part in reversed(parts):
+            tokens.extend(part)
+        return None if scope is None else (scope, tokens)
 
     def forget(self, page: Page) -> None:
         if page.digest is None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence as Seq
+from itertools import chain
 
 from stretto.core import event_names
 from stretto.core.capabilities import Capabilities
-from stretto.core.kv.ledger import Donor, Match, PrefixKind, Settled, Source
+from stretto.core.kv.ledger import CachedList, Donor, Match, PrefixKind, Settled, Source
 from stretto.core.kv.page_index import Digest, Page, PageIndex, root_digest
 from stretto.core.kv.prefix_store import common_prefix
 from stretto.core.limits import Limits, is_exact
@@ -116,10 +117,28 @@ class PageLedger:
                 best = Donor(slot.index, slot.job.id, ahead)
         return best
 
+    def cached(self, tokens_max: int) -> CachedList:
+        """Running requests' prompts, then pages without a holder, from the ends of their chains."""
+        found = CachedList([], complete=True)
+        running = (
+            (table.slot.job.scope, table.slot.known[: table.registered * self._size])
+            for table in self._tables.values()
+            if table.slot.job is not None
+        )
+        idle = (self._index.ending_at(self._pages[index]) for index in reversed(self._cached))
+        for entry in chain(running, idle):
+            if entry is None or not entry[1]:
+                continue
+            if len(entry[1]) > tokens_max:
+                return found._replace(complete=False)
+            tokens_max -= len(entry[1])
+            found.prefixes.append(entry)
+        return found
+
     # --- opening ---------------------------------------------------------------------------------
 
     def open(self, slot: Slot, job: Job, source: Source | None) -> bool:
-        table = BlockTable(slot, root_digest(job.scope))
+        table = BlockTable(slot, self._index.root(job.scope))
         partial = -1
         if source is not None:
             table.pages, partial = self._pages_of(job, source)

@@ -16,7 +16,7 @@ from stretto.core.capabilities import Capabilities, Rewind, Share
 from stretto.core.kv import matching
 from stretto.core.kv.cells import CellPool
 from stretto.core.kv.filling import SequenceFiller
-from stretto.core.kv.ledger import Match, PrefixKind, Settled, Source
+from stretto.core.kv.ledger import CachedList, Match, PrefixKind, Settled, Source
 from stretto.core.kv.prefix_store import CachedPrefix, PrefixStore
 from stretto.core.kv.sequence import Sequence, SequenceTable
 from stretto.core.kv.snapshots import Snapshots
@@ -55,6 +55,20 @@ class SequenceLedger:
 
     def match(self, job: Job) -> Match:
         return matching.match(self.table, job)
+
+    def cached(self, tokens_max: int) -> CachedList:
+        used = [(s.last_used, s.prefix) for s in self.table.all if s.prefix is not None]
+        used += [(snapshot.last_used, snapshot.prefix) for snapshot in self.store if snapshot.ready]
+        found = CachedList([], complete=True)
+        for _, prefix in sorted(used, key=lambda item: -item[0]):
+            length = min(prefix.length, prefix.prefilled)
+            if length <= 0 or prefix.owner:
+                continue
+            if length > tokens_max:
+                return found._replace(complete=False)
+            tokens_max -= length
+            found.prefixes.append((prefix.scope, prefix.tokens[:length]))
+        return found
 
     # --- opening ---------------------------------------------------------------------------------
 

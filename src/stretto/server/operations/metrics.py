@@ -140,6 +140,10 @@ def _worker(stats: Stats) -> Iterator[Metric]:
         "stretto_slots_busy": ("Slots with a request.", lambda model: model.active_slots),
         "stretto_parked": ("Requests that were interrupted and wait to resume.", lambda model: model.parked),
         "stretto_kv_usage_ratio": ("Share of the KV cache in use.", lambda model: model.kv_used),
+        "stretto_backlog_seconds": (
+            "Predicted wait of a request that came now: for a slot, and for prompts ahead of it.",
+            lambda model: model.backlog_s,
+        ),
         "stretto_last_tick_age_seconds": ("Since the last tick.", lambda model: model.last_tick_age_s),
         "stretto_pass_seconds": ("Time of the last pass.", lambda model: model.pass_s),
         "stretto_prefix_cache_bytes": ("Host memory of cached prefixes.", lambda model: model.cache_bytes),

@@ -52,7 +52,7 @@ def _gauges(models: list[ModelStats]) -> Iterator[Metric]:
         waiting.add_metric([model.model_id], sum(model.queued.values()) + model.parked)
         usage.add_metric([model.model_id], model.kv_used)
         older.add_metric([model.model_id], model.kv_used)
-    yield from (running, waiting, usage, older)
+    yield from (running, waiting, usage, older, _cache_config(models))
     preemptions = CounterMetricFamily(
         "vllm:num_preemptions", "Requests that lost their slot.", labels=[LABEL]
     )
@@ -60,6 +60,19 @@ def _gauges(models: list[ModelStats]) -> Iterator[Metric]:
         lost = sum(n for reason, n in model.preemptions.items() if reason != PreemptReason.TIME_SLICE.value)
         preemptions.add_metric([model.model_id], lost)
     yield preemptions
+
+
+def _cache_config(models: list[ModelStats]) -> Metric:
+    """Labels alone; the value is always 1. Gateways that score prefixes read the block size here."""
+    family = GaugeMetricFamily(
+        "vllm:cache_config_info",
+        "Blocks of the KV cache, as labels.",
+        labels=[LABEL, "block_size", "num_gpu_blocks"],
+    )
+    for model in models:
+        if model.kv_blocks:
+            family.add_metric([model.model_id, str(model.kv_block_tokens), str(model.kv_blocks)], 1)
+    return family
 
 
 def _counters(counters: Counters) -> Iterator[Metric]:
