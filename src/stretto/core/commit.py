@@ -43,6 +43,7 @@ class Committer:
     def commit(self, flight: InFlight, outcome: Outcome) -> None:
         state, tick = self._state, flight.tick
         settled = state.ledger.settle(tick.id, outcome.op_results, ran=outcome.ran)
+        state.swap_cost.observe(tick.ops, outcome.op_results)
         for slot in settled.rebuild:
             self._rebuild(slot)
         if outcome.failure is not None:

@@ -16,6 +16,7 @@ from stretto.core.kv.sequences import SequenceLedger
 from stretto.core.limits import Limits, is_exact
 from stretto.core.queue import Queue
 from stretto.core.slot import NEVER, Job, Slot, Status
+from stretto.core.swap_cost import SwapCost
 from stretto.core.tick import Binding, End, Events, Note, Preempted, PreemptReason, Started, Terminal
 from stretto.errors import BadOutputError, InvariantError, PreemptedError
 
@@ -47,6 +48,7 @@ class State:
             parts=capabilities.parts,
             efficient_quanta=capabilities.efficient_quanta,
         )
+        self.swap_cost = SwapCost(capabilities.snapshot_bytes_per_s)
         self.slots = [Slot(index) for index in range(limits.n_seq_max)]
         self.active: list[Slot] = []
         self.jobs: dict[str, Job] = {}
@@ -127,7 +129,7 @@ class State:
         if can.share is Share.PAGES and kept:
             return 0.0
         if can.share is not Share.PAGES and can.snapshots and bytes_ <= self.limits.cache_ram_bytes:
-            return 2 * bytes_ / can.snapshot_bytes_per_s
+            return self.swap_cost.swap_s(bytes_)
         return slot.computed * self.cost.prefill_s_per_token
 
     def release(self, slot: Slot, keep: int, *, private: bool = False) -> None:

@@ -6,8 +6,9 @@ has generated `slice_tokens`, or `SHORT_SLICE` once it has been paused for `PAUS
 at a share of the speed. Requests that are not streamed get no time slices: swapping would only delay them.
 
 The cost is bounded: one swap per plan; never the slot of the oldest running request, nor of one about to end;
-slices long enough that swaps take at most `SWAP_SHARE` of the time; at most as many preempted requests as
-slots (newcomers beyond that wait); and no slicing where memory cannot hold all of them.
+no swap where a slot is known to be free before the swap has paid off; swaps take at most `SWAP_SHARE` of the
+time; at most as many preempted requests as slots (newcomers beyond that wait); and no slicing where memory
+cannot hold all of them.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from stretto.core.capabilities import Share
 from stretto.core.fairness import Account
 from stretto.core.slot import Job, Slot
 from stretto.core.state import State
+from stretto.core.swap_cost import SwapBudget
 from stretto.core.tick import PreemptReason
 
 SHORT_SLICE = 16  # tokens a request generates in a slot before a time slice may take it
 PAUSE_MAX_S = 2.0  # a paused stream: longer than a reader should notice
 ENDING_TOKENS = 4  # tokens left: the slot is free before a swap pays off
-SWAP_SHARE = 0.1  # of the time may go into swaps
+SLICE_SHARE = 0.1  # of a slice, which swapping its request may take, were it the same for every slot
+SWAP_SHARE = 0.02  # of the time may go into swaps
 TRIED_MAX = 4  # waiters tried in a plan: some wait for a prefix, or do not fit
 
 
@@ -33,6 +36,7 @@ class TimeSlicer:
         self._state = state
         self._admission = admission
         self._newcomers_first = False
+        self._budget = SwapBudget(SWAP_SHARE)
 
     def run(self) -> bool:
         """Whether a slot was taken in this plan. New and preempted streams alternate."""
@@ -42,7 +46,7 @@ class TimeSlicer:
         if not state.queue.preempted and not state.queue.streaming(1):
             return False
         able = [slot for slot in self._settled() if self._lasted(slot)]
-        if not able:
+        if not able or not self._budget.allows(state.now):
             return False
         if self._newcomers_first:
             done = self._for_newcomers(able) or self._for_preempted(able)
@@ -77,8 +81,8 @@ class TimeSlicer:
         for slot in able:
             key = (_job(slot).priority, _job(slot).account)
             most[key] = max(most.get(key, 0), slice_used(slot))
-        tried = 0
-        for waiter, least in waiters:
+        tried, free_s = 0, self._free_s()
+        for place, (waiter, least) in enumerate(waiters):
             enough = any(tokens >= least and _may_take(waiter, *whose) for whose, tokens in most.items())
             if not enough or self._admission.is_promised(waiter):
                 continue
@@ -91,12 +95,24 @@ class TimeSlicer:
                     for s in able
                     if slice_used(s) >= least and _may_take(waiter, _job(s).priority, _job(s).account)
                 ]
-                self._change(max(fit, key=_longest), waiter)
+                slot = max(fit, key=_longest)
+                swap_s = self._state.swap_s(slot, kept=True)
+                if place < len(free_s) and free_s[place] <= swap_s * len(self._state.active):
+                    continue  # it has a slot sooner than all streams together would lose by a swap
+                self._change(slot, waiter, swap_s)
                 return True
         return False
 
-    def _change(self, slot: Slot, waiter: Job) -> None:
+    def _free_s(self) -> list[float]:
+        """When slots are free at the latest, by the lengths that requests asked for; soonest first."""
+        state = self._state
+        contexts = sum(slot.computed for slot in state.active)
+        tick_s = state.cost.decode_s(len(state.active), contexts)
+        return sorted(_left(slot) * tick_s for slot in state.active) if tick_s > 0.0 else []
+
+    def _change(self, slot: Slot, waiter: Job, swap_s: float) -> None:
         self._newcomers_first = waiter.preemptions > 0
+        self._budget.spend(swap_s)
         self._state.preempt(slot, PreemptReason.TIME_SLICE, waiter)
         self._admission.promise(waiter)
 
@@ -109,19 +125,13 @@ class TimeSlicer:
         for slot in state.active:
             if slot is oldest or slot.computed - slot.started_at < short:
                 continue
-            job = slot.job
-            assert job is not None
-            left = job.length_max - len(slot.known) - slot.pending
-            if slot.state == "generating" and slice_used(slot) >= short and left >= ENDING_TOKENS:
+            if slot.state == "generating" and slice_used(slot) >= short and _left(slot) >= ENDING_TOKENS:
                 yield slot
 
     def _lasted(self, slot: Slot) -> bool:
         """Whether the slice is long compared with the cost of saving and restoring the request."""
-        state, can = self._state, self._state.can
-        if can.share is Share.PAGES:
-            return True  # its pages stay where they are
-        change_s = 2 * can.snapshot_bytes(slot.computed) / can.snapshot_bytes_per_s
-        return state.now - slot.started_s >= change_s * len(state.active) / SWAP_SHARE
+        state = self._state
+        return state.now - slot.started_s >= state.swap_s(slot, kept=True) * len(state.active) / SLICE_SHARE
 
     def _holds_all(self, waiter: Job) -> bool:
         """Whether memory holds all running and preempted requests, and the waiter."""
@@ -141,6 +151,11 @@ def slice_used(slot: Slot) -> int:
     """Tokens generated in this slot since the request got it."""
     assert slot.job is not None
     return min(slot.computed - slot.started_at, slot.job.generated)
+
+
+def _left(slot: Slot) -> int:
+    """Tokens that it generates at most."""
+    return _job(slot).length_max - len(slot.known) - slot.pending
 
 
 def _may_take(waiter: Job, priority: int, account: Account) -> bool:

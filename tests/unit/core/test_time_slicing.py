@@ -7,8 +7,10 @@ import pytest
 from stretto.core import event_names
 from stretto.core.capabilities import Rewind
 from stretto.core.limits import Limits
+from stretto.core.ops import KvOp, OpKind, OpResult
 from stretto.core.request import Priority
 from stretto.core.slot import Status
+from stretto.core.swap_cost import CREDIT_S
 from stretto.core.time_slicing import ENDING_TOKENS, PAUSE_MAX_S, SHORT_SLICE
 from tests.unit.core.rig import Rig, ask, paged, streams
 
@@ -132,6 +134,51 @@ def test_turns_are_longer_where_changing_takes_long():
     (preempted,) = rig.state.queue.preempted
     assert rig.clock.now - preempted.arrival_s > 10 * SLOTS * 2 * preempted.high_water * 1000 / 1.6e7
     assert len(rig.output(preempted.id)) > 2 * SHORT_SLICE
+
+
+def test_swaps_take_a_fiftieth_of_the_time():
+    """However many streams arrive, and however short the slices could be."""
+    dear = streams(SLOTS, bytes_per_token=1000, snapshot_bytes_per_s=4e7)  # 200 tokens: 10 ms to swap
+    rig = busy(SHORT_SLICE + 4, max_tokens=800, can=dear, cache_ram_bytes=1 << 30, queue_depth=9)
+    began_s = rig.clock.now
+    spent_s: list[float] = []
+    preempt = rig.state.preempt
+
+    def counted(slot, *reasons, **more):
+        spent_s.append(rig.state.swap_s(slot, kept=True))
+        return preempt(slot, *reasons, **more)
+
+    rig.state.preempt = counted
+    rig.accept(*(newcomer(f"n{at}", start=40 + at, max_tokens=800) for at in range(2 * SLOTS)))
+    rig.run()
+    assert len(spent_s) > SLOTS
+    assert sum(spent_s) <= 0.02 * (rig.clock.now - began_s) + CREDIT_S + max(spent_s)
+
+
+def test_no_swap_where_a_slot_is_free_sooner_than_it_would_pay_off():
+    """All streams wait for a swap: where the slots are free soon anyway it delays more than it gains."""
+    dear = streams(SLOTS, bytes_per_token=1000, snapshot_bytes_per_s=1e6)
+    rig = busy(SHORT_SLICE + 4, max_tokens=SHORT_SLICE + 14, can=dear, cache_ram_bytes=1 << 30)
+    for slot in rig.state.active:
+        slot.started_s -= 100.0  # their slices were long enough
+    tick_s = rig.state.cost.decode_s(SLOTS, 100)
+    assert 10 * tick_s < SLOTS * rig.state.swap_s(rig.state.active[1], kept=True)
+    rig.accept(newcomer())
+    rig.run()
+    assert all(end.preemptions == 0 for end in rig.ends.values())
+
+
+def test_swaps_cost_what_they_were_seen_to_cost():
+    rig = busy(SHORT_SLICE)
+    cost, slot = rig.state.swap_cost, rig.state.active[0]
+    before_s = rig.state.swap_s(slot, kept=True)
+    ops = (KvOp(OpKind.SAVE), KvOp(OpKind.CLEAR), KvOp(OpKind.RESTORE))
+    seen = (OpResult(ok=True, bytes=1000, seconds=1.0), OpResult(ok=True), OpResult(ok=False, seconds=9.0))
+    for _ in range(100):
+        cost.observe(ops, seen)
+    after_s = rig.state.swap_s(slot, kept=True)
+    assert after_s > before_s
+    assert cost.swap_s(1000) == pytest.approx(1.0, rel=0.01)
 
 
 def test_without_snapshots_nobody_changes_places():

@@ -17,7 +17,7 @@ from stretto.core.ops import KvOp, OpKind, OpResult
 from stretto.core.slot import Job, Slot
 from stretto.core.tick import Note
 
-SAVE_SHARE = 0.25  # of a tick's target time may go into snapshots
+SAVE_SHARE = 1.0  # of a tick's target time may go into snapshots: computing again takes far longer
 
 
 class Snapshots:
