@@ -22,6 +22,7 @@ from stretto.server.http.fields import (
 )
 from stretto.server.openai.compat import Generating, OpenAIThinking
 from stretto.server.openai.messages import Messages, plain_messages
+from stretto.server.openai.streamed import Streamed
 from stretto.server.openai.tools import (
     ChatAllowedChoice,
     ChatNamedChoice,
@@ -36,14 +37,6 @@ from stretto.server.openai.tools import (
 
 _CONTINUE = "continue_final_message"
 TemplateText = Annotated[str, Field(max_length=64)]
-
-
-class StreamOptions(Body):
-    where: ClassVar[str] = "stream_options"
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    """vLLM's: usage so far in every chunk; only together with include_usage."""
-    include_obfuscation: Ignored = None
 
 
 class TemplateOptions(Body):
@@ -85,7 +78,7 @@ class Harmless(Body):
     verbosity: not_honoured() = None  # type: ignore[valid-type]
 
 
-class ChatRequest(Harmless, Unsupported, OpenAIThinking, Generating):
+class ChatRequest(Harmless, Unsupported, OpenAIThinking, Streamed, Generating):
     messages: Messages
     model: ModelName | None = None
     """Default: the server's default model."""
@@ -97,10 +90,6 @@ class ChatRequest(Harmless, Unsupported, OpenAIThinking, Generating):
     """llama-server's name of max_tokens."""
     n: Annotated[int, Field(ge=1, le=N_MAX)] | None = None
     stop: Stops | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    timings_per_token: bool | None = None
-    """Streams: include timings in every chunk, not only in the last one."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
@@ -113,18 +102,8 @@ class ChatRequest(Harmless, Unsupported, OpenAIThinking, Generating):
     """false: the prompt ends with the last message."""
     continue_final_message: bool | None = None
     """Continue the last message. Default: true if it is the assistant's."""
-    return_progress: bool | None = None
-    """Streams report prefill progress (llama-server)."""
     chat_template_kwargs: TemplateOptions | None = None
     modalities: only(["text"]) = None  # type: ignore[valid-type]
-
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
-    def continuous_usage(self) -> bool:
-        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def params(self, *, stream_id: str, model_id: str, caller: Caller) -> GenerateParams:
         """The generation parameters of this request. Raises on contradictions."""
@@ -180,8 +159,7 @@ class ChatRequest(Harmless, Unsupported, OpenAIThinking, Generating):
         return self.continue_final_message
 
     def _check(self) -> None:
-        if self.stream_options is not None and not self.stream:
-            raise InvalidFieldError("requires a stream", param="stream_options", hint="send stream: true")
+        self.check_stream_options()
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidFieldError("is not available in streams", param="prompt_logprobs")
         if self.top_logprobs is not None and not self.logprobs:

@@ -26,7 +26,7 @@ from stretto.server.http.fields import (
     Stops,
 )
 from stretto.server.http.sse import JsonReply, SseWriter
-from stretto.server.openai.chat_request import Harmless, StreamOptions
+from stretto.server.openai.chat_request import Harmless
 from stretto.server.openai.chunks import TextChunks, cut_short
 from stretto.server.openai.compat import Generating
 from stretto.server.openai.logprobs import Columns, prompt_logprobs
@@ -34,6 +34,7 @@ from stretto.server.openai.prompts import Prompt, prompt_field, prompts
 from stretto.server.openai.relay import relay
 from stretto.server.openai.replies import TextCompletion
 from stretto.server.openai.shapes import fingerprint, usage_of
+from stretto.server.openai.streamed import Streamed
 from stretto.server.openai.tools import ResponseFormat, guidance_of, guidance_of_format
 from stretto.server.openapi import OPENAI_ERRORS, streaming
 from stretto.server.operations.timings import total_timings
@@ -45,7 +46,7 @@ ALL_TOKENS = -1
 TextTokens = Annotated[int, Field(ge=ALL_TOKENS, le=1 << 24)] | None
 
 
-class CompletionRequest(Harmless, Generating):
+class CompletionRequest(Harmless, Streamed, Generating):
     prompt: prompts(items_max=PROMPTS_MAX, empty_text=True, mixed=True)  # type: ignore[valid-type]
     """Text, token ids, or a list of either. An empty text: only the start token."""
     model: ModelName | None = None
@@ -61,25 +62,11 @@ class CompletionRequest(Harmless, Generating):
     """Include the prompt before the answer; with `logprobs`, also those of its tokens."""
     prompt_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
     """vLLM's: log-probabilities of the prompt's tokens, with this many alternatives each."""
-    return_progress: bool | None = None
-    """Streams report prefill progress (llama-server)."""
     stop: Stops | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    timings_per_token: bool | None = None
-    """Streams: include timings in every chunk, not only in the last one."""
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
     response_format: ResponseFormat | None = None
     suffix: None = None
     """Filling in the middle is not supported."""
-
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
-    def continuous_usage(self) -> bool:
-        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     def silent(self) -> bool:
@@ -88,8 +75,7 @@ class CompletionRequest(Harmless, Generating):
 
     def check(self) -> None:
         n = self.n or 1
-        if self.stream_options is not None and not self.stream:
-            raise InvalidFieldError("requires a stream", param="stream_options", hint="send stream: true")
+        self.check_stream_options()
         if self.best_of not in (None, n):
             raise UnsupportedFieldError("answers are not ranked", param="best_of", hint="omit it")
         if self.prompt_logprobs is not None and self.stream:
