@@ -10,7 +10,7 @@ import hashlib
 import importlib.util
 from pathlib import Path
 
-from stretto.errors import DigestMismatchError, ModelError, ModelNotFoundError
+from stretto.errors import DigestMismatchError, ModelNotFoundError
 from stretto.model_files import gguf
 from stretto.model_files.quantize import Progress, quantize
 
@@ -36,7 +36,7 @@ def source() -> Path:
 def ensure_default(cache_dir: Path, progress: Progress | None = None, *, threads: int = 0) -> Path:
     """The default model in its fastest form, converted on first use."""
     target = cache_dir / "default" / f"{NAME}.{FAST_TYPE}.{SHA256[:12]}.gguf"
-    if _is_sound(target):
+    if gguf.is_sound(target):
         return target
     original = source()
     found = file_sha256(original)
@@ -51,11 +51,3 @@ def ensure_default(cache_dir: Path, progress: Progress | None = None, *, threads
 def file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _is_sound(path: Path) -> bool:
-    try:
-        gguf.read(path)
-    except ModelError:
-        return False
-    return True

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.errors import (
+    ModelError,
     ModelFileError,
     NotGgufError,
     TruncatedModelError,
@@ -122,6 +123,15 @@ def read(path: Path | str) -> GgufFile:
     path = Path(path)
     with opened(path) as (descriptor, identity):
         return _HeaderReader(path, descriptor, identity).file()
+
+
+def is_sound(path: Path | str) -> bool:
+    """Whether `read` accepts it."""
+    try:
+        read(path)
+    except ModelError:
+        return False
+    return True
 
 
 class _HeaderReader:

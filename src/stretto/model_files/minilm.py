@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stretto.errors import ConversionError, DigestMismatchError, ModelError, ModelNotFoundError
+from stretto.errors import ConversionError, DigestMismatchError, ModelNotFoundError
 from stretto.model_files import gguf
 from stretto.model_files.bundled import file_sha256
 from stretto.model_files.quantize import Progress, put_in_place
@@ -82,7 +82,7 @@ def source() -> Path:
 def ensure(cache_dir: Path, progress: Progress | None = None) -> Path:
     """The model as a GGUF, written on first use."""
     path = target(cache_dir)
-    if _is_sound(path):
+    if gguf.is_sound(path):
         return path
     folder = source()
     for name, digest in SHA256.items():
@@ -102,14 +102,6 @@ def ensure(cache_dir: Path, progress: Progress | None = None) -> Path:
     finally:
         part.unlink(missing_ok=True)
     return path
-
-
-def _is_sound(path: Path) -> bool:
-    try:
-        gguf.read(path)
-    except ModelError:
-        return False
-    return True
 
 
 def _write(folder: Path, part: Path, progress: Progress | None) -> None:
