@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.server_process import conditions
 from stretto import LLM
+from stretto.text.stream import TextDelta
 from stretto.worker.model import ModelRuntime, PreparedRequest
 from stretto.worker.own_process import claim_process
-from stretto.worker.text_stream import TextDelta
 
 BAR = 1.02
 TOKENS = 400

@@ -27,6 +27,8 @@ from stretto.rpc.messages import (
     StreamStart,
     TokenizeParams,
     TokenLogprob,
+    TokenMeasure,
+    TokenScores,
     ToolCallDelta,
 )
 
@@ -46,6 +48,8 @@ class Delta:
     start: StreamStart | None = None  # on the first delta after admission to a slot
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     progress: PromptProgress | None = None  # the latest
+    measures: list[TokenMeasure | None] = field(default_factory=list)  # of `tokens`: streams with a number
+    scores: list[TokenScores] = field(default_factory=list)  # of the prompt: streams with a number
     end: StreamEnd | None = None  # on the last delta, and only there
 
 

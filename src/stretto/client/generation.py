@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from stretto.client.api import Delta
 from stretto.client.streams import StreamRegistry
 from stretto.client.traffic import Ticket
-from stretto.rpc.messages import Error, StreamEnd, exception_of
+from stretto.rpc.messages import Error, StopParams, StreamEnd, exception_of
 
 
 class Generation:
@@ -19,6 +19,7 @@ class Generation:
         stream_id: str,
         registry: StreamRegistry,
         leave: Callable[[Ticket], None],
+        stop: Callable[[StopParams], None],
         *,
         reading: Callable[[], None] = lambda: None,  # called before each delta
     ) -> None:
@@ -26,6 +27,7 @@ class Generation:
         self._registry = registry
         self._leave = leave
         self._reading = reading
+        self._stop = stop
         self._ticket: Ticket | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._end: StreamEnd | None = None
@@ -104,6 +106,10 @@ class Generation:
     def cancel(self) -> None:
         self._leave(self.ticket)
 
+    def stop(self, tokens_kept: int) -> None:
+        """The caller found a stop string: end as finished after this many tokens. The end still follows."""
+        self._stop(StopParams(stream_id=self.stream_id, tokens_kept=tokens_kept))
+
 
 def _says_something(delta: Delta) -> bool:
     return bool(
@@ -113,4 +119,5 @@ def _says_something(delta: Delta) -> bool:
         or delta.logprobs
         or delta.tokens
         or delta.prompt_logprobs
+        or delta.scores
     )

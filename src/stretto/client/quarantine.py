@@ -27,7 +27,7 @@ SUSPECT_S = 600.0
 STRIKES_MAX = 3
 KNOWN_MAX = 4096
 _APART = {"stream_id": "", "call_id": "", "deadline_ms": None, "tenant": "", "cache_salt": "", "fork_of": ""}
-_APART_TOO = {"priority": "default", "request_id": ""}
+_APART_TOO = {"priority": "default", "request_id": "", "number": 0}
 
 
 class Standing(Enum):

@@ -99,6 +99,7 @@ class RpcClient:
             cancel=lambda params: self._tell("cancel", params),
         )
         self._started = self._closed = False
+        self.on_models: Callable[[list[m.ModelInfo]], None] = lambda _models: None
 
     @classmethod
     def supervised(
@@ -182,7 +183,7 @@ class RpcClient:
 
     def generate(self, params: m.GenerateParams) -> Generation:
         generation = Generation(
-            params.stream_id, self._traffic.registry, self._cancel, reading=self._pump.overdue
+            params.stream_id, self._traffic.registry, self._cancel, self._stop, reading=self._pump.overdue
         )
         ticket = self._traffic.submit(params, now_s=self._clock(), wake=generation.wake)
         generation.bind(ticket)
@@ -196,6 +197,9 @@ class RpcClient:
     def _cancel(self, ticket: Ticket) -> None:
         self._traffic.cancel(ticket, self._clock())
         self._pump.soon()
+
+    def _stop(self, params: m.StopParams) -> None:
+        self._tell("stop", params)
 
     def _expire(self) -> None:
         self._traffic.expire(self._clock())
@@ -310,6 +314,7 @@ class RpcClient:
     def _note_info(self, info: m.WorkerInfo) -> None:
         self._has_loaded = self._has_loaded or any(model.loaded for model in info.models)
         self._traffic.text_limits.note(info.models)
+        self.on_models(info.models)
         loading = {model.id for model in info.models if model.loading}
         self._progress = {name: self._progress.get(name, 0.0) for name in loading}
         self._follow()

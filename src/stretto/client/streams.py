@@ -9,80 +9,30 @@ Frames for ended or unknown streams, or from a previous worker process, are coun
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
 
 from stretto.client.api import Delta
+from stretto.client.stream import NOWHERE, ClientStream, StreamMetrics
 from stretto.errors import DuplicateRequestError, QueueFullError, SlowConsumerError, StreamTimeoutError
 from stretto.rpc.messages import (
     Error,
     StreamBatch,
     StreamEnd,
-    StreamStart,
     TimingMessage,
+    TokenColumns,
     UsageMessage,
     error_from,
 )
 from stretto.settings import EngineSettings
 
-NOWHERE = -1  # not assigned to a worker process
 PIECE_BYTES = 64  # Python's overhead per string or list item
+TOKEN_BYTES = 40  # a token id in a list
 _Item = TypeVar("_Item")
-
-
-@dataclass(slots=True, eq=False)
-class ClientStream:
-    """One generation, on the reader's side."""
-
-    id: str
-    tenant: str
-    started_s: float
-    wake: Callable[[], None]
-    epoch: int = NOWHERE  # the worker process that runs it
-    heard_s: float = 0.0
-    sent_s: float | None = None  # when it was sent; the worker's timings start here
-    start: StreamStart | None = None
-    first_token_s: float | None = None
-    tokens: int = 0
-    unread: Delta = field(default_factory=Delta)  # everything except the text, which is joined on read
-    texts: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    unread_bytes: int = 0
-    unread_since_s: float | None = None
-    blocked: bool = False  # its credit is used up
-    end: StreamEnd | None = None
-
-    @property
-    def delivered(self) -> bool:
-        """Some output has arrived, so the request can no longer be replayed."""
-        return self.first_token_s is not None
-
-    @property
-    def held_s(self) -> float:
-        """How long it was queued in the client before it was sent."""
-        return 0.0 if self.sent_s is None else self.sent_s - self.started_s
-
-    @property
-    def readable(self) -> bool:
-        return self.unread_since_s is not None
-
-
-@dataclass(slots=True)
-class StreamMetrics:
-    opened: int = 0
-    ended: dict[str, int] = field(default_factory=dict)  # by finish reason
-    tokens: int = 0
-    frames: int = 0
-    unknown_frames: int = 0
-    stale_frames: int = 0
-    blocked: int = 0
-    slow_drops: int = 0
-    timeouts: int = 0
-    refused: int = 0
-    unread_bytes_max: int = 0
 
 
 class StreamRegistry:
@@ -92,6 +42,7 @@ class StreamRegistry:
         self._settings = settings
         self._on_backpressure = on_backpressure or (lambda _tenant, _now_s: None)
         self._streams: dict[str, ClientStream] = {}
+        self._numbered: dict[int, ClientStream] = {}
         self._unended = 0
         self._overfull: list[ClientStream] = []
         self.metrics = StreamMetrics()
@@ -99,7 +50,13 @@ class StreamRegistry:
     # --- life ------------------------------------------------------------------------------------
 
     def register(
-        self, stream_id: str, *, tenant: str, now_s: float, wake: Callable[[], None] = lambda: None
+        self,
+        stream_id: str,
+        *,
+        tenant: str,
+        now_s: float,
+        wake: Callable[[], None] = lambda: None,
+        number: int = 0,
     ) -> ClientStream:
         """Called before the request is queued, so that early output is not lost."""
         if stream_id in self._streams:
@@ -109,8 +66,10 @@ class StreamRegistry:
             raise QueueFullError(
                 f"{len(self._streams)} generations are open", hint="retry later, or raise engine.streams_max"
             )
-        stream = ClientStream(stream_id, tenant, now_s, wake, heard_s=now_s)
+        stream = ClientStream(stream_id, tenant, now_s, wake, heard_s=now_s, number=number)
         self._streams[stream_id] = stream
+        if number:
+            self._numbered[number] = stream
         self._unended += 1
         self.metrics.opened += 1
         return stream
@@ -144,6 +103,8 @@ class StreamRegistry:
             stream = self._streams.get(start.stream_id)  # other calls have starts as well
             if stream is not None and stream.end is None and stream.epoch == epoch:
                 stream.start = stream.unread.start = start  # does not wake the reader: nothing to deliver yet
+        if batch.columns is not None:
+            self._columns(batch.columns, epoch, now_s)
         for index, stream_id in enumerate(batch.streams):
             stream = self._addressee(stream_id, epoch)
             if stream is not None:
@@ -157,6 +118,8 @@ class StreamRegistry:
         self._sparse(batch.logprobs, epoch, now_s, lambda delta: delta.logprobs)
         self._sparse(batch.tokens, epoch, now_s, lambda delta: delta.tokens)
         self._sparse(batch.prompt_logprobs, epoch, now_s, lambda delta: delta.prompt_logprobs)
+        self._sparse(batch.measures, epoch, now_s, lambda delta: delta.measures)
+        self._sparse(batch.scores, epoch, now_s, lambda delta: delta.scores)
         for stream_id, progress in batch.progress.items():
             stream = self._addressee(stream_id, epoch)
             if stream is not None:
@@ -167,6 +130,23 @@ class StreamRegistry:
             stream = self._addressee(end.stream_id, epoch)
             if stream is not None:
                 self.finish(stream, _from_arrival(end, stream.held_s), now_s)
+
+    def _columns(self, columns: TokenColumns, epoch: int, now_s: float) -> None:
+        """The tokens of a tick, of all streams with a number."""
+        tokens, at, numbered = _integers(columns.tokens), 0, self._numbered
+        for number, count in zip(_integers(columns.numbers), _integers(columns.counts), strict=True):
+            stream, begin = numbered.get(number), at
+            at += count
+            if stream is None or stream.end is not None:
+                self.metrics.unknown_frames += 1
+            elif stream.epoch != epoch:
+                self.metrics.stale_frames += 1
+            else:
+                stream.unread.tokens.extend(tokens[begin:at])
+                stream.unread.token_count += count
+                stream.tokens += count
+                self.metrics.tokens += count
+                self._arrived(stream, TOKEN_BYTES * count, now_s)
 
     def _sparse(
         self,
@@ -283,6 +263,7 @@ class StreamRegistry:
     def _forget(self, stream: ClientStream) -> None:
         if self._streams.get(stream.id) is stream:
             del self._streams[stream.id]
+            self._numbered.pop(stream.number, None)
         stream.wake = _no_reader  # breaks the reference cycle with the reader
 
     # --- time ------------------------------------------------------------------------------------
@@ -360,6 +341,14 @@ def _from_arrival(end: StreamEnd, held_s: float) -> StreamEnd:
         duration_s=timing.duration_s + held_s,
     )
     return msgspec.structs.replace(end, timing=moved)
+
+
+def _integers(column: bytes) -> array[int]:
+    """A column of little-endian 32-bit integers; ids and counts are never negative."""
+    found = array("i", column)
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found
 
 
 def _size(text: str) -> int:

@@ -19,7 +19,8 @@ from stretto.client.batch_call import BatchCall
 from stretto.client.batch_stats import BatchEvent
 from stretto.client.batcher import GenerateBatcher
 from stretto.client.quarantine import Quarantine, Standing
-from stretto.client.streams import NOWHERE, ClientStream, StreamRegistry
+from stretto.client.stream import NOWHERE, ClientStream
+from stretto.client.streams import StreamRegistry
 from stretto.client.text_limits import TextLimits
 from stretto.errors import DeadlineError, RuntimeLostError, ShuttingDownError, StrettoError
 from stretto.rpc.messages import BatchItem, Error, GenerateParams, StreamBatch, error_from
@@ -76,7 +77,9 @@ class Traffic:
             if self.draining:
                 raise ShuttingDownError("the server is shutting down")
             self.text_limits.check(params)
-            stream = self.registry.register(params.stream_id, tenant=params.tenant, now_s=now_s, wake=wake)
+            stream = self.registry.register(
+                params.stream_id, tenant=params.tenant, now_s=now_s, wake=wake, number=params.number
+            )
         except StrettoError as refusal:
             return self._refused(params, error_from(refusal), now_s)
         ticket = Ticket(params, stream, deadline_s)

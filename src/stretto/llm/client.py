@@ -29,13 +29,14 @@ from stretto.llm.results import Completion, assemble
 from stretto.llm.streams import AsyncStream, Stream
 from stretto.llm.telemetry import RequestMeasures, Subscription, TickMeasures, measures_of
 from stretto.telemetry.event_log import EventLog
+from stretto.text.model_text import Prompt
 from stretto.text.tokenizer import PromptTokens, Tokenizer
 from stretto.worker.contexts import PoolStats
 from stretto.worker.embedding import EmbeddingRuntime
 from stretto.worker.embedding_loading import load_any
 from stretto.worker.loaded import LoadedModel
 from stretto.worker.loop import LoopStats
-from stretto.worker.model import ModelRuntime, PreparedRequest, Prompt
+from stretto.worker.model import ModelRuntime, PreparedRequest
 from stretto.worker.options import RequestOptions, parse
 from stretto.worker.output import TextDelta
 
@@ -261,11 +262,11 @@ class LLM:
     def _chat_prompt(self, messages: str | Messages, tools: Messages | None) -> Prompt:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return self._runtime.chat_prompt(messages, tools, scope="")
+        return self._runtime.text.chat_prompt(messages, tools, scope="")
 
     def _text_prompt(self, prompt: TextOrTokens) -> Prompt:
         if isinstance(prompt, str):
-            return self._runtime.text_prompt(prompt, scope="")
+            return self._runtime.text.text_prompt(prompt, scope="")
         return Prompt(PromptTokens(array("i", prompt)))
 
     def _any_prompt(self, prompt: str | Messages) -> Prompt:
@@ -305,7 +306,7 @@ class LLM:
     def _many(self, prompts: Sequence[Prompt], options: Mapping[str, Any]) -> list[Completion]:
         parsed = self._parse(options)
         for prompt in prompts:
-            self._runtime.check_length(prompt)
+            self._runtime.text.check_length(prompt)
         calls = [call for prompt in prompts for call in self._calls(prompt, parsed)]
         with ProgressBar(len(calls), enabled=len(calls) > 1 and sys.stderr.isatty()) as progress:
             completions = self._run(calls, progress)

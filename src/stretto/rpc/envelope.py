@@ -45,6 +45,7 @@ METHODS: dict[str, Method] = {
     "generate": Method(m.GenerateParams, m.GenerateResult),
     "batch_generate": Method(m.BatchGenerateParams, m.BatchGenerateResult),
     "cancel": Method(m.CancelParams, m.Empty),
+    "stop": Method(m.StopParams, m.Empty),
     "tokenize": Method(m.TokenizeParams, m.TokenizeResult, idempotent=True),
     "detokenize": Method(m.DetokenizeParams, m.DetokenizeResult, idempotent=True),
     "batch_tokenize": Method(m.BatchTokenizeParams, m.BatchTokenizeResult, idempotent=True),

@@ -1,4 +1,7 @@
-"""Frames: four bytes of length (big-endian), then one JSON-RPC envelope as JSON.
+"""Frames: four bytes of length (big-endian), then one JSON-RPC envelope as JSON, or one tick's columns.
+
+A `stream.batch` with columns of token ids is the only frame that is not JSON: a byte 1, three of padding, the
+lengths of its columns, the columns, and the rest of the batch as JSON (nothing if there is no more).
 
 The decoder does not trust its input: lengths are checked before anything is buffered, and an invalid message
 raises `FrameError` (close the connection) or, if the id of the call can still be read, yields a `Malformed`
@@ -7,6 +10,7 @@ to answer.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +23,7 @@ from stretto.rpc.batches import read_batch
 from stretto.rpc.envelope import (
     METHODS,
     NOTIFICATIONS,
+    STREAM_BATCH,
     Call,
     CallId,
     Envelope,
@@ -32,6 +37,9 @@ from stretto.rpc.envelope import (
 )
 
 HEADER_BYTES = 4
+COLUMNS = 1  # the first byte of a frame with columns; JSON never begins with it
+_LENGTHS = struct.Struct("<B3xII")  # kind, streams, tokens
+_ITEM_BYTES = 4
 FRAME_BYTES_MAX = 32 << 20
 ID_CHARS_MAX = 128
 
@@ -58,11 +66,16 @@ _params: dict[str, Callable[[Any], m.Message]] = {
     name: msgspec.json.Decoder(method.params).decode for name, method in METHODS.items()
 }
 _params["batch_generate"] = read_batch
+_batch_decoder = msgspec.json.Decoder(m.StreamBatch)
 _notes = {name: msgspec.json.Decoder(kind) for name, kind in NOTIFICATIONS.items()}
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def encode(envelope: Envelope) -> bytes:
+    if isinstance(envelope, Notification) and isinstance(envelope.params, m.StreamBatch):
+        columns = envelope.params.columns
+        if columns is not None:
+            return _with_columns(envelope.params, columns)
     buffer = bytearray(HEADER_BYTES)
     _encoder.encode_into(_wire_of(envelope), buffer, HEADER_BYTES)
     buffer[:HEADER_BYTES] = (len(buffer) - HEADER_BYTES).to_bytes(HEADER_BYTES, "big")
@@ -79,8 +92,47 @@ def _wire_of(envelope: Envelope) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": envelope.id, "result": envelope.result}
 
 
+def _with_columns(batch: m.StreamBatch, columns: m.TokenColumns) -> bytes:
+    rest = _encoder.encode(msgspec.structs.replace(batch, columns=None))
+    streams, tokens = len(columns.numbers) // _ITEM_BYTES, len(columns.tokens) // _ITEM_BYTES
+    body = b"".join(
+        (
+            _LENGTHS.pack(COLUMNS, streams, tokens),
+            columns.numbers,
+            columns.counts,
+            columns.tokens,
+            b"" if rest == b"{}" else rest,
+        )
+    )
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+def _read_columns(body: bytes | bytearray | memoryview) -> Notification:
+    if len(body) < _LENGTHS.size:
+        raise FrameError("a frame of columns is too short")
+    _, streams, tokens = _LENGTHS.unpack_from(body)
+    counts_at = _LENGTHS.size + streams * _ITEM_BYTES
+    tokens_at = counts_at + streams * _ITEM_BYTES
+    end = tokens_at + tokens * _ITEM_BYTES
+    if len(body) < end:
+        raise FrameError("a frame of columns is too short")
+    rest = bytes(body[end:])
+    try:
+        batch = _batch_decoder.decode(rest) if rest else m.StreamBatch()
+    except _UNREADABLE as error:
+        raise FrameError(f"{STREAM_BATCH}: {error}") from None
+    batch.columns = m.TokenColumns(
+        numbers=bytes(body[_LENGTHS.size : counts_at]),
+        counts=bytes(body[counts_at:tokens_at]),
+        tokens=bytes(body[tokens_at:end]),
+    )
+    return Notification(STREAM_BATCH, batch)
+
+
 def decode(body: bytes | bytearray | memoryview) -> Received:
     """One frame's body."""
+    if len(body) > 0 and body[0] == COLUMNS:
+        return _read_columns(body)
     try:
         wire = _wire_decoder.decode(body)
     except _UNREADABLE as error:

@@ -1,4 +1,4 @@
-"""The chat template of a model: its own, or the file that the settings name."""
+"""The chat template that the settings name, in place of the model's own."""
 
 from __future__ import annotations
 
@@ -6,15 +6,6 @@ from pathlib import Path
 
 from stretto import settings as settings_
 from stretto.errors import InvalidRequestError
-from stretto.text.templates import ChatTemplate
-from stretto.text.tokenizer import Tokenizer
-
-
-def template_of(source: str, vocabulary: Tokenizer) -> ChatTemplate:
-    """The model's own template. Its end-of-text is the smallest token that ends a generation."""
-    named = [vocabulary.bos, min(vocabulary.eos, default=None)]
-    bos, eos = ("" if t is None else vocabulary.token_bytes(t).decode("utf-8", "replace") for t in named)
-    return ChatTemplate(source, bos=bos, eos=eos)
 
 
 def template_source(chosen: settings_.ModelSettings) -> str | None:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from stretto import settings as settings_
 from stretto.core.limits import is_exact
+from stretto.rpc.messages import TextSource
 from stretto.settings.used_by import check_used
-from stretto.worker.chat_templates import template_of, template_source
+from stretto.text.model_text import template_of
+from stretto.worker.chat_templates import template_source
 from stretto.worker.grammars import Grammars, words_of
 from stretto.worker.loaded import Beat, LoadedModel, Progress
 from stretto.worker.model import ModelRuntime
@@ -51,11 +53,19 @@ def load_llamacpp(
         unused.append("speculation is not used: with deterministic: on this machine verifies no drafts")
     description = {
         **_description(backend, path, chosen),
-        "tools": runtime.tools_shown_by,
+        "tools": runtime.text.tools_shown_by,
         "warnings": (*unused, *(warning.message for warning in backend.warnings)),
         "origins": dict(loaded.origin),
     }
-    return LoadedModel(runtime, chosen, description)
+    text, window = runtime.text, runtime.window
+    source = TextSource(
+        kind="llamacpp",
+        path=str(path),
+        template=None if text.template is None else text.template.source,
+        add_bos=text.add_bos,
+        window=window,
+    )
+    return LoadedModel(runtime, chosen, description, text_source=source)
 
 
 def _runtime(backend: LlamaCppBackend, chosen: settings_.ModelSettings, beat: Beat | None) -> ModelRuntime:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stretto import settings as settings_
+from stretto.rpc.messages import TextSource
 from stretto.rpc.text_bound import TextBound
 from stretto.text.tokenizer import Tokenizer
 from stretto.worker.model import ModelRuntime
@@ -31,6 +32,7 @@ class LoadedModel:
     settings: settings_.ModelSettings
     description: Mapping[str, Any]
     after_close: Callable[[], None] | None = None
+    text_source: TextSource | None = None  # for API processes that make the text
 
     @property
     def busy(self) -> bool:
@@ -47,12 +49,12 @@ class LoadedModel:
 
     @property
     def text_bound(self) -> TextBound | None:
-        return self.runtime.text_bound
+        return self.runtime.text.text_bound
 
     @property
     def vocabulary(self) -> Mapping[str, Any]:
         """Vocabulary facts for clients with their own tokenizer."""
-        tokenizer, template = self.runtime.tokenizer, self.runtime.template
+        tokenizer, template = self.runtime.tokenizer, self.runtime.text.template
         ends = sorted(tokenizer.eos)
         return {
             "bos_token": None if tokenizer.bos is None else _name(tokenizer, tokenizer.bos),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto import settings as settings_
+from stretto.rpc.messages import TextSource
 from stretto.settings.places import cache_home
 from stretto.settings.used_by import check_used
 from stretto.worker.llamacpp_loading import load_llamacpp
@@ -81,7 +82,9 @@ def _simulated(chosen: settings_.ModelSettings, unused: list[str], beat: Beat | 
         "backend": "simulated",
         "slots": chosen.n_seq_max,
         "context_window": window,
-        "tools": runtime.tools_shown_by,
+        "tools": runtime.text.tools_shown_by,
         "warnings": tuple(unused),
     }
-    return LoadedModel(runtime, chosen.model_copy(update={"seed": chosen.seed or 0}), description)
+    source = TextSource(kind="spelling", vocab=512, window=runtime.window)
+    seeded = chosen.model_copy(update={"seed": chosen.seed or 0})
+    return LoadedModel(runtime, seeded, description, text_source=source)

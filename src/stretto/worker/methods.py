@@ -8,29 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypeVar, cast, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from stretto import __version__
-from stretto.errors import (
-    DeadlineError,
-    InvalidRequestError,
-    ShuttingDownError,
-    UnsupportedByModelError,
-)
+from stretto.errors import ShuttingDownError, UnsupportedByModelError
 from stretto.rpc import messages as m
 from stretto.rpc.frames import FRAME_BYTES_MAX
 from stretto.rpc.routing import RoutingParams, RoutingResult
 from stretto.telemetry.event_log import EventLog
+from stretto.text.model_text import Prompt
 from stretto.worker.batches import BatchLog, tokenize_all
+from stretto.worker.deadlines import deadline, within
 from stretto.worker.embedding import EmbeddingRuntime, Runner
 from stretto.worker.loaded import LoadedModel
-from stretto.worker.model import ModelRuntime, PreparedRequest, Prompt
+from stretto.worker.model import ModelRuntime, PreparedRequest
 from stretto.worker.outbox import Outbox, StreamSink
 from stretto.worker.pool import ModelPool, PoolEntry, Resident
 from stretto.worker.preparing import Preparing
@@ -38,9 +34,8 @@ from stretto.worker.routing import model_routing
 from stretto.worker.session import Session, StreamRecord
 from stretto.worker.telemetry import TickFeed, memory_bytes, model_stats
 from stretto.worker.terminal_errors import stream_of
+from stretto.worker.token_stream import TokenStream
 
-DEADLINE_MS_MAX = 1e9  # eleven days
-T = TypeVar("T")
 OnStart = Callable[[], None]
 
 
@@ -87,6 +82,7 @@ class Methods:
             "generate": self._generate,
             "batch_generate": self._batch_generate,
             "cancel": self._cancel,
+            "stop": self._stop,
             "tokenize": self._tokenize,
             "detokenize": self._detokenize,
             "batch_tokenize": self._batch_tokenize,
@@ -263,7 +259,7 @@ class Methods:
         try:
             if self.draining:
                 raise ShuttingDownError("the worker is shutting down")
-            deadline_s = _deadline(params.deadline_ms, arrived_s)
+            deadline_s = deadline(params.deadline_ms, arrived_s)
             record.preparing = asyncio.ensure_future(self._prepared(session, record, params, deadline_s))
             call = await record.preparing
             self._submit(session, record, params, call, arrived_s, deadline_s)
@@ -281,7 +277,7 @@ class Methods:
     async def _prepared(
         self, session: Session, record: StreamRecord, params: m.GenerateParams, deadline_s: float | None
     ) -> PreparedRequest:
-        record.entry = await _within(deadline_s, self._pool.acquire(params.model_id))
+        record.entry = await within(deadline_s, self._pool.acquire(params.model_id))
         loaded = generating(record.entry)
         return await self._preparing.call(loaded, params, await self._parent_prompt(session, params))
 
@@ -297,24 +293,30 @@ class Methods:
         if record.entry is None or not session.has(record):
             raise ShuttingDownError("the connection was closed")
         model, now = generating(record.entry).runtime, time.monotonic()
-        sink = StreamSink(
-            self._outboxes[id(model)],
-            session.mailbox,
-            model.tokenizer,
-            stream_id=record.id,
-            echo_tokens=params.echo_tokens,
-            waited_s=now - arrived_s,
-        )
         if record.cancelled:  # before it began: accepted, and ends immediately
             asyncio.get_running_loop().call_soon(_end_early, session, record.id)
             return
         timeout_s = None if deadline_s is None else max(deadline_s - now, 1e-3)
         fork_of = session.request_id(params.fork_of) if params.fork_of else ""
-        model.start(
-            replace(call, request_id=record.request_id, timeout_s=timeout_s, fork_of=fork_of),
-            sink,
-            on_start=sink.started,
-        )
+        call = replace(call, request_id=record.request_id, timeout_s=timeout_s, fork_of=fork_of)
+        outbox, waited_s = self._outboxes[id(model)], now - arrived_s
+        if params.number:
+            model.submit(
+                call,
+                TokenStream(
+                    outbox, session.mailbox, stream_id=record.id, number=params.number, waited_s=waited_s
+                ),
+            )
+        else:
+            sink = StreamSink(
+                outbox,
+                session.mailbox,
+                model.tokenizer,
+                stream_id=record.id,
+                echo_tokens=params.echo_tokens,
+                waited_s=waited_s,
+            )
+            model.start(call, sink, on_start=sink.started)
         record.model, record.held = model, call.held
         record.prompt.set_result(call.prompt)
 
@@ -332,6 +334,11 @@ class Methods:
             if parent.prompt.cancelled():  # the parent was rejected
                 return None
             raise
+
+    def _stop(self, session: Session, params: m.Message) -> m.Message:
+        asked = cast(m.StopParams, params)
+        session.stop(asked.stream_id, asked.tokens_kept)
+        return m.Empty()
 
     def _cancel(self, session: Session, params: m.Message) -> m.Message:
         session.cancel(cast(m.CancelParams, params).stream_id)
@@ -358,25 +365,6 @@ def _embedding(entry: PoolEntry) -> Embeds:
             f"{entry.id} is a {kind} language model without a pooling type: it makes no vectors or scores"
         )
     return entry.resident
-
-
-def _deadline(deadline_ms: float | None, arrived_s: float) -> float | None:
-    if deadline_ms is None:
-        return None
-    if math.isnan(deadline_ms):
-        raise InvalidRequestError("deadline_ms must be a number", hint="send milliseconds")
-    if deadline_ms <= 0:
-        raise DeadlineError("the deadline had passed when the request arrived")
-    return arrived_s + min(deadline_ms, DEADLINE_MS_MAX) / 1000
-
-
-async def _within(deadline_s: float | None, work: Awaitable[T]) -> T:
-    if deadline_s is None:
-        return await work
-    try:
-        return await asyncio.wait_for(work, max(deadline_s - time.monotonic(), 0.0))
-    except TimeoutError:
-        raise DeadlineError("the deadline passed while the model was loading") from None
 
 
 def _start_teller(session: Session, call_id: str) -> OnStart:

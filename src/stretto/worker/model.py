@@ -10,10 +10,9 @@ import itertools
 import threading
 import time
 from array import array
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
 from typing import Any, TypeVar
 
 from stretto.backends.base import Backend
@@ -21,34 +20,18 @@ from stretto.core.limits import Limits
 from stretto.core.request import Priority, Request, SamplingParams
 from stretto.core.state import State
 from stretto.core.tick import Events, Started, Terminal, TickMeasures
-from stretto.errors import PromptTooLongError
-from stretto.rpc.text_bound import TextBound
 from stretto.telemetry.measures import Measures
 from stretto.telemetry.subscription import Item, Subscription
-from stretto.text import bounds
-from stretto.text.provenance import Segment
-from stretto.text.reasoning import Tags, opened_by_prompt, tags_for
-from stretto.text.templates import CHATML, ChatTemplate, Rendered
-from stretto.text.token_cache import TokenCache
-from stretto.text.tokenizer import PromptTokens, Tokenizer, encode_prompt, encode_text
-from stretto.text.tool_prompt import fitted, tool_dialect
-from stretto.text.tools import Dialect
+from stretto.text.model_text import ModelText, Prompt
+from stretto.text.stream import PLAIN, Shown, TextDelta, TextStream, ToolReading
+from stretto.text.templates import ChatTemplate
+from stretto.text.tokenizer import Tokenizer
 from stretto.worker.grammars import Grammars, byte_words
 from stretto.worker.inspection import SchedulerView, TickRecord
 from stretto.worker.loop import EngineLoop, LoopStats
-from stretto.worker.output import OutputPump
-from stretto.worker.text_stream import PLAIN, Shown, TextDelta, TextStream, ToolReading
+from stretto.worker.output import OutputPump, OutputStream
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """Tokens to continue, and whether the template has already opened a reasoning block."""
-
-    tokens: PromptTokens
-    tags: Tags | None = None
-    opened: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +55,6 @@ class PreparedRequest:
     held: object = None  # keeps its compiled grammar alive
 
 
-@cache  # minijinja never frees an environment: one per chat would leak
-def _chatml() -> ChatTemplate:
-    """For models without a template."""
-    return ChatTemplate(CHATML)
-
-
 class ModelRuntime:
     def __init__(
         self,
@@ -92,12 +69,9 @@ class ModelRuntime:
         threads: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.tokenizer = tokenizer
-        self._token_cache = TokenCache(tokenizer)
-        self.template = template
         self.limits = limits
         self.capabilities = backend.capabilities
-        self._add_bos = add_bos
+        self.text = ModelText(tokenizer, window=self.window, template=template, add_bos=add_bos)
         self.grammars = grammars or Grammars(byte_words)
         self._clock = clock
         self._threads = threads
@@ -119,79 +93,19 @@ class ModelRuntime:
         return self.capabilities.pool_tokens
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        return self.text.tokenizer
+
+    @property
     def threads(self) -> int:
         """Threads that compute the next pass; 0 where the backend does not say."""
         return self._threads()
-
-    @cached_property
-    def text_bound(self) -> TextBound | None:
-        return bounds.text_bound(self.tokenizer, self.window)
-
-    # --- prompts ---------------------------------------------------------------------------------
-
-    def chat_prompt(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        options: Mapping[str, Any] | None = None,
-        *,
-        scope: Hashable = None,
-        continue_final: bool = False,
-        add_generation_prompt: bool = True,
-        tokens_max: int | None = None,
-    ) -> Prompt:
-        """`options` are the template's. Tokenized texts are cached within a scope; without a scope they are
-        not.
-
-        A text that clearly exceeds `tokens_max` tokens (default: the context window) is not tokenized.
-        """
-        most = self.window if tokens_max is None else tokens_max
-        template = self.template or _chatml()
-        shown, offered = fitted(messages, tools, template.support, self.tool_dialect)
-        rendered: Rendered = template.render(
-            shown,
-            offered,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final,
-            check=lambda text: bounds.check_text(text, self.tokenizer, most),
-            **(options or {}),
-        )
-        bounds.check_segments(rendered.segments, self.tokenizer, most)
-        tokens = encode_prompt(rendered, self._tokenizer_for(scope), add_bos=self._add_bos)
-        tags = tags_for(template.source)
-        return Prompt(tokens, tags, tags is not None and opened_by_prompt(rendered.tail, tags))
-
-    @property
-    def tool_dialect(self) -> Dialect:
-        """How the model is told to call tools."""
-        template = self.template or _chatml()
-        return tool_dialect(template.source, template.support)
-
-    @property
-    def tools_shown_by(self) -> str:
-        """`template`, or `system prompt` if the template ignores tools."""
-        return "template" if (self.template or _chatml()).support.tools else "system prompt"
-
-    def text_prompt(self, text: str, *, scope: Hashable = None, tokens_max: int | None = None) -> Prompt:
-        most = self.window if tokens_max is None else tokens_max
-        bounds.check_text(text, self.tokenizer, most)
-        bounds.check_segments((Segment(text, user=True),), self.tokenizer, most)
-        return Prompt(encode_text(text, self._tokenizer_for(scope), add_bos=self._add_bos))
-
-    def _tokenizer_for(self, scope: Hashable) -> Tokenizer:
-        return self.tokenizer if scope is None else self._token_cache.for_scope(scope)
 
     def compile_grammar(self, grammar: str, *, scope: Hashable = "") -> object:
         """May take most of a second the first time: do not call it on an event loop. Keep the result as long
         as the grammar is in use.
         """
         return self.grammars.check(grammar, scope) if grammar else None
-
-    def check_length(self, prompt: Prompt) -> None:
-        """Reject a prompt that cannot fit before it is queued, with both lengths."""
-        count, window = len(prompt.tokens.tokens), self.capabilities.pool_tokens
-        if count >= window:
-            raise PromptTooLongError.of(count, window)
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -209,7 +123,6 @@ class ModelRuntime:
 
         `on_start` is called on the output thread when the request gets its first slot.
         """
-        self.check_length(call.prompt)
         request_id = call.request_id or self.new_id()
         stream = TextStream(
             self.tokenizer,
@@ -223,6 +136,15 @@ class ModelRuntime:
             shown=call.shown,
         )
         stream.resume(call.resumed)
+        self.submit(replace(call, request_id=request_id), stream)
+        if stream.stop_kept is not None:  # the other worker died before it could tell
+            self._loop.stop(request_id, stream.stop_kept)
+        return request_id
+
+    def submit(self, call: PreparedRequest, stream: OutputStream) -> str:
+        """As `start`, with any output stream."""
+        self.text.check_length(call.prompt)
+        request_id = call.request_id or self.new_id()
         self._pump.register(request_id, stream)
         deadline_s = None if call.timeout_s is None else self._clock() + call.timeout_s
         self._loop.submit(
@@ -241,8 +163,6 @@ class ModelRuntime:
                 progress=call.progress,
             )
         )
-        if stream.stop_kept is not None:  # the other worker died before it could tell
-            self._loop.stop(request_id, stream.stop_kept)
         return request_id
 
     def _fitting(self, call: PreparedRequest) -> SamplingParams:
@@ -252,6 +172,10 @@ class ModelRuntime:
 
     def cancel(self, request_id: str) -> None:
         self._loop.cancel(request_id)
+
+    def stop(self, request_id: str, tokens_kept: int) -> None:
+        """A stop string ended the text after this many tokens."""
+        self._loop.stop(request_id, tokens_kept)
 
     # --- life ------------------------------------------------------------------------------------
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from stretto.core.request import Priority, SamplingParams
 from stretto.errors import InvalidRequestError
-from stretto.text import grammar as grammars
-from stretto.text import grammar_size
+from stretto.text.guidance import grammar_of
 from stretto.text.stops import check_stops
 
 N_MAX = 16
@@ -96,7 +95,7 @@ def parse(
         DEFAULTS,
         **sampling,
         stop_token_ids=eos | frozenset(options.get("stop_token_ids") or ()),
-        grammar=_grammar(options),
+        grammar=grammar_of(options),
     )
     return RequestOptions(
         params=params,
@@ -169,19 +168,3 @@ def _timeout(value: Any) -> float | None:
     if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
         raise InvalidRequestError(f"timeout_s must be a positive number of seconds, not {value!r}", hint="")
     return float(value)
-
-
-def _grammar(options: Mapping[str, Any]) -> str:
-    makers = {
-        "json_schema": grammars.from_json_schema,
-        "json_object": lambda _: grammars.from_json_object(),
-        "regex": grammars.from_regex,
-        "grammar": grammars.from_grammar,
-    }
-    asked = [name for name in makers if options.get(name)]
-    if len(asked) > 1:
-        raise InvalidRequestError(f"{' and '.join(asked)} are mutually exclusive", hint="send one of them")
-    if not asked:
-        return ""
-    grammar_size.check(asked[0], options[asked[0]])
-    return makers[asked[0]](options[asked[0]])  # not compiled yet: see `worker.grammars`

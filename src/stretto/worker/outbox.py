@@ -7,8 +7,10 @@ handed to the RPC loop at once. A `Mailbox` belongs to one connection and limits
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
 
@@ -22,15 +24,16 @@ from stretto.rpc.messages import (
     StreamEnd,
     StreamStart,
     TimingMessage,
+    TokenColumns,
     ToolCallDelta,
     UsageMessage,
     error_from,
 )
+from stretto.text.logprobs import prompt_logprobs, token_logprobs
+from stretto.text.stream import TextDelta
 from stretto.text.tokenizer import Tokenizer
 from stretto.worker import splitting
-from stretto.worker.logprobs import prompt_logprobs, token_logprobs
 from stretto.worker.terminal_errors import error_of
-from stretto.worker.text_stream import TextDelta
 
 ROW_BYTES = 64  # approximate overhead per row, besides its text
 
@@ -109,12 +112,32 @@ class Mailbox:
             self._on_end(end.stream_id)
 
 
+class OpenColumns:
+    """Rows of a tick for one connection: `counts[i]` tokens of the stream `numbers[i]`."""
+
+    __slots__ = ("counts", "numbers", "tokens")
+
+    def __init__(self) -> None:
+        self.numbers = array("I")
+        self.counts = array("I")
+        self.tokens = array("i")
+
+    def message(self) -> TokenColumns:
+        columns = (self.numbers, self.counts, self.tokens)
+        if sys.byteorder == "big":
+            for column in columns:
+                column.byteswap()
+        numbers, counts, tokens = (column.tobytes() for column in columns)
+        return TokenColumns(numbers=numbers, counts=counts, tokens=tokens)
+
+
 class Outbox:
     """One model's deltas, collected until the end of the tick."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._open: dict[Mailbox, StreamBatch] = {}
+        self._columns: dict[Mailbox, OpenColumns] = {}
 
     def batch(self, mailbox: Mailbox) -> StreamBatch:
         found = self._open.get(mailbox)
@@ -122,8 +145,18 @@ class Outbox:
             found = self._open[mailbox] = StreamBatch()
         return found
 
+    def columns(self, mailbox: Mailbox) -> OpenColumns:
+        found = self._columns.get(mailbox)
+        if found is None:
+            found = self._columns[mailbox] = OpenColumns()
+        return found
+
     def flush(self) -> None:
         """End of a tick: one handoff for all connections."""
+        if self._columns:
+            for mailbox, columns in self._columns.items():
+                self.batch(mailbox).columns = columns.message()
+            self._columns = {}
         if not self._open:
             return
         filled, self._open = self._open, {}
@@ -163,14 +196,8 @@ class StreamSink:
         self._started_s = self._clock() - waited_s
 
     def started(self, started: Started) -> None:
-        self._outbox.batch(self._mailbox).starts.append(
-            StreamStart(
-                stream_id=self._stream_id,
-                queue_wait_s=started.queue_wait_s + self._waited_s,
-                prompt_tokens=started.prompt_tokens,
-                cached_tokens=started.cached_tokens,
-            )
-        )
+        start = stream_start(self._stream_id, started, self._waited_s)
+        self._outbox.batch(self._mailbox).starts.append(start)
 
     def __call__(self, delta: TextDelta) -> None:
         batch, stream_id = self._outbox.batch(self._mailbox), self._stream_id
@@ -204,6 +231,15 @@ class StreamSink:
             )
         if delta.end is not None:
             batch.ends.append(stream_end(stream_id, delta, delta.end, self._waited_s))
+
+
+def stream_start(stream_id: str, started: Started, waited_s: float) -> StreamStart:
+    return StreamStart(
+        stream_id=stream_id,
+        queue_wait_s=started.queue_wait_s + waited_s,
+        prompt_tokens=started.prompt_tokens,
+        cached_tokens=started.cached_tokens,
+    )
 
 
 def stream_end(stream_id: str, delta: TextDelta, terminal: Terminal, waited_s: float) -> StreamEnd:
@@ -241,5 +277,8 @@ def _reason(delta: TextDelta, terminal: Terminal, *, failed: bool) -> str:
 def _size(batch: StreamBatch) -> int:
     rows = len(batch.streams) + sum(map(len, batch.logprobs.values())) + len(batch.starts) + len(batch.ends)
     rows += sum(map(len, batch.prompt_logprobs.values()))
+    rows += sum(map(len, batch.measures.values())) + sum(map(len, batch.scores.values()))
     texts = sum(map(len, batch.texts)) + sum(map(len, batch.reasoning.values()))
-    return ROW_BYTES * rows + texts
+    columns = batch.columns
+    ids = 0 if columns is None else 2 * len(columns.numbers) + len(columns.tokens)
+    return ROW_BYTES * rows + texts + ids

@@ -11,11 +11,24 @@ import queue
 import threading
 from array import array
 from collections.abc import Callable
+from typing import Protocol
 
-from stretto.core.tick import Events, Started, Terminal
-from stretto.worker.text_stream import TextDelta, TextStream
+from stretto.core.tick import Events, Progress, PromptScores, Started, Terminal
+from stretto.text.stream import TextDelta, TextStream
 
-__all__ = ["OutputPump", "TextDelta", "TextStream"]
+__all__ = ["OutputPump", "OutputStream", "TextDelta", "TextStream"]
+
+
+class OutputStream(Protocol):
+    """One request's output, as text (`TextStream`) or token ids (`worker.token_stream`)."""
+
+    broken: bool
+
+    def start(self, started: Started) -> None: ...
+    def push(self, tokens: array[int], extras: object) -> None: ...
+    def score(self, scores: PromptScores) -> None: ...
+    def advance(self, progress: Progress) -> None: ...
+    def finish(self, terminal: Terminal) -> None: ...
 
 
 class OutputPump:
@@ -24,7 +37,7 @@ class OutputPump:
     def __init__(self, cancel: Callable[[str], None], name: str = "stretto-output") -> None:
         self._cancel = cancel
         self._events: queue.SimpleQueue[Events | None] = queue.SimpleQueue()
-        self._streams: dict[str, TextStream] = {}
+        self._streams: dict[str, OutputStream] = {}
         self._after_tick: tuple[Callable[[], None], ...] = ()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.failures: int = 0
@@ -32,7 +45,7 @@ class OutputPump:
     def start(self) -> None:
         self._thread.start()
 
-    def register(self, request_id: str, stream: TextStream) -> None:
+    def register(self, request_id: str, stream: OutputStream) -> None:
         self._streams[request_id] = stream
 
     def after_tick(self, callback: Callable[[], None]) -> None:
@@ -71,18 +84,28 @@ class OutputPump:
             stream.start(started)
 
     def _push(self, request_id: str, tokens: array[int], extras: object) -> None:
-        self._tell(request_id, lambda stream: stream.push(tokens, extras))
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return
+        try:
+            stream.push(tokens, extras)
+        except Exception:
+            self._break(request_id, stream)
 
-    def _tell(self, request_id: str, what: Callable[[TextStream], None]) -> None:
+    def _tell(self, request_id: str, what: Callable[[OutputStream], None]) -> None:
         stream = self._streams.get(request_id)
         if stream is None:
             return
         try:
             what(stream)
-        except Exception:  # a sink that raises breaks only its own stream
-            self.failures += 1
-            stream.broken = True  # its end is still delivered
-            self._cancel(request_id)
+        except Exception:
+            self._break(request_id, stream)
+
+    def _break(self, request_id: str, stream: OutputStream) -> None:
+        """A sink that raises breaks only its own stream, whose end is still delivered."""
+        self.failures += 1
+        stream.broken = True
+        self._cancel(request_id)
 
     def _finish(self, terminal: Terminal) -> None:
         stream = self._streams.pop(terminal.request_id, None)

@@ -132,6 +132,7 @@ class ModelPool:
             memory_bytes=entry.memory_bytes,
             description=about,
             vocabulary=dict(getattr(entry.resident, "vocabulary", {})),
+            text=getattr(entry.resident, "text_source", None),
         )
 
     # --- unloading -------------------------------------------------------------------------------

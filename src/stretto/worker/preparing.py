@@ -1,6 +1,6 @@
 """Prepares calls off the RPC loop: rendering, tokenizing, grammar trials.
 
-Texts and grammars have separate lanes (`worker.lanes`): tenants are served round robin, long work never
+Texts and grammars have separate lanes (`text.lanes`): tenants are served round robin, long work never
 occupies all lanes, and work of cancelled calls is dropped, including running grammar trials. This module
 handles lanes and sizes; `requests` does the work.
 """
@@ -14,16 +14,16 @@ from functools import partial
 from typing import Any, TypeVar
 
 from stretto.rpc import messages as m
+from stretto.text.lanes import Lanes
+from stretto.text.model_text import Prompt
+from stretto.text.sizes import HEAVY_TEXT_CHARS, TOKEN_CHARS, prompt_chars, text_chars
 from stretto.worker.embedding import EmbeddingRuntime, Runner
 from stretto.worker.grammars import HEAVY_CHARS, Leaving
-from stretto.worker.lanes import Lanes
 from stretto.worker.loaded import LoadedModel
-from stretto.worker.model import ModelRuntime, PreparedRequest, Prompt
+from stretto.worker.model import ModelRuntime, PreparedRequest
 from stretto.worker.requests import prepare, text_of, tokens_of
 
-HEAVY_TEXT_CHARS = 1 << 16
 GRAMMAR_LANES = 2
-TOKEN_CHARS = 4  # assumed length of a token id
 T = TypeVar("T")
 
 
@@ -36,7 +36,7 @@ class Preparing:
         self, loaded: LoadedModel, params: m.GenerateParams, parent: Prompt | None
     ) -> PreparedRequest:
         """The request of a `generate` call. Raises the typed error to answer with."""
-        size = 0 if parent is not None else _prompt_chars(params)
+        size = 0 if parent is not None else prompt_chars(params)
         work = partial(prepare, loaded, params, parent)
         call = await self._texts.run(params.tenant, work, heavy=size > HEAVY_TEXT_CHARS)
         if not call.params.grammar:
@@ -55,7 +55,7 @@ class Preparing:
             raise
 
     async def tokens(self, model: ModelRuntime | EmbeddingRuntime, params: m.TokenizeParams) -> list[int]:
-        heavy = _chars(params.text, params.messages) > HEAVY_TEXT_CHARS
+        heavy = text_chars(params.text, params.messages) > HEAVY_TEXT_CHARS
         return await self._texts.run(params.tenant, partial(tokens_of, model, params), heavy=heavy)
 
     async def text(self, model: ModelRuntime | EmbeddingRuntime, params: m.DetokenizeParams) -> str:
@@ -78,21 +78,3 @@ class Preparing:
 
 def _inputs(params: m.EmbedParams | m.RerankParams) -> Sequence[str | list[int]]:
     return params.inputs if isinstance(params, m.EmbedParams) else [params.query, *params.documents]
-
-
-def _prompt_chars(params: m.GenerateParams) -> int:
-    pieces = _size(params.pieces or []) + TOKEN_CHARS * len(params.pieces or params.tokens or ())
-    return _chars(params.prompt, params.messages) + pieces
-
-
-def _chars(text: str | None, messages: list[dict[str, Any]] | None) -> int:
-    """Approximate characters to render and tokenize, including content parts and tool calls."""
-    return len(text or "") + sum(_size(message) for message in messages or ())
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(map(_size, value.values()))
-    return sum(map(_size, value)) if isinstance(value, list) else 0

@@ -26,7 +26,8 @@ from stretto.rpc.connection import Connection
 from stretto.rpc.envelope import Call, Malformed, Received, Reply
 from stretto.rpc.messages import AuthParams, Empty, Error, Message, error_from
 from stretto.rpc.sockets import token_matches
-from stretto.worker.model import ModelRuntime, PreparedRequest, Prompt
+from stretto.text.model_text import Prompt
+from stretto.worker.model import ModelRuntime, PreparedRequest
 from stretto.worker.outbox import Mailbox
 from stretto.worker.pool import PoolEntry
 
@@ -140,6 +141,12 @@ class Session:
             record.model.cancel(record.request_id)
         elif record.preparing is not None:
             record.preparing.cancel()  # leaves its lane, or kills its grammar trial
+
+    def stop(self, stream_id: str, tokens_kept: int) -> None:
+        """A stop string ended a stream's text. Unknown ids are ignored, as in `cancel`."""
+        record = self.streams.get(stream_id)
+        if record is not None and record.model is not None and tokens_kept >= 0:
+            record.model.stop(record.request_id, tokens_kept)
 
     # --- calls -----------------------------------------------------------------------------------
 

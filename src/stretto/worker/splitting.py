@@ -16,7 +16,9 @@ _Value = TypeVar("_Value")
 
 
 def parts(batch: StreamBatch) -> Iterator[tuple[str, StreamBatch]]:
-    """One batch per stream, in order of first occurrence."""
+    """One batch per stream, in order of first occurrence; columns, which are small, come first under ""."""
+    if batch.columns is not None:
+        yield "", StreamBatch(columns=batch.columns)
     for stream_id in _streams(batch):
         rows = [row for row, name in enumerate(batch.streams) if name == stream_id]
         yield (
@@ -32,6 +34,8 @@ def parts(batch: StreamBatch) -> Iterator[tuple[str, StreamBatch]]:
                 starts=[start for start in batch.starts if start.stream_id == stream_id],
                 prompt_logprobs=_only(batch.prompt_logprobs, stream_id),
                 progress=_only(batch.progress, stream_id),
+                measures=_only(batch.measures, stream_id),
+                scores=_only(batch.scores, stream_id),
                 ends=[end for end in batch.ends if end.stream_id == stream_id],
             ),
         )
@@ -49,7 +53,7 @@ def refusal(stream_id: str, part: StreamBatch) -> StreamBatch:
 
 def _streams(batch: StreamBatch) -> list[str]:
     named = [*batch.streams, *batch.reasoning, *batch.tool_calls, *batch.logprobs, *batch.tokens]
-    named += [*batch.prompt_logprobs, *batch.progress]
+    named += [*batch.prompt_logprobs, *batch.progress, *batch.measures, *batch.scores]
     marks = [*(start.stream_id for start in batch.starts), *(end.stream_id for end in batch.ends)]
     return list(dict.fromkeys([*named, *marks]))
 

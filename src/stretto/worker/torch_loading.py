@@ -6,13 +6,15 @@ Called by `loading` for `backend: torch`, and by default for directories with a 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from stretto import settings as settings_
 from stretto.errors import ModelFileError
+from stretto.rpc.messages import TextSource
 from stretto.settings.used_by import check_used
+from stretto.text.model_text import template_of
 from stretto.text.tokenizer import Tokenizer
-from stretto.worker.chat_templates import template_of, template_source
+from stretto.worker.chat_templates import template_source
 from stretto.worker.grammars import Grammars, words_of
 from stretto.worker.loaded import Beat, LoadedModel, Progress
 from stretto.worker.model import ModelRuntime
@@ -47,8 +49,23 @@ def load_torch(
         opened.backend.close()
         raise
     about = _description(opened, path, chosen, loaded)
-    description = {**about, "tools": runtime.tools_shown_by, "warnings": tuple(unused)}
-    return LoadedModel(runtime, chosen, description)
+    description = {**about, "tools": runtime.text.tools_shown_by, "warnings": tuple(unused)}
+    return LoadedModel(runtime, chosen, description, text_source=_source(opened, path, runtime))
+
+
+def _source(opened: Opened, path: Path, runtime: ModelRuntime) -> TextSource:
+    text, shape = runtime.text, opened.shape
+    kind: Literal["spelling", "gguf", "huggingface"] = "gguf" if path.suffix == ".gguf" else "huggingface"
+    return TextSource(
+        kind="spelling" if opened.tokenizer is None else kind,
+        path=str(path),
+        vocab=shape.vocab,
+        template=None if text.template is None else text.template.source,
+        add_bos=text.add_bos,
+        bos=shape.bos,
+        eos=sorted(shape.eos),
+        window=runtime.window,
+    )
 
 
 def _open(path: Path, chosen: settings_.ModelSettings, progress: Progress | None) -> Opened:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stretto.client.streams import ClientStream, StreamRegistry
+from stretto.client.stream import ClientStream
+from stretto.client.streams import StreamRegistry
 from stretto.errors import DuplicateRequestError, QueueFullError
 from stretto.rpc.messages import StreamBatch, StreamEnd, TokenLogprob, ToolCallDelta
 from stretto.settings import EngineSettings

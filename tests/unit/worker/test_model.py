@@ -40,7 +40,7 @@ def params(**options) -> SamplingParams:
 
 
 def test_text_is_the_tokens_text(runtime):
-    deltas = read(runtime, PreparedRequest(runtime.text_prompt("hello"), params()))
+    deltas = read(runtime, PreparedRequest(runtime.text.text_prompt("hello"), params()))
     tokens = [token for delta in deltas for token in delta.tokens]
     shown = b"".join(runtime.tokenizer.token_bytes(t) for t in tokens if t != 0)
     assert "".join(delta.text for delta in deltas) == shown.decode("utf-8", "replace")
@@ -49,12 +49,13 @@ def test_text_is_the_tokens_text(runtime):
 
 def test_a_stop_string_cuts_the_text_and_frees_the_slot(runtime):
     whole = "".join(
-        d.text for d in read(runtime, PreparedRequest(runtime.text_prompt("story"), params(ignore_eos=True)))
+        d.text
+        for d in read(runtime, PreparedRequest(runtime.text.text_prompt("story"), params(ignore_eos=True)))
     )
     stop = whole[10:13]
     deltas = read(
         runtime,
-        PreparedRequest(runtime.text_prompt("story"), params(ignore_eos=True, max_tokens=400), (stop,)),
+        PreparedRequest(runtime.text.text_prompt("story"), params(ignore_eos=True, max_tokens=400), (stop,)),
     )
     text = "".join(delta.text for delta in deltas)
     assert text == whole[: whole.index(stop)]
@@ -64,7 +65,7 @@ def test_a_stop_string_cuts_the_text_and_frees_the_slot(runtime):
 
 def test_an_over_long_prompt_is_refused_with_both_numbers(runtime):
     with pytest.raises(PromptTooLongError, match=r"600 tokens.*512"):
-        runtime.start(PreparedRequest(runtime.text_prompt("x" * 600), params()), lambda _: None)
+        runtime.start(PreparedRequest(runtime.text.text_prompt("x" * 600), params()), lambda _: None)
 
 
 def test_a_sink_that_raises_loses_only_its_own_stream(runtime):
@@ -72,14 +73,14 @@ def test_a_sink_that_raises_loses_only_its_own_stream(runtime):
         raise RuntimeError("reader gone")
 
     runtime.start(
-        PreparedRequest(runtime.text_prompt("one"), params(max_tokens=400, ignore_eos=True)), broken
+        PreparedRequest(runtime.text.text_prompt("one"), params(max_tokens=400, ignore_eos=True)), broken
     )
-    deltas = read(runtime, PreparedRequest(runtime.text_prompt("two"), params()))
+    deltas = read(runtime, PreparedRequest(runtime.text.text_prompt("two"), params()))
     assert deltas[-1].end.end is End.FINISHED
 
 
 def test_chat_renders_messages_and_knows_their_boundaries(runtime):
-    prompt = runtime.chat_prompt([{"role": "system", "content": "S"}, {"role": "user", "content": "U"}])
+    prompt = runtime.text.chat_prompt([{"role": "system", "content": "S"}, {"role": "user", "content": "U"}])
     assert prompt.tokens.boundaries
     assert bytes(t - 1 for t in prompt.tokens.tokens).decode().endswith("<|im_start|>assistant\n")
 
@@ -87,7 +88,7 @@ def test_chat_renders_messages_and_knows_their_boundaries(runtime):
 @pytest.mark.parametrize("seed", [0, 7])
 def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(runtime, seed):
     """Whatever another worker had generated, the rest of tokens and text is the same; limits count it all."""
-    prompt = runtime.text_prompt("hello")
+    prompt = runtime.text.text_prompt("hello")
     whole = read(runtime, PreparedRequest(prompt, params(seed=seed, ignore_eos=True)))
     tokens = [token for delta in whole for token in delta.tokens]
     text = "".join(delta.text for delta in whole)
@@ -106,7 +107,7 @@ def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(runtime, seed):
 
 
 def test_a_resumed_request_ends_if_its_stop_string_had_already_been_written(runtime):
-    prompt = runtime.text_prompt("story")
+    prompt = runtime.text.text_prompt("story")
     whole = read(runtime, PreparedRequest(prompt, params(ignore_eos=True)))
     tokens = [token for delta in whole for token in delta.tokens]
     stop = "".join(delta.text for delta in whole)[10:13]
@@ -120,6 +121,6 @@ def test_a_resumed_request_ends_if_its_stop_string_had_already_been_written(runt
 
 def test_a_resumed_request_without_room_for_a_token_is_refused(runtime):
     deltas = read(
-        runtime, PreparedRequest(runtime.text_prompt("hello"), params(max_tokens=3), resumed=[1, 2, 3])
+        runtime, PreparedRequest(runtime.text.text_prompt("hello"), params(max_tokens=3), resumed=[1, 2, 3])
     )
     assert deltas[-1].end.end is End.REJECTED

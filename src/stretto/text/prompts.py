@@ -1,6 +1,6 @@
 """Prompts beyond a single text or conversation: mixed pieces, truncation, dropping the oldest messages.
 
-Knows a model's tokenizer and context window. `requests` decides which of these a call needs.
+Knows a model's tokenizer and context window. `text.requests` decides which of these a call needs.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from dataclasses import replace
 from typing import Any
 
 from stretto.errors import InvalidTokenError, PromptTooLongError
+from stretto.text.model_text import ModelText, Prompt
 from stretto.text.tokenizer import PromptTokens
-from stretto.worker.model import ModelRuntime, Prompt
 
 Message = dict[str, Any]
 ROOM_SHARE = 8  # 1/8 of the window is kept for the answer when messages are dropped
 
 
-def begin_of_text(model: ModelRuntime) -> Prompt:
+def begin_of_text(model: ModelText) -> Prompt:
     """An empty prompt: the BOS token, or EOS for models without one."""
     tokenizer = model.tokenizer
     first = tokenizer.bos if tokenizer.bos is not None else min(tokenizer.eos, default=None)
     return Prompt(PromptTokens(array("i", [] if first is None else [first])))
 
 
-def mixed_prompt(model: ModelRuntime, pieces: Sequence[str | int], *, scope: Hashable) -> Prompt:
+def mixed_prompt(model: ModelText, pieces: Sequence[str | int], *, scope: Hashable) -> Prompt:
     """Texts mixed with token ids. Each text is encoded separately; only the first may get a BOS."""
     tokens: array[int] = array("i")
     for at, piece in enumerate(pieces):

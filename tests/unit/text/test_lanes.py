@@ -12,7 +12,7 @@ import weakref
 
 import pytest
 
-from stretto.worker.lanes import Lanes
+from stretto.text.lanes import Lanes
 
 
 def run(scenario) -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from stretto.core.tick import End, Terminal
 from stretto.errors import StrettoError
+from stretto.text.logprobs import token_logprobs
 from stretto.text.reasoning import Tags
+from stretto.text.stream import TextDelta, TextStream, ToolReading
 from stretto.text.tools import Dialect
-from stretto.worker.logprobs import token_logprobs
 from stretto.worker.outbox import stream_end
-from stretto.worker.text_stream import TextDelta, TextStream, ToolReading
 
 PIECES = ["", "Hel", "lo", " wor", "ld", "<think>", "why", "</think>", "[TOOL_CALLS]", "é", "<end>"]
 CONTROL = {8, 10}

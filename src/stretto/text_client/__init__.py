@@ -1,0 +1,1 @@
+"""The text of requests, made in the process that reads them: the worker sees token ids only."""
