@@ -20,10 +20,10 @@ from stretto.cli.text import size
 
 if TYPE_CHECKING:
     from stretto.client.api import WorkerClient
-    from stretto.client.rpc_client import RpcClient
     from stretto.rpc.messages import ModelInfo
     from stretto.server.run import Listening
     from stretto.settings import LoadedSettings
+    from stretto.text_client.client import TextClient
 
 QUEUE_WAIT_S = 45.0  # below server.first_byte_s, so that a rejection has its own status
 LOOK_EVERY_S = 0.1
@@ -116,9 +116,10 @@ def _worker_client(
     flags: dict[str, Any],
     *,
     json_lines: bool,
-) -> RpcClient:
+) -> TextClient:
     from stretto.client.process import WorkerStart
     from stretto.client.rpc_client import RpcClient
+    from stretto.text_client.client import TextClient
 
     start = WorkerStart(
         models=() if model is None else (model,),
@@ -129,7 +130,8 @@ def _worker_client(
         log_format="json" if json_lines else "console",
         log_level=loaded.settings.server.log_level,
     )
-    return RpcClient.supervised(start, loaded.settings)
+    rpc = RpcClient.supervised(start, loaded.settings)
+    return TextClient(rpc, text_in=loaded.settings.server.text_in)
 
 
 def _with_server_defaults(loaded: LoadedSettings, flags: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from stretto.rpc.messages import (
     EngineEvents,
     GenerateParams,
     ModelInfo,
+    PromptMeasures,
     PromptProgress,
     RerankParams,
     RerankResult,
@@ -28,7 +29,6 @@ from stretto.rpc.messages import (
     TokenizeParams,
     TokenLogprob,
     TokenMeasure,
-    TokenScores,
     ToolCallDelta,
 )
 
@@ -49,7 +49,7 @@ class Delta:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     progress: PromptProgress | None = None  # the latest
     measures: list[TokenMeasure | None] = field(default_factory=list)  # of `tokens`: streams with a number
-    scores: list[TokenScores] = field(default_factory=list)  # of the prompt: streams with a number
+    scores: list[PromptMeasures] = field(default_factory=list)  # of the prompt: streams with a number
     end: StreamEnd | None = None  # on the last delta, and only there
 
 

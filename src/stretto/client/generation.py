@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from stretto.client.api import Delta
 from stretto.client.streams import StreamRegistry
 from stretto.client.traffic import Ticket
-from stretto.rpc.messages import Error, StopParams, StreamEnd, exception_of
+from stretto.rpc.messages import Error, Message, StopParams, StreamEnd, exception_of
 
 
 class Generation:
@@ -19,7 +19,7 @@ class Generation:
         stream_id: str,
         registry: StreamRegistry,
         leave: Callable[[Ticket], None],
-        stop: Callable[[StopParams], None],
+        tell: Callable[[str, Message], None],
         *,
         reading: Callable[[], None] = lambda: None,  # called before each delta
     ) -> None:
@@ -27,7 +27,7 @@ class Generation:
         self._registry = registry
         self._leave = leave
         self._reading = reading
-        self._stop = stop
+        self._tell = tell
         self._ticket: Ticket | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._end: StreamEnd | None = None
@@ -108,7 +108,7 @@ class Generation:
 
     def stop(self, tokens_kept: int) -> None:
         """The caller found a stop string: end as finished after this many tokens. The end still follows."""
-        self._stop(StopParams(stream_id=self.stream_id, tokens_kept=tokens_kept))
+        self._tell("stop", StopParams(stream_id=self.stream_id, tokens_kept=tokens_kept))
 
 
 def _says_something(delta: Delta) -> bool:

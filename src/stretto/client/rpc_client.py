@@ -183,7 +183,7 @@ class RpcClient:
 
     def generate(self, params: m.GenerateParams) -> Generation:
         generation = Generation(
-            params.stream_id, self._traffic.registry, self._cancel, self._stop, reading=self._pump.overdue
+            params.stream_id, self._traffic.registry, self._cancel, self._tell, reading=self._pump.overdue
         )
         ticket = self._traffic.submit(params, now_s=self._clock(), wake=generation.wake)
         generation.bind(ticket)
@@ -197,9 +197,6 @@ class RpcClient:
     def _cancel(self, ticket: Ticket) -> None:
         self._traffic.cancel(ticket, self._clock())
         self._pump.soon()
-
-    def _stop(self, params: m.StopParams) -> None:
-        self._tell("stop", params)
 
     def _expire(self) -> None:
         self._traffic.expire(self._clock())

@@ -17,6 +17,7 @@ from msgspec import field
 
 from stretto.rpc.base import Message as Message
 from stretto.rpc.output import Error as Error
+from stretto.rpc.output import PromptMeasures as PromptMeasures
 from stretto.rpc.output import PromptProgress as PromptProgress
 from stretto.rpc.output import StreamBatch as StreamBatch
 from stretto.rpc.output import StreamEnd as StreamEnd
@@ -25,7 +26,6 @@ from stretto.rpc.output import TimingMessage as TimingMessage
 from stretto.rpc.output import TokenColumns as TokenColumns
 from stretto.rpc.output import TokenLogprob as TokenLogprob
 from stretto.rpc.output import TokenMeasure as TokenMeasure
-from stretto.rpc.output import TokenScores as TokenScores
 from stretto.rpc.output import ToolCallDelta as ToolCallDelta
 from stretto.rpc.output import UsageMessage as UsageMessage
 from stretto.rpc.stats import BatchTelemetry as BatchTelemetry

@@ -104,7 +104,7 @@ class TokenMeasure(Message, array_like=True):
     top_logprobs: list[float]
 
 
-class TokenScores(Message, array_like=True):
+class PromptMeasures(Message, array_like=True):
     """Measures of a prompt's tokens from `start` on."""
 
     start: int
@@ -133,4 +133,4 @@ class StreamBatch(Message):
     ends: list[StreamEnd] = field(default_factory=list)
     columns: TokenColumns | None = None  # of streams with a number; their other parts:
     measures: dict[str, list[TokenMeasure | None]] = field(default_factory=dict)
-    scores: dict[str, list[TokenScores]] = field(default_factory=dict)
+    scores: dict[str, list[PromptMeasures]] = field(default_factory=dict)

@@ -51,6 +51,9 @@ class ServerSettings(BaseModel):
     keep_alive_s: Annotated[Seconds, Field(gt=0)] = 75.0
     """How long an idle connection stays open."""
 
+    text_in: Literal["auto", "worker", "api"] = "auto"
+    """Which process makes text of tokens and tokens of text: the worker, or the one that serves HTTP (the
+    worker then sees token ids only). auto: worker for llama.cpp, api for the other backends."""
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     """Unknown request fields: ignore them (and name them in a response header), or respond with 400."""
     ping_interval_s: Annotated[Seconds, Field(gt=0)] = 15.0

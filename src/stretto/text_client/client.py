@@ -91,14 +91,14 @@ class TextClient:
 
     def generate(self, params: m.GenerateParams) -> GenerationStream:
         text = self._text(params.model_id)
-        if text is None or params.number:
+        if text is None or params.number or params.resumed:  # resumed: the worker knows how its text went on
             return self.rpc.generate(params)
         parent = self._open.get(params.fork_of) if params.fork_of else None
         generation = TextGeneration(params, text, self._send)
         self._open[params.stream_id] = generation
         size = prompt_chars(params)
         if parent is not None or size > SHORT_CHARS or params.guidance is not None:
-            generation.prepare_later(self._prepared(text, params, parent, size))
+            generation.prepare_later(partial(self._prepared, text, params, parent, size))
         else:
             generation.prepare(partial(prepare_text, text, params))
         return generation

@@ -47,12 +47,12 @@ class TextGeneration:
         except Exception as error:
             self._refuse(error)
 
-    def prepare_later(self, work: Awaitable[PreparedText]) -> None:
+    def prepare_later(self, work: Callable[[], Awaitable[PreparedText]]) -> None:
         self._preparing = asyncio.get_running_loop().create_task(self._prepare(work))
 
-    async def _prepare(self, work: Awaitable[PreparedText]) -> None:
+    async def _prepare(self, work: Callable[[], Awaitable[PreparedText]]) -> None:
         try:
-            self._submit(await work)
+            self._submit(await work())
         except asyncio.CancelledError:
             self.prompt.cancel()
         except Exception as error:

@@ -1,7 +1,7 @@
 """The worker's end of the grammar trial process (`worker.grammar_server`).
 
 Started with the first grammar, and again after it has died. A trial is a future: cancelling it kills the
-trial. Thread-safe. Fairness is handled by `worker.lanes`, caching by `worker.grammars`.
+trial. Thread-safe. Fairness is handled by `text.lanes`, caching by `worker.grammars`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import cast
 
 from stretto.core.tick import End, Progress, PromptScores, Started, Terminal
 from stretto.errors import StrettoError
-from stretto.rpc.messages import PromptProgress, TokenMeasure, TokenScores
+from stretto.rpc.messages import PromptMeasures, PromptProgress, TokenMeasure
 from stretto.text.logprobs import MeasuredLogprob
 from stretto.text.stream import TextDelta
 from stretto.worker.outbox import Mailbox, Outbox, stream_end, stream_start
@@ -62,7 +62,7 @@ class TokenStream:
     def score(self, scores: PromptScores) -> None:
         measured = [_measure(one) for one in cast("list[MeasuredLogprob | None]", scores.measured)]
         found = self._outbox.batch(self._mailbox).scores.setdefault(self._stream_id, [])
-        found.append(TokenScores(start=scores.start, measured=measured))
+        found.append(PromptMeasures(start=scores.start, measured=measured))
 
     def advance(self, progress: Progress) -> None:
         self._outbox.batch(self._mailbox).progress[self._stream_id] = PromptProgress(
