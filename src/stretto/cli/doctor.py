@@ -65,7 +65,8 @@ def doctor(
     Parameters
     ----------
     model
-        Also load this model and show how it runs here: attention, and each answer to a quirk of llama.cpp.
+        Also load this model and show how it runs here: attention, each answer to a quirk of llama.cpp, and
+        what auto chose, with the times of all candidates.
     measure_s
         Seconds to measure each of nine weight types with a small tensor; 0 measures nothing. [default: 1]
     json
@@ -218,10 +219,20 @@ def _print(found: dict[str, Any]) -> None:
         else:
             print_table(["", ""], model_facts.rows(found["model"]))
             line("each is explained in docs/design/quirks.md; quirks_off and kernels switch them off")
+            _print_choices(found["model"])
         line()
     heading("Advice")
     for text in found["advice"]:
         line(f"- {text}")
+
+
+def _print_choices(model: dict[str, Any]) -> None:
+    if not model.get("choices"):
+        return
+    line()
+    heading("Choices of auto")
+    print_table(["CHOICE", "CANDIDATE", "TIMES"], model_facts.choice_rows(model))
+    line(model_facts.choices_origin(model))
 
 
 def _print_measured(found: dict[str, Any]) -> None:

@@ -34,6 +34,29 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     return chosen + [(name, _text(name, value)) for name, value in found.get("quirks", {}).items()]
 
 
+def choice_rows(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """What `auto` chose: the question, each candidate with an arrow at the chosen one, and its times."""
+    shown: list[tuple[str, str, str]] = []
+    for one in found.get("choices", {}).get("table", []):
+        times = one["ms"] or {one["chosen"]: {}}
+        for at, (candidate, probes) in enumerate(times.items()):
+            mark = "→ " if candidate == one["chosen"] else "  "
+            told = ", ".join(f"{probe} {ms:.3g} ms" for probe, ms in probes.items())
+            shown.append(("" if at else one["question"], mark + candidate, told or "not measured"))
+    return shown
+
+
+def choices_origin(found: dict[str, Any]) -> str:
+    choices = found["choices"]
+    if choices["origin"] == "measured":
+        return (
+            f"measured now, in {choices['took_s']:.1f} s; passes without the output layer, prefill per token"
+        )
+    if choices["origin"] == "cached":
+        return f"cached on {choices['date']}; passes without the output layer, prefill per token"
+    return "not measured: a GPU computes, or other processes kept this machine busy"
+
+
 def _text(name: str, value: Any) -> str:
     if name == "own_kernels":
         return f"no: {value}" if value else "yes"
@@ -53,6 +76,7 @@ def _facts(model: str, cache_dir: str, config: str | None) -> dict[str, Any]:
     found = {name: loaded.description[name] for name in SHOWN if name in loaded.description}
     found |= {
         "quirks": dict(loaded.description.get("quirks", {})),
+        "choices": dict(loaded.description.get("choices", {})),
         "warnings": list(loaded.description["warnings"]),
     }
     loaded.close()

@@ -162,8 +162,10 @@ class ModelSettings(BaseModel):
     split_mode: Literal["none", "layer", "row", "tensor"] = "layer"
     """How several GPUs share a model: by layers, by rows of matrices or by tensors (experimental in
     llama.cpp). none: main_gpu alone."""
-    flash_attention: Annotated[Literal["auto", "on", "off", "long"], BeforeValidator(_switch)] = "auto"
-    """on, off, or long: only for long prompts. auto: on for GPUs and short windows on ARM, else long."""
+    flash_attention: Annotated[Literal["auto", "on", "off", "long", "rows"], BeforeValidator(_switch)] = (
+        "auto"
+    )
+    """on, off, long: only for long prompts, or rows: row by row, too. auto: on for GPUs, else measured."""
     n_gpu_layers: _LayerCount = "all"
     """Layers on the GPU; 0 is none, -1 is all."""
     main_gpu: Annotated[Count, Field(le=1024)] = 0

@@ -99,4 +99,10 @@ def _description(backend: LlamaCppBackend, path: Path, chosen: settings_.ModelSe
         "flash_attention": plan.flash_attention,
         "deterministic": chosen.deterministic,
         "quirks": asdict(backend.quirks),
+        "choices": {
+            "origin": backend.choices.origin,
+            "date": backend.choices.measured_on,
+            "took_s": round(backend.choices.took_s, 3),
+            "table": backend.choices.table(),
+        },
     }

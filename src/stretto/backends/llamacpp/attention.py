@@ -1,7 +1,8 @@
-"""The attention policy: which attention a context runs with, for a model, options and a machine.
+"""The attention policy: which attention a context may run with, for a model, options and a machine.
 
 Pure arithmetic over a `ModelShape`, without llama.cpp: the backend and `stretto estimate` ask the same
-function, so that the memory that is budgeted is that of the configuration which runs.
+functions, so that the memory that is budgeted covers the configuration which runs. With `auto` there are
+several candidates, all batch-invariant; which one is fastest is measured at load (`choices`).
 """
 
 from __future__ import annotations
@@ -20,16 +21,15 @@ TILE_ROWS = (
     64  # llama.cpp: from this many rows of a sequence in a pass, flash attention on a CPU works in tiles
 )
 UNQUANTIZED = ("f32", "f16", "bf16")
+PLAIN, ROWS, TILES = "plain", "rows", "tiles"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the choice depends on. `own_attention_heads`: head sizes for which our own kernel computes."""
+    """What the candidates depend on. `own_attention_heads`: head sizes for which our own kernel computes."""
 
     on_gpu: bool = False
-    half_precision: bool = (
-        False  # ARM with 16-bit arithmetic: its row kernels are faster than matrix products
-    )
+    half_precision: bool = False  # ARM with 16-bit arithmetic: row kernels are expected to be faster
     own_attention_heads: tuple[int, ...] = ()
 
 
@@ -46,24 +46,52 @@ class Attention(NamedTuple):
     def side_context(self) -> bool:
         return self.side_context_ubatch > 0
 
+    @property
+    def slots(self) -> str:
+        """The attention of slots: `plain` (matrix products), `rows` or `tiles` (flash attention)."""
+        if not self.flash:
+            return PLAIN
+        return ROWS if self.n_ubatch < TILE_ROWS else TILES
 
-def resolve(shape: ModelShape, options: ContextOptions, window: int, machine: Machine) -> Attention:
-    """What `flash_attention: auto | on | off | long` comes to in a context of `window` tokens.
 
-    `long`: flash attention only for long prompts, in a side context; where that cannot be, the same as `on`.
-    `auto` means `long` as well, but on a GPU `on`, and on ARM flash attention for all rows, in passes that
-    are too small for its tiles.
+class Measured(NamedTuple):
+    """What was measured to be faster; empty and None where nothing was."""
+
+    slots: str = ""  # `Attention.slots`
+    side_context: bool | None = None
+
+    def prefers(self, one: Attention) -> bool:
+        return self.slots in ("", one.slots) and self.side_context in (None, one.side_context)
+
+
+UNMEASURED = Measured()
+
+
+def resolve(
+    shape: ModelShape, options: ContextOptions, window: int, machine: Machine, measured: Measured = UNMEASURED
+) -> Attention:
+    """What `flash_attention` comes to in a context of `window` tokens, with what was measured for `auto`."""
+    found = candidates(shape, options, window, machine)
+    return next((one for one in found if measured.prefers(one)), found[0])
+
+
+def candidates(
+    shape: ModelShape, options: ContextOptions, window: int, machine: Machine
+) -> tuple[Attention, ...]:
+    """What may run. The first is expected to be the fastest: it is taken where nothing was measured.
+
+    `long`: flash attention only for long prompts, in a side context. `rows`: for all rows, in passes that are
+    too small for its tiles, and long prompts in a side context. `auto`: either, with or without a side
+    context. Where these cannot be (on a GPU, with a quantized cache, a sliding window or a pool), as `on`.
     """
     n_ubatch = min(options.n_ubatch, options.n_batch)
     if any(shape.recurrent):
-        return Attention(False, n_ubatch, 0, "f16", "f16")
+        return (Attention(False, n_ubatch, 0, "f16", "f16"),)
     keys, values = options.cache_type_k, options.cache_type_v
-    asked = options.flash_attention
-    without = Attention(False, n_ubatch, 0, keys, values)
-    if asked == "off":
-        return without
-    chosen = _chosen(shape, options, window, machine)
-    return _deterministic(shape, options, machine, chosen, without) if options.deterministic else chosen
+    if options.flash_attention == "off":
+        return (Attention(False, n_ubatch, 0, keys, values),)
+    found = _possible(shape, options, window, machine)
+    return _deterministic(shape, options, machine, found) if options.deterministic else found
 
 
 def fit_options(
@@ -83,18 +111,31 @@ def fit_options(
     }
 
 
-def _chosen(shape: ModelShape, options: ContextOptions, window: int, machine: Machine) -> Attention:
+def _possible(
+    shape: ModelShape, options: ContextOptions, window: int, machine: Machine
+) -> tuple[Attention, ...]:
     keys, values = options.cache_type_k, options.cache_type_v
-    n_ubatch = min(options.n_ubatch, options.n_batch)
+    asked, n_ubatch = options.flash_attention, min(options.n_ubatch, options.n_batch)
     cells = fit.padded(window)
     score_rows = tuning.SCORES_BYTES_MAX // (4 * max(1, shape.heads) * cells) // TILE_ROWS * TILE_ROWS
     plain = {keys, values} <= {"f16", "f32"} and not any(shape.sliding) and not options.unified
-    if options.flash_attention == "on" or machine.on_gpu or not plain or score_rows < TILE_ROWS:
-        return Attention(True, n_ubatch, 0, keys, values)
+    if asked == "on" or machine.on_gpu or not plain or score_rows < TILE_ROWS:
+        return (Attention(True, n_ubatch, 0, keys, values),)
     side = n_ubatch if _has_side_context(shape, options, window) else 0
-    if options.flash_attention == "auto" and window <= _row_attention_window(shape, options, machine):
-        return Attention(True, min(n_ubatch, tuning.ROW_ATTENTION_UBATCH_MAX), side, keys, values)
-    return Attention(False, min(n_ubatch, score_rows), side, keys, values)
+    without = Attention(False, min(n_ubatch, score_rows), side, keys, values)
+    by_row = Attention(True, min(n_ubatch, tuning.ROW_ATTENTION_UBATCH_MAX), side, keys, values)
+    if asked != "auto":
+        return (by_row if asked == "rows" else without,)
+    if "row_attention" in options.quirks_off:
+        return _with_and_without_side(without)
+    expected = (
+        (by_row, without) if window <= _row_attention_window(shape, options, machine) else (without, by_row)
+    )
+    return tuple(one for kind in expected for one in _with_and_without_side(kind))
+
+
+def _with_and_without_side(kind: Attention) -> tuple[Attention, ...]:
+    return (kind, kind._replace(side_context_ubatch=0)) if kind.side_context else (kind,)
 
 
 def _has_side_context(shape: ModelShape, options: ContextOptions, window: int) -> bool:
@@ -105,8 +146,8 @@ def _has_side_context(shape: ModelShape, options: ContextOptions, window: int) -
 
 
 def _row_attention_window(shape: ModelShape, options: ContextOptions, machine: Machine) -> int:
-    """The longest window with row-by-row flash attention: on ARM llama.cpp's up to 4,096, our own any."""
-    if not machine.half_precision or "row_attention" in options.quirks_off:
+    """The longest window in which flash attention row by row is expected to be faster, before measuring."""
+    if not machine.half_precision:
         return 0
     return sys.maxsize if _is_ours(shape, options, machine) else tuning.ROW_ATTENTION_WINDOW_MAX
 
@@ -119,21 +160,26 @@ def _is_ours(shape: ModelShape, options: ContextOptions, machine: Machine) -> bo
 
 
 def _deterministic(
-    shape: ModelShape, options: ContextOptions, machine: Machine, chosen: Attention, without: Attention
-) -> Attention:
+    shape: ModelShape, options: ContextOptions, machine: Machine, found: tuple[Attention, ...]
+) -> tuple[Attention, ...]:
     """Attention whose sums are the same in every pass; the rest is measured at load (`invariance`).
+
+    Only the expected one: were it chosen by time, text could differ from one start to the next.
 
     Tiled flash attention rounds differently from row by row, llama.cpp's row kernel splits the context of a
     lone row among the threads, and whether a prompt runs in the side context depends on other prompts.
     """
-    if not chosen.flash:
-        return chosen._replace(side_context_ubatch=0)
-    if _is_ours(shape, options, machine) and "row_attention" not in options.quirks_off:
-        rows = min(chosen.n_ubatch, tuning.ROW_ATTENTION_UBATCH_MAX)
-        return chosen._replace(n_ubatch=rows, side_context_ubatch=0)
-    if options.flash_attention == "on" or options.cache_type_v not in UNQUANTIZED:
+    by_row = _is_ours(shape, options, machine) and "row_attention" not in options.quirks_off
+    for one in found:
+        alone = one._replace(side_context_ubatch=0)
+        if not one.flash:
+            return (alone,)
+        if by_row:
+            return (alone._replace(n_ubatch=min(one.n_ubatch, tuning.ROW_ATTENTION_UBATCH_MAX)),)
+    if options.flash_attention in ("on", "rows") or options.cache_type_v not in UNQUANTIZED:
         raise DeterminismError(
             "deterministic: on cannot be kept with llama.cpp's flash attention, whose sums follow the batch",
             hint="set flash_attention: auto and cache_type_v: f16, or deterministic: auto",
         )
-    return without
+    n_ubatch = min(options.n_ubatch, options.n_batch)
+    return (Attention(False, n_ubatch, 0, options.cache_type_k, options.cache_type_v),)

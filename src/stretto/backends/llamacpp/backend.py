@@ -11,11 +11,15 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from stretto.backends.llamacpp import tuning
 from stretto.backends.llamacpp.calibration import ContextMeasures, calibrate, measure, on_temporary_thread
 from stretto.backends.llamacpp.capabilities import capabilities_of, rewind_of
+from stretto.backends.llamacpp.choices.chosen import NOTHING as NOTHING_CHOSEN
+from stretto.backends.llamacpp.choices.chosen import Choices, ModelChooser
+from stretto.backends.llamacpp.choices.drift import Drift
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.invariance import batch_invariant
 from stretto.backends.llamacpp.memory.arena import Arena
@@ -32,7 +36,7 @@ from stretto.backends.llamacpp.prefill.side_context import NO_SEQUENCE, HandOver
 from stretto.backends.llamacpp.quirks import needs_separate_calls
 from stretto.backends.llamacpp.quirks import resolve as resolve_quirks
 from stretto.backends.llamacpp.samplers import Samplers
-from stretto.backends.llamacpp.threads import ThreadGovernor, open_governor
+from stretto.backends.llamacpp.threads import pass_threads
 from stretto.backends.sampling.bound_request import BoundRequest, MakeSampler
 from stretto.core.capabilities import Rewind
 from stretto.core.ops import OpResult
@@ -51,15 +55,17 @@ class LlamaCppBackend:
         make_sampler: MakeSampler | None = None,
         cache_ram_bytes: int = 1 << 30,
         calibrated: bool = False,
+        choices: Choices = NOTHING_CHOSEN,
         owns_model: bool = False,
     ) -> None:
         self.context = context
         self.model: Model = context.model
+        self.choices = choices
         self.measures: ContextMeasures = on_temporary_thread(lambda: measure(context))
         if calibrated:
             self.calibrate()
         self.side_context = self._open_side_context() if context.plan.side_context else None
-        self._threads = self._make_governor()
+        self._threads = pass_threads(context, decode=choices.threads_decode, prefill=choices.threads_prefill)
         rewind, _ = rewind_of(context, self.measures)
         quirks = resolve_quirks(context, self.measures, rewind, side_context=self.side_context is not None)
         self.quirks = quirks
@@ -82,6 +88,7 @@ class LlamaCppBackend:
         self._bound: dict[int, BoundRequest] = {}
         self._outputs = Outputs(self._bound, self._nan_isolation)
         self._outcomes: deque[Outcome] = deque()
+        self.drift: Drift | None = None  # watches whether passes take what was measured
         self._broken = False  # a pass failed, and `recover` has not been called yet
         self._fatal = False
         self._doubtful: set[int] = set()  # sequences of a call that failed half-way
@@ -102,15 +109,22 @@ class LlamaCppBackend:
     ) -> LlamaCppBackend:
         """Load a file and make it ready to run. Raises ModelError or LlamaCppError."""
         model = load(path, model_options, cache_dir=cache_dir, progress=progress, trial=trial)
+        options = context_options or ContextOptions()
         try:
-            context = Context(model, context_options or ContextOptions())
-            return cls(
+            chooser = ModelChooser(model, options, cache_dir)
+            choices = chooser.choose() if calibrated else NOTHING_CHOSEN
+            context = Context(model, options, measured=choices.attention)
+            backend = cls(
                 context,
                 make_sampler=make_sampler,
                 cache_ram_bytes=cache_ram_bytes,
                 calibrated=calibrated,
+                choices=choices,
                 owns_model=True,
             )
+            chooser.remember(backend.choices)
+            backend.drift = chooser.drift(backend.choices)
+            return backend
         except BaseException:
             model.close()
             raise
@@ -120,11 +134,21 @@ class LlamaCppBackend:
         return self.context.warnings
 
     def calibrate(self) -> ContextMeasures:
-        """Measure calls, drafts and threads. Only before the first tick: the sequences are emptied."""
-        rewind, _ = rewind_of(self.context, self.measures)
-        separate = needs_separate_calls(self.context, rewind)
-        self.measures = on_temporary_thread(
-            lambda: calibrate(self.context, self.measures, always_separate=separate)
+        """Measure calls and drafts, or recall them. Only before the first tick: the sequences are emptied."""
+        figures = self.choices.figures
+        if figures is None:
+            rewind, _ = rewind_of(self.context, self.measures)
+            separate = needs_separate_calls(self.context, rewind)
+            figures = on_temporary_thread(
+                lambda: calibrate(self.context, can_trim=self.measures.can_trim, always_separate=separate)
+            )
+            self.choices = replace(self.choices, figures=figures)
+        self.measures = replace(
+            self.measures,
+            draft_cost=figures.draft_cost,
+            two_calls=figures.two_calls,
+            four_rows_faster=self.choices.pads_to_four,
+            n_threads=self.choices.threads_prefill,
         )
         return self.measures
 
@@ -133,35 +157,12 @@ class LlamaCppBackend:
         if not on_temporary_thread(side_context.works):
             side_context.close()
             return None
-        self._set_threads(side_context.context)
         return side_context
-
-    def _set_threads(self, context: Context) -> None:
-        """As many as were measured to be best."""
-        if self.measures.n_threads:
-            batch = context.options.n_threads_batch or self.measures.n_threads
-            context.set_threads(self.measures.n_threads, batch)
-
-    def _make_governor(self) -> ThreadGovernor | None:
-        """Only where the number of threads was left to us and processors do the work."""
-        if self.context.options.n_threads or self.model.on_gpu:
-            return None
-        return open_governor(self.measures.n_threads or self.context.plan.n_threads)
 
     @property
     def threads(self) -> int:
         """How many compute the next pass."""
-        if self._threads is not None:
-            return self._threads.count
-        return self.measures.n_threads or self.context.plan.n_threads
-
-    def _follow_machine(self, pass_s: float) -> None:
-        """Fewer threads while other processes need the processors (`threads`)."""
-        if self._threads is None or not self._threads.after_pass(pass_s):
-            return
-        for context in self._contexts():
-            batch = context.options.n_threads_batch or self._threads.threads_max
-            context.set_threads(self._threads.count, min(batch, self._threads.count))
+        return self._threads.count
 
     def _contexts(self) -> list[Context]:
         return [self.context] + ([self.side_context.context] if self.side_context is not None else [])
@@ -183,7 +184,9 @@ class LlamaCppBackend:
             self._fail(outcome, REFUSED - 1)
         if tick.slots:
             outcome.pass_s = time.perf_counter() - started - outcome.ops_s
-            self._follow_machine(outcome.pass_s)
+            self._threads.after_pass(outcome.pass_s)
+            if self.drift is not None and not self._threads.reduced:
+                self.drift.note(tick, outcome.pass_s)
         self._outcomes.append(outcome)
 
     def _operate(self, tick: Tick, outcome: Outcome) -> set[int]:
@@ -207,7 +210,7 @@ class LlamaCppBackend:
         if fatal:
             for context in self._contexts():
                 context.rebuild()
-                self._set_threads(context)
+            self._threads.forget()
             self.memory.forget_all()
             self._nan_isolation.forget_all()
             return frozenset(range(self.context.n_seq_max))
@@ -227,8 +230,7 @@ class LlamaCppBackend:
         self._bound.clear()
         self._outcomes.clear()
         self.memory.arena.close()
-        if self._threads is not None:
-            self._threads.close()
+        self._threads.close()
         if self.side_context is not None:
             self.side_context.close()
         self.context.close()
@@ -339,6 +341,8 @@ class LlamaCppBackend:
         got: dict[int, list[int]],
         runner: Context | SideContext,
     ) -> bool:
+        decode = max(rows.spans) < tick.decode_spans
+        self._threads.before_pass(runner if isinstance(runner, Context) else runner.context, decode=decode)
         started = time.perf_counter()
         try:
             code = runner.decode(rows)

@@ -1,8 +1,8 @@
 """What this model costs on this machine, measured once at load.
 
 Runs a few small passes in empty sequences and leaves them empty. Measures: bytes per token and per state, the
-bandwidth of snapshots and copies, whether decode rows and a chunk are faster in one call or two, the cost of
-a draft row, whether groups of four rows are faster, and how many threads decode best.
+bandwidth of snapshots and copies, whether decode rows and a chunk are faster in one call or two, and the cost
+of a draft row. What has candidates to choose from is measured before, in `choices`.
 
 All of it runs in temporary threads (`on_temporary_thread`). OpenMP keeps a team for each thread that ever
 computed, and once there are more teams than processors its barriers sleep instead of spinning: a thread that
@@ -25,7 +25,6 @@ import numpy as np
 from stretto.backends.llamacpp.context import STATE_ONLY, WHOLE, Context
 from stretto.backends.llamacpp.kernels.interpose import computes_all_attention
 from stretto.backends.llamacpp.native.batch import Rows
-from stretto.backends.llamacpp.native.cpu_pressure import Pressures, open_pressure
 from stretto.errors import ContextError
 
 T = TypeVar("T")
@@ -35,9 +34,8 @@ BANDWIDTH_MIN, BANDWIDTH_MAX = 1e8, 1e12
 DRAFT_COST_DEFAULT = 0.5
 CHUNK_TOKENS = 64
 REPEATS = 3
-CLEARLY_BETTER = 0.95
-DISTURBED_SHARE = 0.1  # of the time, that threads waited for a processor
-PATIENCE_S = 2.0  # on a busy machine passes take seconds: what is not measured by then keeps its default
+DECODE_ROWS_MAX = 8
+PATIENCE_S = 0.5  # on a busy machine passes take seconds: what is not measured by then keeps its default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +50,7 @@ class ContextMeasures:
     draft_cost: float = DRAFT_COST_DEFAULT
     two_calls: bool = True
     four_rows_faster: bool = False  # a pass of four sequences is faster than one of three
-    n_threads: int = 0
+    n_threads: int = 0  # for prefill; 0: all
     lone_row_invariant: bool = False  # a lone row at a long context rounds as it does beside others
 
     def state_copy_max(self, window: int) -> int:
@@ -136,62 +134,44 @@ def _copy_bandwidth(context: Context, per_token: int, start: int) -> float:
     return _bandwidth(context.window * per_token, max(min(times[1]) - min(times[0]), 0.0))
 
 
-def calibrate(context: Context, found: ContextMeasures, *, always_separate: bool) -> ContextMeasures:
-    """The slower half: threads, calls and drafts, in about a second; without it the CPU's defaults hold.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassFigures:
+    """The slower half of the measurements; remembered with the choices.
+
+    `one_s`, `many_s`: a decode pass of one row, and of `rows` rows, at short contexts.
+    """
+
+    draft_cost: float = DRAFT_COST_DEFAULT
+    two_calls: bool = True
+    one_s: float = 0.0
+    many_s: float = 0.0
+    rows: int = 1
+
+
+def calibrate(context: Context, *, can_trim: bool, always_separate: bool) -> PassFigures:
+    """Calls, drafts and decode passes, in less than half a second; without it the defaults hold.
 
     `always_separate`: decode rows and chunks never share a call, so whether they should is not measured.
     """
     started = time.perf_counter()
-    found = replace(found, n_threads=_measured_threads(context))
-    if not always_separate and time.perf_counter() - started < PATIENCE_S:
-        found = replace(found, two_calls=_two_calls(context))
-    if found.can_trim and time.perf_counter() - started < PATIENCE_S:
+    two_calls = always_separate or _two_calls(context)
+    found = PassFigures(two_calls=two_calls)
+    if can_trim and time.perf_counter() - started < PATIENCE_S:
         found = replace(found, draft_cost=_draft_cost(context))
-    if always_separate and time.perf_counter() - started < PATIENCE_S:
-        found = replace(found, four_rows_faster=_four_rows_faster(context))
+    if time.perf_counter() - started < PATIENCE_S:
+        rows = min(context.n_seq_max, DECODE_ROWS_MAX)
+        one_s, many_s = (min(_pass_times(context, count)) for count in (1, rows))
+        found = replace(found, one_s=one_s, many_s=many_s, rows=rows)
     _clear(context)
     return found
 
 
-def _measured_threads(context: Context) -> int:
-    pressures = open_pressure()
-    try:
-        return _best_threads(context, pressures)
-    finally:
-        if pressures is not None:
-            pressures.close()
-
-
-def _best_threads(context: Context, pressures: Pressures | None) -> int:
-    """All processors or half of them (two hardware threads of one core rarely help).
-
-    The best pass of each counts, all processors have two chances, and half must be clearly better. What was
-    measured beside other busy processes is not believed but measured again, and in the end all processors are
-    taken: while the model serves, `threads` gives up those that are not free.
-    """
-    chosen = context.plan.n_threads
-    if context.options.n_threads or chosen < 2 or context.model.on_gpu:
-        return chosen
-    best, started = chosen, time.perf_counter()
-    while time.perf_counter() - started < PATIENCE_S / 2:
-        begun = time.perf_counter()
-        best = _faster_half(context, chosen)
-        took_s = time.perf_counter() - begun
-        if best == chosen or pressures is None:
-            break
-        if pressures.since(computing_s=took_s).waited_s < DISTURBED_SHARE * took_s:
-            break
-        best = chosen
-    context.set_threads(best, context.options.n_threads_batch or best)
-    return best
-
-
-def _faster_half(context: Context, chosen: int) -> int:
-    half, times = max(1, chosen // 2), dict[int, list[float]]()
-    for count in (chosen, half, chosen):
-        context.set_threads(count, count)
-        times.setdefault(count, []).extend(_decode_times(context, 1, REPEATS))
-    return half if min(times[half]) < CLEARLY_BETTER * min(times[chosen]) else chosen
+def _pass_times(context: Context, rows: int) -> list[float]:
+    """Seconds of decode passes with a row of so many sequences, without the first, which plans the graph."""
+    _clear(context)
+    return [_timed(partial(_run, context, [(s, at, 1) for s in range(rows)])) for at in range(REPEATS + 1)][
+        1:
+    ]
 
 
 def _decode_times(context: Context, rows: int, repeats: int) -> list[float]:
@@ -211,18 +191,6 @@ def _draft_cost(context: Context) -> float:
     plain = median(_decode_times(context, 1, REPEATS + 2))
     four = median(_decode_times(context, 5, REPEATS))
     return min(1.0, max(0.05, (four / plain - 1.0) / 4.0))
-
-
-def _four_rows_faster(context: Context) -> bool:
-    """Repacked weights are multiplied by groups of four rows, the rest one by one."""
-    if context.n_seq_max < 4 or context.window < 2 * REPEATS + 2:
-        return False
-    _clear(context)
-    times: dict[int, list[float]] = {3: [], 4: []}
-    for at in range(2 * REPEATS + 2):
-        spans = [(0, at, 1), (1, at, 1), (2, at, 1), (3, at // 2, 1)][: 3 + at % 2]
-        times[len(spans)].append(_timed(partial(_run, context, spans)))
-    return min(times[4]) < min(times[3])
 
 
 def _two_calls(context: Context) -> bool:

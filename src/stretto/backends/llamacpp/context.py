@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.llamacpp.attention import Machine
+from stretto.backends.llamacpp.attention import UNMEASURED, Machine, Measured
 from stretto.backends.llamacpp.model import LoadWarning, Model
 from stretto.backends.llamacpp.native.batch import Batch, Rows
 from stretto.backends.llamacpp.native.library import forget_log, last_error, library, log_lines
@@ -36,17 +36,19 @@ class Context:
         *,
         on_node: Any = None,
         machine: Machine | None = None,
+        measured: Measured = UNMEASURED,
     ) -> None:
         """`on_node`: a callback that llama.cpp calls at the nodes of its graphs (see `pausable_pass`).
 
-        `machine`: resolve the options as on another machine, for tests.
+        `machine`: resolve the options as on another machine, for tests. `measured`: which attention is
+        faster on this one.
         """
         self.lib = library()
         self._on_node = on_node
         self.model = model
         self.weights = model.weights
         self.options = options
-        self.plan = resolve(model, options, machine)
+        self.plan = resolve(model, options, machine, measured)
         self.vocab = model.vocabulary.vocab_size
         self._outputs = 0
         self._finalizer: weakref.finalize[..., Context] | None = None

@@ -41,7 +41,18 @@ class Configured:
         return self.options.window(self.shape.context_length)
 
     def attention(self, window: int) -> Attention:
-        return attention.resolve(self.shape, self.options, window, self.machine)
+        """Of what may be chosen at load, the one that needs most memory."""
+        found = attention.candidates(self.shape, self.options, window, self.machine)
+        return max(found, key=lambda one: self._total_bytes(one, window)) if len(found) > 1 else found[0]
+
+    def _total_bytes(self, chosen: Attention, window: int) -> int:
+        return fit.estimate(
+            self.shape,
+            weights_bytes=0,
+            context_window=window,
+            n_seq_max=self.options.n_seq_max,
+            **attention.fit_options(self.options, chosen),
+        ).total
 
     def fit_options(self, window: int) -> fit.EstimateOptions:
         chosen = self.attention(window)

@@ -47,10 +47,15 @@ class ContextPlan:
     warnings: tuple[LoadWarning, ...] = ()
 
 
-def resolve(model: Model, options: ContextOptions, machine: Machine | None = None) -> ContextPlan:
+def resolve(
+    model: Model,
+    options: ContextOptions,
+    machine: Machine | None = None,
+    measured: policy.Measured = policy.UNMEASURED,
+) -> ContextPlan:
     """Options for this model, or a ContextError that names the two that contradict each other.
 
-    `machine`: another one than this, for tests.
+    `machine`: another one than this, for tests. `measured`: which attention is faster here.
     """
     machine = machine or model.machine
     _check(model, options)
@@ -58,7 +63,7 @@ def resolve(model: Model, options: ContextOptions, machine: Machine | None = Non
     threads = options.n_threads or cores()
     window = options.window(model.n_ctx_train)
     _check_kind(model, options, machine, warnings)
-    attention = policy.resolve(model.shape, options, window, machine)
+    attention = policy.resolve(model.shape, options, window, machine, measured)
     if options.context_window > model.n_ctx_train and not options.rope:
         text = (
             f"context_window {options.context_window} is more than the {model.n_ctx_train} tokens "
@@ -107,9 +112,9 @@ def _check(model: Model, options: ContextOptions) -> None:
             raise ContextError(
                 f"cache type {name!r} is not one of {', '.join(fit.CACHE_TYPES)}", hint="use f16"
             )
-    if options.flash_attention not in ("auto", "on", "off", "long"):
+    if options.flash_attention not in ("auto", "on", "off", "long", "rows"):
         raise ContextError(
-            f"flash_attention is auto, on, off or long, not {options.flash_attention!r}", hint=""
+            f"flash_attention is auto, on, off, long or rows, not {options.flash_attention!r}", hint=""
         )
     unknown = [name for name in options.rope if name not in ROPE_FIELDS]
     if unknown:
@@ -135,7 +140,7 @@ def _check_kind(model: Model, options: ContextOptions, machine: Machine, warning
         if (keys, values) != ("f16", "f16"):
             text = f"hybrid and recurrent models keep an f16 cache: {keys}/{values} is not used"
             warnings.append(LoadWarning("cache_type_forced", text))
-        if options.flash_attention in ("on", "long"):
+        if options.flash_attention in ("on", "long", "rows"):
             asked = options.flash_attention
             text = f"hybrid and recurrent models run without flash attention: `{asked}` is not used"
             warnings.append(LoadWarning("flash_attention_off", text))

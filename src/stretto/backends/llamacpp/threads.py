@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.native.cpu_pressure import Pressure, Pressures, open_pressure
 
 DROP_AFTER_S = 0.04  # passes are watched at least this long before a thread is given up
@@ -78,9 +79,66 @@ class ThreadGovernor:
         self.changes += 1
 
 
+class PassThreads:
+    """How many threads the next pass of a context gets: other numbers for decode passes and for prompts.
+
+    llama.cpp itself distinguishes passes of one row from all others, so both of its numbers are set before
+    a pass of the other kind.
+    """
+
+    def __init__(self, *, decode: int, prefill: int, governor: ThreadGovernor | None) -> None:
+        self._decode, self._prefill = decode, prefill
+        self._governor = governor
+        self._set: dict[int, int] = {}  # of each context
+
+    @property
+    def count(self) -> int:
+        """For the next decode pass."""
+        return self._limited(self._decode)
+
+    @property
+    def reduced(self) -> bool:
+        """Whether other processes take processors away."""
+        return self._governor is not None and self._governor.count < self._governor.threads_max
+
+    def before_pass(self, context: Context, *, decode: bool) -> None:
+        count = self._limited(self._decode if decode else self._prefill)
+        if self._set.get(id(context)) != count:
+            context.set_threads(count, count)
+            self._set[id(context)] = count
+
+    def after_pass(self, pass_s: float) -> None:
+        if self._governor is not None:
+            self._governor.after_pass(pass_s)
+
+    def forget(self) -> None:
+        """Contexts were made anew."""
+        self._set.clear()
+
+    def close(self) -> None:
+        if self._governor is not None:
+            self._governor.close()
+
+    def _limited(self, count: int) -> int:
+        return count if self._governor is None else min(count, self._governor.count)
+
+
 def open_governor(threads_max: int) -> ThreadGovernor | None:
     """None where there is nothing to decide, or where the system does not say how busy it is."""
     if threads_max < 2:
         return None
     pressures = open_pressure()
     return None if pressures is None else ThreadGovernor(threads_max, pressures)
+
+
+def pass_threads(context: Context, *, decode: int, prefill: int) -> PassThreads:
+    """As the options say, else as many as were measured to be best (0: not measured), else all.
+
+    A governor only where the number of threads was left to us and processors do the work.
+    """
+    options = context.options
+    decode = options.n_threads or decode or context.plan.n_threads
+    prefill = options.n_threads_batch or options.n_threads or prefill or context.plan.n_threads
+    governed = not options.n_threads and not context.model.on_gpu
+    governor = open_governor(max(decode, prefill)) if governed else None
+    return PassThreads(decode=decode, prefill=prefill, governor=governor)

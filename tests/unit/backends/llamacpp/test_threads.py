@@ -12,7 +12,7 @@ import pytest
 
 from stretto.backends.llamacpp import threads
 from stretto.backends.llamacpp.native.cpu_pressure import Pressure, open_pressure
-from stretto.backends.llamacpp.threads import ThreadGovernor
+from stretto.backends.llamacpp.threads import PassThreads, ThreadGovernor
 
 PASS_S = 0.02
 
@@ -137,3 +137,39 @@ def test_the_system_reports_waits_beside_busy_processes() -> None:
     assert seen.waited_s > 0.25 * took_s
     assert seen.free_cores < cores - 0.25
     assert seen.wall_s == pytest.approx(took_s, rel=0.2)
+
+
+# --- decode passes and prompts -----------------------------------------------------------------------
+
+
+class SetThreads:
+    """A context that only counts."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def set_threads(self, count: int, count_batch: int) -> None:
+        assert count == count_batch, "llama.cpp takes the second number for passes of several rows"
+        self.counts.append(count)
+
+
+def test_decode_and_prefill_have_their_own_numbers() -> None:
+    context, made = SetThreads(), PassThreads(decode=2, prefill=4, governor=None)
+    for decode in (True, True, False, False, True):
+        made.before_pass(context, decode=decode)
+    assert context.counts == [2, 4, 2], "set when the kind of pass changes, not before every pass"
+    made.forget()
+    made.before_pass(context, decode=True)
+    assert context.counts[-1] == 2
+
+
+def test_fewer_threads_beside_other_processes_hold_for_both() -> None:
+    serving, context = Serving(4), SetThreads()
+    made = PassThreads(decode=2, prefill=4, governor=serving.governor)
+    assert not made.reduced
+    serving.machine.others = 3.0
+    serving.run(0.5)
+    for decode in (True, False):
+        made.before_pass(context, decode=decode)
+    assert made.reduced
+    assert (context.counts, made.count) == ([1], 1)

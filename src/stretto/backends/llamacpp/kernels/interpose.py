@@ -41,6 +41,7 @@ _ORIGINALS = {
 _lock = threading.Lock()
 _reason: str | None = None  # None: not tried yet; "": ours compute
 _ours: Any = None
+_chosen = False  # whether it was decided which kernels compute in this process
 
 
 def reason(kernels: str) -> str:
@@ -80,16 +81,33 @@ def computes_all_attention(work: Callable[[], object]) -> bool:
         return bool(attended.value and not passed_on.value)
 
 
+def may_choose() -> bool:
+    """Whether ours compute and may still give way: once per process, before its first model computes."""
+    return _ours is not None and not _chosen
+
+
+def choose(*, own: bool) -> None:
+    """Settle which kernels compute in this process; ours cannot be taken back afterwards."""
+    global _chosen, _ours, _reason  # noqa: PLW0603 - a C library is one per process
+    with _lock:
+        if _ours is not None and not _chosen and not own:
+            enabled_flag(_ours).value = 0
+            _ours, _reason = None, "measured to be slower here than llama.cpp's"
+        _chosen = True
+
+
 @contextmanager
 def disabled() -> Iterator[None]:
     """llama.cpp's kernels compute meanwhile, for comparisons. Nothing else may compute at the same time."""
-    if _ours is not None:
-        enabled_flag(_ours).value = 0
+    if _ours is None:
+        yield
+        return
+    flag = enabled_flag(_ours)
+    before, flag.value = flag.value, 0
     try:
         yield
     finally:
-        if _ours is not None:
-            enabled_flag(_ours).value = 1
+        flag.value = before
 
 
 def enabled_flag(ours: Any) -> ctypes.c_int:

@@ -14,10 +14,10 @@ import importlib.util
 import json
 import platform
 import sys
-import zlib
 from contextlib import suppress
 from pathlib import Path
 
+from stretto.backends.llamacpp.kernels.support import build_of_llama_cpp, processor
 from stretto.backends.llamacpp.native.ggml import F32, Q4_0, Ggml
 from stretto.model_files.child import limit_self, run_child
 
@@ -32,7 +32,7 @@ def special_buffers_work(cache_dir: Path | None) -> bool:
     if importlib.util.find_spec("llama_cpp") is None:
         return False
     version = importlib.metadata.version("llama_cpp_python")
-    key = ":".join((version, _build(), platform.machine(), _processor()))
+    key = ":".join((version, build_of_llama_cpp(), platform.machine(), processor()))
     if key not in _known:
         remembered = _read(cache_dir).get(key)
         if remembered is None:
@@ -44,24 +44,8 @@ def special_buffers_work(cache_dir: Path | None) -> bool:
     return _known[key]
 
 
-def _build() -> str:
-    """When the library was installed: another build of the same version may work where this one fails."""
-    spec = importlib.util.find_spec("llama_cpp")
-    if spec is None or spec.origin is None:
-        return ""
-    return str(Path(spec.origin).stat().st_mtime_ns)
-
-
 def _ignore(line: str) -> None:
     """The child's output is for people who start it by hand."""
-
-
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            if line.startswith(("flags", "Features")):  # x86, ARM
-                return str(zlib.crc32(line.encode()))
-    return platform.processor()
 
 
 def _read(cache_dir: Path | None) -> dict[str, bool]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import platform
+import zlib
 from pathlib import Path
 
 LLAMA_CPP = "0.3.36"  # the llama-cpp-python whose struct layouts the kernels know
@@ -12,6 +14,7 @@ NEEDED = frozenset({"asimddp", HALF_PRECISION})  # dot products, 16-bit arithmet
 BETTER = frozenset({"i8mm", "sve"})  # llama.cpp has better kernels for these
 ATTENTION_HEADS = (64, 128)  # head sizes of our attention
 COMPILERS = ("cc", "gcc", "clang")
+PROCESSOR_LINES = ("model name", "flags", "CPU implementer", "CPU part", "CPU variant", "Features")
 
 
 _process_is_ours = False
@@ -52,3 +55,22 @@ def cpu_features() -> frozenset[str]:
     except OSError:
         return frozenset()
     return frozenset(next((line for line in lines if line.startswith("Features")), "").split())
+
+
+def build_of_llama_cpp() -> str:
+    """When the library was installed: another build of the same version may behave differently."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        return ""
+    return str(Path(spec.origin).stat().st_mtime_ns)
+
+
+def processor() -> str:
+    """Name and features of the processor, as a short digest."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    first = lines[: lines.index("")] if "" in lines else lines
+    told = [line for line in first if line.startswith(PROCESSOR_LINES)]
+    return str(zlib.crc32("\n".join(told).encode())) if told else platform.processor()

@@ -57,6 +57,29 @@ def for_context(state: Bytes, *, streams: int, by_token: bool) -> Bytes | None:
         return None
 
 
+def repeated(state: Bytes, cells: int) -> Bytes:
+    """The state of one stream by token, with `cells` cells at positions from 0 whose values repeat its own.
+
+    For measurements: attention takes as long over these as over computed ones. ValueError: not such a state.
+    """
+    one, had = _numbers(state, STREAMS_AT, 2)
+    at = COUNTS_AT + 4 + CELL_BYTES * had
+    by_channel, layers = _numbers(state, at, 2)
+    if one != 1 or by_channel or not had or not 0 < layers <= LAYERS_MAX:
+        raise ValueError("not a state of one stream by token")
+    listed = np.zeros((cells, CELL_BYTES // 4), dtype=np.uint32)
+    listed[:, 0], listed[:, 1] = np.arange(cells), 1
+    parts = [state[:COUNTS_AT], _u32(cells), listed.reshape(-1).view(np.uint8), state[at : at + 8]]
+    at += 8
+    for _ in range(2 * layers):  # keys of each layer, then values
+        begin, row_bytes = at + LAYER_HEADER_BYTES, _row_bytes(state, at)
+        at_end = begin + had * row_bytes
+        rows = state[begin:at_end].reshape(had, row_bytes)
+        parts += [state[at:begin], np.resize(rows, (cells, row_bytes)).reshape(-1)]
+        at = at_end
+    return np.concatenate(parts)
+
+
 def _with_streams(state: Bytes, streams: int) -> Bytes | None:
     """The same with more streams, which are empty."""
     (one,) = _numbers(state, STREAMS_AT, 1)

@@ -325,3 +325,32 @@ for own.value in (0, 1):
 print(found[0] == found[1])
 """
     assert child(script, tmp_path) == ["[1, 0]", "[1, 1]", "True"]
+
+
+@for_this_processor
+def test_ours_give_way_once_where_they_were_measured_to_be_slower(tmp_path):
+    script = """
+print(interpose.may_choose(), interpose.install(cache) == "", interpose.may_choose())
+interpose.choose(own=False)
+print(interpose.may_choose(), interpose.attention_heads(), interpose.reason("auto"))
+interpose.choose(own=True)
+print(interpose.attention_heads())
+"""
+    assert child(script, tmp_path) == [
+        "False True True",
+        "False () measured to be slower here than llama.cpp's",
+        "()",
+    ]
+
+
+@for_this_processor
+def test_the_first_model_decides_for_the_process(tmp_path):
+    script = """
+interpose.install(cache)
+interpose.choose(own=True)
+interpose.choose(own=False)
+with interpose.disabled(), interpose.disabled():
+    pass
+print(interpose.attention_heads() != (), interpose.enabled_flag(interpose._ours).value)
+"""
+    assert child(script, tmp_path) == ["True 1"]
