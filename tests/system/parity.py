@@ -16,9 +16,11 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stretto.backends.llamacpp.kernels.interpose import disabled
 from stretto.backends.llamacpp.kernels.probe import special_buffers_work
 from stretto.backends.llamacpp.native.library import half_precision
 from stretto.errors import ServerBusyError
@@ -31,6 +33,7 @@ from tests.system.plain_loop import PlainLoop
 TOLERANCE = 0.05
 IDENTICAL_MIN = 0.9
 OUTPUT = 16
+EXPECTED = "rows" if half_precision() else "long"  # attention of slots, where a setting does not say
 THREADS = 1  # tests share their cores: threads that wait for each other are slow there
 SUBJECTS = (
     "the sea",
@@ -91,6 +94,16 @@ def settings(*, full: bool) -> Iterator[tuple[str, dict[str, object]]]:
     yield "speculation", {"n_seq_max": 8, "cache": "prefix", "speculation": "ngram"}
     yield "preemption forced", {"n_seq_max": 2, "cache": "incremental", "cache_slot_timeout": 0.05}
     yield "turns of four tokens", {"n_seq_max": 4, "slice_tokens": 4, "queue_depth": 16}
+    yield from choices_of_auto()
+
+
+def choices_of_auto() -> Iterator[tuple[str, dict[str, object]]]:
+    """Every combination of attention and kernels that auto may choose, and other threads for prefill."""
+    for attention, kernels in itertools.product(("rows", "long"), ("own", "llamacpp")):
+        given = {"n_seq_max": 8, "flash_attention": attention, "kernels": kernels}
+        yield f"attention {attention}, kernels {kernels}", given
+    yield "one thread for decode, two for prefill", {"n_seq_max": 8, "n_threads": 1, "n_threads_batch": 2}
+    yield "auto, as measured here", {"n_seq_max": 8, "flash_attention": "auto"}
 
 
 def compare(tally: Tally, loop: PlainLoop, prompt: list[int], expected: list[int], got: list[int]) -> None:
@@ -132,14 +145,16 @@ def ask_all(llm: LLM, asked: list[list[dict[str, str]]]) -> list[Completion]:
 def run(count: int, *, full: bool, path: Path, share: int = 0, of: int = 1) -> list[Tally]:
     """Every setting, or one share of the settings."""
     asked = conversations(count)
-    special = special_buffers_work(cache_home())
-    loop = PlainLoop(str(path), special_buffers=special, row_attention=half_precision(), threads=THREADS)
     with LLM(path, n_seq_max=1, context_window=1024, n_threads=THREADS) as llm:
         prompts = [list(llm.chat_prompt_tokens(messages)) for messages in asked]
-    expected = [loop.greedy(prompt, OUTPUT) for prompt in prompts]
+    loops = {kind: _plain_loop(path, by_row=kind == "rows") for kind in ("rows", "long")}
+    wanted = {kind: [loop.greedy(prompt, OUTPUT) for prompt in prompts] for kind, loop in loops.items()}
     tallies = []
     for name, options in itertools.islice(settings(full=full), share, None, of):
-        with LLM(path, context_window=1024, n_threads=THREADS, **options) as llm:
+        given = {"context_window": 1024, "n_threads": THREADS, "flash_attention": EXPECTED} | options
+        with _kernels(str(options.get("kernels", "own"))), LLM(path, **given) as llm:
+            kind = "rows" if llm.description["quirks"]["row_attention"] else "long"
+            loop, expected = loops[kind], wanted[kind]
             for state in ("cold", "warm"):
                 started = time.monotonic()
                 answers = ask_all(llm, asked)
@@ -154,8 +169,19 @@ def run(count: int, *, full: bool, path: Path, share: int = 0, of: int = 1) -> l
                     f"{len(tally.wrong)} wrong, {tally.parks} parks, {tally.seconds:.1f} s",
                     flush=True,
                 )
-    loop.close()
+    for loop in loops.values():
+        loop.close()
     return tallies
+
+
+def _plain_loop(path: Path, *, by_row: bool) -> PlainLoop:
+    special = special_buffers_work(cache_home())
+    return PlainLoop(str(path), special_buffers=special, row_attention=by_row, threads=THREADS)
+
+
+def _kernels(whose: str) -> AbstractContextManager[None]:
+    """Ours were loaded with the reference: they pass every call on to llama.cpp's meanwhile."""
+    return disabled() if whose == "llamacpp" else nullcontext()
 
 
 def run_shares(count: int, *, full: bool, path: Path, workers: int) -> list[Tally]:
