@@ -44,7 +44,8 @@ def run(plan: LoadPlan, target: Target, *, workers: int = 0, progress: Progress 
     try:
         for index, process in enumerate(processes):
             threading.Thread(target=_listen, args=(index, process, inbox), daemon=True).start()
-        records, cpu_s, spent_s = _converse(processes, shares, target, inbox, plan.requests, progress)
+        started_s = _begin(processes, shares, target, inbox)
+        records, cpu_s, spent_s = _collect(inbox, len(processes), plan.requests, progress)
     finally:
         for process in processes:
             _end(process)
@@ -58,6 +59,7 @@ def run(plan: LoadPlan, target: Target, *, workers: int = 0, progress: Progress 
         workers=count,
         shape=plan.shape,
         quiet=plan.quiet,
+        started_s=started_s,
     )
 
 
@@ -85,15 +87,13 @@ def _listen(index: int, process: subprocess.Popen[bytes], inbox: queue.Queue[_Ne
     inbox.put((index, None))
 
 
-def _converse(
+def _begin(
     processes: Sequence[subprocess.Popen[bytes]],
     shares: Sequence[list[User]],
     target: Target,
     inbox: queue.Queue[_News],
-    total: int,
-    progress: Progress | None,
-) -> tuple[list[LoadRecord], float, float]:
-    """All records, the workers' CPU seconds, and the duration in seconds."""
+) -> float:
+    """Hand out the users, wait until all workers are ready, and start them. Returns when they start."""
     for process, share in zip(processes, shares, strict=True):
         write_frame(cast("BinaryIO", process.stdin), LoadJob(target=target, users=share))
     for _ in processes:
@@ -101,7 +101,7 @@ def _converse(
     start_at_s = time.monotonic() + START_DELAY_S
     for process in processes:
         write_frame(cast("BinaryIO", process.stdin), Start(at_s=start_at_s))
-    return _collect(inbox, len(processes), total, progress)
+    return start_at_s
 
 
 def _collect(

@@ -17,7 +17,10 @@ class Serving:
     model: Path
     slots: int = 8
     window: int = 4096  # per slot
-    threads: int = 2
+    threads: int | None = 2  # None: the server's own default
+
+    def threads_as(self, *flags: str) -> list[str]:
+        return [part for flag in flags for part in (flag, str(self.threads))] if self.threads else []
 
 
 def stretto(serving: Serving, extra: Sequence[str] = ()) -> Peer:
@@ -27,7 +30,7 @@ def stretto(serving: Serving, extra: Sequence[str] = ()) -> Peer:
         return [
             *(sys.executable, "-m", "stretto", "serve", str(serving.model)),
             *("--port", str(port), "--n-seq-max", str(serving.slots)),
-            *("--context-window", str(serving.window), "--n-threads", str(serving.threads)),
+            *("--context-window", str(serving.window), *serving.threads_as("--n-threads")),
             *extra,
         ]
 
@@ -41,7 +44,7 @@ def llama_server(binary: Path, serving: Serving) -> Peer:
         return [
             *(str(binary), "-m", str(serving.model), "--host", "127.0.0.1", "--port", str(port)),
             *("-np", str(serving.slots), "-c", str(serving.window * serving.slots)),
-            *("-t", str(serving.threads), "--alias", serving.model.stem),
+            *(*serving.threads_as("-t"), "--alias", serving.model.stem),
         ]
 
     return Peer(name="llama-server", command=command)
@@ -54,7 +57,7 @@ def llama_cpp_python(python: Path, serving: Serving) -> Peer:
         return [
             *(str(python), "-m", "llama_cpp.server", "--model", str(serving.model)),
             *("--host", "127.0.0.1", "--port", str(port), "--n_ctx", str(serving.window)),
-            *("--n_threads", str(serving.threads), "--n_threads_batch", str(serving.threads)),
+            *serving.threads_as("--n_threads", "--n_threads_batch"),
             *("--interrupt_requests", "False"),  # otherwise a new request interrupts the running one
         ]
 

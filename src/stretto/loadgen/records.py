@@ -72,6 +72,7 @@ class LoadRun(Struct, kw_only=True):
     workers: int
     shape: dict[str, object] = field(default_factory=dict)
     quiet: list[str] = field(default_factory=list)
+    started_s: float = 0.0  # when the run's clock was zero, as `time.monotonic` counts
 
     @property
     def measured(self) -> list[LoadRecord]:
