@@ -1,8 +1,8 @@
 """Prints the benchmark tables as Markdown, from a result file of `benchmarks/compare.py`.
 
-    python benchmarks/table.py benchmarks/results/compare.json [--summary] [--json FILE] [--check]
+    python benchmarks/table.py benchmarks/results/compare-neoverse-n1.json [--summary] [--json FILE] [--check]
 
-The full table is that of benchmarks/README.md, `--summary` the four rows of the README. `--json` writes its
+The full table is that of benchmarks/README.md, `--summary` the rows of the README. `--json` writes its
 lines as a list. `--check` exits 1 if the page does not contain it.
 """
 
@@ -27,6 +27,9 @@ ROWS = {
     ("stall", "ttft"): ("stall: TTFT of that prompt", "long prompt's TTFT", "s"),
     ("burst", ""): ("burst: 8 share a warm 1,000-token system prompt, mean TTFT", "TTFT mean", "s"),
     ("turns", ""): ("turns: 12 conversations on 8 slots, later TTFT mean", "later turns, TTFT mean", "s"),
+    ("turns", "e2e"): ("turns: a request from end to end, mean", "end-to-end mean", "s"),
+    ("turns", "makespan"): ("turns: all conversations done", "makespan", "s"),
+    ("neighbour", ""): ("neighbour: 8 users beside one busy process", "output tok/s", "tok/s"),
 }
 
 
@@ -35,6 +38,8 @@ SUMMARY = {  # the rows of the README: what is measured, with an arrow for what 
     ("stall", "gap"): "longest pause of 7 streams when a 3,000-token prompt arrives ↓",
     ("burst", ""): "mean time to first token, 8 requests with a cached 1,000-token system prompt ↓",
     ("turns", ""): "mean time to first token of later turns, 12 conversations on 8 slots ↓",
+    ("turns", "makespan"): "all of these conversations done ↓",
+    ("neighbour", ""): "output of 8 users beside one busy process ↑",
 }
 ALONE = {  # bars of Stretto alone, and their wording
     "trace: TTFT p95, s": "trace at 80 % of capacity (16 slots, `target_itl_ms` 400): TTFT p95 {:.2f} s",
@@ -78,7 +83,7 @@ def _head(peers: list[str]) -> list[str]:
 
 
 def summary(report: dict[str, Any]) -> str:
-    """Four rows and the conditions in one line."""
+    """The rows and the conditions in one line."""
     peers = _peers(report)[:2]
     made = report["conditions"]
     model = made["model"].rsplit(".", 2)[0]
@@ -143,7 +148,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("results", type=Path, help="a result file of benchmarks/compare.py")
-    parser.add_argument("--summary", action="store_true", help="the four rows of the README")
+    parser.add_argument("--summary", action="store_true", help="the rows of the README")
     parser.add_argument("--json", type=Path, help="write the lines of the table to this file")
     parser.add_argument("--check", action="store_true", help="exit 1 if the page does not contain the table")
     chosen = parser.parse_args()

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "benchmarks"
-RESULTS = FOLDER / "results" / "compare.json"
+RESULTS = FOLDER / "results" / "compare-neoverse-n1.json"
 NOT_MEASURING = {
     "attack/run.py",  # the child process of attacks.py
     "peers/serve.py",  # starts a server for manual experiments

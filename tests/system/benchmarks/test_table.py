@@ -56,7 +56,7 @@ def test_the_summary_has_an_arrow_in_every_row_and_the_machine():
 
 def test_the_pages_hold_the_tables_of_the_committed_results():
     root = Path(__file__).parents[3]
-    made = json.loads((root / "benchmarks/results/compare.json").read_text(encoding="utf-8"))
+    made = json.loads((root / "benchmarks/results/compare-neoverse-n1.json").read_text(encoding="utf-8"))
     assert short_table(made) in (root / "README.md").read_text(encoding="utf-8")
     assert table(made) in (root / "benchmarks/README.md").read_text(encoding="utf-8")
 
