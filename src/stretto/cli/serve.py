@@ -7,6 +7,7 @@ Messages go to stderr: load progress, then the URL once the model is ready.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,13 +21,14 @@ from stretto.cli.text import size
 
 if TYPE_CHECKING:
     from stretto.client.api import WorkerClient
+    from stretto.client.process import WorkerStart
     from stretto.rpc.messages import ModelInfo
     from stretto.server.run import Listening
     from stretto.settings import LoadedSettings
-    from stretto.text_client.client import TextClient
 
 QUEUE_WAIT_S = 45.0  # below server.first_byte_s, so that a rejection has its own status
 LOOK_EVERY_S = 0.1
+SLOTS_OF_SEVERAL, CORES_PER_PROCESS, API_PROCESSES_MAX = 64, 4, 4  # of api_processes: auto
 
 
 def serve(
@@ -45,7 +47,10 @@ def serve(
         A .gguf file, a name from `stretto ls` or from the settings file, or user/repo[:quant], which is
         pulled first. [default: the only model of the settings file, else SmolLM2-135M-Instruct]
     """
+    from stretto.client.rpc_client import RpcClient
     from stretto.server import run
+    from stretto.server.api_process import serve_processes
+    from stretto.text_client.client import TextClient
 
     given = values(flags)
     loaded = context.settings(given | server_values(server))
@@ -55,7 +60,13 @@ def serve(
         note(text)
     run.check(chosen)  # before anything heavy
     name = _prepared(context, loaded, model)
-    run.serve(_worker_client(context, loaded, name, given, json_lines=json_lines), chosen, started=_announce)
+    start = _worker_start(context, loaded, name, given, json_lines=json_lines)
+    count = _api_processes(loaded, name)
+    if count == 1:
+        rpc = RpcClient.supervised(start, loaded.settings)
+        run.serve(TextClient(rpc, text_in=chosen.text_in), chosen, started=_announce)
+    elif code := serve_processes(start, loaded.settings, count, started=_announce):
+        sys.exit(code)
 
 
 def _set_up_logs(log_format: str, level: str) -> bool:
@@ -106,22 +117,32 @@ def _pull(context: GlobalOptions, model: str) -> None:
     say(f"pulled {model}: {size(path.stat().st_size)}")
 
 
-# --- the worker client ---------------------------------------------------------------------------
+# --- the processes -------------------------------------------------------------------------------
 
 
-def _worker_client(
+def _api_processes(loaded: LoadedSettings, model: str | None) -> int:
+    """With `auto`, several only where one process would be the limit: many slots, and cores to spare."""
+    asked, chosen = loaded.settings.server.api_processes, loaded.settings.model(model or "")
+    if asked != "auto":
+        return asked
+    is_folder = Path(chosen.path or model or "").expanduser().is_dir() and bool(chosen.path or model)
+    ours = chosen.backend in ("torch", "simulated") or (chosen.backend == "auto" and is_folder)
+    if loaded.settings.server.text_in == "worker" or not ours or chosen.n_seq_max < SLOTS_OF_SEVERAL:
+        return 1
+    return max(1, min(API_PROCESSES_MAX, (os.cpu_count() or 1) // CORES_PER_PROCESS))
+
+
+def _worker_start(
     context: GlobalOptions,
     loaded: LoadedSettings,
     model: str | None,
     flags: dict[str, Any],
     *,
     json_lines: bool,
-) -> TextClient:
+) -> WorkerStart:
     from stretto.client.process import WorkerStart
-    from stretto.client.rpc_client import RpcClient
-    from stretto.text_client.client import TextClient
 
-    start = WorkerStart(
+    return WorkerStart(
         models=() if model is None else (model,),
         flags=_with_server_defaults(loaded, flags),
         config=None if loaded.path is None else str(loaded.path),
@@ -130,8 +151,6 @@ def _worker_client(
         log_format="json" if json_lines else "console",
         log_level=loaded.settings.server.log_level,
     )
-    rpc = RpcClient.supervised(start, loaded.settings)
-    return TextClient(rpc, text_in=loaded.settings.server.text_in)
 
 
 def _with_server_defaults(loaded: LoadedSettings, flags: dict[str, Any]) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class WorkerStart:
     peers: Peers | None = None  # also listens for the gates of a cluster
     log_format: Literal["console", "json"] = "console"  # json: every stderr line is a JSON object
     log_level: str = "info"
+    link: Path | None = None  # pointed at the socket of each new process, for clients in other processes
 
     def command(self, places: Places) -> list[str]:
         chosen = ["--socket", os.fspath(places.socket), "--heartbeat", os.fspath(places.heartbeat)]
@@ -125,6 +126,8 @@ class ProcessLauncher:
         if self.directory is None:
             self.directory = Path(tempfile.mkdtemp(prefix="stretto-"))  # mode 0700
         places = Places(self.directory / f"{epoch}.sock", self.directory / f"{epoch}.beat")
+        if self._start.link is not None:
+            _point(self._start.link, places.socket)
         relay = LineRelay() if self._start.log_format == "json" else None
         try:
             process = await asyncio.create_subprocess_exec(
@@ -148,3 +151,11 @@ class ProcessLauncher:
         if self.directory is not None:
             shutil.rmtree(self.directory, ignore_errors=True)
             self.directory = None
+
+
+def _point(link: Path, target: Path) -> None:
+    """Replace the link at once: a reader sees the old target or the new one."""
+    fresh = link.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target)
+    fresh.replace(link)

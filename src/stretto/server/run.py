@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,13 @@ from stretto.client.api import WorkerClient
 from stretto.errors import SettingsError
 from stretto.rpc import gc_policy
 from stretto.server.app import create_app
+from stretto.server.http.concurrency import KeyCounts
 from stretto.server.http.connection import ConnectionLimits, connections
 from stretto.server.http.crowd import Crowd
 from stretto.server.http.descriptors import connections_possible
 from stretto.server.http.keys import KeyRing, load_keys
 from stretto.server.operations.operations import Operations
+from stretto.server.operations.siblings import Siblings
 from stretto.settings import ServerSettings
 from stretto.telemetry.logs import logger
 from stretto.telemetry.traces import make_tracer
@@ -107,25 +109,42 @@ def url_of(bound: socket.socket) -> str:
 
 def serve(worker_client: WorkerClient, settings: ServerSettings, *, started: Started | None = None) -> None:
     """Serve until a signal and the end of all requests. Raises errors at start."""
+    run_loop(serve_async(worker_client, settings, started=started))
+
+
+def run_loop(work: Coroutine[Any, Any, None]) -> None:
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(serve_async(worker_client, settings, started=started))
+        runner.run(work)
 
 
 async def serve_async(
-    worker_client: WorkerClient, settings: ServerSettings, *, started: Started | None = None
+    worker_client: WorkerClient,
+    settings: ServerSettings,
+    *,
+    started: Started | None = None,
+    bound: socket.socket | None = None,
+    running: KeyCounts | None = None,
+    siblings: Siblings | None = None,
 ) -> None:
+    """`bound`, `running` and `siblings`: what several API processes share (`server.api_process`)."""
     keys = check(settings)
-    bound = bind(settings)
+    bound = bound or bind(settings)
     tracer = make_tracer(settings.traces)
-    operations = Operations(worker_client, settings, keys=keys, tracer=tracer)
+    operations = Operations(
+        worker_client, settings, keys=keys, tracer=tracer, running=running, siblings=siblings
+    )
     server = Server(_config(operations, settings), operations)
     with server.signals():
         try:
+            if siblings is not None:
+                await siblings.start(operations.worker_client)
             await server.live(bound, started)
         finally:
             bound.close()
             await worker_client.close()
             tracer.close()
+            if siblings is not None:
+                await siblings.close()
 
 
 class Server(uvicorn.Server):
@@ -166,8 +185,9 @@ class Server(uvicorn.Server):
     def signals(self) -> Iterator[None]:
         """Handle both signals within the block, then restore the previous handlers."""
         loop = asyncio.get_running_loop()
-        before = {number: signal.getsignal(number) for number in SIGNALS}
-        for number in SIGNALS:
+        handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.getsignal(number) for number in handled}
+        for number in handled:
             loop.add_signal_handler(number, self.signalled)
         try:
             yield

@@ -51,6 +51,9 @@ class ServerSettings(BaseModel):
     keep_alive_s: Annotated[Seconds, Field(gt=0)] = 75.0
     """How long an idle connection stays open."""
 
+    api_processes: Annotated[Count, Field(ge=1, le=64)] | Literal["auto"] = "auto"
+    """Processes that serve HTTP on the same socket. auto: one for every four cores, at most 4, for models of
+    at least 64 slots whose text is made here (text_in); otherwise 1."""
     text_in: Literal["auto", "worker", "api"] = "auto"
     """Which process makes text of tokens and tokens of text: the worker, or the one that serves HTTP (the
     worker then sees token ids only). auto: worker for llama.cpp, api for the other backends."""

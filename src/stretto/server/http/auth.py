@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections import Counter
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stretto.errors import ConcurrencyLimitError, InvalidKeyError
 from stretto.server.http.caller import LOCAL
+from stretto.server.http.concurrency import KeyCounts, LocalKeyCounts
 from stretto.server.http.errors import error_response
 from stretto.server.http.keys import Key, KeyRing
 
@@ -24,11 +24,18 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 class Auth:
     """`public_paths` allow GET and HEAD without a key; all other paths, known or not, require one."""
 
-    def __init__(self, app: ASGIApp, *, keys: KeyRing, public_paths: frozenset[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: KeyRing,
+        public_paths: frozenset[str],
+        running: KeyCounts | None = None,
+    ) -> None:
         self._app = app
         self._keys = keys
         self._public_paths = public_paths
-        self._running: Counter[str] = Counter()
+        self._running = running or LocalKeyCounts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -54,13 +61,12 @@ class Auth:
             await self._app(scope, receive, send)
             return
         name = key.caller.name
-        if self._running[name] >= key.concurrency_max:
+        if not self._running.begin(name, key.concurrency_max):
             raise ConcurrencyLimitError(f"{key.concurrency_max} requests with this key are already running")
-        self._running[name] += 1
         try:
             await self._app(scope, receive, send)
         finally:
-            self._running[name] -= 1
+            self._running.end(name)
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, presented: str | None) -> None:

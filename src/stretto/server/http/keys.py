@@ -66,6 +66,10 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._keys)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(key.caller.name for key in self._keys)
+
     def find(self, presented: str) -> Key | None:
         """Look up a key. Compares every digest, so that timing does not reveal which one matched."""
         digest = _digest(presented)

@@ -22,6 +22,7 @@ from stretto.client.api import WorkerClient
 from stretto.rpc.messages import Stats
 from stretto.server.dashboard.assets import PAGE_PATHS
 from stretto.server.http.auth import Auth
+from stretto.server.http.concurrency import KeyCounts
 from stretto.server.http.crowd import CrowdLimit
 from stretto.server.http.head_requests import HeadRequests
 from stretto.server.http.keys import KeyRing
@@ -34,6 +35,7 @@ from stretto.server.operations.exposition import Scrape
 from stretto.server.operations.health import Readiness, judge, stats_of
 from stretto.server.operations.instrumented import InstrumentedClient
 from stretto.server.operations.metrics import CONTENT_TYPE, render
+from stretto.server.operations.siblings import Siblings
 from stretto.settings import ServerSettings
 from stretto.telemetry.traces import Tracer
 
@@ -50,7 +52,10 @@ class Operations:
         *,
         keys: KeyRing | None = None,
         tracer: Tracer | None = None,
+        running: KeyCounts | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
+        """`running` and `siblings`: counts of keys and of `/metrics` across several API processes."""
         self.settings = settings
         self.keys = keys or KeyRing()
         self.worker_client = InstrumentedClient(worker_client, tracer=tracer)
@@ -60,6 +65,8 @@ class Operations:
             )
         self.drain = Drain(self.worker_client, timeout_s=settings.drain_timeout_s)
         self._started_s = time.monotonic()
+        self._running = running
+        self.siblings = siblings
 
     # --- for the app -----------------------------------------------------------------------------
 
@@ -89,7 +96,7 @@ class Operations:
                 cors_origins=chosen.cors_origins,
                 open_names=not chosen.loopback and not chosen.allowed_hosts and len(self.keys) > 0,
             ),
-            Middleware(Auth, keys=self.keys, public_paths=PUBLIC_PATHS),
+            Middleware(Auth, keys=self.keys, public_paths=PUBLIC_PATHS, running=self._running),
             Middleware(CrowdLimit),
             Middleware(DrainGate, drain=self.drain, worker_client=self.worker_client),
             Middleware(
@@ -170,10 +177,13 @@ class Operations:
     async def _metrics(self, _request: Request) -> Response:
         """Prometheus metrics; `--metrics-compat vllm` adds vLLM's names."""
         stats = await stats_of(self.worker_client)
+        counters, batch_stats = self.worker_client.counters, self.worker_client.batch_stats()
+        if self.siblings is not None:
+            counters, batch_stats = await self.siblings.total(counters, batch_stats)
         scrape = Scrape(
-            counters=self.worker_client.counters,
+            counters=counters,
             stats=stats,
-            batch_stats=self.worker_client.batch_stats(),
+            batch_stats=batch_stats,
             ready=self._judged(stats).ready,
             draining=self.worker_client.draining,
         )
