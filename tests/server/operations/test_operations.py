@@ -222,7 +222,7 @@ def test_names_for_dashboards_made_for_vllm() -> None:
         ask(running)
         seen = metrics(running)
         names = {key[0] for key in seen}
-        assert seen["vllm:cache_config_info", MODEL, "16", "512"] == 1
+        assert seen["vllm:cache_config_info", "16", MODEL, "512"] == 1
         assert seen["stretto_backlog_seconds", MODEL] == 1.5
         assert {f"vllm:{name}" for name in VLLM} <= names
         assert "stretto_slots" in names
