@@ -4,6 +4,8 @@ PYTHON  ?= python3
 WORKERS ?= 2
 TICKS   ?= 1000000
 SOAK_TICKS ?= 20000000
+SEEDS   ?= 400
+REQUESTS ?= 1000000
 SEED    ?=
 MINUTES ?= 30
 ARGS    ?=
@@ -25,7 +27,7 @@ COMPILE_TIME := 3 to 10 minutes on 2 cores, less on more: all are used
 NATIVE_CMAKE := $(LLAMA_CMAKE) $(shell grep -qs amx_tile /proc/cpuinfo && echo "-DCMAKE_C_FLAGS='$(NO_AMX)' -DCMAKE_CXX_FLAGS='$(NO_AMX)'")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev clients serve test check format simulate prove bench soak soak-server docs wheel wheels ci-setup clean
+.PHONY: help setup dev clients serve test check format simulate simulate-cluster prove bench soak soak-server docs wheel wheels ci-setup clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +92,10 @@ format: $(DEV) ## Rewrite the files as `make check` wants them
 
 simulate: $(READY) ## Simulate TICKS ticks of traffic and faults (SEED=n replays one)
 	$(BIN)/python -m stretto.testing.simulate --ticks $(TICKS) --workers $(WORKERS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+simulate-cluster: $(READY) ## Simulate clusters: laws over SEEDS seeds, then REQUESTS requests on 64 replicas
+	$(BIN)/python -m stretto.testing.cluster.simulate laws --seeds $(SEEDS) --workers $(WORKERS) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m stretto.testing.cluster.simulate large --check --requests $(REQUESTS) $(ARGS)
 
 soak: ## Simulate SOAK_TICKS ticks, from a seed that changes every day
 	@$(MAKE) --no-print-directory simulate TICKS=$(SOAK_TICKS) SEED=$(or $(SEED),$(shell date +%Y%m%d))

@@ -22,3 +22,8 @@ from stretto.cluster.policy.failover import LOSSES_MAX, AfterLoss, after_loss
 def test_after_a_loss(delivered, losses, determined, expected):
     found = after_loss(delivered=delivered, losses=losses, determined=determined, max_tokens=100)
     assert found is expected
+
+
+def test_a_cancelled_request_is_not_sent_again():
+    found = after_loss(delivered=0, losses=1, determined=True, max_tokens=100, cancelled=True)
+    assert found is AfterLoss.COMPLETE

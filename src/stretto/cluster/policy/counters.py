@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from stretto.core.fairness import TenantService
 
 TENANTS_MAX = 4096
+NONE = TenantService(0.0, active=False)
 
 
 class CounterExchange:
@@ -22,62 +23,59 @@ class CounterExchange:
         self._tenants_max = tenants_max
         self._published: dict[str, dict[str, TenantService]] = {}  # replica -> tenant -> service
         self._versions: dict[str, int] = {}
-        self._left: dict[str, float] = {}  # tenant -> service of replicas that are gone
-        self._gone: dict[str, int] = {}  # replica -> its last version
+        self._gone: dict[str, None] = {}  # replicas that left
+        self._sums: dict[str, float] = {}  # tenant -> service, of those that left, too
+        self._active: dict[str, int] = {}  # tenant -> replicas on which it is active
 
     def publish(self, replica_id: str, version: int, services: Mapping[str, TenantService]) -> None:
         """A replica's totals. An older version than the last, or one of a replica that left, is ignored."""
         if replica_id in self._gone or version <= self._versions.get(replica_id, -1):
             return
         self._versions[replica_id] = version
-        before = self._published.get(replica_id, {})
-        idle = {t: TenantService(s.served, active=False) for t, s in before.items()}
-        self._published[replica_id] = {**idle, **services}
-        self._forget_idle()
+        known = self._published.setdefault(replica_id, {})
+        for tenant, service in services.items():
+            self._change(known, tenant, service)
+        for tenant in [t for t, s in known.items() if s.active and t not in services]:
+            self._change(known, tenant, known[tenant]._replace(active=False))
+        if len(self._sums) > self._tenants_max:
+            self._forget_idle()
+
+    def _change(self, known: dict[str, TenantService], tenant: str, service: TenantService) -> None:
+        before = known.get(tenant, NONE)
+        known[tenant] = service
+        self._sums[tenant] = self._sums.get(tenant, 0.0) + service.served - before.served
+        self._active[tenant] = self._active.get(tenant, 0) + service.active - before.active
 
     def leave(self, replica_id: str) -> None:
         """The replica is gone for good; a new one has a new name."""
         for tenant, service in self._published.pop(replica_id, {}).items():
-            self._left[tenant] = self._left.get(tenant, 0.0) + service.served
-        version = self._versions.pop(replica_id, None)
-        if version is not None:
-            self._gone[replica_id] = version
+            self._active[tenant] -= service.active
+        if self._versions.pop(replica_id, None) is not None:
+            self._gone[replica_id] = None
         while len(self._gone) > self._tenants_max:
             del self._gone[next(iter(self._gone))]
 
     def elsewhere(self, replica_id: str) -> dict[str, TenantService]:
         """What all others have served, by tenant: for `Accounts.share`."""
-        sums = {tenant: TenantService(served, active=False) for tenant, served in self._left.items()}
-        for other, services in self._published.items():
-            if other == replica_id:
-                continue
-            for tenant, service in services.items():
-                known = sums.get(tenant, TenantService(0.0, active=False))
-                sums[tenant] = TenantService(
-                    known.served + service.served, active=known.active or service.active
-                )
-        return sums
+        own = self._published.get(replica_id, {})
+        found = {}
+        for tenant, total in self._sums.items():
+            mine = own.get(tenant, NONE)
+            found[tenant] = TenantService(total - mine.served, self._active[tenant] > mine.active)
+        return found
 
     def totals(self) -> dict[str, float]:
         """The cluster's service by tenant."""
-        return {tenant: service.served for tenant, service in self.elsewhere("").items()}
+        return dict(self._sums)
 
     @property
     def tenants(self) -> int:
-        return len(self._known())
-
-    def _known(self) -> dict[str, bool]:
-        active = dict.fromkeys(self._left, False)
-        for services in self._published.values():
-            for tenant, service in services.items():
-                active[tenant] = active.get(tenant, False) or service.active
-        return active
+        return len(self._sums)
 
     def _forget_idle(self) -> None:
         """Tenants that are idle everywhere get no credit when they return, so they need not be kept."""
-        known = self._known()
-        surplus = len(known) - self._tenants_max
-        for tenant in [tenant for tenant, active in known.items() if not active][: max(0, surplus)]:
-            self._left.pop(tenant, None)
+        idle = [tenant for tenant in self._sums if not self._active[tenant]]
+        for tenant in idle[: len(self._sums) - self._tenants_max]:
+            del self._sums[tenant], self._active[tenant]
             for services in self._published.values():
                 services.pop(tenant, None)

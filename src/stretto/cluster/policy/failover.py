@@ -15,13 +15,18 @@ LOSSES_MAX = 3  # replicas that one request may lose: a request that kills repli
 class AfterLoss(Enum):
     RESEND = "resend"  # to another replica, as it was
     CONTINUE = "continue"  # to another replica, from prompt + delivered tokens
-    COMPLETE = "complete"  # every token had been delivered: only the end was lost
+    COMPLETE = "complete"  # nothing is left to do: every token was delivered, or the client has left
     FAIL = "fail"
 
 
-def after_loss(*, delivered: int, losses: int, determined: bool, max_tokens: int) -> AfterLoss:
-    """`losses` includes this one; `delivered` tokens have reached the client; `determined` as above."""
-    if delivered >= max_tokens:
+def after_loss(
+    *, delivered: int, losses: int, determined: bool, max_tokens: int, cancelled: bool = False
+) -> AfterLoss:
+    """`losses` includes this one; `delivered` tokens have reached the client; `determined` as above.
+
+    `cancelled`: the client left before the loss was noticed, so there is nothing to send again.
+    """
+    if cancelled or delivered >= max_tokens:
         return AfterLoss.COMPLETE
     if losses > LOSSES_MAX:
         return AfterLoss.FAIL

@@ -23,6 +23,7 @@ from stretto.cluster.policy.prefixes import BLOCKS_MAX, PrefixMap
 from stretto.cluster.policy.reports import ReplicaReport
 from stretto.core.backlog import Backlog, slot_wait_s
 
+NO_LIMIT = 1 << 60
 UNKNOWN = Backlog(slots=1, occupied=0, prefill_s=0.0, service_s=0.0)  # of a replica that has not reported
 
 
@@ -61,7 +62,20 @@ class Score(NamedTuple):
 class _Replica:
     """A router's view of one replica: the last report, and what happened since."""
 
-    __slots__ = ("changed", "id", "in_flight", "local", "prefill_until_s", "report", "sends")
+    __slots__ = (
+        "changed",
+        "id",
+        "in_flight",
+        "kv_free",
+        "local",
+        "occupied",
+        "prefill_until_s",
+        "report",
+        "row_s",
+        "sends",
+        "token_s",
+        "wait_s",
+    )
 
     def __init__(self, replica_id: str, *, local: bool) -> None:
         self.id = replica_id
@@ -71,10 +85,29 @@ class _Replica:
         self.in_flight = 0  # own requests that have not ended
         self.changed = 0.0  # requests sent less those ended since the report
         self.sends: list[tuple[float, float]] = []  # (when, its prefill's seconds) since the report
+        self.refresh()
 
-    def occupied(self) -> float:
-        """Own requests are there for certain; a report adds those of others."""
-        return max(float(self.in_flight), self.report.backlog.occupied + self.changed)
+    def refresh(self) -> None:
+        """What a score needs, worked out when something changed and not for every request."""
+        report, backlog = self.report, self.report.backlog
+        # own requests are there for certain; a report adds those of others
+        self.occupied = max(float(self.in_flight), backlog.occupied + self.changed)
+        self.wait_s = slot_wait_s(backlog.slots, self.occupied, backlog.service_s)
+        self.row_s = min(self.occupied, backlog.slots) * report.row_s
+        self.token_s = report.prefill_s_per_token
+        self.kv_free = report.kv_free_tokens if report.kv_free_tokens is not None else NO_LIMIT
+
+    def seconds(self, missing: int, output_tokens: int, now: float) -> float:
+        """Predicted seconds until the first token of a request that lacks so many tokens here."""
+        seconds = self.wait_s + missing * self.token_s + self.row_s * output_tokens
+        if self.prefill_until_s > now:
+            seconds += self.prefill_until_s - now
+        if missing > self.kv_free:
+            seconds += self.report.backlog.service_s  # a running request has to end first
+        return seconds
+
+
+_Scored = tuple[float, int, _Replica]  # seconds, cached tokens
 
 
 class Router:
@@ -116,6 +149,7 @@ class Router:
         replica.changed = float(len(replica.sends) * self.policy.gates)
         ahead_s = report.backlog.prefill_s + sum(cost_s for _, cost_s in replica.sends)
         replica.prefill_until_s = now + ahead_s
+        replica.refresh()
         if report.cache_tokens:
             self._prefixes.limit(report.replica_id, report.cache_tokens // self.policy.block_tokens)
         digest = report.digest
@@ -126,33 +160,35 @@ class Router:
 
     def rank(self, hint: RouteHint, now: float, among: Iterable[str] | None = None) -> list[Score]:
         """Replicas that take requests, best first. `among`: only these."""
-        scores = self._scores(hint, now, among)
+        scores = self._scores(hint, now, self._able(among))
         if not scores:
             return []
         best = self._best(scores)
-        rest = sorted((s for s in scores if s is not best), key=lambda s: s.seconds)
-        return [best, *rest]
+        rest = sorted((item for item in scores if item is not best), key=lambda item: item[0])
+        return [Score(replica.id, seconds, cached) for seconds, cached, replica in (best, *rest)]
 
     def choose(self, hint: RouteHint, now: float) -> Score | None:
         """The best replica; None where there is none."""
-        scores = self._scores(hint, now, None)
-        return self._best(scores) if scores else None
+        scores = self._scores(hint, now, self._able(None))
+        if not scores:
+            return None
+        seconds, cached, replica = self._best(scores)
+        return Score(replica.id, seconds, cached)
 
     def sent(self, request_id: str, replica_id: str, hint: RouteHint, now: float) -> None:
         """The request went there. Call `ended` for it, however it ends."""
         replica = self._replicas.get(replica_id)
         if replica is None:
             return
-        cached = self._cached(self._prefixes.matched(hint.blocks).get(replica_id, 0), hint)
+        held = self._prefixes.matched(hint.blocks).get(replica_id, 0)
+        cached = self._cached(held, hint.prompt_tokens)
         cost_s = (hint.prompt_tokens - cached) * replica.report.prefill_s_per_token
         replica.in_flight += 1
         replica.changed += self.policy.gates
         replica.sends.append((now, cost_s))
         replica.prefill_until_s = max(replica.prefill_until_s, now) + cost_s * self.policy.gates
-        wait_s = slot_wait_s(
-            replica.report.backlog.slots, replica.occupied() - 1, replica.report.backlog.service_s
-        )
-        self._prefixes.remember(replica_id, hint.blocks, replica.prefill_until_s + wait_s)
+        self._prefixes.remember(replica_id, hint.blocks, replica.prefill_until_s + replica.wait_s)
+        replica.refresh()
         self._sent[request_id] = replica_id
         if len(self._sent) > self.policy.in_flight_max:
             self.ended(next(iter(self._sent)))
@@ -163,6 +199,7 @@ class Router:
         if replica is not None:
             replica.in_flight -= 1
             replica.changed -= 1.0
+            replica.refresh()
 
     def replica_of(self, request_id: str) -> str | None:
         return self._sent.get(request_id)
@@ -183,39 +220,34 @@ class Router:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _scores(self, hint: RouteHint, now: float, among: Iterable[str] | None) -> list[Score]:
-        matched = self._prefixes.matched(hint.blocks)
+    def _able(self, among: Iterable[str] | None) -> list[_Replica]:
+        """Replicas that do not drain; where all do, all."""
         names = self._replicas if among is None else among
         known = [self._replicas[name] for name in names if name in self._replicas]
-        able = [r for r in known if not r.report.draining]
-        return [self._score(r, matched.get(r.id, 0), hint, now) for r in able or known]
+        return [replica for replica in known if not replica.report.draining] or known
 
-    def _score(self, replica: _Replica, blocks: int, hint: RouteHint, now: float) -> Score:
-        report = replica.report
-        backlog = report.backlog
-        cached = self._cached(blocks, hint)
-        missing = hint.prompt_tokens - cached
-        occupied = replica.occupied()
-        seconds = slot_wait_s(backlog.slots, occupied, backlog.service_s)
-        seconds += max(0.0, replica.prefill_until_s - now) + missing * report.prefill_s_per_token
-        seconds += min(occupied, backlog.slots) * report.row_s * hint.output_tokens
-        if report.kv_free_tokens is not None and missing > report.kv_free_tokens:
-            seconds += backlog.service_s  # a running request has to end first
-        return Score(replica.id, seconds, cached)
+    def _scores(self, hint: RouteHint, now: float, able: list[_Replica]) -> list[_Scored]:
+        matched = self._prefixes.matched(hint.blocks)
+        tokens, output_tokens = hint.prompt_tokens, hint.output_tokens
+        scores = []
+        for replica in able:
+            blocks = matched.get(replica.id)
+            cached = self._cached(blocks, tokens) if blocks else 0
+            scores.append((replica.seconds(tokens - cached, output_tokens, now), cached, replica))
+        return scores
 
-    def _cached(self, blocks: int, hint: RouteHint) -> int:
+    def _cached(self, blocks: int, prompt_tokens: int) -> int:
         """Prompt tokens that need no prefill there: at least the last one does."""
-        return max(0, min(blocks * self.policy.block_tokens, hint.prompt_tokens - 1))
+        return max(0, min(blocks * self.policy.block_tokens, prompt_tokens - 1))
 
-    def _best(self, scores: Sequence[Score]) -> Score:
-        least_s = min(score.seconds for score in scores) + self.policy.tie_s
-        equal = [score for score in scores if score.seconds <= least_s]
+    def _best(self, scores: list[_Scored]) -> _Scored:
+        least_s = min([item[0] for item in scores]) + self.policy.tie_s
+        equal = [item for item in scores if item[0] <= least_s]
         if len(equal) == 1:
             return equal[0]
         self._turn += 1
-        return min(enumerate(equal), key=lambda item: self._tie(item[0], item[1], len(equal)))[1]
+        return min(enumerate(equal), key=lambda item: self._tie(item[0], item[1][2], len(equal)))[1]
 
-    def _tie(self, place: int, score: Score, count: int) -> tuple[float, int, bool, int]:
-        replica = self._replicas[score.replica_id]
-        load = replica.occupied() / max(1, replica.report.backlog.slots)
+    def _tie(self, place: int, replica: _Replica, count: int) -> tuple[float, int, bool, int]:
+        load = replica.occupied / max(1, replica.report.backlog.slots)
         return (load, self._prefixes.count(replica.id), not replica.local, (place + self._turn) % count)
