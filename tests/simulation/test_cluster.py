@@ -11,7 +11,7 @@ from stretto.errors import InvariantError
 from stretto.testing.cluster import simulate, studies
 from stretto.testing.cluster.event_replica import EventReplica
 from stretto.testing.cluster.laws import SOMETIMES, ClusterLaws
-from stretto.testing.cluster.replicas import Machine, SchedulerReplica
+from stretto.testing.cluster.replicas import ReplicaMachine, SchedulerReplica
 from stretto.testing.cluster.scenarios import draw_cluster, possible_reuse, run_scenario
 from stretto.testing.cluster.simulation import ClusterOptions, ClusterSimulation
 from stretto.testing.cluster.workloads import Families, Synthetic, tokens_of
@@ -38,7 +38,7 @@ def test_prefix_routing_reuses_more_than_the_others(kind):
     cached = {}
     for routing in ("prefix", "two", "random"):
         options = ClusterOptions(replicas=4, routing=routing, spelled=kind is SchedulerReplica)
-        simulation = ClusterSimulation(lambda name: kind(name, Machine(slots=4)), options)
+        simulation = ClusterSimulation(lambda name: kind(name, ReplicaMachine(slots=4)), options)
         cached[routing] = simulation.run(load.asks(3)).cached_tokens
     assert cached["prefix"] >= 0.9 * possible_reuse(load.asks(3))
     assert cached["prefix"] > 1.1 * max(cached["two"], cached["random"])

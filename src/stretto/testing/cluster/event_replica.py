@@ -15,15 +15,15 @@ from stretto.cluster.policy.reports import ReplicaReport
 from stretto.core.backlog import Backlog
 from stretto.core.blocks import BLOCK_TOKENS, DIGEST_BLOCKS_MAX, PrefixDigest
 from stretto.core.fairness import AGEING_PERIOD, TOKEN_COST, Account, Accounts, TenantService
-from stretto.testing.cluster.replicas import NEVER_S, Delivered, Machine
-from stretto.testing.cluster.workloads import Ask
+from stretto.testing.cluster.replicas import NEVER_S, Delivered, ReplicaMachine
+from stretto.testing.cluster.workloads import SimulatedRequest
 
 SERVICE_WEIGHT = 0.1
 TARGET_S = 0.05  # between two tokens: how long prompts hold up decode rows
 FIRST, END = 0, 1
 
 
-class _Job:
+class _EventJob:
     __slots__ = (
         "account",
         "arrival",
@@ -39,7 +39,7 @@ class _Job:
     )
 
     def __init__(
-        self, ask: Ask, arrival: int, account: Account, blocks: tuple[int, ...], delivered: int
+        self, ask: SimulatedRequest, arrival: int, account: Account, blocks: tuple[int, ...], delivered: int
     ) -> None:
         self.request_id = ask.id
         self.arrival = arrival
@@ -55,16 +55,16 @@ class _Job:
 
 
 class EventReplica:
-    def __init__(self, replica_id: str, machine: Machine) -> None:
+    def __init__(self, replica_id: str, machine: ReplicaMachine) -> None:
         self.id = replica_id
         self.alive = True
         self._machine = machine
         self._accounts = Accounts({})
-        self._lines: dict[str, deque[_Job]] = {}
-        self._by_age: deque[_Job] = deque()
-        self._jobs: dict[str, _Job] = {}
+        self._lines: dict[str, deque[_EventJob]] = {}
+        self._by_age: deque[_EventJob] = deque()
+        self._jobs: dict[str, _EventJob] = {}
         self._running = 0
-        self._events: list[tuple[float, int, int, _Job]] = []
+        self._events: list[tuple[float, int, int, _EventJob]] = []
         self._cache: OrderedDict[int, None] = OrderedDict()
         self._blocks_max = max(1, machine.cache_tokens // BLOCK_TOKENS)
         self._prefill_free_s = 0.0
@@ -76,8 +76,8 @@ class EventReplica:
 
     # --- requests --------------------------------------------------------------------------------
 
-    def submit(self, ask: Ask, *, delivered: int, blocks: tuple[int, ...], now: float) -> bool:
-        job = _Job(ask, self._arrivals, self._accounts.join(ask.tenant), blocks, delivered)
+    def submit(self, ask: SimulatedRequest, *, delivered: int, blocks: tuple[int, ...], now: float) -> bool:
+        job = _EventJob(ask, self._arrivals, self._accounts.join(ask.tenant), blocks, delivered)
         self._arrivals += 1
         self._jobs[ask.id] = job
         self._lines.setdefault(ask.tenant, deque()).append(job)
@@ -121,13 +121,13 @@ class EventReplica:
             self._admit(next_, now, found)
         return found
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> _EventJob | None:
         """The tenant with the smallest counter; every fourth admission goes to the oldest."""
         if self._admissions % AGEING_PERIOD == AGEING_PERIOD - 1:
             while self._by_age and not self._waits(self._by_age[0]):
                 self._by_age.popleft()
             return self._by_age[0] if self._by_age else None
-        best: _Job | None = None
+        best: _EventJob | None = None
         for tenant in list(self._lines):
             line = self._lines[tenant]
             while line and not self._waits(line[0]):
@@ -141,10 +141,10 @@ class EventReplica:
                 best = line[0]
         return best
 
-    def _waits(self, job: _Job) -> bool:
+    def _waits(self, job: _EventJob) -> bool:
         return job.since_s < 0.0 and self._jobs.get(job.request_id) is job
 
-    def _admit(self, job: _Job, now: float, found: Delivered) -> None:
+    def _admit(self, job: _EventJob, now: float, found: Delivered) -> None:
         self._admissions += 1
         self._running += 1
         job.since_s = now
@@ -165,7 +165,7 @@ class EventReplica:
         heapq.heappush(self._events, (first_s, FIRST, job.arrival, job))
         found.started.append((job.request_id, job.cached))
 
-    def _first(self, job: _Job, now: float, found: Delivered) -> None:
+    def _first(self, job: _EventJob, now: float, found: Delivered) -> None:
         job.account.charge(job.prompt - job.cached)
         job.written = 1
         self._pay(job, 1)
@@ -175,7 +175,7 @@ class EventReplica:
         rest_s += min(busy, rest_s)  # prompts take half of the machine while there are some
         heapq.heappush(self._events, (now + rest_s, END, job.arrival, job))
 
-    def _end(self, job: _Job, now: float, found: Delivered) -> None:
+    def _end(self, job: _EventJob, now: float, found: Delivered) -> None:
         if not job.cancelled and job.written:
             found.tokens.append((job.request_id, job.tokens - job.written))
             self._pay(job, job.tokens - job.written)
@@ -195,7 +195,7 @@ class EventReplica:
         latency, rows = self._machine.latency, max(1, self._running)
         return latency.a_s + rows * (latency.b_s + latency.c_s * 1024)
 
-    def _pay(self, job: _Job, tokens: int) -> None:
+    def _pay(self, job: _EventJob, tokens: int) -> None:
         cost = TOKEN_COST * tokens / job.account.weight
         job.prepaid -= cost
         if job.prepaid < 0.0:
@@ -204,7 +204,7 @@ class EventReplica:
 
     # --- cache -----------------------------------------------------------------------------------
 
-    def _lookup(self, job: _Job) -> int:
+    def _lookup(self, job: _EventJob) -> int:
         depth = 0
         for block in job.blocks:
             if block not in self._cache:
@@ -212,7 +212,7 @@ class EventReplica:
             depth += 1
         return min(depth * BLOCK_TOKENS, job.prompt - 1)
 
-    def _store(self, job: _Job) -> None:
+    def _store(self, job: _EventJob) -> None:
         for block in reversed(job.blocks):
             if block in self._cache:
                 self._cache.move_to_end(block)

@@ -10,7 +10,7 @@ from stretto.cluster.policy.reports import ReplicaReport
 from stretto.cluster.policy.routing import RouteHint, Router, RoutingPolicy, Score
 
 
-class Chooser(Protocol):
+class GateRouter(Protocol):
     """What a gate needs of a router."""
 
     def set_replicas(self, replicas: Iterable[tuple[str, str]]) -> None: ...
@@ -60,7 +60,7 @@ class RandomChoice:
             self._occupied[replica_id] -= 1
 
 
-def make_gates(routing: str, count: int, seed: int, policy: RoutingPolicy) -> list[Chooser]:
+def make_gates(routing: str, count: int, seed: int, policy: RoutingPolicy) -> list[GateRouter]:
     if routing == "prefix":
         return [Router(policy) for _ in range(count)]
     choices = {"random": 1, "two": 2}[routing]

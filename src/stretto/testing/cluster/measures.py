@@ -10,10 +10,10 @@ from typing import Any
 from stretto.cluster.policy.routing import Router
 from stretto.loadgen.fairness import jain
 from stretto.testing.cluster.replicas import Replica, SchedulerReplica
-from stretto.testing.cluster.workloads import Ask
+from stretto.testing.cluster.workloads import SimulatedRequest
 
 
-class Measures:
+class ClusterMeasures:
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
         self.prompt_tokens = 0  # of requests as they were first admitted
@@ -30,17 +30,17 @@ class Measures:
         self._contended: Counter[str] = Counter()  # tokens while all tenants had some
         self._tenants: dict[str, None] = {}
 
-    def arrived(self, ask: Ask, now: float) -> None:
+    def arrived(self, ask: SimulatedRequest, now: float) -> None:
         self._came[ask.id] = self.last_arrival_s = now
         self._tenants[ask.tenant] = None
         self._waiting[ask.tenant] += 1
 
-    def started(self, ask: Ask, cached: int, *, again: bool) -> None:
+    def started(self, ask: SimulatedRequest, cached: int, *, again: bool) -> None:
         if not again:
             self.prompt_tokens += ask.prompt_tokens
             self.cached_tokens += cached
 
-    def tokens(self, ask: Ask, count: int, now: float, *, first: bool) -> None:
+    def tokens(self, ask: SimulatedRequest, count: int, now: float, *, first: bool) -> None:
         self.generated_tokens += count
         if len(self._tenants) > 1 and all(self._waiting[tenant] > 0 for tenant in self._tenants):
             self._contended[ask.tenant] += count
@@ -48,7 +48,7 @@ class Measures:
             self._waiting[ask.tenant] -= 1
             self.ttfts.append(now - self._came.pop(ask.id))
 
-    def ended(self, ask: Ask, now: float, outcome: str) -> None:
+    def ended(self, ask: SimulatedRequest, now: float, outcome: str) -> None:
         self.outcomes[outcome] += 1
         if self._came.pop(ask.id, None) is not None:
             self._waiting[ask.tenant] -= 1

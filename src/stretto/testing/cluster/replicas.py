@@ -22,14 +22,14 @@ from stretto.core.ops import OpResult
 from stretto.core.request import Request, SamplingParams
 from stretto.core.scheduler import Scheduler
 from stretto.core.tick import Events, Idle, Outcome, Tick
-from stretto.testing.cluster.workloads import Ask, tokens_of
+from stretto.testing.cluster.workloads import SimulatedRequest, tokens_of
 
 NEVER_S = float("inf")
 ANY_TOKEN = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class ReplicaMachine:
     """What every replica has."""
 
     slots: int = 8
@@ -39,7 +39,7 @@ class Machine:
     page_tokens: int = 16
     max_queue: int = 1 << 20
 
-    def times(self, factor: int) -> Machine:
+    def times(self, factor: int) -> ReplicaMachine:
         """One machine with so many times the slots and the memory."""
         return replace(self, slots=self.slots * factor, cache_tokens=self.cache_tokens * factor)
 
@@ -58,7 +58,9 @@ class Replica(Protocol):
     id: str
     alive: bool
 
-    def submit(self, ask: Ask, *, delivered: int, blocks: tuple[int, ...], now: float) -> bool: ...
+    def submit(
+        self, ask: SimulatedRequest, *, delivered: int, blocks: tuple[int, ...], now: float
+    ) -> bool: ...
     def cancel(self, request_id: str, now: float) -> None: ...
     def holds(self, request_id: str) -> bool: ...
     def next_s(self) -> float: ...
@@ -74,7 +76,7 @@ class Replica(Protocol):
 
 
 class SchedulerReplica:
-    def __init__(self, replica_id: str, machine: Machine) -> None:
+    def __init__(self, replica_id: str, machine: ReplicaMachine) -> None:
         self.id = replica_id
         self.alive = True
         self._machine = machine
@@ -99,7 +101,7 @@ class SchedulerReplica:
 
     # --- requests --------------------------------------------------------------------------------
 
-    def submit(self, ask: Ask, *, delivered: int, blocks: tuple[int, ...], now: float) -> bool:
+    def submit(self, ask: SimulatedRequest, *, delivered: int, blocks: tuple[int, ...], now: float) -> bool:
         request = Request(
             ask.id,
             tokens_of(ask.units),

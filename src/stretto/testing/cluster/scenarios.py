@@ -10,11 +10,14 @@ from stretto.cluster.policy.routing import RoutingPolicy
 from stretto.cluster.policy.scaling import ScalingPolicy
 from stretto.core.blocks import BLOCK_TOKENS
 from stretto.testing.cluster.event_replica import EventReplica
-from stretto.testing.cluster.replicas import Machine, Replica, SchedulerReplica
+from stretto.testing.cluster.replicas import Replica, ReplicaMachine, SchedulerReplica
 from stretto.testing.cluster.simulation import ClusterOptions, ClusterSimulation
-from stretto.testing.cluster.workloads import Ask, Families
+from stretto.testing.cluster.workloads import Families, SimulatedRequest
 
-KINDS: dict[str, Callable[[str, Machine], Replica]] = {"scheduler": SchedulerReplica, "events": EventReplica}
+KINDS: dict[str, Callable[[str, ReplicaMachine], Replica]] = {
+    "scheduler": SchedulerReplica,
+    "events": EventReplica,
+}
 CALM_EVERY = 4  # one seed in so many has no faults, and must reuse what can be reused
 
 
@@ -22,7 +25,7 @@ CALM_EVERY = 4  # one seed in so many has no faults, and must reuse what can be 
 class ClusterScenario:
     seed: int
     kind: str
-    machine: Machine
+    machine: ReplicaMachine
     options: ClusterOptions
     load: Families
     calm: bool
@@ -66,7 +69,7 @@ def draw_cluster(seed: int) -> ClusterScenario:
         cancels=0.2,
         undetermined=0.3,
     )
-    machine = Machine(slots=draw.choice([2, 4]), cache_tokens=draw.choice([4096, 16_384]))
+    machine = ReplicaMachine(slots=draw.choice([2, 4]), cache_tokens=draw.choice([4096, 16_384]))
     return ClusterScenario(seed, kind, machine, options, load, calm=False)
 
 
@@ -84,13 +87,15 @@ def _calm(seed: int) -> ClusterScenario:
         shared_tokens=1024,
         turn_tokens=BLOCK_TOKENS,
         output_tokens=4,
-        think_s=60.0,
+        think_s=20.0,
         tenants=("a", "b"),
     )
-    return ClusterScenario(seed, "scheduler", Machine(slots=4, cache_tokens=65_536), options, load, calm=True)
+    return ClusterScenario(
+        seed, "scheduler", ReplicaMachine(slots=4, cache_tokens=65_536), options, load, calm=True
+    )
 
 
-def possible_reuse(asks: list[Ask]) -> int:
+def possible_reuse(asks: list[SimulatedRequest]) -> int:
     """Prompt tokens that one cache without limits would have found, in order of arrival."""
     seen: dict[int, None] = {}
     found = 0

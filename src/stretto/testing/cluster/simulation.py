@@ -18,9 +18,9 @@ from stretto.cluster.policy.scaling import ScalingPolicy, ScalingState, decide
 from stretto.errors import InvariantError
 from stretto.testing.cluster.gates import make_gates
 from stretto.testing.cluster.laws import CANCEL_WITHIN_S, ClusterLaws
-from stretto.testing.cluster.measures import Measures
+from stretto.testing.cluster.measures import ClusterMeasures
 from stretto.testing.cluster.replicas import NEVER_S, Delivered, Replica
-from stretto.testing.cluster.workloads import Ask
+from stretto.testing.cluster.workloads import SimulatedRequest
 
 SECRET = b"the simulated cluster's secret"
 SETTLING_S = 3600.0 * 24
@@ -61,7 +61,7 @@ class _Flight:
         "replica_id",
     )
 
-    def __init__(self, ask: Ask, gate: int, blocks: tuple[int, ...]) -> None:
+    def __init__(self, ask: SimulatedRequest, gate: int, blocks: tuple[int, ...]) -> None:
         self.ask = ask
         self.gate = gate
         self.blocks = blocks
@@ -77,7 +77,7 @@ class ClusterSimulation:
     def __init__(self, make: Callable[[str], Replica], options: ClusterOptions, seed: int = 0) -> None:
         self.options = options
         self.laws = ClusterLaws()
-        self.measures = Measures()
+        self.measures = ClusterMeasures()
         self.exchange = CounterExchange()
         self.replicas: dict[str, Replica] = {}
         policy = replace(options.policy, gates=options.gates)
@@ -98,7 +98,7 @@ class ClusterSimulation:
 
     # --- running ---------------------------------------------------------------------------------
 
-    def run(self, asks: Iterable[Ask]) -> Measures:
+    def run(self, asks: Iterable[SimulatedRequest]) -> ClusterMeasures:
         for _ in range(self.options.replicas):
             self._join(0.0)
         for _ in range(self.options.deaths):
@@ -141,7 +141,7 @@ class ClusterSimulation:
 
     # --- requests --------------------------------------------------------------------------------
 
-    def _arrive(self, ask: Ask, now: float) -> None:
+    def _arrive(self, ask: SimulatedRequest, now: float) -> None:
         blocks = ask.hashes(SECRET, spelled=self.options.spelled)
         if self.options.block_checks:
             self.laws.hashed(ask, blocks)

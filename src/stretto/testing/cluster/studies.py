@@ -12,24 +12,29 @@ from typing import Any
 
 from stretto.backends.simulated import LatencyModel
 from stretto.testing.cluster.event_replica import EventReplica
-from stretto.testing.cluster.measures import Measures
-from stretto.testing.cluster.replicas import Machine, Replica, SchedulerReplica
+from stretto.testing.cluster.measures import ClusterMeasures
+from stretto.testing.cluster.replicas import Replica, ReplicaMachine, SchedulerReplica
 from stretto.testing.cluster.simulation import ClusterOptions, ClusterSimulation
-from stretto.testing.cluster.workloads import Ask, Families, Recorded, Synthetic, Unequal
+from stretto.testing.cluster.workloads import Families, RecordedTraces, SimulatedRequest, Synthetic, Unequal
 
 REUSE_BAR, JAIN_BAR = 0.9, 0.95
 AGREE_TTFT, AGREE_REUSE = 0.35, 0.05  # relative, absolute
 GPU = LatencyModel(a_s=8e-3, b_s=6e-5, c_s=2e-8, beta_s=4e-5, gamma_s=2e-9)
-GPU_MACHINE = Machine(slots=64, cache_tokens=400_000, latency=GPU)
+GPU_MACHINE = ReplicaMachine(slots=64, cache_tokens=400_000, latency=GPU)
 DEATHS = 8  # in a run of very many requests
 
 Figures = dict[str, Any]
 
 
 def run_cluster(
-    asks: Iterable[Ask], options: ClusterOptions, machine: Machine, *, events: bool = False, seed: int = 1
+    asks: Iterable[SimulatedRequest],
+    options: ClusterOptions,
+    machine: ReplicaMachine,
+    *,
+    events: bool = False,
+    seed: int = 1,
 ) -> ClusterSimulation:
-    make: Callable[[str, Machine], Replica] = EventReplica if events else SchedulerReplica
+    make: Callable[[str, ReplicaMachine], Replica] = EventReplica if events else SchedulerReplica
     simulation = ClusterSimulation(lambda name: make(name, machine), options, seed)
     simulation.run(asks)
     return simulation
@@ -37,7 +42,7 @@ def run_cluster(
 
 def reuse(seed: int = 1) -> tuple[Figures, bool]:
     """Four replicas against one with four times the slots and memory; real schedulers."""
-    machine, load = Machine(slots=4, cache_tokens=32_768), Families()
+    machine, load = ReplicaMachine(slots=4, cache_tokens=32_768), Families()
     plans = {
         "one replica of four times the size": (ClusterOptions(replicas=1), machine.times(4)),
         "prefix routing": (ClusterOptions(), machine),
@@ -59,7 +64,7 @@ def fairness(seed: int = 1) -> tuple[Figures, bool]:
     figures: Figures = {}
     for name, share_s in (("counters shared", 1.0), ("counters of each replica", 0.0)):
         options = ClusterOptions(share_s=share_s)
-        measures = run_cluster(Unequal().asks(seed), options, Machine(slots=4), seed=seed).measures
+        measures = run_cluster(Unequal().asks(seed), options, ReplicaMachine(slots=4), seed=seed).measures
         figures[name] = {"jain": round(measures.fairness, 4), "tokens": measures.contended}
     return figures, figures["counters shared"]["jain"] >= JAIN_BAR
 
@@ -69,7 +74,7 @@ def agree(requests: int = 2000, seed: int = 1) -> tuple[Figures, bool]:
     figures: Figures = {}
     held = True
     for name, rate in (("light", 20.0), ("busy", 60.0)):
-        found: list[Measures] = []
+        found: list[ClusterMeasures] = []
         for events in (False, True):
             asks = Synthetic(requests=requests, rate=rate, families=32).asks(seed)
             options = ClusterOptions(replicas=4, spelled=not events, digest_every=5)
@@ -85,9 +90,9 @@ def agree(requests: int = 2000, seed: int = 1) -> tuple[Figures, bool]:
     return figures, held
 
 
-def load_of(traces: tuple[Path, ...], requests: int, rate: float) -> Recorded | Synthetic:
+def load_of(traces: tuple[Path, ...], requests: int, rate: float) -> RecordedTraces | Synthetic:
     if traces:
-        return Recorded(paths=traces, requests=requests, rate=rate)
+        return RecordedTraces(paths=traces, requests=requests, rate=rate)
     return Synthetic(requests=requests, rate=rate)
 
 

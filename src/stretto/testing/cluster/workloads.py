@@ -25,7 +25,7 @@ UNITS_MAX = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SimulatedRequest:
     """One request of a client. `cancel_s`: when the client leaves, counted from its arrival."""
 
     id: str
@@ -83,10 +83,10 @@ class Families:
     cancels: float = 0.0
     undetermined: float = 0.0
 
-    def asks(self, seed: int) -> list[Ask]:
+    def asks(self, seed: int) -> list[SimulatedRequest]:
         draw = random.Random(f"{seed}:families")
         fresh = itertools.count(FRESH)
-        found: list[Ask] = []
+        found: list[SimulatedRequest] = []
         for user in range(self.users):
             family = user % self.families
             tenant = self.tenants[(user // self.families) % len(self.tenants)]
@@ -99,8 +99,10 @@ class Families:
                 at_s += draw.expovariate(1.0 / self.think_s)
         return sorted(found, key=lambda ask: (ask.at_s, ask.id))
 
-    def _ask(self, name: str, at_s: float, tenant: str, units: array[int], draw: random.Random) -> Ask:
-        return Ask(
+    def _ask(
+        self, name: str, at_s: float, tenant: str, units: array[int], draw: random.Random
+    ) -> SimulatedRequest:
+        return SimulatedRequest(
             id=name,
             at_s=at_s,
             tenant=tenant,
@@ -125,7 +127,7 @@ class Unequal:
     output_tokens: int = 32
     rate: float = 400.0  # requests per second, of all tenants: more than can be served, from each of them
 
-    def asks(self, seed: int) -> list[Ask]:
+    def asks(self, seed: int) -> list[SimulatedRequest]:
         draw = random.Random(f"{seed}:unequal")
         fresh = itertools.count(FRESH)
         weights = [self.heavy] + [1] * (len(self.tenants) - 1)
@@ -137,12 +139,14 @@ class Unequal:
             place = self.tenants.index(tenant)
             shared = range(place * 4096, place * 4096 + self.shared_tokens // BLOCK_TOKENS) if place else ()
             units = array("i", shared) + array("i", itertools.islice(fresh, blocks))
-            found.append(Ask(f"r{index}", at_s, tenant, units, draw.randint(1, 2 * self.output_tokens)))
+            found.append(
+                SimulatedRequest(f"r{index}", at_s, tenant, units, draw.randint(1, 2 * self.output_tokens))
+            )
         return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedTraces:
     """Recorded traces, repeated and sped up until there are `requests` of them, at `rate` per second.
 
     Each repetition has prompts of its own: nothing is shared between them that the trace did not share.
@@ -155,7 +159,7 @@ class Recorded:
     prompt_max: int = 8192  # longer prompts are cut: a replica's window
     output_max: int = 1024
 
-    def asks(self, seed: int) -> Iterator[Ask]:
+    def asks(self, seed: int) -> Iterator[SimulatedRequest]:
         draw = random.Random(f"{seed}:recorded")
         arrivals = [one for path in self.paths for one in read_trace(path, 1 << 30)]
         order = sorted(range(len(arrivals)), key=lambda index: arrivals[index].at_s)
@@ -175,7 +179,9 @@ class Recorded:
                     "i", (FRESH + unit % (UNITS_MAX - FRESH) for unit in itertools.islice(fresh, blocks))
                 )
             tenant = f"t{hash((lap, one.blocks[:1] or place)) % self.tenants}"
-            yield Ask(f"r{number}", at_s, tenant, units, max(1, min(self.output_max, one.output_tokens)))
+            yield SimulatedRequest(
+                f"r{number}", at_s, tenant, units, max(1, min(self.output_max, one.output_tokens))
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +197,7 @@ class Synthetic:
     turn_tokens: int = 192
     output_tokens: int = 160
 
-    def asks(self, seed: int) -> Iterator[Ask]:
+    def asks(self, seed: int) -> Iterator[SimulatedRequest]:
         draw = random.Random(f"{seed}:synthetic")
         open_: list[tuple[int, array[int], int]] = []  # tenant, units so far, turns left
         fresh, at_s, shared = itertools.count(FRESH), 0.0, self.shared_tokens // BLOCK_TOKENS
@@ -213,4 +219,4 @@ class Synthetic:
                 open_[place] = open_[-1]
                 open_.pop()
             output = max(1, min(1024, round(draw.expovariate(1.0 / self.output_tokens))))
-            yield Ask(f"r{number}", at_s, f"t{tenant}", units, output)
+            yield SimulatedRequest(f"r{number}", at_s, f"t{tenant}", units, output)
