@@ -98,8 +98,8 @@ PLANTED = (
         "policy_system_prompt",
         "any snapshot will do",
         "core/cache_policies.py",
-        "exact = source.kind is Kind.SNAPSHOT and source.held == source.common == own",
-        "exact = source.kind is Kind.SNAPSHOT",
+        "exact = source.kind is PrefixKind.SNAPSHOT and source.held == source.common == own",
+        "exact = source.kind is PrefixKind.SNAPSHOT",
     ),
     _planted(
         "policy_system_prompt",

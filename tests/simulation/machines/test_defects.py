@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.machines.defects import PLANTED, Planted
-from tools.plant import try_defect
+from tools.plant import SOURCE, try_defect
 
 HERE = Path(__file__).resolve().parent
 SIGNS = ("Failing test case", "Falsifying example")  # hypothesis found an example: not a broken import
@@ -22,6 +22,12 @@ def test_the_machine_sees_it(planted: Planted, monkeypatch: pytest.MonkeyPatch):
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
     answer = try_defect(planted.defect, [*command, str(HERE / planted.machine)], signs=SIGNS)
     assert answer.caught, f"{planted.machine} did not see it: {answer.by}"
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda p: f"{p.machine}: {p.defect.name}")
+def test_its_text_stands_exactly_once(planted: Planted):
+    text = (SOURCE / "stretto" / planted.defect.file).read_text(encoding="utf-8")
+    assert text.count(planted.defect.before) == 1
 
 
 def test_each_machine_has_two_at_least():
