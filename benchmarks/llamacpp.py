@@ -58,6 +58,7 @@ class Greedy:
     """Takes the best token: sampling has its own benchmark."""
 
     greedy = True
+    lowered: frozenset[int] = frozenset()
 
     def __init__(self, request: Request, generated: array[int]) -> None:
         pass
@@ -79,8 +80,10 @@ class SchedulerLoop:
         self.ticks: list[Tick] = []
 
     def start(self, count: int) -> None:
+        vocab = self.backend.capabilities.vocab
         for index in range(count):
-            tokens = array("i", [1000 + (index * 7919 + at * 104729) % 40000 for at in range(PROMPT_TOKENS)])
+            numbers = (1000 + (index * 7919 + at * 104729) % 40000 for at in range(PROMPT_TOKENS))
+            tokens = array("i", [number % vocab for number in numbers])
             params = SamplingParams(max_tokens=WINDOW - PROMPT_TOKENS - 1, temperature=0.0, ignore_eos=True)
             assert self.scheduler.submit(Request(f"r{index}", tokens, params), 0.0).accepted
         while self.tick().decode_rows < count:
