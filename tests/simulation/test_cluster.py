@@ -13,7 +13,7 @@ from stretto.testing.cluster.event_replica import EventReplica
 from stretto.testing.cluster.laws import SOMETIMES, ClusterLaws
 from stretto.testing.cluster.replicas import ReplicaMachine, SchedulerReplica
 from stretto.testing.cluster.scenarios import draw_cluster, possible_reuse, run_scenario
-from stretto.testing.cluster.simulation import ClusterOptions, ClusterSimulation
+from stretto.testing.cluster.simulation import SimulationOptions, ClusterSimulation
 from stretto.testing.cluster.workloads import Families, Synthetic, tokens_of
 from tests.simulation.cluster_defects import CLUSTER_DEFECTS
 from tools.plant import SOURCE, try_defect
@@ -37,7 +37,7 @@ def test_prefix_routing_reuses_more_than_the_others(kind):
     load = Families(users=24, turns=3, shared_tokens=1024, output_tokens=8, think_s=4.0)
     cached = {}
     for routing in ("prefix", "two", "random"):
-        options = ClusterOptions(replicas=4, routing=routing, spelled=kind is SchedulerReplica)
+        options = SimulationOptions(replicas=4, routing=routing, spelled=kind is SchedulerReplica)
         simulation = ClusterSimulation(lambda name: kind(name, ReplicaMachine(slots=4)), options)
         cached[routing] = simulation.run(load.asks(3)).cached_tokens
     assert cached["prefix"] >= 0.9 * possible_reuse(load.asks(3))
@@ -48,7 +48,7 @@ def test_the_event_model_agrees_with_the_scheduler():
     found = []
     for events in (False, True):
         asks = Synthetic(requests=150, rate=20.0, families=16, output_tokens=60).asks(1)
-        options = ClusterOptions(replicas=2, spelled=not events)
+        options = SimulationOptions(replicas=2, spelled=not events)
         found.append(studies.run_cluster(asks, options, studies.GPU_MACHINE, events=events).measures)
     real, model = found
     assert model.outcomes == real.outcomes

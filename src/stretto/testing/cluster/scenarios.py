@@ -11,7 +11,7 @@ from stretto.cluster.policy.scaling import ScalingPolicy
 from stretto.core.blocks import BLOCK_TOKENS
 from stretto.testing.cluster.event_replica import EventReplica
 from stretto.testing.cluster.replicas import Replica, ReplicaMachine, SchedulerReplica
-from stretto.testing.cluster.simulation import ClusterOptions, ClusterSimulation
+from stretto.testing.cluster.simulation import SimulationOptions, ClusterSimulation
 from stretto.testing.cluster.workloads import Families, SimulatedRequest
 
 KINDS: dict[str, Callable[[str, ReplicaMachine], Replica]] = {
@@ -26,7 +26,7 @@ class ClusterScenario:
     seed: int
     kind: str
     machine: ReplicaMachine
-    options: ClusterOptions
+    options: SimulationOptions
     load: Families
     calm: bool
 
@@ -46,7 +46,7 @@ def draw_cluster(seed: int) -> ClusterScenario:
         down_delay_s=10.0,
         idle_to_zero_s=15.0,
     )
-    options = ClusterOptions(
+    options = SimulationOptions(
         replicas=replicas,
         gates=draw.randint(1, 3),
         spelled=kind == "scheduler",
@@ -79,7 +79,9 @@ def _calm(seed: int) -> ClusterScenario:
     With one gate the router's own memory has to do; two learn from digests what the other one has sent.
     """
     gates = 1 + seed // CALM_EVERY % 2
-    options = ClusterOptions(replicas=3, gates=gates, spelled=True, digest_every=1 if gates == 2 else 1 << 30)
+    options = SimulationOptions(
+        replicas=3, gates=gates, spelled=True, digest_every=1 if gates == 2 else 1 << 30
+    )
     load = Families(
         families=4,
         users=8,

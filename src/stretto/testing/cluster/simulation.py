@@ -27,7 +27,7 @@ SETTLING_S = 3600.0 * 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterOptions:
+class SimulationOptions:
     """`spelled`: prompts have tokens, as the real scheduler needs. `share_s` 0: counters are not shared."""
 
     replicas: int = 4
@@ -74,7 +74,7 @@ class _Flight:
 
 
 class ClusterSimulation:
-    def __init__(self, make: Callable[[str], Replica], options: ClusterOptions, seed: int = 0) -> None:
+    def __init__(self, make: Callable[[str], Replica], options: SimulationOptions, seed: int = 0) -> None:
         self.options = options
         self.laws = ClusterLaws()
         self.measures = ClusterMeasures()

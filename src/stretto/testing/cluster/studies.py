@@ -14,7 +14,7 @@ from stretto.backends.simulated import LatencyModel
 from stretto.testing.cluster.event_replica import EventReplica
 from stretto.testing.cluster.measures import ClusterMeasures
 from stretto.testing.cluster.replicas import Replica, ReplicaMachine, SchedulerReplica
-from stretto.testing.cluster.simulation import ClusterOptions, ClusterSimulation
+from stretto.testing.cluster.simulation import SimulationOptions, ClusterSimulation
 from stretto.testing.cluster.workloads import Families, RecordedTraces, SimulatedRequest, Synthetic, Unequal
 
 REUSE_BAR, JAIN_BAR = 0.9, 0.95
@@ -28,7 +28,7 @@ Figures = dict[str, Any]
 
 def run_cluster(
     asks: Iterable[SimulatedRequest],
-    options: ClusterOptions,
+    options: SimulationOptions,
     machine: ReplicaMachine,
     *,
     events: bool = False,
@@ -44,10 +44,10 @@ def reuse(seed: int = 1) -> tuple[Figures, bool]:
     """Four replicas against one with four times the slots and memory; real schedulers."""
     machine, load = ReplicaMachine(slots=4, cache_tokens=32_768), Families()
     plans = {
-        "one replica of four times the size": (ClusterOptions(replicas=1), machine.times(4)),
-        "prefix routing": (ClusterOptions(), machine),
-        "power of two": (ClusterOptions(routing="two"), machine),
-        "random": (ClusterOptions(routing="random"), machine),
+        "one replica of four times the size": (SimulationOptions(replicas=1), machine.times(4)),
+        "prefix routing": (SimulationOptions(), machine),
+        "power of two": (SimulationOptions(routing="two"), machine),
+        "random": (SimulationOptions(routing="random"), machine),
     }
     figures: Figures = {}
     for name, (options, each) in plans.items():
@@ -63,7 +63,7 @@ def fairness(seed: int = 1) -> tuple[Figures, bool]:
     """Three tenants over four replicas, one with ten times the load; real schedulers."""
     figures: Figures = {}
     for name, share_s in (("counters shared", 1.0), ("counters of each replica", 0.0)):
-        options = ClusterOptions(share_s=share_s)
+        options = SimulationOptions(share_s=share_s)
         measures = run_cluster(Unequal().asks(seed), options, ReplicaMachine(slots=4), seed=seed).measures
         figures[name] = {"jain": round(measures.fairness, 4), "tokens": measures.contended}
     return figures, figures["counters shared"]["jain"] >= JAIN_BAR
@@ -77,7 +77,7 @@ def agree(requests: int = 2000, seed: int = 1) -> tuple[Figures, bool]:
         found: list[ClusterMeasures] = []
         for events in (False, True):
             asks = Synthetic(requests=requests, rate=rate, families=32).asks(seed)
-            options = ClusterOptions(replicas=4, spelled=not events, digest_every=5)
+            options = SimulationOptions(replicas=4, spelled=not events, digest_every=5)
             found.append(run_cluster(asks, options, GPU_MACHINE, events=events, seed=seed).measures)
         real, model = found
         gap = abs(model.ttft_s(0.5) - real.ttft_s(0.5)) / max(1e-3, real.ttft_s(0.5))
@@ -101,7 +101,7 @@ def large(
 ) -> tuple[Figures, bool]:
     """Very many requests on the event model, with deaths; every law is checked on the way."""
     started = time.monotonic()
-    options = ClusterOptions(
+    options = SimulationOptions(
         replicas=replicas,
         gates=2,
         spelled=False,
@@ -129,7 +129,7 @@ def plan(
     tried: dict[int, Figures] = {}
 
     def fits(replicas: int) -> bool:
-        options = ClusterOptions(replicas=replicas, spelled=not events, digest_every=10)
+        options = SimulationOptions(replicas=replicas, spelled=not events, digest_every=10)
         asks = load_of(traces, requests, rate).asks(seed)
         found = run_cluster(asks, options, GPU_MACHINE, events=events, seed=seed).measures
         tried[replicas] = found.summary()
