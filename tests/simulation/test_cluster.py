@@ -13,7 +13,7 @@ from stretto.testing.cluster.event_replica import EventReplica
 from stretto.testing.cluster.laws import SOMETIMES, ClusterLaws
 from stretto.testing.cluster.replicas import ReplicaMachine, SchedulerReplica
 from stretto.testing.cluster.scenarios import draw_cluster, possible_reuse, run_scenario
-from stretto.testing.cluster.simulation import SimulationOptions, ClusterSimulation
+from stretto.testing.cluster.simulation import ClusterSimulation, SimulationOptions
 from stretto.testing.cluster.workloads import Families, Synthetic, tokens_of
 from tests.simulation.cluster_defects import CLUSTER_DEFECTS
 from tools.plant import SOURCE, try_defect

@@ -11,7 +11,7 @@ from stretto.cluster.policy.scaling import ScalingPolicy
 from stretto.core.blocks import BLOCK_TOKENS
 from stretto.testing.cluster.event_replica import EventReplica
 from stretto.testing.cluster.replicas import Replica, ReplicaMachine, SchedulerReplica
-from stretto.testing.cluster.simulation import SimulationOptions, ClusterSimulation
+from stretto.testing.cluster.simulation import ClusterSimulation, SimulationOptions
 from stretto.testing.cluster.workloads import Families, SimulatedRequest
 
 KINDS: dict[str, Callable[[str, ReplicaMachine], Replica]] = {

@@ -14,7 +14,7 @@ from stretto.backends.simulated import LatencyModel
 from stretto.testing.cluster.event_replica import EventReplica
 from stretto.testing.cluster.measures import ClusterMeasures
 from stretto.testing.cluster.replicas import Replica, ReplicaMachine, SchedulerReplica
-from stretto.testing.cluster.simulation import SimulationOptions, ClusterSimulation
+from stretto.testing.cluster.simulation import ClusterSimulation, SimulationOptions
 from stretto.testing.cluster.workloads import Families, RecordedTraces, SimulatedRequest, Synthetic, Unequal
 
 REUSE_BAR, JAIN_BAR = 0.9, 0.95
