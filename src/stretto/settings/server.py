@@ -71,6 +71,8 @@ class ServerSettings(BaseModel):
 
     metrics_compat: Literal["none", "vllm"] = "none"
     """vllm: also export metrics under vLLM's names, for its dashboards."""
+    metrics_public: bool = False
+    """/metrics needs no API key, for gateways that read it without one. It names models, never prompts."""
     traces: Literal["off", "otlp", "console"] = "off"
     """Where OpenTelemetry spans go; otlp uses the OTEL_* variables. Needs the extra `otel`."""
     log_format: Literal["auto", "json", "console"] = "auto"

@@ -231,6 +231,15 @@ def test_names_for_dashboards_made_for_vllm() -> None:
         assert "vllm:" not in running.client().get("/metrics").text
 
 
+def test_gateways_may_read_metrics_without_a_key() -> None:
+    for public, status in ((False, 401), (True, 200)):
+        with served(api_key="sk-a-long-secret", metrics_public=public) as running:
+            client = running.client()
+            assert client.get("/metrics").status_code == status
+            assert client.get("/slots").status_code == 401
+            assert client.post("/metrics").status_code == 401
+
+
 # ── traces ───────────────────────────────────────────────────────────────────────────────────────
 
 

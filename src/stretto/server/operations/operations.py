@@ -96,7 +96,7 @@ class Operations:
                 cors_origins=chosen.cors_origins,
                 open_names=not chosen.loopback and not chosen.allowed_hosts and len(self.keys) > 0,
             ),
-            Middleware(Auth, keys=self.keys, public_paths=PUBLIC_PATHS, running=self._running),
+            Middleware(Auth, keys=self.keys, public_paths=self._public_paths(), running=self._running),
             Middleware(CrowdLimit),
             Middleware(DrainGate, drain=self.drain, worker_client=self.worker_client),
             Middleware(
@@ -107,6 +107,9 @@ class Operations:
             ),
             Middleware(HeadRequests),
         ]
+
+    def _public_paths(self) -> frozenset[str]:
+        return PUBLIC_PATHS | {"/metrics"} if self.settings.metrics_public else PUBLIC_PATHS
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
         for layer in reversed(self.middleware()):
