@@ -5,6 +5,7 @@ from __future__ import annotations
 # name: (where it is, what it does)
 COMMANDS = {
     "serve": ("serve:serve", "Serve a model over HTTP: OpenAI's and Anthropic's APIs."),
+    "cluster": ("cluster:app", "Serve a model over several replicas and machines, on Ray Serve."),
     "ps": ("ps:ps", "Show what a running server is doing, and what would help."),
     "run": ("run:run", "Ask a model once and stream its answer."),
     "chat": ("chat:chat", "Talk with a model."),

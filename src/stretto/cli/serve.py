@@ -55,11 +55,11 @@ def serve(
     given = values(flags)
     loaded = context.settings(given | server_values(server))
     chosen = loaded.settings.server
-    json_lines = _set_up_logs(chosen.log_format, chosen.log_level)
+    json_lines = set_up_logs(chosen.log_format, chosen.log_level)
     for text in loaded.notes:
         note(text)
     run.check(chosen)  # before anything heavy
-    name = _prepared(context, loaded, model)
+    name = prepared(context, loaded, model)
     start = _worker_start(context, loaded, name, given, json_lines=json_lines)
     count = _api_processes(loaded, name)
     if count == 1:
@@ -69,7 +69,7 @@ def serve(
         sys.exit(code)
 
 
-def _set_up_logs(log_format: str, level: str) -> bool:
+def set_up_logs(log_format: str, level: str) -> bool:
     """Whether every line on stderr is JSON from now on."""
     from stretto.telemetry import logs
 
@@ -82,7 +82,7 @@ def _set_up_logs(log_format: str, level: str) -> bool:
 # --- the model -----------------------------------------------------------------------------------
 
 
-def _prepared(context: GlobalOptions, loaded: LoadedSettings, model: str | None) -> str | None:
+def prepared(context: GlobalOptions, loaded: LoadedSettings, model: str | None) -> str | None:
     """The model's name for the worker; the model is pulled or converted first if needed."""
     from stretto.errors import ModelNotFoundError
     from stretto.model_files import bundled
@@ -144,7 +144,7 @@ def _worker_start(
 
     return WorkerStart(
         models=() if model is None else (model,),
-        flags=_with_server_defaults(loaded, flags),
+        flags=with_server_defaults(loaded, flags),
         config=None if loaded.path is None else str(loaded.path),
         cache_dir=str(context.cache_dir),
         preload=("",),
@@ -153,7 +153,7 @@ def _worker_start(
     )
 
 
-def _with_server_defaults(loaded: LoadedSettings, flags: dict[str, Any]) -> dict[str, Any]:
+def with_server_defaults(loaded: LoadedSettings, flags: dict[str, Any]) -> dict[str, Any]:
     """A server limits the queue wait by default."""
     said = any(key.endswith(".max_queue_wait_s") for key in loaded.origin)
     return flags if said else {"max_queue_wait_s": QUEUE_WAIT_S, **flags}

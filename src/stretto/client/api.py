@@ -91,6 +91,13 @@ class GenerationStream(Protocol):
     def cancel(self) -> None: ...
 
 
+class StoppableStream(GenerationStream, Protocol):
+    """A generation whose text its caller makes."""
+
+    def stop(self, tokens_kept: int) -> None:
+        """The caller found a stop string: end as finished after this many tokens. The end still follows."""
+
+
 class WorkerClient(Protocol):
     async def start(self) -> None:
         """Start the worker. Returns once it accepts calls; models may still be loading."""
@@ -144,3 +151,11 @@ class WorkerClient(Protocol):
 
     def watch(self) -> AsyncIterator[EngineEvents]:
         """Ticks as they happen, for the dashboard. Stops with the iterator; slow readers lose events."""
+
+
+class TokenClient(WorkerClient, Protocol):
+    """A client that also serves calls of token ids, and tells which models it serves."""
+
+    on_models: Callable[[list[ModelInfo]], None]
+
+    def generate(self, params: GenerateParams) -> StoppableStream: ...

@@ -7,8 +7,8 @@ any replica and are repeated on another one if it dies. Knows nothing about Ray.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
@@ -17,14 +17,13 @@ from stretto.client.api import Health, OnStart
 from stretto.client.batch_stats import BatchEvent
 from stretto.client.event_feed import Watchers
 from stretto.client.quarantine import Quarantine, Standing
+from stretto.cluster.hints import CHARS_A_TOKEN, hint_of
 from stretto.cluster.links import Connect, Keeper, Link, Links
 from stretto.cluster.merging import merge_models, merge_stats, move_events
-from stretto.cluster.policy.blocks import block_hashes
 from stretto.cluster.policy.failover import LOSSES_MAX
 from stretto.cluster.policy.routing import RouteHint
 from stretto.cluster.stream import LOST, ClusterStream
 from stretto.cluster.targets import Chooser
-from stretto.core.request import Scope
 from stretto.errors import RuntimeUnavailableError, ShuttingDownError, StrettoError
 from stretto.rpc import messages as m
 from stretto.settings import Settings
@@ -33,7 +32,6 @@ PLACE_TIMEOUT_S = 45.0  # below server.first_byte_s, so that a rejection has its
 RETRY_S = 0.05
 IDLE_CHECK_S = 0.02
 STATS_TIMEOUT_S = 1.0
-CHARS_A_TOKEN = 4
 Result = TypeVar("Result")
 
 
@@ -61,6 +59,8 @@ class ClusterClient:
         self._calls = 0
         self._moves = 0
         self._draining = self._closed = False
+        self.on_models: Callable[[list[m.ModelInfo]], None] = lambda _models: None
+        self._asking: set[asyncio.Task[None]] = set()
         self._listeners: list[Callable[[BatchEvent], None]] = []
         self._watchers = Watchers(self._watch_all)
         self._pumps: dict[Link, asyncio.Task[None]] = {}
@@ -95,6 +95,10 @@ class ClusterClient:
         return True
 
     @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @property
     def health(self) -> Health:
         if self._draining:
             return Health(ready=False, reason="draining")
@@ -126,7 +130,7 @@ class ClusterClient:
     async def place(self, request_id: str, params: m.GenerateParams, tried: frozenset[str]) -> Link:
         """A connected replica, chosen by what the request needs."""
         self._moves += bool(tried)
-        return await self._place(request_id, self._hint(params), tried)
+        return await self._place(request_id, hint_of(params, secret=self._secret), tried)
 
     async def _place(self, request_id: str, hint: RouteHint, tried: frozenset[str]) -> Link:
         try:
@@ -164,15 +168,6 @@ class ClusterClient:
         if params.sampling.get("temperature") == 0 or params.sampling.get("seed") is not None:
             return True
         return self._settings.model(params.model_id).seed is not None
-
-    def _hint(self, params: m.GenerateParams) -> RouteHint:
-        output = min(params.max_tokens or 64, 1024)
-        if params.tokens is not None:
-            tokens = array("i", params.tokens)
-            scope = Scope(f"tenant:{params.tenant}", params.cache_salt)
-            blocks = block_hashes(tokens, scope, secret=self._secret)
-            return RouteHint(blocks, len(tokens) + len(params.resumed), output)
-        return RouteHint((), _chars(params) // CHARS_A_TOKEN + 1, output)
 
     # --- calls -----------------------------------------------------------------------------------
 
@@ -293,15 +288,20 @@ class ClusterClient:
             link.client.on_batch_dispatched(listener)
         if self._watchers.any:
             self._watch(link)
+        link.client.on_models = self._models_known
+        task = asyncio.get_running_loop().create_task(self._ask_models(link))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    def _models_known(self, models: list[m.ModelInfo]) -> None:
+        self.on_models(models)
+
+    async def _ask_models(self, link: Link) -> None:
+        """`on_models` is called with the answer."""
+        with contextlib.suppress(StrettoError):
+            await link.client.models()
 
     def _link_lost(self, link: Link) -> None:
         pump = self._pumps.pop(link, None)
         if pump is not None:
             pump.cancel()
-
-
-def _chars(params: m.GenerateParams) -> int:
-    """About how long the prompt is, before it is rendered."""
-    contents = [message.get("content") for message in params.messages or ()]
-    pieces = sum(len(piece) if isinstance(piece, str) else CHARS_A_TOKEN for piece in params.pieces or ())
-    return len(params.prompt or "") + pieces + sum(len(text) for text in contents if isinstance(text, str))

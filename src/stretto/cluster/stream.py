@@ -13,11 +13,10 @@ from typing import Protocol
 
 import msgspec
 
-from stretto.client.api import Delta, GenerationStream
+from stretto.client.api import Delta, StoppableStream
 from stretto.cluster.links import Link
 from stretto.cluster.policy.failover import AfterLoss, after_loss
 from stretto.errors import (
-    RpcError,
     RuntimeLostError,
     RuntimeUnavailableError,
     ShuttingDownError,
@@ -25,7 +24,7 @@ from stretto.errors import (
 )
 from stretto.rpc.messages import GenerateParams, StreamEnd, UsageMessage
 
-LOST = (RuntimeLostError, RuntimeUnavailableError)
+LOST = (RuntimeLostError, RuntimeUnavailableError, ShuttingDownError)  # of a replica, not of the gate
 NO_LIMIT = 1 << 62
 
 
@@ -49,6 +48,9 @@ class Placing(Protocol):
     def determined(self, params: GenerateParams) -> bool:
         """Whether prompt and tokens so far determine the rest: greedy, or with a seed."""
 
+    @property
+    def draining(self) -> bool: ...
+
 
 class ClusterStream:
     """Implements `GenerationStream`. Belongs to the gate's event loop."""
@@ -71,7 +73,8 @@ class ClusterStream:
         self._key = ""  # under which it was placed
         self._tried: frozenset[str] = frozenset()
         self._link: Link | None = None
-        self._stream: GenerationStream | None = None
+        self._stream: StoppableStream | None = None
+        self._stopped_at: int | None = None
         self._prompt_tokens = 0
         self._end: StreamEnd | None = None
         self._first: StreamEnd | None = None  # timing of the first replica's part
@@ -95,7 +98,7 @@ class ClusterStream:
         """Where it runs now."""
         return self._link
 
-    async def placed(self) -> GenerationStream:
+    async def placed(self) -> StoppableStream:
         """Wait until it has a replica."""
         if self._refusal is not None:
             raise self._refusal
@@ -139,6 +142,12 @@ class ClusterStream:
             except StrettoError:
                 self._finish()
                 raise
+
+    def stop(self, tokens_kept: int) -> None:
+        """For token ids: the caller found a stop string."""
+        self._stopped_at = tokens_kept
+        if self._stream is not None:
+            self._stream.stop(tokens_kept)
 
     def cancel(self) -> None:
         if self._over:
@@ -208,12 +217,15 @@ class ClusterStream:
     def _use(self, link: Link, params: GenerateParams) -> None:
         link.open += 1
         self._link = link
-        self._stream = link.client.generate(_echoing(params))
+        self._stream = link.client.generate(params if params.number else _echoing(params))
 
-    async def _lost(self, error: RpcError) -> Delta | None:
-        """The replica died. Returns the last delta if nothing is missing but the end."""
+    async def _lost(self, error: StrettoError) -> Delta | None:
+        """The replica died or stops. Returns the last delta if nothing is missing but the end."""
         if self._over:
             raise StopAsyncIteration
+        if self._refusal is not None or (isinstance(error, ShuttingDownError) and self._fleet.draining):
+            self._finish()
+            raise error
         delivered = len(self._tokens)
         before = self._stream.end if self._stream is not None else None
         if self._first is None and delivered and before is not None:
@@ -234,6 +246,8 @@ class ClusterStream:
             max_tokens=params.max_tokens or NO_LIMIT,
         )
         self._release()
+        if self._stopped_at is not None:  # only the end was missing
+            return self._completed("stop")
         if decision is AfterLoss.COMPLETE:
             return self._completed()
         if decision is AfterLoss.FAIL:
@@ -252,9 +266,10 @@ class ClusterStream:
         self._skip = 0 if self._tokens else self._scored
         return params
 
-    def _completed(self) -> Delta:
-        usage = UsageMessage(prompt_tokens=self._prompt_tokens, completion_tokens=len(self._tokens))
-        end = StreamEnd(stream_id=self.stream_id, finish_reason="length", usage=usage)
+    def _completed(self, reason: str = "length") -> Delta:
+        kept = len(self._tokens) if self._stopped_at is None else self._stopped_at
+        usage = UsageMessage(prompt_tokens=self._prompt_tokens, completion_tokens=kept)
+        end = StreamEnd(stream_id=self.stream_id, finish_reason=reason, usage=usage)
         self._end = self._whole(end)
         self._finish()
         return Delta(end=self._end)
@@ -278,9 +293,9 @@ def _echoing(params: GenerateParams) -> GenerateParams:
     return params if params.echo_tokens else msgspec.structs.replace(params, echo_tokens=True)
 
 
-def _explained(error: RpcError, delivered: int, losses: int) -> RpcError:
+def _explained(error: StrettoError, delivered: int, losses: int) -> StrettoError:
     if not delivered:
-        return type(error)(f"{losses} replicas died while they processed this request", hint=error.hint)
+        return RuntimeLostError(f"{losses} replicas died while they processed this request", hint=error.hint)
     return RuntimeLostError(
         f"the replica died after {delivered} tokens, which stand as they were sent",
         hint="send a seed, or temperature 0: such a text is continued on another replica",

@@ -30,7 +30,7 @@ from stretto.server.operations.operations import Operations
 from stretto.server.operations.siblings import Siblings
 from stretto.settings import ServerSettings
 from stretto.telemetry.logs import logger
-from stretto.telemetry.traces import make_tracer
+from stretto.telemetry.traces import Tracer, make_tracer
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE_S = 2  # for connections, after all requests have ended
@@ -66,8 +66,11 @@ def check(settings: ServerSettings) -> KeyRing:
     return keys
 
 
-def bind(settings: ServerSettings) -> socket.socket:
-    """The listening socket. Binding first reports a port in use before a model is loaded."""
+def bind(settings: ServerSettings, *, shared: bool = False) -> socket.socket:
+    """The listening socket. Binding first reports a port in use before a model is loaded.
+
+    `shared`: several processes listen on the same port, and the kernel spreads connections over them.
+    """
     host = settings.host.strip("[]")
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -78,6 +81,8 @@ def bind(settings: ServerSettings) -> socket.socket:
         raise SettingsError(f"cannot listen on {host}: {error.strerror}", hint="check host") from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         _bound_unsent(bound)
         bound.bind(address)
         bound.listen(BACKLOG)
@@ -147,6 +152,14 @@ async def serve_async(
                 await siblings.close()
 
 
+def make_server(
+    worker_client: WorkerClient, settings: ServerSettings, *, keys: KeyRing, tracer: Tracer | None = None
+) -> Server:
+    """A server that does not serve yet: call `live`, and `stop` to end it without a signal."""
+    operations = Operations(worker_client, settings, keys=keys, tracer=tracer)
+    return Server(_config(operations, settings), operations)
+
+
 class Server(uvicorn.Server):
     """uvicorn's server with a graceful drain."""
 
@@ -202,6 +215,14 @@ class Server(uvicorn.Server):
             self._stopping = asyncio.create_task(self._stop())
         else:
             self._operations.drain.cut()
+
+    async def stop(self) -> None:
+        """Drain, then end `live`."""
+        self.signalled()
+        assert self._stopping is not None
+        await self._stopping
+        if self._serving is not None:
+            await asyncio.wait({self._serving})
 
     async def _stop(self) -> None:
         try:

@@ -1,7 +1,8 @@
 """TextClient: a `WorkerClient` that makes the text of generations itself and sends token ids to the worker.
 
-Wraps an `RpcClient`. A model's text side is built from what the worker announces (`text_client.sources`);
-until it is there, and for models that stay with the worker (`text_in`), calls pass through unchanged.
+Wraps a `TokenClient`, of one worker or of a cluster. A model's text side is built from what the worker
+announces (`text_client.sources`); until it is there, and for models that stay with the worker (`text_in`),
+calls pass through unchanged.
 """
 
 from __future__ import annotations
@@ -18,10 +19,8 @@ from weakref import WeakValueDictionary
 import msgspec
 import structlog
 
-from stretto.client.api import GenerationStream, Health, OnStart
+from stretto.client.api import GenerationStream, Health, OnStart, StoppableStream, TokenClient
 from stretto.client.batch_stats import BatchEvent
-from stretto.client.generation import Generation
-from stretto.client.rpc_client import RpcClient
 from stretto.rpc import messages as m
 from stretto.text.lanes import Lanes
 from stretto.text.model_text import ModelText
@@ -47,7 +46,7 @@ LANES = 2
 class TextClient:
     """`text_in`: auto leaves the text of llama.cpp's models with the worker, which has time for it."""
 
-    def __init__(self, rpc: RpcClient, *, text_in: TextPlace = "auto", lanes: int = LANES) -> None:
+    def __init__(self, rpc: TokenClient, *, text_in: TextPlace = "auto", lanes: int = LANES) -> None:
         self.rpc = rpc
         self._text_in = text_in
         self._lanes = Lanes(lanes, "stretto-text")
@@ -113,7 +112,7 @@ class TextClient:
         work = partial(prepare_text, text, params, prompt)
         return await self._lanes.run(params.tenant, work, heavy=size > HEAVY_TEXT_CHARS)
 
-    def _send(self, params: m.GenerateParams, prepared: PreparedText, waited_s: float) -> Generation:
+    def _send(self, params: m.GenerateParams, prepared: PreparedText, waited_s: float) -> StoppableStream:
         text = self._text(params.model_id)
         sampling = params.sampling
         if params.bias_texts and text is not None:

@@ -11,8 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from stretto.client.api import Delta
-from stretto.client.generation import Generation
+from stretto.client.api import Delta, StoppableStream
 from stretto.errors import StrettoError
 from stretto.rpc.messages import GenerateParams, StreamEnd, TimingMessage, error_from, exception_of
 from stretto.text.model_text import ModelText, Prompt
@@ -20,7 +19,9 @@ from stretto.text.requests import PreparedText
 from stretto.text_client.reader import TextReader
 
 log = logging.getLogger("stretto.text")
-Send = Callable[[GenerateParams, PreparedText, float], Generation]  # params, prepared text, seconds waited
+Send = Callable[
+    [GenerateParams, PreparedText, float], StoppableStream
+]  # params, prepared text, seconds waited
 
 
 class TextGeneration:
@@ -32,7 +33,7 @@ class TextGeneration:
         self._send = send
         self._started_s = time.monotonic()
         self._preparing: asyncio.Task[None] | None = None
-        self._inner: Generation | None = None
+        self._inner: StoppableStream | None = None
         self._reader: TextReader | None = None
         self._refusal: Exception | None = None
         self._failed = False

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from stretto.errors import RuntimeLostError, RuntimeUnavailableError, ShuttingDownError
 from stretto.rpc import messages as m
+from stretto.text_client.client import TextClient
 from tests.unit.cluster.rig import cluster, params, text, until
 
 
@@ -213,5 +215,26 @@ def test_ticks_of_all_replicas_reach_a_watcher_with_slots_of_their_own():
             await asyncio.gather(*(text(client, params(f"s{i}")) for i in range(4)))
             await until(lambda: any(slot < 8 for slot in seen) and any(slot >= 8 for slot in seen))
             watching.cancel()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("stops", [[], ["q"]], ids=["length", "stop string"])
+def test_text_that_the_gate_makes_itself_goes_on_after_a_death(stops):
+    """Token ids from two replicas, one text: the gate's detokenizer and stop matcher see no seam."""
+
+    async def scenario():
+        async with cluster(3, simulated_tick_ms=3) as (inner, replicas):
+            client = TextClient(inner, text_in="api")
+            await client.load("")
+            assert await client.text_ready("")
+            request = params("before", prompt="tell me", stops=stops, max_tokens=60, sampling={"seed": 5})
+            undisturbed = "".join([delta.text async for delta in client.generate(request)])
+            again = client.generate(msgspec.structs.replace(request, stream_id="s"))
+            deltas = await parts(again, after=2, then=lambda: replicas.kill(replicas.chosen[-1]))
+            assert "".join(delta.text for delta in deltas) == undisturbed
+            assert deltas[-1].end.finish_reason == ("stop" if stops else "length")
+            assert replicas.chosen[-1] != replicas.chosen[-2]
+            assert replicas.open == set()
 
     run(scenario)

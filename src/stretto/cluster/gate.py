@@ -1,0 +1,92 @@
+"""Gate: a Ray Serve deployment with our whole HTTP server and no weights.
+
+It listens on its own port, which the gates of one machine share, and not behind Ray's proxy: bytes of replies
+go from here to the client, and tokens come from the replicas' workers over `rpc.peers`. Ray places gates,
+restarts them, and tells them which replicas exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from stretto.cluster.client import ClusterClient
+from stretto.cluster.options import RayOptions, read_options
+from stretto.cluster.route_table import table_of
+from stretto.cluster.targets import ReplicaTarget
+from stretto.errors import NotReadyError
+from stretto.rpc.connection import Connection
+from stretto.rpc.peers import connect_peer
+from stretto.server.run import bind, check, make_server, url_of
+from stretto.telemetry import logs
+from stretto.telemetry.traces import make_tracer
+from stretto.text_client.client import TextClient
+
+
+class ClusterGate:
+    """The class that Ray instantiates. `replicas`: the handle of the Replica deployment."""
+
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, replicas: Any, options: Mapping[str, Any]
+    ) -> None:
+        from stretto.cluster.router_adapter import RayChooser
+
+        self._options = read_options(options)
+        settings = self._options.loaded()
+        logs.set_up(json_lines=True, level=settings.server.log_level)
+        keys = check(settings.server)
+        self._bound = bind(settings.server, shared=True)
+        self._chooser = RayChooser(replicas, table_of(self._options.name))
+        cluster = ClusterClient(
+            self._chooser,
+            Dialling(self._options),
+            settings,
+            secret=self._options.secret,
+            empty_is_ready=self._options.replicas == 0,
+        )
+        here = settings.server.text_in != "worker"  # also of llama.cpp's models: gates have the time
+        table_of(self._options.name).digests = here
+        self._client = TextClient(cluster, text_in="api" if here else "worker")
+        self._tracer = make_tracer(settings.server.traces)
+        self._server = make_server(self._client, settings.server, keys=keys, tracer=self._tracer)
+        loop = asyncio.get_running_loop()
+        self._serving = loop.create_task(self._server.live(self._bound, None))
+        self._looking = loop.create_task(self._look_for_replicas())
+
+    async def _look_for_replicas(self) -> None:
+        """Starts Ray's router, which then tells about every replica that comes."""
+        await self._chooser.any()
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        return {"url": url_of(self._bound)}
+
+    async def url(self) -> str:
+        """Where this gate listens."""
+        return url_of(self._bound)
+
+    async def check_health(self) -> None:
+        if self._serving.done():
+            raise NotReadyError("the HTTP server of this gate has ended")
+
+    async def __del__(self) -> None:
+        """Ray's graceful stop: refuse new requests, finish running ones."""
+        if not hasattr(self, "_serving"):
+            return
+        self._looking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._server.stop()
+        self._bound.close()
+        await self._client.close()
+        self._tracer.close()
+
+
+class Dialling:
+    """Connects to a replica's worker, with the token that it announced or the cluster's own."""
+
+    def __init__(self, options: RayOptions) -> None:
+        self._options = options
+
+    async def __call__(self, target: ReplicaTarget) -> Connection:
+        return await connect_peer(target.host, target.port, self._options.access(target.token))
