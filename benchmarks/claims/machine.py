@@ -44,7 +44,7 @@ def neighbour(lab: Lab) -> tuple[dict[str, Any], list[Bar]]:
             print(f"  neighbour: round {number + 1} of {lab.rounds}: {name}", file=sys.stderr, flush=True)
             with lab.served(Variant(peer=name), slots=SLOTS, run_id=run_id) as target:
                 if name == OURS:
-                    alone = measure("steady", BESIDE, target, run_id=f"{run_id}/alone")
+                    alone = measure("steady", AFTER, target, run_id=f"{run_id}/alone")
                     quiet.append(speed(alone))
                 found[name].append(lab.summary(_beside(lab, target, run_id)))
                 if name == OURS:

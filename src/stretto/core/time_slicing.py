@@ -27,7 +27,7 @@ SHORT_SLICE = 16  # tokens a request generates in a slot before a time slice may
 PAUSE_MAX_S = 2.0  # a paused stream: longer than a reader should notice
 ENDING_TOKENS = 4  # tokens left: the slot is free before a swap pays off
 SLICE_SHARE = 0.1  # of a slice, which swapping its request may take, were it the same for every slot
-SWAP_SHARE = 0.015  # of the time may go into swaps
+SWAP_SHARE = 0.02  # of the time may go into swaps
 TRIED_MAX = 4  # waiters tried in a plan: some wait for a prefix, or do not fit
 
 

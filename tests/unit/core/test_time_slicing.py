@@ -136,7 +136,7 @@ def test_turns_are_longer_where_changing_takes_long():
     assert len(rig.output(preempted.id)) > 2 * SHORT_SLICE
 
 
-def test_swaps_take_one_and_a_half_percent_of_the_time():
+def test_swaps_take_a_fiftieth_of_the_time():
     """However many streams arrive, and however short the slices could be."""
     dear = streams(SLOTS, bytes_per_token=1000, snapshot_bytes_per_s=4e7)  # 200 tokens: 10 ms to swap
     rig = busy(SHORT_SLICE + 4, max_tokens=800, can=dear, cache_ram_bytes=1 << 30, queue_depth=9)
@@ -152,7 +152,7 @@ def test_swaps_take_one_and_a_half_percent_of_the_time():
     rig.accept(*(newcomer(f"n{at}", start=40 + at, max_tokens=800) for at in range(2 * SLOTS)))
     rig.run()
     assert len(spent_s) > SLOTS
-    assert sum(spent_s) <= 0.015 * (rig.clock.now - began_s) + CREDIT_S + max(spent_s)
+    assert sum(spent_s) <= 0.02 * (rig.clock.now - began_s) + CREDIT_S + max(spent_s)
 
 
 def test_no_swap_where_a_slot_is_free_sooner_than_it_would_pay_off():
