@@ -33,9 +33,20 @@ class Machine:
     def close(self) -> None: ...
 
 
+class SharedMachine(Machine):
+    """Busy processes and our threads get equal shares of the processors."""
+
+    def since(self, *, computing_s: float) -> Pressure:
+        wall_s, self.asked_s = self.now_s - self.asked_s, self.now_s
+        share = min(1.0, self.cores / (self.threads + self.others))
+        waited_s = computing_s * self.threads * (1.0 - share)
+        idle = max(0.0, self.cores - self.threads - self.others)
+        return Pressure(wall_s=wall_s, waited_s=waited_s, free_cores=self.threads * share + idle)
+
+
 class Serving:
-    def __init__(self, cores: int) -> None:
-        self.machine = Machine(cores)
+    def __init__(self, cores: int, machine: type[Machine] = Machine) -> None:
+        self.machine = machine(cores)
         self.governor = ThreadGovernor(cores, self.machine, clock=lambda: self.machine.now_s)
 
     def run(self, seconds: float) -> list[int]:
@@ -71,10 +82,30 @@ def test_several_busy_processes_take_as_many_threads_in_one_step() -> None:
     assert serving.run(2.0)[-1] == 6
 
 
-def test_one_thread_is_left_however_busy_the_machine_is() -> None:
-    serving = Serving(2)
-    serving.machine.others = 2.0
-    assert serving.run(5)[-1] == 1
+@pytest.mark.parametrize("others", [1.0, 2.0])
+def test_one_thread_is_left_where_it_seldom_waits(others: float) -> None:
+    serving = Serving(2, SharedMachine)
+    serving.machine.others = others
+    assert serving.run(5) == [2, 1]
+    serving.machine.others = 0.0
+    assert serving.run(5) == [1, 2]
+
+
+def test_in_a_crowd_two_threads_stay_for_they_get_two_shares() -> None:
+    serving = Serving(2, SharedMachine)
+    serving.machine.others = 4.0
+    assert serving.run(5) == [2]
+    serving.machine.others = 1.0
+    assert serving.run(5) == [2, 1]
+    serving.machine.others = 4.0
+    assert serving.run(5) == [1, 2]
+    assert serving.governor.changes == 2, "no oscillation"
+
+
+def test_a_crowd_leaves_two_of_many_threads() -> None:
+    serving = Serving(8, SharedMachine)
+    serving.machine.others = 64.0
+    assert serving.run(5)[-1] == 2
 
 
 def test_short_waits_change_nothing() -> None:
