@@ -1,7 +1,7 @@
-"""What replicas and gates share: one named Ray actor with the tenants' counters and the keys' permits.
+"""What replicas share: one named Ray actor with the tenants' counters.
 
-Everything in it is a total or expires, so that a restart of the actor costs accuracy for a moment and nothing
-else. Nobody waits for it: replicas use the last answer, gates their share of a limit.
+Everything in it is a total, so that a restart of the actor costs accuracy for a moment and nothing else.
+Replicas use the last answer and do not wait for the next.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stretto.cluster.policy.counters import CounterExchange
-from stretto.cluster.policy.permits import PermitTable
 from stretto.core.fairness import TenantService
 from stretto.rpc.routing import TenantCounter
 
@@ -26,7 +25,6 @@ class SharedCounters:
         self._clock = clock
         self._models: dict[str, CounterExchange] = {}
         self._heard_s: dict[str, float] = {}
-        self._permits = PermitTable()
 
     def publish(self, replica_id: str, version: int, services: Mapping[str, Any]) -> Services:
         """A replica's totals; returns those of all others."""
@@ -50,15 +48,6 @@ class SharedCounters:
     def totals(self) -> dict[str, dict[str, float]]:
         """Service by model and tenant, of the whole cluster."""
         return {model: exchange.totals() for model, exchange in self._models.items()}
-
-    def acquire(self, gate: str, key: str, limit: int) -> bool:
-        return self._permits.acquire(gate, key, limit=limit, now=self._clock())
-
-    def release(self, gate: str, key: str) -> None:
-        self._permits.release(gate, key, self._clock())
-
-    def heard(self, gate: str) -> None:
-        self._permits.heard(gate, self._clock())
 
 
 def shared_counters(name: str) -> Any:

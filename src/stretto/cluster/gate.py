@@ -14,11 +14,13 @@ from typing import Any
 
 from stretto.cluster.client import ClusterClient
 from stretto.cluster.options import RayOptions, read_options
+from stretto.cluster.policy.permits import local_limit
 from stretto.cluster.route_table import table_of
 from stretto.cluster.targets import ReplicaTarget
 from stretto.errors import NotReadyError
 from stretto.rpc.connection import Connection
 from stretto.rpc.peers import connect_peer
+from stretto.server.http.concurrency import LocalKeyCounts
 from stretto.server.run import bind, check, make_server, url_of
 from stretto.telemetry import logs
 from stretto.telemetry.traces import make_tracer
@@ -50,7 +52,13 @@ class ClusterGate:
         table_of(self._options.name).digests = here
         self._client = TextClient(cluster, text_in="api" if here else "worker")
         self._tracer = make_tracer(settings.server.traces)
-        self._server = make_server(self._client, settings.server, keys=keys, tracer=self._tracer)
+        self._server = make_server(
+            self._client,
+            settings.server,
+            keys=keys,
+            tracer=self._tracer,
+            running=GateKeyCounts(self._options.gates),
+        )
         loop = asyncio.get_running_loop()
         self._serving = loop.create_task(self._server.live(self._bound, None))
         self._looking = loop.create_task(self._look_for_replicas())
@@ -80,6 +88,22 @@ class ClusterGate:
         self._bound.close()
         await self._client.close()
         self._tracer.close()
+
+
+class GateKeyCounts:
+    """Each gate has its share of a key's `concurrency_max`: all gates together never exceed it by more than
+    the one request that every gate may run.
+    """
+
+    def __init__(self, gates: int) -> None:
+        self._gates = gates
+        self._own = LocalKeyCounts()
+
+    def begin(self, name: str, most: int) -> bool:
+        return self._own.begin(name, local_limit(most, self._gates))
+
+    def end(self, name: str) -> None:
+        self._own.end(name)
 
 
 class Dialling:

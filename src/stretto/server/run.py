@@ -153,10 +153,15 @@ async def serve_async(
 
 
 def make_server(
-    worker_client: WorkerClient, settings: ServerSettings, *, keys: KeyRing, tracer: Tracer | None = None
+    worker_client: WorkerClient,
+    settings: ServerSettings,
+    *,
+    keys: KeyRing,
+    tracer: Tracer | None = None,
+    running: KeyCounts | None = None,
 ) -> Server:
     """A server that does not serve yet: call `live`, and `stop` to end it without a signal."""
-    operations = Operations(worker_client, settings, keys=keys, tracer=tracer)
+    operations = Operations(worker_client, settings, keys=keys, tracer=tracer, running=running)
     return Server(_config(operations, settings), operations)
 
 

@@ -6,6 +6,7 @@ import random
 from types import SimpleNamespace
 
 from stretto.cluster.exchange import SILENT_S, SharedCounters
+from stretto.cluster.gate import GateKeyCounts
 from stretto.cluster.hints import hint_of
 from stretto.cluster.policy.routing import RouteHint
 from stretto.cluster.reporting import from_stats, to_stats
@@ -60,18 +61,18 @@ def test_a_backlog_scales_up_after_its_delay_and_idleness_down():
 def test_tenants_counters_are_shared_and_those_of_the_dead_remain():
     now = [0.0]
     shared = SharedCounters(clock=lambda: now[0])
-    assert shared.publish("a", 1, {"m": {"t": (5.0, True)}}) == {"m": {}}
+    assert shared.publish("a", 1, {"m": {"t": (5.0, True)}}) == {"m": {"t": (0.0, False)}}
     assert shared.publish("b", 1, {"m": {"t": (2.0, True)}}) == {"m": {"t": (5.0, True)}}
     now[0] = SILENT_S + 1.0
     assert shared.publish("b", 2, {"m": {"t": (3.0, True)}}) == {"m": {"t": (5.0, False)}}
     assert shared.totals() == {"m": {"t": 8.0}}
 
 
-def test_permits_are_for_the_whole_cluster():
-    shared = SharedCounters(clock=lambda: 0.0)
-    assert [shared.acquire(gate, "key", 2) for gate in ("a", "b", "a")] == [True, True, False]
-    shared.release("b", "key")
-    assert shared.acquire("a", "key", 2)
+def test_gates_share_the_limit_of_a_key():
+    first, second = GateKeyCounts(2), GateKeyCounts(2)
+    assert [gate.begin("key", 4) for gate in (first, first, first, second)] == [True, True, False, True]
+    first.end("key")
+    assert first.begin("key", 4)
 
 
 def test_hints_share_a_prefix_within_a_tenant_alone():
