@@ -36,6 +36,10 @@ from stretto.loadgen.target import find_target
 from stretto.model_files import bundled
 from stretto.settings.places import cache_home
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.disturbance import CpuWatch
+
 ROOT = Path(__file__).resolve().parent.parent
 WARM = Shape(users=2, requests=2, input_tokens=16, output_tokens=8)
 SHARE_MAX = 0.06
@@ -150,11 +154,14 @@ def run(model: Path, slots: int, requests: int, logs: Path) -> dict[str, Any]:
         measure("steady", WARM, target, run_id=f"{run_id}/warm")
         pids = descendants(os.getpid())
         before, passed_s = read_threads(pids), passes_s(url)
+        watch = CpuWatch()
         done = measure("steady", Shape(users=slots, requests=requests), target, run_id=run_id)
+        seen = watch.seen()
         after, passed_s = read_threads(pids), passes_s(url) - passed_s
     used = {tid: thread.since(before.get(tid)) for tid, thread in after.items()}
     return {
         **figures(used, done.duration_s, cores),
+        "machine": {} if seen is None else {**asdict(seen), "disturbed": seen.disturbed},
         "outside_passes": 1.0 - passed_s / done.duration_s,
         "steady": summary(done, Slo())["all"],
     }
@@ -203,6 +210,8 @@ def show(found: dict[str, Any]) -> None:
         line = f"{row['process']:10} {name:16} {row['cpu_s']:7.2f} {row['cpu_share']:6.1%}"
         print(f"{line} {row['waited_s']:8.2f} {switches:>16}")
     print("* computes passes; switches: voluntary + involuntary")
+    if found["machine"].get("disturbed"):
+        print("disturbed: other processes used the processors meanwhile")
 
 
 def main() -> int:

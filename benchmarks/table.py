@@ -125,9 +125,12 @@ def _more_rounds(report: dict[str, Any], name: str = "steady") -> str:
 def _again(report: dict[str, Any]) -> str:
     """Claims that were measured again later, with the commit of that measurement."""
     later: dict[str, list[str]] = {}
+    usual = report["conditions"]["rounds"]
     for name, claim in report["claims"].items():
         if "conditions" in claim:
-            later.setdefault(claim["conditions"]["commit"], []).append(name)
+            rounds = claim["conditions"]["rounds"]
+            note = "" if rounds == usual else f" ({rounds} round{'s' if rounds > 1 else ''})"
+            later.setdefault(claim["conditions"]["commit"], []).append(f"{name}{note}")
     return "".join(f"; {', '.join(names)} with {commit}" for commit, names in later.items())
 
 
