@@ -21,7 +21,8 @@ SHELL := bash
 # llama.cpp 0.3.36 built for AMX crashes (SIGILL) in its tile kernels where this was tried: leave AMX out.
 NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
 LLAMA_CMAKE := -DCMAKE_PROJECT_llama_cpp_INCLUDE='$(CURDIR)/tools/llamacpp.cmake'
-PORTABLE_CMAKE := $(LLAMA_CMAKE) -DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON -DGGML_CPU_ALL_VARIANTS=ON -DGGML_BACKEND_DIR=llama_cpp/lib \
+# GGML_BACKEND_DIR has a type: without one CMake makes it absolute, and the variants are not in the wheel.
+PORTABLE_CMAKE := $(LLAMA_CMAKE) -DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON -DGGML_CPU_ALL_VARIANTS=ON -DGGML_BACKEND_DIR:STRING=llama_cpp/lib \
   -DCMAKE_C_COMPILER_LAUNCHER='$(CURDIR)/tools/variant_compiler' -DCMAKE_CXX_COMPILER_LAUNCHER='$(CURDIR)/tools/variant_compiler'
 COMPILE_TIME := 3 to 10 minutes on 2 cores, less on more: all are used
 NATIVE_CMAKE := $(LLAMA_CMAKE) $(shell grep -qs amx_tile /proc/cpuinfo && echo "-DCMAKE_C_FLAGS='$(NO_AMX)' -DCMAKE_CXX_FLAGS='$(NO_AMX)'")
@@ -129,6 +130,7 @@ wheel: $(READY) ## Build Stretto's wheel into dist/ (pure Python)
 wheels: wheel ## Build a portable llama.cpp wheel into dist/, too
 	CMAKE_ARGS="$(PORTABLE_CMAKE)" $(PIP) wheel --verbose --no-deps --no-cache-dir --no-binary llama-cpp-python --wheel-dir dist \
 	  llama-cpp-python==0.3.36 2>&1 | $(BIN)/python tools/compile_progress.py $(VENV)/wheels.log
+	@$(BIN)/python tools/check_portable_wheel.py dist/llama_cpp_python-*.whl
 	@ls dist/*.whl
 
 ci-setup: ## Install what only root on Debian can: Chromium, for the browser tests
