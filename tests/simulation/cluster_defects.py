@@ -64,8 +64,8 @@ CLUSTER_DEFECTS = (
     Defect(
         "ended requests are counted as running",
         f"{POLICY}/routing.py",
-        'replica = self._replicas.get(self._sent.pop(request_id, ""))',
-        'replica = self._replicas.get(self._sent.get(request_id, ""))',
+        'replica_id, tenant = self._sent.pop(request_id, ("", ""))',
+        'replica_id, tenant = self._sent.get(request_id, ("", ""))',
     ),
     Defect(
         "scaling down without a delay",

@@ -144,6 +144,19 @@ def test_rank_lists_all_best_first_and_among_restricts_it():
     assert {score.replica_id for score in router.rank(FAMILY, 30.0, among=["a", "c"])} == {"a", "c"}
 
 
+def test_a_tenant_waits_behind_its_own_requests():
+    """With equal shares, another tenant's queue does not count; the own one does, so it is spread."""
+    router = make("a", "b")
+    router.sent("first", "a", FAMILY._replace(tenant="light"), 0.0)
+    for i in range(80):
+        router.sent(f"h{i}", "ab"[i % 2], RouteHint((), 10, tenant="heavy"), 0.0)
+    light = FAMILY._replace(tenant="light")
+    where = [send(router, f"l{i}", light, 60.0) for i in range(8)]
+    assert where[0] == "a"  # its prefix is there
+    assert "b" in where
+    assert router.choose(light, 60.0).seconds < router.choose(light._replace(tenant="heavy"), 60.0).seconds
+
+
 def test_memory_is_bounded():
     router = make("a", "b", policy=RoutingPolicy(blocks_max=50, in_flight_max=20))
     for i in range(200):

@@ -1,6 +1,6 @@
 """Choosing a replica: the one with the smallest predicted time to the first token.
 
-    score = wait for a slot + prompts ahead + own prompt tokens that are not cached there
+    score = tenant's wait for a slot + prompts ahead + own prompt tokens that are not cached there
             + slow-down by the requests that run there
 
 A replica that holds a prefix keeps getting its requests until its queue costs more than computing the prefix
@@ -44,11 +44,15 @@ class RoutingPolicy:
 
 
 class RouteHint(NamedTuple):
-    """What a router needs to know of a request: no text, no tokens, no tenant's name."""
+    """What a router needs to know of a request: no text, no tokens.
+
+    `tenant`: requests wait behind those of their tenant, and behind others only as far as shares are equal.
+    """
 
     blocks: Sequence[int]
     prompt_tokens: int
     output_tokens: int = 64  # expected
+    tenant: str = ""
 
 
 class Score(NamedTuple):
@@ -73,6 +77,7 @@ class _Replica:
         "report",
         "row_s",
         "sends",
+        "tenants",
         "token_s",
         "wait_s",
     )
@@ -85,6 +90,7 @@ class _Replica:
         self.in_flight = 0  # own requests that have not ended
         self.changed = 0.0  # requests sent less those ended since the report
         self.sends: list[tuple[float, float]] = []  # (when, its prefill's seconds) since the report
+        self.tenants: dict[str, int] = {}  # own requests that have not ended, by tenant
         self.refresh()
 
     def refresh(self) -> None:
@@ -97,9 +103,28 @@ class _Replica:
         self.token_s = report.prefill_s_per_token
         self.kv_free = report.kv_free_tokens if report.kv_free_tokens is not None else NO_LIMIT
 
-    def seconds(self, missing: int, output_tokens: int, now: float) -> float:
+    def count(self, tenant: str, change: int) -> None:
+        left = self.tenants.get(tenant, 0) + change
+        if left > 0:
+            self.tenants[tenant] = left
+        else:
+            self.tenants.pop(tenant, None)
+        self.in_flight += change
+        self.refresh()
+
+    def wait_of(self, tenant: str, gates: int) -> float:
+        """Seconds until a request of this tenant has a slot, where tenants get equal shares of them."""
+        if self.wait_s <= 0.0 or len(self.tenants) < 1:
+            return self.wait_s
+        slots, service_s = self.report.backlog.slots, self.report.backlog.service_s
+        sharing = len(self.tenants) + (tenant not in self.tenants)
+        behind = self.tenants.get(tenant, 0) * gates - slots / sharing + 1
+        return min(self.wait_s, max(1.0, behind * sharing) * service_s / slots)
+
+    def seconds(self, missing: int, hint: RouteHint, now: float, gates: int) -> float:
         """Predicted seconds until the first token of a request that lacks so many tokens here."""
-        seconds = self.wait_s + missing * self.token_s + self.row_s * output_tokens
+        wait_s = self.wait_of(hint.tenant, gates) if self.wait_s else 0.0
+        seconds = wait_s + missing * self.token_s + self.row_s * hint.output_tokens
         if self.prefill_until_s > now:
             seconds += self.prefill_until_s - now
         if missing > self.kv_free:
@@ -116,7 +141,7 @@ class Router:
         self._node = node
         self._replicas: dict[str, _Replica] = {}
         self._prefixes = PrefixMap(self.policy.blocks_max)
-        self._sent: dict[str, str] = {}  # request -> replica, oldest first
+        self._sent: dict[str, tuple[str, str]] = {}  # request -> replica and tenant, oldest first
         self._turn = 0
 
     # --- replicas --------------------------------------------------------------------------------
@@ -183,26 +208,25 @@ class Router:
         held = self._prefixes.matched(hint.blocks).get(replica_id, 0)
         cached = self._cached(held, hint.prompt_tokens)
         cost_s = (hint.prompt_tokens - cached) * replica.report.prefill_s_per_token
-        replica.in_flight += 1
         replica.changed += self.policy.gates
         replica.sends.append((now, cost_s))
         replica.prefill_until_s = max(replica.prefill_until_s, now) + cost_s * self.policy.gates
         self._prefixes.remember(replica_id, hint.blocks, replica.prefill_until_s + replica.wait_s)
-        replica.refresh()
-        self._sent[request_id] = replica_id
+        replica.count(hint.tenant, 1)
+        self._sent[request_id] = (replica_id, hint.tenant)
         if len(self._sent) > self.policy.in_flight_max:
             self.ended(next(iter(self._sent)))
 
     def ended(self, request_id: str) -> None:
         """The request ended, was cancelled or lost its replica. Unknown ones are ignored."""
-        replica = self._replicas.get(self._sent.pop(request_id, ""))
+        replica_id, tenant = self._sent.pop(request_id, ("", ""))
+        replica = self._replicas.get(replica_id)
         if replica is not None:
-            replica.in_flight -= 1
             replica.changed -= 1.0
-            replica.refresh()
+            replica.count(tenant, -1)
 
     def replica_of(self, request_id: str) -> str | None:
-        return self._sent.get(request_id)
+        return self._sent[request_id][0] if request_id in self._sent else None
 
     # --- looking ---------------------------------------------------------------------------------
 
@@ -228,12 +252,12 @@ class Router:
 
     def _scores(self, hint: RouteHint, now: float, able: list[_Replica]) -> list[_Scored]:
         matched = self._prefixes.matched(hint.blocks)
-        tokens, output_tokens = hint.prompt_tokens, hint.output_tokens
+        tokens, gates = hint.prompt_tokens, self.policy.gates
         scores = []
         for replica in able:
             blocks = matched.get(replica.id)
             cached = self._cached(blocks, tokens) if blocks else 0
-            scores.append((replica.seconds(tokens - cached, output_tokens, now), cached, replica))
+            scores.append((replica.seconds(tokens - cached, hint, now, gates), cached, replica))
         return scores
 
     def _cached(self, blocks: int, prompt_tokens: int) -> int:

@@ -65,7 +65,7 @@ class _Flight:
         self.ask = ask
         self.gate = gate
         self.blocks = blocks
-        self.hint = RouteHint(blocks, ask.prompt_tokens)
+        self.hint = RouteHint(blocks, ask.prompt_tokens, tenant=ask.tenant)
         self.replica_id = ""
         self.delivered = 0
         self.expected = 0  # cached tokens that the router counted on
