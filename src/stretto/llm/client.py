@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 from stretto.core.tick import Terminal
 from stretto.errors import InvalidRequestError, UnsupportedByModelError
+from stretto.llm.batch import check_ids_only, run_calls
 from stretto.llm.embedding import (
     Embeddings,
     Inputs,
@@ -25,7 +25,7 @@ from stretto.llm.embedding import (
     rerank_params,
 )
 from stretto.llm.progress import ProgressBar
-from stretto.llm.results import Completion, assemble
+from stretto.llm.results import Completion
 from stretto.llm.streams import AsyncStream, Stream
 from stretto.llm.telemetry import RequestMeasures, Subscription, TickMeasures, measures_of
 from stretto.telemetry.event_log import EventLog
@@ -38,7 +38,6 @@ from stretto.worker.loaded import LoadedModel
 from stretto.worker.loop import LoopStats
 from stretto.worker.model import ModelRuntime, PreparedRequest
 from stretto.worker.options import RequestOptions, parse
-from stretto.worker.output import TextDelta
 
 Messages = Sequence[Mapping[str, Any]]
 TextOrTokens = str | Sequence[int]
@@ -77,10 +76,23 @@ class LLM:
     def chat_many(self, conversations: Sequence[str | Messages], **options: Any) -> list[Completion]:
         return self._many([self._chat_prompt(messages, None) for messages in conversations], options)
 
-    def generate(self, prompts: str | Sequence[TextOrTokens], **options: Any) -> list[Completion]:
-        """Continue texts (or token ids): n completions for each prompt, in order, with a progress bar."""
+    def generate(
+        self,
+        prompts: str | Sequence[TextOrTokens],
+        each: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        detokenize: bool = True,
+        **options: Any,
+    ) -> list[Completion]:
+        """Continue texts (or token ids): n completions for each prompt, in order, with a progress bar.
+
+        `options` hold for all prompts, and `each[i]`, where given, for prompt i in addition. With
+        `detokenize=False` completions have tokens and no text, which costs less.
+        """
         texts = [prompts] if isinstance(prompts, str) else prompts
-        return self._many([self._text_prompt(prompt) for prompt in texts], options)
+        return self._many(
+            [self._text_prompt(prompt) for prompt in texts], options, each, detokenize=detokenize
+        )
 
     def stream(self, prompt: str | Messages, **options: Any) -> Stream:
         """Stream deltas: a list of messages is a chat, a string is continued."""
@@ -303,43 +315,31 @@ class LLM:
             raise InvalidRequestError("n needs generate or chat_many", hint="they return a list")
         return self._many([prompt], options)[0]
 
-    def _many(self, prompts: Sequence[Prompt], options: Mapping[str, Any]) -> list[Completion]:
-        parsed = self._parse(options)
+    def _many(
+        self,
+        prompts: Sequence[Prompt],
+        options: Mapping[str, Any],
+        each: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        detokenize: bool = True,
+    ) -> list[Completion]:
+        if each is not None and len(each) != len(prompts):
+            raise InvalidRequestError(
+                f"{len(each)} sets of options for {len(prompts)} prompts", hint="give one for each prompt"
+            )
+        parsed = [self._parse(options)] * len(prompts) if each is None else []
+        parsed += [self._parse({**options, **own}) for own in each or ()]
         for prompt in prompts:
             self._runtime.text.check_length(prompt)
-        calls = [call for prompt in prompts for call in self._calls(prompt, parsed)]
+        calls = [call for at, prompt in enumerate(prompts) for call in self._calls(prompt, parsed[at])]
+        if not detokenize:
+            for call in calls:
+                check_ids_only(call)
         with ProgressBar(len(calls), enabled=len(calls) > 1 and sys.stderr.isatty()) as progress:
-            completions = self._run(calls, progress)
+            completions = run_calls(
+                self._runtime, calls, progress, window=self._window, detokenize=detokenize
+            )
         for completion in completions:
             if completion.error is not None:
                 raise completion.error
         return completions
-
-    def _run(self, calls: Sequence[PreparedRequest], progress: ProgressBar) -> list[Completion]:
-        """Submit calls in order, a window at a time; collect deltas until each call has ended."""
-        arrived: queue.SimpleQueue[tuple[int, TextDelta]] = queue.SimpleQueue()
-        deltas: list[list[TextDelta]] = [[] for _ in calls]
-        running: dict[int, str] = {}
-        waiting = iter(enumerate(calls))
-        left = len(calls)
-        try:
-            while left:
-                while len(running) < self._window and (following := next(waiting, None)) is not None:
-                    index, call = following
-                    running[index] = self._runtime.start(call, _numbered(arrived, index))
-                index, delta = arrived.get()
-                deltas[index].append(delta)
-                progress.tokens(len(delta.tokens))
-                if delta.end is not None:
-                    running.pop(index, None)
-                    left -= 1
-                    progress.done()
-        except BaseException:
-            for request_id in running.values():
-                self._runtime.cancel(request_id)
-            raise
-        return [assemble(parts, index) for index, parts in enumerate(deltas)]
-
-
-def _numbered(arrived: queue.SimpleQueue[tuple[int, TextDelta]], index: int) -> Callable[[TextDelta], None]:
-    return lambda delta: arrived.put((index, delta))
