@@ -1,6 +1,7 @@
 """Replay a recorded trace through the real scheduler, with simulated pass times on a virtual clock.
 
-    python benchmarks/replay.py --trace FILE … [--seeds 24] [--json FILE] [--against FILE] [--check]
+    python benchmarks/replay.py --trace FILE … [--seeds 24] [--first-seed 0] [--against FILE]
+        [--json FILE] [--check]
 
 Shows in seconds what a scheduling rule does to first tokens; a run on the machine takes a quarter of an hour,
 and other processes disturb it. The first 300 requests of each trace, lengths divided to fit a small machine,
@@ -261,6 +262,10 @@ def limits_of(options: argparse.Namespace) -> Limits:
     return Limits(n_seq_max=SLOTS, target_itl_s=target_s, max_queue=REQUESTS)
 
 
+def seeds_of(options: argparse.Namespace) -> range:
+    return range(options.first_seed, options.first_seed + options.seeds)
+
+
 def measure(options: argparse.Namespace, before: Mapping[str, Any]) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for path in options.trace:
@@ -269,7 +274,7 @@ def measure(options: argparse.Namespace, before: Mapping[str, Any]) -> dict[str,
             case = Case(arrivals, options.divide or DIVIDE.get(path.suffix, 8.0), MACHINES[name])
             key = f"{path.name}, {name}, target {options.target_itl_ms}"
             rate = before[key]["rate"] if key in before else rate_of(options, case)
-            seeds = [replay(options, case, seed, rate) for seed in range(options.seeds)]
+            seeds = [replay(options, case, seed, rate) for seed in seeds_of(options)]
             means = {figure: statistics.fmean(one[figure] for one in seeds) for figure in seeds[0]}
             results[key] = {"rate": rate, "means": means, "seeds": seeds}
             print(f"{key}: {rate:.2f} requests/s; {_line(means)}", flush=True)
@@ -306,6 +311,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--trace", type=Path, action="append", required=True, help="Azure's CSV or Mooncake's JSONL"
     )
     parser.add_argument("--seeds", type=int, default=24)
+    parser.add_argument(
+        "--first-seed", type=int, default=0, help="to confirm a rule on seeds that it was not tuned on"
+    )
     parser.add_argument("--requests", type=int, default=REQUESTS, help="the first so many of each trace")
     parser.add_argument("--divide", type=float, help="of lengths; default: 8 for CSV, 64 for JSONL")
     parser.add_argument("--target-itl-ms", default="400", help="milliseconds, or auto")

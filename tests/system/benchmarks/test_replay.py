@@ -53,3 +53,13 @@ def test_a_slower_result_than_the_one_it_is_compared_with_is_told(tmp_path, caps
     out.write_text(json.dumps(better))
     assert main([*run, "--against", str(out), "--check"]) == 1
     assert "MISS trace.csv, arm, target 400: ttft_p95_s 1.111" in capsys.readouterr().out
+
+
+def test_seeds_that_a_rule_was_not_tuned_on(tmp_path):
+    trace, out = tmp_path / "trace.csv", tmp_path / "out.json"
+    trace.write_text(AZURE)
+    assert main(["--trace", str(trace), "--seeds", "2", "--json", str(out)]) == 0
+    (both,) = json.loads(out.read_text())["results"].values()
+    second = figures(tmp_path, "--trace", trace, "--first-seed", "1")
+    assert second["seeds"] == both["seeds"][1:]
+    assert second["seeds"] != both["seeds"][:1]
