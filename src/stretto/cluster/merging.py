@@ -27,6 +27,7 @@ _SUMMED = (
     "slots",
     "parked",
     "cache_bytes",
+    "kv_blocks",
     "threads",
 )
 _NOT_SUMMED = frozenset({"p50", "p95", "average", "max", "last", "limit", "hold_ms", "pid"})
@@ -105,6 +106,7 @@ def _added(known: ModelStats, other: ModelStats) -> ModelStats:
         histograms=_histograms(known.histograms, other.histograms),
         slot_table=[*known.slot_table, *other.slot_table],
         kv_used=used / total if total else 0.0,
+        backlog_s=min(known.backlog_s, other.backlog_s),  # a newcomer goes where it waits least
         last_tick_age_s=max(ages, default=0.0),
         pass_s=max(known.pass_s, other.pass_s),
         busy=known.busy or other.busy,

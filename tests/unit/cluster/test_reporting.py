@@ -8,13 +8,14 @@ from types import SimpleNamespace
 from stretto.cluster.exchange import SILENT_S, SharedCounters
 from stretto.cluster.gate import GateKeyCounts
 from stretto.cluster.hints import hint_of
+from stretto.cluster.merging import merge_stats
 from stretto.cluster.policy.routing import RouteHint
 from stretto.cluster.reporting import from_stats, to_stats
 from stretto.cluster.route_table import RouteTable
 from stretto.cluster.scaling_adapter import BacklogScaling, stats_of_backlog
 from stretto.cluster.targets import ReplicaTarget
 from stretto.core.backlog import Backlog
-from stretto.rpc.messages import GenerateParams
+from stretto.rpc.messages import GenerateParams, ModelStats, Stats
 from stretto.rpc.routing import ModelRouting
 
 BUSY = ModelRouting(
@@ -66,6 +67,17 @@ def test_tenants_counters_are_shared_and_those_of_the_dead_remain():
     now[0] = SILENT_S + 1.0
     assert shared.publish("b", 2, {"m": {"t": (3.0, True)}}) == {"m": {"t": (5.0, False)}}
     assert shared.totals() == {"m": {"t": 8.0}}
+
+
+def test_statistics_of_replicas_add_up():
+    def stats(backlog_s: float, **fields) -> Stats:
+        model = ModelStats("m", slots=4, kv_blocks=10, backlog_s=backlog_s, **fields)
+        return Stats(uptime_s=1.0, memory_bytes=5, streams=2, models=[model])
+
+    merged = merge_stats([(0, stats(3.0, queued={"default": 2})), (1, stats(1.0, queued={"default": 5}))])
+    (model,) = merged.models
+    assert (merged.streams, merged.memory_bytes) == (4, 10)
+    assert (model.slots, model.kv_blocks, model.queued, model.backlog_s) == (8, 20, {"default": 7}, 1.0)
 
 
 def test_gates_share_the_limit_of_a_key():
