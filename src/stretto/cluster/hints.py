@@ -27,12 +27,15 @@ def hint_of(params: GenerateParams, *, secret: bytes) -> RouteHint:
     if params.tokens is not None:
         tokens = array("i", params.tokens)
         return RouteHint(
-            block_hashes(tokens, scope, secret=secret), len(tokens) + len(params.resumed), output
+            block_hashes(tokens, scope, secret=secret),
+            len(tokens) + len(params.resumed),
+            output,
+            params.tenant,
         )
     text = _text(params)
     points = array("I", text.encode("utf-32-le", "surrogatepass"))
     blocks = block_hashes(points, scope, secret=secret, block_tokens=CHARS_A_BLOCK)
-    return RouteHint(blocks, len(text) // CHARS_A_TOKEN + 1 + len(params.resumed), output)
+    return RouteHint(blocks, len(text) // CHARS_A_TOKEN + 1 + len(params.resumed), output, params.tenant)
 
 
 def _text(params: GenerateParams) -> str:

@@ -157,6 +157,16 @@ def test_a_tenant_waits_behind_its_own_requests():
     assert router.choose(light, 60.0).seconds < router.choose(light._replace(tenant="heavy"), 60.0).seconds
 
 
+def test_without_a_tenant_the_whole_queue_counts():
+    router = make("a", "b")
+    router.report(report("a", IDLE._replace(occupied=20)), 0.0)  # sent by other gates
+    router.report(report("b", IDLE._replace(occupied=6)), 0.0)
+    for name in ("a", "b"):
+        router.sent(name, name, RouteHint((), 10), 1.0)
+    assert router.choose(RouteHint((), 10), 60.0).replica_id == "b"
+    assert router.rank(RouteHint((), 10), 60.0)[1].seconds > 8.0
+
+
 def test_memory_is_bounded():
     router = make("a", "b", policy=RoutingPolicy(blocks_max=50, in_flight_max=20))
     for i in range(200):

@@ -114,8 +114,8 @@ class _Replica:
 
     def wait_of(self, tenant: str, gates: int) -> float:
         """Seconds until a request of this tenant has a slot, where tenants get equal shares of them."""
-        if self.wait_s <= 0.0 or len(self.tenants) < 1:
-            return self.wait_s
+        if not tenant or self.wait_s <= 0.0 or not self.tenants:
+            return self.wait_s  # a request of no known tenant waits behind all
         slots, service_s = self.report.backlog.slots, self.report.backlog.service_s
         sharing = len(self.tenants) + (tenant not in self.tenants)
         behind = self.tenants.get(tenant, 0) * gates - slots / sharing + 1
