@@ -23,6 +23,8 @@ _SUMMED = (
     "prompt_tokens",
     "cached_tokens",
     "computed_tokens",
+    "proposed_drafts",
+    "accepted_drafts",
     "active_slots",
     "slots",
     "parked",

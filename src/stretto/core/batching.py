@@ -111,20 +111,22 @@ class RowPlanner:
     # --- speculation -----------------------------------------------------------------------------
 
     def _plan_drafts(self, decode: list[Slot]) -> dict[int, array[int]]:
-        """Proposals to verify, within the budget, the window and what the model can take back."""
+        """Proposals to verify: those that pay, within the budget and what the model can take back."""
         state = self._state
         drafting = [s for s in decode if s.drafts and not s.pending]
         if not drafting or state.can.rewind is Rewind.CHECKPOINT or self._exact:
             return {}  # several rows of a sequence may round differently from one
         spare = min(self._budget, state.can.outputs_max) - len(decode)
         most = state.can.rewind_tokens if state.can.rewind is Rewind.WINDOW else spare
+        lengths = [(slot, count) for slot in drafting if (count := self._draft_length(slot, most)) > 0]
+        counts = state.drafts.choose(decode, lengths, spare) if lengths else {}
+        if state.can.equal_spans and counts:
+            counts = dict.fromkeys(counts, min(counts.values()))
         plans: dict[int, array[int]] = {}
-        equal = min(self._draft_length(s, most) for s in drafting) if state.can.equal_spans else spare
-        for slot in drafting:
-            count = min(self._draft_length(slot, most), equal, spare)
+        for slot, _ in lengths:
+            count = counts.get(slot.index, 0)
             if count > 0 and state.ledger.reserve(slot, slot.planned + 1 + count):
                 plans[slot.index] = slot.drafts[:count]
-                spare -= count
         return plans
 
     @staticmethod

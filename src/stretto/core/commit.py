@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from itertools import repeat
+from operator import mul
 from typing import NamedTuple
 
 from stretto.core import event_names, victims
@@ -175,6 +176,8 @@ class Committer:
             state.ledger.rollback(slot, slot.computed)
         if outputs > 1:
             slot.planned = slot.computed
+            if end is None:  # the end of a request says nothing about the drafts after it
+                state.drafts.learn(job.drafts, proposed=outputs - 1, accepted=len(taken) - 1)
         state.events.requests.append(job.id)
         state.events.counts.append(len(taken))
         state.events.tokens.extend(taken)
@@ -204,7 +207,7 @@ class Committer:
         """Teach the cost model. Decode spans come first in a tick."""
         spans = tick.decode_spans
         chunks = list(zip(tick.counts[spans:], tick.starts[spans:], strict=True))
-        contexts = sum(tick.starts[:spans])
+        contexts = sum(map(mul, tick.starts[:spans], tick.counts[:spans]))  # drafts attend as well
         self._state.cost.observe(
             rows=tick.decode_rows, contexts=contexts, chunks=chunks, pass_s=outcome.pass_s
         )

@@ -95,6 +95,7 @@ class Request:
     fork_of: str = ""
     streamed: bool = False
     resumed: array[int] = field(default_factory=lambda: array("i"))
+    predicted: array[int] = field(default_factory=lambda: array("i"))  # what the caller expects, for drafts
     progress: bool = False  # events report how much of the prompt is computed
 
     @property

@@ -51,6 +51,23 @@ class Defer:
     length: int
 
 
+class DraftRecord:
+    """Draft tokens of a request: how many were verified and accepted, in all and recently."""
+
+    __slots__ = ("accepted", "hits", "proposed", "trials", "tries")
+
+    def __init__(self) -> None:
+        self.proposed = 0
+        self.accepted = 0
+        self.trials = 0  # ticks with drafts
+        self.hits = 0.0  # accepted, the older the less
+        self.tries = 0.0  # judged, likewise: those after a rejected draft are not
+
+    def observe(self, hits: int, tries: int, memory: float) -> None:
+        self.hits = self.hits * memory + hits
+        self.tries = self.tries * memory + tries
+
+
 class Job:
     """Mutable, core only. One for each accepted request, from submit to its terminal event."""
 
@@ -63,6 +80,7 @@ class Job:
         "caller_since_s",
         "cancelled",
         "deferrals",
+        "drafts",
         "entered_s",
         "first_token_s",
         "held_s",
@@ -118,6 +136,7 @@ class Job:
         self.cancelled = ""  # reason, once asked for
         self.stopped_at = -1  # tokens kept, once the text layer saw a stop string
         self.deferrals = 0
+        self.drafts = DraftRecord()
         self.wait_for: Defer | None = None  # while deferred
 
     def pay(self, cost: float) -> None:

@@ -16,6 +16,7 @@ from stretto.core.kv.sequences import SequenceLedger
 from stretto.core.limits import Limits, is_exact
 from stretto.core.queue import Queue
 from stretto.core.slot import NEVER, Job, Slot, Status
+from stretto.core.speculation import DraftPlanner
 from stretto.core.swap_cost import SwapCost
 from stretto.core.tick import Binding, End, Events, Note, Preempted, PreemptReason, Started, Terminal
 from stretto.errors import BadOutputError, InvariantError, PreemptedError
@@ -49,6 +50,7 @@ class State:
             efficient_quanta=capabilities.efficient_quanta,
         )
         self.swap_cost = SwapCost(capabilities.snapshot_bytes_per_s)
+        self.drafts = DraftPlanner(self.cost)
         self.slots = [Slot(index) for index in range(limits.n_seq_max)]
         self.active: list[Slot] = []
         self.jobs: dict[str, Job] = {}
@@ -236,6 +238,8 @@ class State:
                 preempted=preempted,
                 admitted=job.admitted_s is not None,
                 computed_tokens=_computed(job),
+                proposed_drafts=job.drafts.proposed,
+                accepted_drafts=job.drafts.accepted,
             )
         )
 

@@ -184,6 +184,8 @@ class Terminal(NamedTuple):
     preempted: Preempted | None = None  # where that is how it ended
     admitted: bool = True
     computed_tokens: int = 0
+    proposed_drafts: int = 0
+    accepted_drafts: int = 0
 
     @property
     def prompt_eval_rate(self) -> float:

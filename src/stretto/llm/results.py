@@ -16,6 +16,8 @@ class Usage:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    proposed_drafts: int = 0
+    accepted_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,13 @@ def assemble(deltas: Sequence[TextDelta], index: int = 0) -> Completion:
         reasoning="".join(delta.reasoning for delta in deltas),
         tokens=tuple(token for delta in deltas for token in delta.tokens),
         finish_reason="cancelled" if cancelled else terminal.reason,
-        usage=Usage(terminal.prompt_tokens, terminal.cached_tokens, terminal.tokens_kept),
+        usage=Usage(
+            terminal.prompt_tokens,
+            terminal.cached_tokens,
+            terminal.tokens_kept,
+            terminal.proposed_drafts,
+            terminal.accepted_drafts,
+        ),
         timing=Timing(terminal.queue_wait_s, terminal.ttft_s, terminal.duration_s),
         parks=terminal.preemptions,
         logprobs=tuple(delta.extras for delta in deltas if delta.extras is not None),

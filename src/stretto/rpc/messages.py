@@ -99,6 +99,7 @@ class GenerateParams(Message):
     include_stop: bool = False  # include the matched stop string in the text
     progress: bool = False  # report prefill progress
     draft_model: str = ""  # reserved: rejected
+    prediction: str = ""  # text that the answer may repeat: a source of drafts
     priority: PriorityName = "default"
     tenant: str = ""
     cache_salt: str = ""

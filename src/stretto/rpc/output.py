@@ -47,6 +47,8 @@ class UsageMessage(Message):
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
+    proposed_drafts: int = 0
+    accepted_drafts: int = 0
 
 
 class TimingMessage(Message):

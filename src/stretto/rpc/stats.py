@@ -38,6 +38,8 @@ class ModelStats(Message):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     computed_tokens: int = 0
+    proposed_drafts: int = 0
+    accepted_drafts: int = 0
     preemptions: dict[str, int] = field(default_factory=dict)  # slots taken away, by reason
     active_slots: int = 0
     slots: int = 0

@@ -177,4 +177,6 @@ def total_usage(usages: Sequence[UsageMessage], n: int) -> UsageMessage:
         cached_tokens=sum(usage.cached_tokens for usage in prompts),
         completion_tokens=sum(usage.completion_tokens for usage in usages),
         reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+        proposed_drafts=sum(usage.proposed_drafts for usage in usages),
+        accepted_drafts=sum(usage.accepted_drafts for usage in usages),
     )

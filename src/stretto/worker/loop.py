@@ -43,6 +43,8 @@ class LoopStats:
     prompt_tokens: int = 0  # of ended requests that had a slot
     cached_tokens: int = 0
     computed_tokens: int = 0  # of these prompts: neither cached nor skipped
+    proposed_drafts: int = 0  # of ended requests
+    accepted_drafts: int = 0
     preemptions: Mapping[str, int] = field(
         default_factory=lambda: _NO_COUNTS
     )  # by reason, since the model was loaded
@@ -237,13 +239,15 @@ class EngineLoop:
     def _current_stats(self, events: Events | None) -> LoopStats:
         state, before = self._scheduler.state, self.stats
         tick = events.tick if events is not None else None
+        ends = events.ends if events is not None else []
         return LoopStats(
             ticks=before.ticks + (tick is not None),
             tokens=before.tokens + (len(events.tokens) if events is not None else 0),
-            prompt_tokens=before.prompt_tokens + (_sum_prompts(events.ends) if events is not None else 0),
-            cached_tokens=before.cached_tokens + (_sum_cached(events.ends) if events is not None else 0),
-            computed_tokens=before.computed_tokens
-            + (_sum_computed(events.ends) if events is not None else 0),
+            prompt_tokens=before.prompt_tokens + _sum_prompts(ends),
+            cached_tokens=before.cached_tokens + _sum("cached_tokens", ends),
+            computed_tokens=before.computed_tokens + _sum("computed_tokens", ends),
+            proposed_drafts=before.proposed_drafts + _sum("proposed_drafts", ends),
+            accepted_drafts=before.accepted_drafts + _sum("accepted_drafts", ends),
             preemptions=_counted(before.preemptions, events.preemptions if events is not None else ()),
             active_slots=len(state.active),
             slots=before.slots,
@@ -277,12 +281,8 @@ def _sum_prompts(ends: list[Terminal]) -> int:
     return sum(terminal.prompt_tokens for terminal in ends if terminal.admitted) if ends else 0
 
 
-def _sum_computed(ends: list[Terminal]) -> int:
-    return sum(terminal.computed_tokens for terminal in ends) if ends else 0
-
-
-def _sum_cached(ends: list[Terminal]) -> int:
-    return sum(terminal.cached_tokens for terminal in ends) if ends else 0
+def _sum(field_name: str, ends: list[Terminal]) -> int:
+    return sum(getattr(terminal, field_name) for terminal in ends) if ends else 0
 
 
 def _counted(before: Mapping[str, int], records: Sequence[Preempted]) -> Mapping[str, int]:

@@ -255,6 +255,8 @@ def stream_end(stream_id: str, delta: TextDelta, terminal: Terminal, waited_s: f
             cached_tokens=terminal.cached_tokens,
             completion_tokens=terminal.tokens_kept,
             reasoning_tokens=min(delta.reasoning_tokens, terminal.tokens_kept),
+            proposed_drafts=terminal.proposed_drafts,
+            accepted_drafts=terminal.accepted_drafts,
         ),
         timing=TimingMessage(
             queue_wait_s=terminal.queue_wait_s + waited_s,

@@ -6,6 +6,7 @@ second. Rejections are typed errors; nothing here touches the scheduler.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,7 +50,12 @@ def prepare(loaded: LoadedModel, params: GenerateParams, parent: Prompt | None =
         shown=prepared.shown,
         progress=params.progress,
         resumed=texts.checked_tokens(model.tokenizer, params.resumed),
+        predicted=_predicted(model, params) if options.params.draft_tokens else (),
     )
+
+
+def _predicted(model: ModelText, params: GenerateParams) -> Sequence[int]:
+    return model.tokenizer.encode(params.prediction, False)[: model.window] if params.prediction else ()
 
 
 def _tokens_only(model: ModelText, params: GenerateParams) -> PreparedText:

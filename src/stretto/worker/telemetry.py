@@ -38,6 +38,8 @@ async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> Mode
         prompt_tokens=stats.prompt_tokens,
         cached_tokens=stats.cached_tokens,
         computed_tokens=stats.computed_tokens,
+        proposed_drafts=stats.proposed_drafts,
+        accepted_drafts=stats.accepted_drafts,
         preemptions=dict(stats.preemptions),
         active_slots=stats.active_slots,
         slots=stats.slots,

@@ -38,6 +38,7 @@ from stretto.backends.llamacpp.quirks import resolve as resolve_quirks
 from stretto.backends.llamacpp.samplers import Samplers
 from stretto.backends.llamacpp.threads import pass_threads
 from stretto.backends.sampling.bound_request import BoundRequest, MakeSampler
+from stretto.backends.sampling.drafts import RecentAnswers
 from stretto.core.capabilities import Rewind
 from stretto.core.ops import OpResult
 from stretto.core.tick import Outcome, PassFailure, Tick
@@ -86,6 +87,7 @@ class LlamaCppBackend:
         self._make_sampler = make_sampler or self.samplers
         self._owns_model = owns_model
         self._bound: dict[int, BoundRequest] = {}
+        self._recent = RecentAnswers()
         self._outputs = Outputs(self._bound, self._nan_isolation)
         self._outcomes: deque[Outcome] = deque()
         self.drift: Drift | None = None  # watches whether passes take what was measured
@@ -241,14 +243,16 @@ class LlamaCppBackend:
 
     def _bind(self, tick: Tick) -> None:
         for slot in tick.unbind:
-            self._bound.pop(slot, None)
+            bound = self._bound.pop(slot, None)
+            if bound is not None and bound.drafts:
+                self._recent.add(bound.request.scope, bound.request.id, bound.output)
         can_draft = self.capabilities.rewind is not Rewind.CHECKPOINT
         for binding in tick.bind:
             self._bound[binding.slot] = BoundRequest(
                 binding,
                 self._make_sampler,
-                draft_cost=self.measures.draft_cost,
                 drafts_max=self.context.options.drafts_max if can_draft else 0,
+                recent=self._recent,
             )
 
     def _run(self, tick: Tick, outcome: Outcome, broken: set[int]) -> None:

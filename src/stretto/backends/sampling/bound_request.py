@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.sampling.drafts import NONE, Drafter
+from stretto.backends.sampling.drafts import NONE, Drafter, RecentAnswers
 from stretto.core.request import Request
 from stretto.core.tick import Binding
 from stretto.errors import BadOutputError, InvariantError
@@ -41,7 +41,12 @@ class SpanResult(NamedTuple):
 
 class BoundRequest:
     def __init__(
-        self, binding: Binding, make_sampler: MakeSampler, *, draft_cost: float, drafts_max: int
+        self,
+        binding: Binding,
+        make_sampler: MakeSampler,
+        *,
+        drafts_max: int,
+        recent: RecentAnswers | None = None,
     ) -> None:
         self.request = binding.request
         self.prompt = len(binding.request.tokens)  # its number of tokens
@@ -54,7 +59,12 @@ class BoundRequest:
         if min(params.draft_tokens, drafts_max) > 0:
             known = array("i", binding.request.tokens)
             known.extend(self._output)
-            self._drafter = Drafter(known, min(params.draft_tokens, drafts_max), cost=draft_cost)
+            self._drafter = Drafter(
+                known,
+                min(params.draft_tokens, drafts_max),
+                predicted=binding.request.predicted,
+                others=recent.of(binding.request.scope) if recent is not None else (),
+            )
 
     def __len__(self) -> int:
         """Known tokens: the prompt and what was generated."""
@@ -109,8 +119,6 @@ class BoundRequest:
             extras.append(got.logprobs)
             if token in self._stops or (at + 1 < len(rows) and rows[at + 1] != token):
                 break
-        if len(rows) > 1 and self._drafter is not None:
-            self._drafter.learn(proposed=len(rows) - 1, accepted=len(tokens) - 1)
         return SpanResult(tokens, extras)
 
     def take_best(self, token: int, position: int) -> bool:
@@ -121,10 +129,18 @@ class BoundRequest:
         self.take(sampler, token)
         return True
 
+    @property
+    def drafts(self) -> bool:
+        return self._drafter is not None
+
+    @property
+    def output(self) -> array[int]:
+        return self._output
+
     def propose(self, tokens: Sequence[int]) -> array[int]:
         if self._drafter is None:
             return NONE
-        self._drafter.extend(array("i", tokens))
+        self._drafter.extend(tokens)
         return self._drafter.propose()
 
 

@@ -1,55 +1,139 @@
-"""Speculation by prompt lookup: proposes what followed the last few tokens at their previous occurrence.
+"""Drafts by lookup: what followed the last tokens wherever they occurred before.
 
-Proposals come from the request's own tokens, so they are free; verifying them is not. A drafter stops for
-good when so few of its proposals are accepted that the extra rows cost more than they gain.
+Sources, in this order: the request's own tokens, the text that the caller predicts, and recent answers within
+the same scope. Of the latest places where the last two tokens occurred, the one with the longest match
+counts, then the latest. A lookup is cheap, a draft is not: `core/speculation.py` decides how many pay.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 
-GRAMS = (3, 2)  # the longer one first: it is right more often
-WEIGHT = 0.15  # of the newest verification in the moving average
-TRIALS_MIN = 6
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.core.request import Scope
+
+GRAM = 2  # tokens that a place must share to be looked at
+PLACES = 16  # latest places that are compared
+MATCH_MAX = 32  # tokens compared before a place
+SCOPES_MAX = 64
+ANSWERS_MAX = 16  # of a scope: a tenant, or part of one
+ANSWER_TOKENS_MAX = 2048
 NONE: array[int] = array("i")
+
+_NO_ANSWERS: OrderedDict[str, Corpus] = OrderedDict()
+
+Place = tuple[int, int, "Corpus"]  # tokens in common, position that follows, where
+
+
+class Corpus:
+    """Tokens in which pairs can be found: the first ones are indexed by sorting, the others as they come."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = array("i", tokens)
+        self._pairs, self._order = _sorted_pairs(self.tokens)
+        self._later: dict[tuple[int, int], list[int]] = {}  # pair -> positions that follow it
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            end = len(self.tokens)
+            self.tokens.append(token)
+            if end >= GRAM:  # the pair before this token now has a continuation
+                places = self._later.setdefault((self.tokens[end - 2], self.tokens[end - 1]), [])
+                places.append(end)
+                del places[:-PLACES]
+
+    def best(self, tail: Sequence[int]) -> Place:
+        """The place that shares most tokens with the end of `tail`; (0, …) if it has no such pair."""
+        found = (0, 0, self)
+        for place in self._places(tail[-2], tail[-1]):  # the latest first
+            length = _common(self.tokens, place, tail)
+            if length > found[0]:
+                found = (length, place, self)
+        return found
+
+    def after(self, place: int, count: int) -> array[int]:
+        return self.tokens[place : place + count]
+
+    def _places(self, first: int, second: int) -> list[int]:
+        recent = self._later.get((first, second), [])[::-1]
+        pair = _pair(first, second)
+        begin, end = np.searchsorted(self._pairs, [pair, pair + 1])
+        old = self._order[max(begin, end - PLACES) : end][::-1]
+        return [*recent, *(int(place) for place in old)][:PLACES]
+
+
+def _pair(first: int, second: int) -> int:
+    return (first << 32) + second
+
+
+def _sorted_pairs(tokens: array[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """All pairs that something follows, sorted, and the positions that follow them; equal ones in order."""
+    values = np.frombuffer(tokens, dtype=np.int32).astype(np.int64) if len(tokens) else np.empty(0, np.int64)
+    pairs = (values[:-2] << 32) + values[1:-1] if len(values) > GRAM else np.empty(0, np.int64)
+    order = np.argsort(pairs, kind="stable")
+    return pairs[order], order + GRAM
+
+
+def _common(tokens: array[int], place: int, tail: Sequence[int]) -> int:
+    """Tokens in common before `place` and at the end of `tail`."""
+    length = 0
+    most = min(place, len(tail), MATCH_MAX)
+    while length < most and tokens[place - 1 - length] == tail[-1 - length]:
+        length += 1
+    return length
 
 
 class Drafter:
-    """Proposals for one request. `cost` is an extra row's time as a share of a plain decode row's."""
+    """Proposals for one request."""
 
-    def __init__(self, tokens: array[int], count: int, *, cost: float) -> None:
-        self._tokens = array("i")
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        count: int,
+        *,
+        predicted: Sequence[int] = (),
+        others: Sequence[Corpus] = (),
+    ) -> None:
+        self._own = Corpus(tokens)
         self._count = count
-        self._cost = cost
-        self._seen: dict[tuple[int, ...], int] = {}
-        self._share = 1.0  # accepted of proposed, moving average
-        self._trials = 0
-        self.enabled = True
-        self.extend(tokens)
+        self._others = [*([Corpus(predicted)] if predicted else []), *others]
 
-    def extend(self, tokens: array[int]) -> None:
-        for token in tokens:
-            self._tokens.append(token)
-            end = len(self._tokens) - 1  # the gram before this token now has a continuation
-            for size in GRAMS:
-                if end >= size:
-                    self._seen[tuple(self._tokens[end - size : end])] = end
+    def extend(self, tokens: Iterable[int]) -> None:
+        self._own.extend(tokens)
 
     def propose(self) -> array[int]:
-        if not self.enabled:
+        known = self._own.tokens
+        if len(known) < GRAM:
             return NONE
-        for size in GRAMS:
-            if len(self._tokens) >= size:
-                at = self._seen.get(tuple(self._tokens[-size:]))
-                if at is not None:
-                    return self._tokens[at : at + self._count]
-        return NONE
+        tail = known[-MATCH_MAX:]
+        found = [corpus.best(tail) for corpus in (self._own, *self._others)]
+        length, place, corpus = max(found, key=lambda each: each[0])  # the first source among equals
+        return corpus.after(place, self._count) if length else NONE
 
-    def learn(self, *, proposed: int, accepted: int) -> None:
-        """Record one verification. Stops proposing for this request if too few are accepted."""
-        if proposed <= 0:
+
+class RecentAnswers:
+    """The last answers of each scope, for its own requests alone. Bounded in scopes, answers and tokens."""
+
+    def __init__(self) -> None:
+        self._scopes: OrderedDict[Scope, OrderedDict[str, Corpus]] = OrderedDict()
+
+    def add(self, scope: Scope, request_id: str, answer: Sequence[int]) -> None:
+        """A request that was preempted and comes again replaces its own answer."""
+        if len(answer) <= GRAM:
             return
-        self._trials += 1
-        self._share += WEIGHT * (accepted / proposed - self._share)
-        if self._trials >= TRIALS_MIN and self._share < self._cost:
-            self.enabled = False
+        answers = self._scopes.setdefault(scope, OrderedDict())
+        self._scopes.move_to_end(scope)
+        answers[request_id] = Corpus(answer[:ANSWER_TOKENS_MAX])
+        answers.move_to_end(request_id)
+        if len(answers) > ANSWERS_MAX:
+            answers.popitem(last=False)
+        if len(self._scopes) > SCOPES_MAX:
+            self._scopes.popitem(last=False)
+
+    def of(self, scope: Scope) -> list[Corpus]:
+        """The latest first."""
+        return list(reversed(self._scopes.get(scope, _NO_ANSWERS).values()))

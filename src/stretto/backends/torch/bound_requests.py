@@ -155,7 +155,7 @@ class DeviceRequests:
                 guide=MatcherGuide(self._grammars().matcher(grammar)) if grammar else None,
             )
 
-        bound = BoundRequest(binding, make, draft_cost=1.0, drafts_max=0)
+        bound = BoundRequest(binding, make, drafts_max=0)
         bound.at(len(binding.generated))  # raises for unsupported parameters
         return bound
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -21,7 +21,7 @@ from stretto.server.http.fields import (
     only,
 )
 from stretto.server.openai.compat import Generating, OpenAIThinking
-from stretto.server.openai.messages import Messages, plain_messages
+from stretto.server.openai.messages import Messages, Part, plain_messages
 from stretto.server.openai.streamed import Streamed
 from stretto.server.openai.tools import (
     ChatAllowedChoice,
@@ -36,7 +36,10 @@ from stretto.server.openai.tools import (
 )
 
 _CONTINUE = "continue_final_message"
+PREDICTION_CHARACTERS_MAX = 1 << 18
 TemplateText = Annotated[str, Field(max_length=64)]
+
+PredictedText = Annotated[str, Field(max_length=PREDICTION_CHARACTERS_MAX)]
 
 
 class TemplateOptions(Body):
@@ -74,8 +77,21 @@ class Harmless(Body):
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
-    prediction: Ignored = None
     verbosity: not_honoured() = None  # type: ignore[valid-type]
+
+
+class PredictedContent(Body):
+    """Text that the answer will largely repeat, such as a file to be edited."""
+
+    where: ClassVar[str] = "prediction"
+
+    type: Literal["content"]
+    content: PredictedText | Annotated[list[Part], Field(max_length=64)]
+
+    @property
+    def text(self) -> str:
+        parts = self.content if isinstance(self.content, list) else ()
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in parts)
 
 
 class ChatRequest(Harmless, Unsupported, OpenAIThinking, Streamed, Generating):
@@ -103,6 +119,8 @@ class ChatRequest(Harmless, Unsupported, OpenAIThinking, Streamed, Generating):
     continue_final_message: bool | None = None
     """Continue the last message. Default: true if it is the assistant's."""
     chat_template_kwargs: TemplateOptions | None = None
+    prediction: PredictedContent | None = None
+    """Source of draft tokens, where the model's `speculation` is on; the answer is the same without it."""
     modalities: only(["text"]) = None  # type: ignore[valid-type]
 
     def params(self, *, stream_id: str, model_id: str, caller: Caller) -> GenerateParams:
@@ -128,6 +146,7 @@ class ChatRequest(Harmless, Unsupported, OpenAIThinking, Streamed, Generating):
             continue_final=self.continues,
             add_generation_prompt=self.add_generation_prompt is not False,
             progress=bool(self.return_progress and self.stream),
+            prediction=self.prediction.text[:PREDICTION_CHARACTERS_MAX] if self.prediction else "",
             streamed=bool(self.stream),
             **self.common(stream_id, caller),
         )

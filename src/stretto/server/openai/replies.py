@@ -11,8 +11,10 @@ class CachedTokens(ReplyModel):
     cached_tokens: int
 
 
-class ReasoningTokens(ReplyModel):
+class CompletionTokens(ReplyModel):
     reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class CompletionUsage(ReplyModel):
@@ -20,7 +22,7 @@ class CompletionUsage(ReplyModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens
+    completion_tokens_details: CompletionTokens
 
 
 class Timings(ReplyModel):

@@ -158,6 +158,8 @@ def _worker(stats: Stats) -> Iterator[Metric]:
     for name, text, field in (
         ("stretto_ticks", "Ticks.", "ticks"),
         ("stretto_computed_prompt_tokens", "Prompt tokens that the model computed.", "computed_tokens"),
+        ("stretto_draft_tokens", "Draft tokens that were verified.", "proposed_drafts"),
+        ("stretto_accepted_draft_tokens", "Draft tokens that were accepted.", "accepted_drafts"),
     ):
         counter = CounterMetricFamily(name, text, labels=["model"])
         for model in stats.models:

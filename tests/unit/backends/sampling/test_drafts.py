@@ -1,39 +1,101 @@
-"""Prompt lookup: proposals from the request's own tokens, given up when they do not pay."""
+"""Drafts by lookup: what followed the longest match, in the request's own tokens or those of its scope."""
 
 from __future__ import annotations
 
+import random
 from array import array
 
-from stretto.backends.sampling.drafts import TRIALS_MIN, Drafter
+from stretto.backends.sampling.drafts import (
+    ANSWERS_MAX,
+    MATCH_MAX,
+    PLACES,
+    SCOPES_MAX,
+    Corpus,
+    Drafter,
+    RecentAnswers,
+)
+from stretto.core.request import Scope
 
 
 def test_it_proposes_what_followed_the_last_time() -> None:
-    drafter = Drafter(array("i", [5, 6, 7, 8, 9, 10, 1, 5, 6, 7]), 3, cost=0.1)
+    drafter = Drafter([5, 6, 7, 8, 9, 10, 1, 5, 6, 7], 3)
     assert list(drafter.propose()) == [8, 9, 10]
 
 
-def test_the_longer_gram_decides_and_the_latest_place_wins() -> None:
-    drafter = Drafter(array("i", [1, 2, 3, 40, 9, 2, 3, 50, 9, 1, 2, 3]), 1, cost=0.1)
+def test_the_longest_match_decides_and_the_latest_place_among_equals() -> None:
+    drafter = Drafter([1, 2, 3, 40, 9, 2, 3, 50, 9, 1, 2, 3], 1)
     assert list(drafter.propose()) == [40]
-    drafter.extend(array("i", [41, 1, 2, 3]))
+    drafter.extend([41, 1, 2, 3])
     assert list(drafter.propose()) == [41]
 
 
 def test_nothing_seen_before_is_no_proposal() -> None:
-    assert not Drafter(array("i", [1, 2, 3, 4]), 4, cost=0.1).propose()
+    for tokens in ([1, 2, 3, 4], [1], []):
+        assert not Drafter(tokens, 4).propose()
 
 
-def test_it_gives_up_when_too_few_are_taken() -> None:
-    drafter = Drafter(array("i", [1, 2, 3] * 4), 4, cost=0.5)
-    for _ in range(TRIALS_MIN - 1):
-        drafter.learn(proposed=4, accepted=0)
-    assert drafter.propose()
-    drafter.learn(proposed=4, accepted=0)
-    assert not drafter.propose()
+def test_a_predicted_text_is_followed() -> None:
+    drafter = Drafter([1, 2, 7, 8], 4, predicted=[7, 8, 9, 10, 11, 12])
+    assert list(drafter.propose()) == [9, 10, 11, 12]
 
 
-def test_it_goes_on_when_they_pay() -> None:
-    drafter = Drafter(array("i", [1, 2, 3] * 4), 4, cost=0.5)
-    for _ in range(50):
-        drafter.learn(proposed=4, accepted=3)
-    assert drafter.propose()
+def test_its_own_tokens_come_before_a_prediction_of_the_same_length() -> None:
+    drafter = Drafter([7, 8, 5, 7, 8], 1, predicted=[7, 8, 9])
+    assert list(drafter.propose()) == [5]
+
+
+def test_it_finds_what_a_search_through_everything_finds() -> None:
+    rng = random.Random(3)
+    for _ in range(200):
+        tokens = [rng.randrange(6) for _ in range(rng.randrange(40))]
+        drafter = Drafter(tokens[:20], 3)
+        for token in tokens[20:]:
+            drafter.extend([token])
+        assert list(drafter.propose()) == brute_force(tokens, 3)
+
+
+def brute_force(tokens: list[int], count: int) -> list[int]:
+    """Among the latest places after the last two tokens: the one with the longest match."""
+    pairs = [at for at in range(2, len(tokens)) if tokens[at - 2 : at] == tokens[-2:]][-PLACES:]
+
+    def common(at: int) -> int:
+        most = min(at, MATCH_MAX)
+        return next((n for n in range(most) if tokens[at - 1 - n] != tokens[-1 - n]), most)
+
+    best = max(pairs, key=lambda at: (common(at), at), default=None)
+    return [] if best is None else tokens[best : best + count]
+
+
+A, B = Scope("tenant:a", ""), Scope("tenant:b", "")
+
+
+def test_recent_answers_stay_within_their_scope() -> None:
+    recent = RecentAnswers()
+    recent.add(A, "1", [1, 2, 3, 4])
+    assert list(Drafter([9, 1, 2], 2, others=recent.of(A)).propose()) == [3, 4]
+    assert not Drafter([9, 1, 2], 2, others=recent.of(B)).propose()
+    assert not Drafter([9, 1, 2], 2, others=recent.of(Scope("tenant:a", "salt"))).propose()
+
+
+def test_recent_answers_are_bounded() -> None:
+    recent = RecentAnswers()
+    for tenant in range(2 * SCOPES_MAX):
+        recent.add(Scope(str(tenant), ""), "1", [1, 2, 3])
+    assert not recent.of(Scope("0", ""))
+    for n in range(2 * ANSWERS_MAX):
+        recent.add(A, str(n), [n, n + 1, n + 2])
+    assert len(recent.of(A)) == ANSWERS_MAX
+    assert recent.of(A)[0].tokens[0] == 2 * ANSWERS_MAX - 1
+
+
+def test_a_request_that_comes_again_replaces_its_answer() -> None:
+    recent = RecentAnswers()
+    recent.add(A, "1", [1, 2, 3])
+    recent.add(A, "1", [1, 2, 3, 4])
+    assert [list(corpus.tokens) for corpus in recent.of(A)] == [[1, 2, 3, 4]]
+
+
+def test_a_corpus_grows_without_sorting_again() -> None:
+    corpus = Corpus([1, 2, 3])
+    corpus.extend(array("i", [1, 2, 4]))
+    assert corpus.best([0, 1, 2])[:2] == (2, 5)
