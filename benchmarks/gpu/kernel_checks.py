@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stretto.backends.torch.kernels import activation, attention, experts, norm, rotary
-from stretto.backends.torch.kernels.decode import FusedInputs
+from stretto.backends.torch.kernels.fresh_token import FusedInputs
 from stretto.backends.torch.ops.activation import silu_mul_reference
 from stretto.backends.torch.ops.attention import paged_attention_reference
 from stretto.backends.torch.ops.experts import moe_experts_reference, route
@@ -330,8 +330,11 @@ def moe_case(
     x, logits = draw.normal(rows, hidden), draw.normal(rows, experts_count)
     gate_up = draw.normal(experts_count, 2 * inner, hidden) * hidden**-0.5
     down = draw.normal(experts_count, hidden, inner) * inner**-0.5
-    weights, chosen = route(logits, top_k, renormalize=True)
-    got = experts.moe_experts(x, weights, chosen, gate_up, down)
+    weights, chosen = route(logits.float(), top_k, renormalize=True)
+    ours, numbers = experts.route(logits, top_k, renormalize=True)
+    torch.testing.assert_close(ours, weights)  # of equal ones another may be chosen
+    weights, chosen = ours, numbers.long()
+    got = experts.moe_experts(x, weights, numbers, gate_up, down)
     plain = moe_experts_reference(x, weights, chosen, gate_up, down)
     exact = moe_experts_reference(x.double(), weights.double(), chosen, gate_up.double(), down.double())
     return [(got, plain, exact)]

@@ -16,7 +16,8 @@ from measure import rotations, seconds
 from torch import Tensor
 
 from stretto.backends.torch.kernels import activation, attention, norm, rotary
-from stretto.backends.torch.kernels.decode import DecodeShape, FusedInputs
+from stretto.backends.torch.kernels.decode import DecodeShape
+from stretto.backends.torch.kernels.fresh_token import FusedInputs
 from stretto.backends.torch.kernels.prefill import PrefillShape
 
 VOCAB = 151_936

@@ -3,9 +3,9 @@
     PYTHONPATH=src python benchmarks/gpu/logits.py --model qwen3-0.6b [--json FILE] [--check]
 
 A model with random weights in transformers, and the same tensors in ours. Per row: the norm of the difference
-over the norm of the reference, teacher-forced; p99 at most 1e-2. Both are also compared with the same weights
-in float32, and transformers' model with itself when it computes the text in our chunks: the difference that
-remains is rounding that depends on the chunks. The tokens of 24 ragged requests must be the same with graphs
+over the norm of the reference, teacher-forced; p99 at most 1.25 times that of transformers in chunks against
+transformers at once: rounding that depends on the chunks. Both are also compared with the same weights in
+float32. The tokens of 24 ragged requests must be the same with graphs
 and eagerly.
 
 The bar applies to transformers' own initialization. `initialisations` has the same figures for the weights of
@@ -31,7 +31,7 @@ from stretto.backends.torch.pool import KvPool
 from stretto.backends.torch.weights import DummySource, checked
 from stretto.core.tick import Tick
 
-ERROR_P99_MAX = 1e-2
+ERROR_RATIO_MAX = 1.25  # of the distance between transformers in chunks and transformers at once
 WINDOW = 1024
 CHUNK = 193
 
@@ -251,7 +251,9 @@ def main() -> int:
     shared = {"pages": pages, "page_tokens": options.page_tokens, "vocab": shape.vocab}
     result: dict[str, Any] = {"what": "logits against transformers", "model": options.model}
     result |= compare(model, theirs, **shared)
-    result["bars"] = {"error_p99_to_spare": (ERROR_P99_MAX - result["error_p99"], 0.0)}
+    own = result["theirs_cut_from_theirs_p99"]
+    result["error_p99_ratio"] = result["error_p99"] / own
+    result["bars"] = {"error_p99_to_spare": (ERROR_RATIO_MAX * own - result["error_p99"], 0.0)}
     if device.type == "cuda":
         with_graphs = tokens(model, graphs=True, **shared)
         eager = tokens(model, graphs=False, **shared)

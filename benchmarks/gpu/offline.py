@@ -262,6 +262,8 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     made.add_argument("--model", default="qwen3-0.6b", help=f"a path, or one of {', '.join(SHAPES)}")
     made.add_argument("--device", default="auto")
     made.add_argument("--dtype", default="auto")
+    made.add_argument("--kv-dtype", default="auto", help="auto or fp8")
+    made.add_argument("--quantization", default="auto", help="auto, none or fp8")
     made.add_argument("--page-tokens", type=int, default=32)
     made.add_argument("--no-graphs", action="store_true", help="run decode passes eagerly")
     made.add_argument("--threads", type=int, default=0, help="torch threads on the host; 0: torch's default")

@@ -87,6 +87,8 @@ def main() -> int:
             page_tokens=options.page_tokens,
             device=options.device,
             dtype=options.dtype,
+            kv_dtype=options.kv_dtype,
+            quantization=options.quantization,
             graphs=False if options.no_graphs else None,
             threads=options.threads,
         ),

@@ -11,7 +11,7 @@ import logging
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,7 @@ from stretto.backends.torch.bound_requests import DeviceRequest, DeviceRequests,
 from stretto.backends.torch.graphs import Graphs, Recorded
 from stretto.backends.torch.measuring import MeasuredRows, MeasuredShare, columns, scores
 from stretto.backends.torch.models import CausalModel
-from stretto.backends.torch.ops import SampledTokens, SamplingTable
+from stretto.backends.torch.ops import KvScales, SampledTokens, SamplingTable
 from stretto.backends.torch.pool import KvPool
 from stretto.backends.torch.runner import Ragged, Runner
 from stretto.backends.torch.staging import Staging, Stopwatch, to_host
@@ -71,6 +71,7 @@ class TorchBackend:
         page_tokens: int,
         rows_max: int = 2048,
         plan_ahead: int = 1,
+        kv_scales: Sequence[KvScales] | None = None,
         graphs: bool | Recorded | None = None,
         eos: frozenset[int] = frozenset(),
         suppressed: frozenset[int] = frozenset(),
@@ -83,7 +84,7 @@ class TorchBackend:
         self._device = device
         self._on_close = on_close
         with torch.inference_mode():
-            self.pool = KvPool(shape, model.place, pages=pages, page_tokens=page_tokens)
+            self.pool = KvPool(shape, model.place, pages=pages, page_tokens=page_tokens, scales=kv_scales)
             staging = Staging(device, STAGING_INTS)
             self._tables = Tables(
                 slots=slots,

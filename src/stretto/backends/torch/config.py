@@ -69,6 +69,7 @@ class TransformerShape:
     qk_norm: bool = False
     experts: Experts | None = None
     dtype: str = "bfloat16"
+    fp8: bool = False  # the file's matrices are FP8
     bos: int | None = None
     eos: frozenset[int] = frozenset()
 
@@ -144,11 +145,21 @@ def _refuse_unknown(config: Mapping[str, Any]) -> None:
         raise UnsupportedModelError(f"the activation {config['hidden_act']!r} is not supported")
     if config.get("use_sliding_window"):
         raise UnsupportedModelError("the torch backend does not support sliding windows")
-    if config.get("quantization_config"):
+    if config.get("quantization_config") and not _is_fp8(config):
         raise UnsupportedModelError(
-            "quantized safetensors are not supported",
-            hint="use the bf16 weights, or a GGUF with backend: llamacpp",
+            "of quantized safetensors only FP8 (e4m3) is supported",
+            hint="use the bf16 or FP8 weights, or a GGUF with backend: llamacpp",
         )
+
+
+def _is_fp8(config: Mapping[str, Any]) -> bool:
+    """FP8 with scales for blocks, rows or tensors, as transformers and compressed-tensors write it."""
+    how = config.get("quantization_config")
+    if not isinstance(how, Mapping):
+        return False
+    if how.get("quant_method") == "fp8":
+        return str(how.get("fmt", "e4m3")) == "e4m3"
+    return (how.get("quant_method"), how.get("format")) == ("compressed-tensors", "float-quantized")
 
 
 def _shape(family: str, config: Mapping[str, Any]) -> TransformerShape:
@@ -174,6 +185,7 @@ def _shape(family: str, config: Mapping[str, Any]) -> TransformerShape:
         qk_norm=family in ("qwen3", "qwen3moe"),
         experts=_experts(config) if family == "qwen3moe" else None,
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch."),
+        fp8=_is_fp8(config),
         bos=config.get("bos_token_id"),
         eos=ids_of(config.get("eos_token_id")),
     )

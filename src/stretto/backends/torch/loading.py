@@ -19,6 +19,7 @@ from stretto.backends.torch.backend import TorchBackend
 from stretto.backends.torch.config import TransformerShape, read_config
 from stretto.backends.torch.gguf_source import GgufSource
 from stretto.backends.torch.gguf_tokenizer import gguf_tokenizer
+from stretto.backends.torch.kv_scales import measure_scales
 from stretto.backends.torch.models import Placement, build
 from stretto.backends.torch.pool import PAGE_TOKENS, pages_that_fit
 from stretto.backends.torch.tokenizer import HfTokenizer, read_template, read_tokenizer
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 WINDOW_AUTO = 8192
 LOAD_FORMATS = ("auto", "dummy")
+QUANTIZATIONS = ("auto", "none", "fp8")
+KV_DTYPES = ("auto", "fp8")  # auto: the type of the weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,8 @@ class TorchOptions:
     pages: int = 0
     device: str = "auto"
     dtype: str = "auto"
+    kv_dtype: str = "auto"
+    quantization: str = "auto"
     load_format: str = "auto"
     plan_ahead: int = 1
     graphs: bool | None = None
@@ -54,6 +59,10 @@ class TorchOptions:
             raise InvalidRequestError(f"load_format is one of {', '.join(LOAD_FORMATS)}")
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise InvalidRequestError(f"dtype is auto or one of {', '.join(DTYPES)}")
+        if self.kv_dtype not in KV_DTYPES:
+            raise InvalidRequestError(f"kv_dtype is one of {', '.join(KV_DTYPES)}")
+        if self.quantization not in QUANTIZATIONS:
+            raise InvalidRequestError(f"quantization is one of {', '.join(QUANTIZATIONS)}")
 
 
 @dataclass(slots=True)
@@ -90,6 +99,7 @@ def open_model(
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     grammars = LazyGrammarFactory(tokenizer) if tokenizer is not None else None
+    small = options.kv_dtype == "fp8"
     with clock("pool"):
         pages = options.pages or pages_that_fit(
             shape,
@@ -98,6 +108,7 @@ def open_model(
             window=window,
             rows_max=options.rows_max,
             page_tokens=options.page_tokens,
+            kv_item_bytes=1 if small else 0,
         )
         backend = TorchBackend(
             model,
@@ -107,6 +118,7 @@ def open_model(
             page_tokens=options.page_tokens,
             rows_max=options.rows_max,
             plan_ahead=options.plan_ahead,
+            kv_scales=measure_scales(model, window=window) if small else None,
             graphs=options.graphs,
             eos=tokenizer.eos if tokenizer is not None else shape.eos,
             make_grammars=grammars,
@@ -144,7 +156,8 @@ def _weights(
     dtype = DTYPES.get(options.dtype if options.dtype != "auto" else shape.dtype, torch.bfloat16)
     if options.dtype == "auto" and device.type == "cpu":
         dtype = torch.float32
-    place = Placement(device, dtype)
+    fp8 = options.quantization == "fp8" or (options.quantization == "auto" and shape.fp8)
+    place = Placement(device, dtype, fp8)
     if options.load_format == "dummy" or isinstance(source, TransformerShape):
         return shape, DummySource(device, dtype), place
     return shape, gguf if gguf is not None else SafetensorsSource(source), place

@@ -6,10 +6,13 @@ tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from stretto.backends.torch.config import TransformerShape
 from stretto.backends.torch.models.layers import LayerPages, Placement
+from stretto.backends.torch.ops import FP8, KvScales
 from stretto.errors import OutOfMemoryError
 
 PAGE_TOKENS = 32
@@ -19,13 +22,29 @@ CPU_POOL_BYTES = 2 << 30
 
 
 class KvPool:
-    def __init__(self, shape: TransformerShape, place: Placement, *, pages: int, page_tokens: int) -> None:
+    """Keys and values have the type of the weights, or are FP8 with `scales` for each layer."""
+
+    def __init__(
+        self,
+        shape: TransformerShape,
+        place: Placement,
+        *,
+        pages: int,
+        page_tokens: int,
+        scales: Sequence[KvScales] | None = None,
+    ) -> None:
         self.pages = pages
         self.page_tokens = page_tokens
-        self.bytes_per_token = shape.kv_bytes_per_token(place.dtype.itemsize)
+        dtype = place.dtype if scales is None else FP8
+        self.is_fp8 = scales is not None
+        self.bytes_per_token = shape.kv_bytes_per_token(dtype.itemsize)
         size = (shape.layers, 2, pages, page_tokens, shape.kv_heads, shape.head_dim)
-        self._memory = torch.empty(size, dtype=place.dtype, device=place.device)
-        self.layers = tuple(LayerPages(k=layer[0], v=layer[1]) for layer in self._memory)
+        self._memory = torch.empty(size, dtype=dtype, device=place.device)
+        own = [None] * shape.layers if scales is None else scales
+        self.layers = tuple(
+            LayerPages(k=layer[0], v=layer[1], scales=scale)
+            for layer, scale in zip(self._memory, own, strict=True)
+        )
 
     def copy_page(self, source: int, target: int, length: int) -> None:
         """Copies the first `length` tokens of a page, in all layers."""
@@ -33,10 +52,17 @@ class KvPool:
 
 
 def pages_that_fit(
-    shape: TransformerShape, place: Placement, *, slots: int, window: int, rows_max: int, page_tokens: int
+    shape: TransformerShape,
+    place: Placement,
+    *,
+    slots: int,
+    window: int,
+    rows_max: int,
+    page_tokens: int,
+    kv_item_bytes: int = 0,
 ) -> int:
     """As many pages as fit in memory; on a CPU as many as all slots can fill, within a bound."""
-    page_bytes = shape.kv_bytes_per_token(place.dtype.itemsize) * page_tokens
+    page_bytes = shape.kv_bytes_per_token(kv_item_bytes or place.dtype.itemsize) * page_tokens
     window_pages = -(-window // page_tokens)
     if place.device.type != "cuda":
         return max(window_pages, min(slots * window_pages, CPU_POOL_BYTES // page_bytes))

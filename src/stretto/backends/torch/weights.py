@@ -82,7 +82,16 @@ class SafetensorsSource:
             raise ModelFileError(f"{self._folder} has no tensor {name}")
         self._read.add(name)
         tensor: torch.Tensor = self._shard(file).get_tensor(name)
-        return checked(tensor, name, shape)
+        tensor = checked(tensor, name, shape)
+        return tensor if tensor.dtype != torch.float8_e4m3fn else self._widened(tensor, name)
+
+    def _widened(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """FP8 in float32, by its scales: one, one for each row, or one for each block."""
+        for other in (f"{name}_scale_inv", f"{name}_scale"):
+            if (file := self._places.get(other)) is not None:
+                self._read.add(other)
+                return scaled(tensor, self._shard(file).get_tensor(other), name)
+        raise ModelFileError(f"{self._folder} has no scales for the FP8 tensor {name}")
 
     def experts(self, prefix: str, projection: str, shape: tuple[int, int, int]) -> torch.Tensor:
         """One tensor per expert, or fused by projection as in newer files."""
@@ -98,9 +107,8 @@ class SafetensorsSource:
     def unread(self) -> list[str]:
         """A tied output matrix may be stored twice, and old files include rotary frequencies."""
         left = sorted(set(self._places) - self._read)
-        return [
-            name for name in left if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq")
-        ]
+        known = ("rotary_emb.inv_freq", ".input_scale")  # rows get scales of their own when they are computed
+        return [name for name in left if name != "lm_head.weight" and not name.endswith(known)]
 
     def close(self) -> None:
         self._open.clear()
@@ -131,6 +139,20 @@ class DummySource:
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+def scaled(tensor: torch.Tensor, scales: torch.Tensor, name: str) -> torch.Tensor:
+    """The numbers of an FP8 matrix. Scales have as many rows and columns as there are blocks."""
+    wide, scales = tensor.float(), scales.float()
+    if scales.numel() == 1:
+        return wide * scales.reshape(())
+    rows, columns = tensor.shape
+    down, across = (*scales.shape, 1)[:2]
+    blocks = (-(-rows // down), -(-columns // across))
+    if -(-rows // blocks[0]) != down or -(-columns // blocks[1]) != across:
+        raise ModelFileError(f"the scales of {name} have the shape {tuple(scales.shape)}")
+    spread = scales.view(down, across).repeat_interleave(blocks[0], 0).repeat_interleave(blocks[1], 1)
+    return wide * spread[:rows, :columns]
 
 
 def checked(tensor: torch.Tensor, name: str, shape: tuple[int, ...]) -> torch.Tensor:

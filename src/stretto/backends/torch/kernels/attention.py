@@ -13,15 +13,18 @@ import torch
 import triton
 from torch import Tensor
 
-from stretto.backends.torch.kernels.decode import DecodeShape, FusedInputs, decode
+from stretto.backends.torch.kernels.decode import DecodeShape, decode
+from stretto.backends.torch.kernels.fresh_token import FusedInputs
 from stretto.backends.torch.kernels.prefill import PrefillShape, prefill
 
 SPLITS_MIN = 2  # while (span, head) pairs do not outnumber the multiprocessors
 EVEN_CONTEXT = 4096  # in longer contexts one span may be much longer than the others
 SPLITS_MAX = 128
 RUN_TOKENS_MIN = 128
-RUN_TOKENS = 512  # for a batch that fills the GPU
+RUN_TOKENS = 1024  # for a batch that fills the GPU
 RUNS_MAX = 8
+FP8_RUN_TOKENS = 512
+FP8_TILE = 32  # for one warp: it need not exchange anything with others
 LONG_CONTEXT = 16_384  # from here on larger tiles are faster, if they fit
 LONG_SHARED_BYTES = 140_000  # two tiles of 128 keys and values in flight, plus per-row state
 
@@ -37,6 +40,7 @@ def paged_attention(
     *,
     max_query: int,
     decode_only: bool,
+    scales: tuple[Tensor, Tensor] | None = None,
     max_context: int | None = None,
     decode_shape: DecodeShape | None = None,
     prefill_shape: PrefillShape | None = None,
@@ -50,17 +54,17 @@ def paged_attention(
     context = min(max_context or 2**31, block_tables.shape[1] * page_tokens)
     shared = (q, k_pages, v_pages, block_tables, query_starts, context_lens, scale, out)
     if max_query > 1 and not decode_only:
-        prefill(*shared, shape=prefill_shape or choose_prefill(q))
+        prefill(*shared, shape=prefill_shape or choose_prefill(q), scales=scales)
     if decode_only or spans > 1 or max_query == 1:
         shape = decode_shape or choose_decode(
             spans,
             kv_heads,
             context,
             dim=q.shape[2],
-            itemsize=q.element_size(),
+            itemsize=k_pages.element_size(),
             machine=_machine(q.device),
         )
-        decode(*shared, mixed=not decode_only, shape=shape)
+        decode(*shared, mixed=not decode_only, shape=shape, scales=scales)
     return out
 
 
@@ -73,6 +77,7 @@ def rotary_attention(
     scale: float,
     fresh: FusedInputs,
     *,
+    scales: tuple[Tensor, Tensor] | None = None,
     max_context: int | None = None,
     decode_shape: DecodeShape | None = None,
 ) -> Tensor:
@@ -88,7 +93,7 @@ def rotary_attention(
         k_pages.shape[2],
         min(max_context or 2**31, block_tables.shape[1] * k_pages.shape[1]),
         dim=q.shape[2],
-        itemsize=q.element_size(),
+        itemsize=k_pages.element_size(),
         machine=_machine(q.device),
     )
     decode(
@@ -103,6 +108,7 @@ def rotary_attention(
         mixed=False,
         shape=shape,
         fresh=fresh,
+        scales=scales,
     )
     return out
 
@@ -132,6 +138,11 @@ def choose_decode(
         runs = max(triton.cdiv(context, block_n * tiles_min), 1)
         splits = min(max(processors // pairs, SPLITS_MIN), runs, SPLITS_MAX)
         return DecodeShape(block_n=block_n, splits=splits, tiles_min=tiles_min, touch=long)
+    if itemsize == 1:
+        splits = min(max(triton.cdiv(context, FP8_RUN_TOKENS), 1), RUNS_MAX)
+        return DecodeShape(
+            block_n=FP8_TILE, splits=splits, tiles_min=FP8_RUN_TOKENS // FP8_TILE, warps=1, stages=4
+        )
     tiles_min = max(RUN_TOKENS // block_n, 1)
     splits = min(max(triton.cdiv(context, block_n * tiles_min), 1), RUNS_MAX)
     return DecodeShape(block_n=block_n, splits=splits, tiles_min=tiles_min)

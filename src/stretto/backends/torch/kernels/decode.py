@@ -21,7 +21,12 @@ import triton.language as tl
 from torch import Tensor
 
 from stretto.backends.torch.kernels.block_counters import block_counters
-from stretto.backends.torch.kernels.norm import rounded
+from stretto.backends.torch.kernels.fresh_token import (
+    FusedInputs,
+    fresh_arguments,
+    fresh_token,
+    rotated_heads,
+)
 from stretto.backends.torch.kernels.pdl import (
     PDL_STATE,
     launch_dependents,
@@ -29,7 +34,15 @@ from stretto.backends.torch.kernels.pdl import (
     launch_options,
     wait_for_previous,
 )
-from stretto.backends.torch.kernels.tiles import absorb, load_pages, load_tile, tile_offsets, touch_pages
+from stretto.backends.torch.kernels.tiles import (
+    absorb,
+    absorb_pairs,
+    load_pages,
+    load_pairs,
+    load_tile,
+    tile_offsets,
+    touch_pages,
+)
 
 LOG2_E = 1.4426950408889634
 
@@ -38,7 +51,8 @@ LOG2_E = 1.4426950408889634
 class DecodeShape:
     """Work partition: tokens per tile, maximum runs per span, minimum tiles per run.
 
-    `touch`: a run prefetches all of its page numbers, which pays off if it has many.
+    `touch`: a run prefetches all of its page numbers, which pays off if it has many. `merge`: numbers merged
+    at a time; more would take so many registers that fewer programs run at once.
     """
 
     block_n: int = 64
@@ -47,20 +61,7 @@ class DecodeShape:
     warps: int = 4
     stages: int = 3
     touch: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FusedInputs:
-    """Inputs of a fused call: new keys and values [spans, kv_heads, dim], and how to rotate heads."""
-
-    k: Tensor
-    v: Tensor
-    positions: Tensor
-    slot_mapping: Tensor
-    cos_sin: Tensor
-    q_weight: Tensor | None
-    k_weight: Tensor | None
-    eps: float
+    merge: int = 1024
 
 
 @triton.jit
@@ -68,29 +69,6 @@ def _runs(length, splits, tiles_min, BLOCK_N: tl.constexpr):
     """(tiles, tiles per run) of a context."""
     tiles = tl.cdiv(length, BLOCK_N)
     return tiles, tl.maximum(tl.cdiv(tiles, splits), tiles_min)
-
-
-@triton.jit
-def _heads(base, mask, dims, angles, weight, eps, NORM: tl.constexpr, DIM: tl.constexpr):
-    """Heads at `base` [heads, 1], normalized if NORM, then rotated: [heads, DIM_PAD], rounded at each step.
-
-    Every element needs its pair, half a head away, which is loaded rather than moved between threads.
-    """
-    kind: tl.constexpr = base.dtype.element_ty
-    half: tl.constexpr = DIM // 2
-    pair = tl.where(dims < half, dims + half, dims - half)
-    own = tl.load(base + dims[None, :], mask=mask, other=0.0).to(tl.float32)
-    other = tl.load(base + pair[None, :], mask=mask, other=0.0).to(tl.float32)
-    if NORM:
-        scale = tl.rsqrt(tl.sum(own * own, axis=1) / DIM + eps)[:, None]
-        gain = tl.load(weight + dims, mask=dims < DIM, other=0.0).to(tl.float32)[None, :]
-        gain_pair = tl.load(weight + pair, mask=dims < DIM, other=0.0).to(tl.float32)[None, :]
-        own = rounded(rounded(own * scale, kind) * gain, kind)
-        other = rounded(rounded(other * scale, kind) * gain_pair, kind)
-    cos = rounded(tl.load(angles + dims % half, mask=dims < DIM, other=0.0), kind)[None, :]
-    sin = rounded(tl.load(angles + half + dims % half, mask=dims < DIM, other=0.0), kind)[None, :]
-    sign = tl.where(dims < half, -1.0, 1.0)[None, :]
-    return (rounded(own * cos, kind) + sign * rounded(other * sin, kind)).to(kind)
 
 
 @triton.jit
@@ -141,55 +119,56 @@ def _merge_runs(
 
 
 @triton.jit
-def _fresh_token(
-    k_new, v_new, k_pages, v_pages, slot_mapping, row, kv_head, queries, angles, k_weight, eps, scale,
-    new_row_stride, new_head_stride, page_stride, token_stride, head_stride,
-    NORM: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr,
-):  # fmt: skip
-    """Writes the new key and value to their page; returns (the key's scores, the value)."""
-    dims = tl.arange(0, DIM_PAD)
-    inside = (dims < DIM)[None, :]
-    fresh = row.to(tl.int64) * new_row_stride + kv_head * new_head_stride
-    one = tl.zeros([1, 1], tl.int32)
-    key = _heads(k_new + fresh + one, inside, dims, angles, k_weight, eps, NORM, DIM)
-    value = tl.load(v_new + fresh + one + dims[None, :], mask=inside, other=0.0)
-    slot = tl.load(slot_mapping + row).to(tl.int64)
-    place = slot // PAGE * page_stride + slot % PAGE * token_stride + kv_head * head_stride
-    write = inside & (slot >= 0)
-    tl.store(k_pages + place + dims[None, :], key, mask=write)
-    tl.store(v_pages + place + dims[None, :], value, mask=write)
-    return tl.sum(queries.to(tl.float32) * key.to(tl.float32), axis=1) * scale, value.to(tl.float32)
-
-
-@triton.jit
 def _over_tiles(
     queries, k_base, v_base, table, never, first, last, length, scale, page_stride, token_stride,
-    peak, total, mixed, TOUCH: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    peak, total, mixed, other, SCALED: tl.constexpr, TOUCH: tl.constexpr, DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Softmax state after the tiles from `first` to `last`; only the context's last tile is masked."""
-    dims = tl.arange(0, DIM_PAD)
     inner = tl.arange(0, BLOCK_N)
     whole = tl.minimum(last, length // BLOCK_N)
     pages = load_pages(table, first, length, BLOCK_N, PAGE)
     if TOUCH:
         touch_pages(table, first * BLOCK_N, tl.minimum(last * BLOCK_N, length), never, PAGE)
     for tile in tl.range(first, whole, num_stages=STAGES):
-        place = tile_offsets(pages, tile, page_stride, token_stride, dims, BLOCK_N, PAGE)
+        own = pages
         pages = load_pages(table, tile + 1, length, BLOCK_N, PAGE)
-        keys = load_tile(k_base, place, dims, inner < BLOCK_N, DIM, DIM_PAD, False)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
-        values = load_tile(v_base, place, dims, inner < BLOCK_N, DIM, DIM_PAD, False)
-        peak, total, mixed = absorb(scores, values, peak, total, mixed, PRECISION)
+        peak, total, mixed, other = _one_tile(
+            queries, k_base, v_base, own, tile, inner < BLOCK_N, scale, page_stride, token_stride,
+            peak, total, mixed, other, False, SCALED, DIM, DIM_PAD, PAGE, BLOCK_N, PRECISION,
+        )  # fmt: skip
     if whole < last:
         valid = whole * BLOCK_N + inner < length
-        place = tile_offsets(pages, whole, page_stride, token_stride, dims, BLOCK_N, PAGE)
-        keys = load_tile(k_base, place, dims, valid, DIM, DIM_PAD, True)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+        peak, total, mixed, other = _one_tile(
+            queries, k_base, v_base, pages, whole, valid, scale, page_stride, token_stride,
+            peak, total, mixed, other, True, SCALED, DIM, DIM_PAD, PAGE, BLOCK_N, PRECISION,
+        )  # fmt: skip
+    return peak, total, mixed, other
+
+
+@triton.jit
+def _one_tile(
+    queries, k_base, v_base, pages, tile, valid, scale, page_stride, token_stride, peak, total, mixed, other,
+    MASKED: tl.constexpr, SCALED: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Softmax state after one tile. Of FP8 values `mixed` has the even places, `other` the odd ones."""
+    dims = tl.arange(0, DIM_PAD)
+    place = tile_offsets(pages, tile, page_stride, token_stride, dims, BLOCK_N, PAGE)
+    keys = load_tile(k_base, place, dims, valid, DIM, DIM_PAD, MASKED).to(queries.dtype)
+    scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+    if MASKED:
         scores = tl.where(valid[None, :], scores, float("-inf"))
-        values = load_tile(v_base, place, dims, valid, DIM, DIM_PAD, True)
+    if SCALED:
+        pairs = tl.arange(0, DIM_PAD // 2)
+        place = tile_offsets(pages, tile, page_stride // 2, token_stride // 2, pairs, BLOCK_N, PAGE)
+        low, high = load_pairs(v_base, place, pairs, valid, DIM, MASKED)
+        peak, total, mixed, other = absorb_pairs(scores, low, high, peak, total, mixed, other)
+    else:
+        values = load_tile(v_base, place, dims, valid, DIM, DIM_PAD, MASKED)
         peak, total, mixed = absorb(scores, values, peak, total, mixed, PRECISION)
-    return peak, total, mixed
+    return peak, total, mixed, other
 
 
 @triton.jit
@@ -217,10 +196,10 @@ def _finish_run(
 @triton.jit(do_not_specialize=["splits", "tiles_min"])
 def _decode(
     q, k_pages, v_pages, block_tables, query_starts, context_lens, out, parts, levels, counters,
-    k_new, v_new, positions, slot_mapping, cos_sin, q_weight, k_weight, eps, scale,
+    k_scales, v_scales, k_new, v_new, positions, slot_mapping, cos_sin, q_weight, k_weight, eps, scale,
     q_row_stride, q_head_stride, table_stride, page_stride, token_stride, head_stride,
     new_row_stride, new_head_stride, heads, splits, tiles_min,
-    MIXED: tl.constexpr, FUSED: tl.constexpr, PDL: tl.constexpr, NORM: tl.constexpr,
+    SCALED: tl.constexpr, MIXED: tl.constexpr, FUSED: tl.constexpr, PDL: tl.constexpr, NORM: tl.constexpr,
     SPLIT: tl.constexpr, TOUCH: tl.constexpr, SPLITS_PAD: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
     GROUP_PAD: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
     DIM_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
@@ -229,6 +208,11 @@ def _decode(
     launch_dependents(PDL)
     wait_for_previous(PDL)
     kv_head = tl.program_id(0)
+    k_scale = 1.0
+    v_scale = 1.0
+    if SCALED:
+        k_scale = tl.load(k_scales + kv_head)
+        v_scale = tl.load(v_scales + kv_head)
     split = tl.program_id(1)
     span = tl.program_id(2)
     length = tl.load(context_lens + span)
@@ -257,26 +241,40 @@ def _decode(
     rows = q + row.to(tl.int64) * q_row_stride + (kv_head * GROUP + member)[:, None] * q_head_stride
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    mixed = tl.zeros([ROWS, DIM_PAD], tl.float32)
+    MIXED_PAD: tl.constexpr = DIM_PAD // 2 if SCALED else DIM_PAD
+    mixed = tl.zeros([ROWS, MIXED_PAD], tl.float32)
+    other = mixed
     if FUSED:
         angles = cos_sin + tl.load(positions + row).to(tl.int64) * DIM
-        queries = _heads(rows, real, dims, angles, q_weight, eps, NORM, DIM)
+        queries = rotated_heads(rows, real, dims, angles, q_weight, eps, NORM, DIM)
         if split == 0:
-            peak, value = _fresh_token(
+            peak, value = fresh_token(
                 k_new, v_new, k_pages, v_pages, slot_mapping, row, kv_head, queries, angles, k_weight,
-                eps, scale, new_row_stride, new_head_stride, page_stride, token_stride, head_stride,
-                NORM, DIM, DIM_PAD, PAGE,
+                eps, scale, k_scale, v_scale, new_row_stride, new_head_stride, page_stride, token_stride,
+                head_stride, SCALED, NORM, DIM, DIM_PAD, PAGE,
             )  # fmt: skip
             total += 1.0
-            mixed += value
+            if SCALED:
+                low, high = tl.split(tl.reshape(value, [1, MIXED_PAD, 2]))
+                mixed += low
+                other += high
+            else:
+                mixed += value
     else:
         queries = tl.load(rows + dims[None, :], mask=real, other=0.0)
-    peak, total, mixed = _over_tiles(
-        queries, k_pages + kv_head * head_stride, v_pages + kv_head * head_stride, table, levels,
-        first, last, length, scale, page_stride, token_stride, peak, total, mixed,
-        TOUCH, DIM, DIM_PAD, PAGE, BLOCK_N, STAGES, PRECISION,
+    if SCALED:
+        queries = queries.to(tl.float16)
+        scale *= k_scale
+    k_base, v_base = k_pages + kv_head * head_stride, v_pages + kv_head * head_stride
+    if SCALED:
+        v_base = v_base.to(tl.pointer_type(tl.uint16))
+    peak, total, mixed, other = _over_tiles(
+        queries, k_base, v_base, table, levels, first, last, length, scale, page_stride, token_stride,
+        peak, total, mixed, other, SCALED, TOUCH, DIM, DIM_PAD, PAGE, BLOCK_N, STAGES, PRECISION,
     )  # fmt: skip
 
+    if SCALED:
+        mixed = tl.interleave(mixed, other) * v_scale
     launch_dependents_late(PDL)
     answer = mixed / total[:, None]
     target = (row.to(tl.int64) * heads + kv_head * GROUP) * DIM
@@ -294,26 +292,6 @@ def _decode(
         tl.store(pointers, answer.to(out.dtype.element_ty), mask=real)
 
 
-def _fresh_arguments(
-    fresh: FusedInputs | None, q: Tensor, context_lens: Tensor, levels: Tensor
-) -> tuple[object, ...]:
-    """Arguments `k_new` to `eps`. Absent ones are never read: any tensor of the same type can be passed."""
-    if fresh is None:
-        return q, q, context_lens, context_lens, levels, q, q, 0.0
-    assert fresh.k.stride() == fresh.v.stride()
-    assert (fresh.q_weight is None) == (fresh.k_weight is None)
-    return (
-        fresh.k,
-        fresh.v,
-        fresh.positions,
-        fresh.slot_mapping,
-        fresh.cos_sin,
-        q if fresh.q_weight is None else fresh.q_weight,
-        q if fresh.k_weight is None else fresh.k_weight,
-        fresh.eps,
-    )
-
-
 def _constants(q: Tensor, k_pages: Tensor, shape: DecodeShape) -> dict[str, object]:
     """Compile-time constants: the model's sizes and the partition."""
     heads, dim = q.shape[1:]
@@ -324,7 +302,7 @@ def _constants(q: Tensor, k_pages: Tensor, shape: DecodeShape) -> dict[str, obje
         "SPLIT": shape.splits > 1,
         "TOUCH": shape.touch,
         "SPLITS_PAD": splits_pad,
-        "SPLITS_BLOCK": max(min(8192 // (group_pad * dim_pad), splits_pad), 1),
+        "SPLITS_BLOCK": max(min(shape.merge // (group_pad * dim_pad), splits_pad), 1),
         "GROUP_PAD": group_pad,
         "GROUP": group,
         "ROWS": max(16, group_pad),
@@ -351,8 +329,9 @@ def decode(
     mixed: bool,
     shape: DecodeShape,
     fresh: FusedInputs | None = None,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Writes the rows of `out` for spans of one row."""
+    """Writes the rows of `out` for spans of one row. `scales`: of FP8 heads."""
     heads, dim = q.shape[1:]
     kv_heads, spans, splits = k_pages.shape[2], context_lens.shape[0], shape.splits
     split = splits > 1
@@ -361,11 +340,13 @@ def decode(
     counters = block_counters(q.device, spans * kv_heads) if split else levels
     _decode[(kv_heads, splits, spans)](
         *(q, k_pages, v_pages, block_tables, query_starts, context_lens, out, parts, levels, counters),
-        *_fresh_arguments(fresh, q, context_lens, levels),
+        *((levels, levels) if scales is None else scales),
+        *fresh_arguments(fresh, q, context_lens, levels),
         scale * LOG2_E,
         *(q.stride(0), q.stride(1), block_tables.stride(0), *k_pages.stride()[:3]),
         *((0, 0) if fresh is None else fresh.k.stride()[:2]),
         *(heads, splits, shape.tiles_min),
+        SCALED=scales is not None,
         MIXED=mixed,
         FUSED=fresh is not None,
         PDL=PDL_STATE.mode,

@@ -3,7 +3,7 @@
 A program computes a few output columns, that is whole rows of the weight [out, in]: sums are float32, in a
 fixed order, rounded once. `_whole` keeps its weights in registers, loads them first, and can fuse the norm
 before (each program normalizes for itself, at the cost of a few cache reads) and SiLU · up or the residual
-after. `_long` streams rows that are too wide for registers.
+after. `_long` streams rows that are too wide for registers. FP8 weights have a scale for each row (SCALED).
 """
 
 from __future__ import annotations
@@ -34,28 +34,11 @@ class LinearShape:
 
 @triton.jit
 def _whole(
-    x,
-    residual,
-    gain,
-    weight,
-    bias,
-    out,
-    total,
-    x_stride,
-    residual_stride,
-    width,
-    outs,
-    eps,
-    ROWS: tl.constexpr,
-    NORM: tl.constexpr,
-    ADD_BEFORE: tl.constexpr,
-    ADD_AFTER: tl.constexpr,
-    GATED: tl.constexpr,
-    BIAS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    x, residual, gain, weight, scales, bias, out, total, x_stride, residual_stride, width, outs, eps,
+    ROWS: tl.constexpr, NORM: tl.constexpr, ADD_BEFORE: tl.constexpr, ADD_AFTER: tl.constexpr,
+    GATED: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     launch_dependents(PDL)
     kind: tl.constexpr = x.dtype.element_ty
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -70,6 +53,10 @@ def _whole(
         g = tl.load(gain + k, mask=inside, other=0.0).to(tl.float32)
     if BIAS:
         b = tl.load(bias + n, mask=real, other=0.0).to(tl.float32)
+    if SCALED:
+        scale_own = tl.load(scales + n, mask=real, other=0.0)
+        if GATED:
+            scale_up = tl.load(scales + outs + n, mask=real, other=0.0)
     wait_for_previous(PDL)
     for row in tl.static_range(ROWS):
         value = tl.load(x + row * x_stride + k, mask=inside, other=0.0).to(tl.float32)
@@ -82,12 +69,17 @@ def _whole(
             scale = tl.rsqrt(tl.sum(value * value, axis=0) / width + eps)
             value = rounded(rounded(value * scale, kind) * g, kind)
         y = tl.sum(w.to(tl.float32) * value[None, :], axis=1)
+        if SCALED:
+            y *= scale_own
         if BIAS:
             y += b
         if GATED:
             gate = rounded(y, kind)
             y = rounded(gate / (1.0 + tl.exp(-gate)), kind)
-            y *= rounded(tl.sum(up.to(tl.float32) * value[None, :], axis=1), kind)
+            second = tl.sum(up.to(tl.float32) * value[None, :], axis=1)
+            if SCALED:
+                second *= scale_up
+            y *= rounded(second, kind)
         if ADD_AFTER:
             y = rounded(y, kind)
             y += tl.load(residual + row * residual_stride + n, mask=real, other=0.0).to(tl.float32)
@@ -95,9 +87,11 @@ def _whole(
 
 
 @triton.jit
-def _finish(sums, row, bias, residual, out, n, real, residual_stride, outs, BIAS, ADD_AFTER):
+def _finish(sums, row, scales, bias, residual, out, n, real, residual_stride, outs, SCALED, BIAS, ADD_AFTER):
     kind: tl.constexpr = out.dtype.element_ty
     y = tl.sum(sums, axis=1)
+    if SCALED:
+        y *= tl.load(scales + n, mask=real, other=0.0)
     if BIAS:
         y += tl.load(bias + n, mask=real, other=0.0).to(tl.float32)
     if ADD_AFTER:
@@ -111,6 +105,7 @@ def _long(
     x,
     residual,
     weight,
+    scales,
     bias,
     out,
     x_stride,
@@ -120,6 +115,7 @@ def _long(
     ROWS: tl.constexpr,
     ADD_AFTER: tl.constexpr,
     BIAS: tl.constexpr,
+    SCALED: tl.constexpr,
     EVEN: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -148,18 +144,24 @@ def _long(
             s2 += w * tl.load(x + 2 * x_stride + start + k, mask=inside, other=0.0).to(tl.float32)[None, :]
         if ROWS > 3:
             s3 += w * tl.load(x + 3 * x_stride + start + k, mask=inside, other=0.0).to(tl.float32)[None, :]
-    _finish(s0, 0, bias, residual, out, n, real, residual_stride, outs, BIAS, ADD_AFTER)
+    _finish(s0, 0, scales, bias, residual, out, n, real, residual_stride, outs, SCALED, BIAS, ADD_AFTER)
     if ROWS > 1:
-        _finish(s1, 1, bias, residual, out, n, real, residual_stride, outs, BIAS, ADD_AFTER)
+        _finish(s1, 1, scales, bias, residual, out, n, real, residual_stride, outs, SCALED, BIAS, ADD_AFTER)
     if ROWS > 2:
-        _finish(s2, 2, bias, residual, out, n, real, residual_stride, outs, BIAS, ADD_AFTER)
+        _finish(s2, 2, scales, bias, residual, out, n, real, residual_stride, outs, SCALED, BIAS, ADD_AFTER)
     if ROWS > 3:
-        _finish(s3, 3, bias, residual, out, n, real, residual_stride, outs, BIAS, ADD_AFTER)
+        _finish(s3, 3, scales, bias, residual, out, n, real, residual_stride, outs, SCALED, BIAS, ADD_AFTER)
 
 
-def choose_whole(outs: int, width: int, *, gated: bool) -> LinearShape:
-    """16 KiB of weights for four warps: a few programs per multiprocessor hide memory latency."""
+def choose_whole(outs: int, width: int, *, gated: bool, small: bool = False) -> LinearShape:
+    """16 KiB of weights for four warps: a few programs per multiprocessor hide memory latency.
+
+    `small`: FP8 weights, of which each program takes more.
+    """
     pad = triton.next_power_of_2(width)
+    if small:
+        block_n = max(16_384 // pad, 1)
+        return LinearShape(block_n if triton.cdiv(outs, block_n) > 2 * PROGRAMS_AIM else max(block_n // 2, 1))
     warps = 4 if pad <= 2048 else 8
     block_n = max(2048 * warps // pad // (2 if gated else 1), 1)
     while block_n > 1 and triton.cdiv(outs, block_n) < PROGRAMS_AIM // 2:
@@ -182,16 +184,18 @@ def norm_linear(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
+    scales: Tensor | None = None,
     gated: bool = False,
     shape: LinearShape | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(linear(norm(sum)), sum) with sum = x + residual; `gated`: SiLU(gate) · up of the product."""
     outs = weight.shape[0] // 2 if gated else weight.shape[0]
     total = x if residual is None else torch.empty_like(x, memory_format=torch.contiguous_format)
-    shape = shape or choose_whole(outs, x.shape[1], gated=gated)
+    shape = shape or choose_whole(outs, x.shape[1], gated=gated, small=scales is not None)
     out = _launch_whole(
-        x, weight, bias, outs, shape, gain=gain, eps=eps, before=residual, total=total, gated=gated
-    )
+        x, weight, bias, outs, shape, scales=scales, gain=gain, eps=eps, before=residual, total=total,
+        gated=gated,
+    )  # fmt: skip
     return out, total
 
 
@@ -201,6 +205,7 @@ def linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     *,
+    scales: Tensor | None = None,
     shape: LinearShape | None = None,
     long: bool | None = None,
 ) -> Tensor:
@@ -209,8 +214,8 @@ def linear(
     if long is None:
         long = width > WHOLE_MAX
     if not long:
-        shape = shape or choose_whole(outs, width, gated=False)
-        return _launch_whole(x, weight, bias, outs, shape, after=residual)
+        shape = shape or choose_whole(outs, width, gated=False, small=scales is not None)
+        return _launch_whole(x, weight, bias, outs, shape, scales=scales, after=residual)
     rows = x.shape[0]
     assert rows <= 4
     assert x.stride(1) == weight.stride(1) == 1
@@ -221,6 +226,7 @@ def linear(
         x,
         x if residual is None else residual,
         weight,
+        weight if scales is None else scales,
         weight if bias is None else bias,
         out,
         x.stride(0),
@@ -230,6 +236,7 @@ def linear(
         ROWS=rows,
         ADD_AFTER=residual is not None,
         BIAS=bias is not None,
+        SCALED=scales is not None,
         EVEN=width % LONG_BLOCK == 0,
         BLOCK_N=shape.block_n,
         BLOCK_K=LONG_BLOCK,
@@ -248,6 +255,7 @@ def _launch_whole(
     outs: int,
     shape: LinearShape,
     *,
+    scales: Tensor | None = None,
     gain: Tensor | None = None,
     eps: float = 0.0,
     before: Tensor | None = None,
@@ -266,6 +274,7 @@ def _launch_whole(
         x if residual is None else residual,
         weight if gain is None else gain,
         weight,
+        weight if scales is None else scales,
         weight if bias is None else bias,
         out,
         out if total is None else total,
@@ -280,6 +289,7 @@ def _launch_whole(
         ADD_AFTER=after is not None,
         GATED=gated,
         BIAS=bias is not None,
+        SCALED=scales is not None,
         BLOCK_N=shape.block_n,
         BLOCK_K=triton.next_power_of_2(width),
         PDL=PDL_STATE.mode,

@@ -15,7 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from stretto.backends.torch.kernels.decode import LOG2_E
-from stretto.backends.torch.kernels.tiles import absorb, load_pages, load_tile, tile_offsets
+from stretto.backends.torch.kernels.tiles import (
+    absorb,
+    load_pages,
+    load_tile,
+    tile_offsets,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ def _prefill(
     q,
     k_pages,
     v_pages,
+    k_scales,
+    v_scales,
     block_tables,
     query_starts,
     context_lens,
@@ -58,6 +65,7 @@ def _prefill(
     token_stride,
     head_stride,
     heads,
+    SCALED: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
@@ -89,6 +97,9 @@ def _prefill(
     queries = tl.load(
         q + row[:, None] * q_row_stride + head[:, None] * q_head_stride + dims[None, :], mask=real, other=0.0
     )
+    if SCALED:
+        queries = queries.to(tl.float16)
+        scale *= tl.load(k_scales + kv_head)
     table = block_tables + span.to(tl.int64) * table_stride
     k_base = k_pages + kv_head * head_stride
     v_base = v_pages + kv_head * head_stride
@@ -103,22 +114,24 @@ def _prefill(
     for tile in tl.range(0, whole, num_stages=STAGES):
         place = tile_offsets(pages, tile, page_stride, token_stride, dims, BLOCK_N, PAGE)
         pages = load_pages(table, tile + 1, limit, BLOCK_N, PAGE)
-        keys = load_tile(k_base, place, dims, inner < BLOCK_N, DIM, DIM_PAD, False)
+        keys = load_tile(k_base, place, dims, inner < BLOCK_N, DIM, DIM_PAD, False).to(queries.dtype)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
-        values = load_tile(v_base, place, dims, inner < BLOCK_N, DIM, DIM_PAD, False)
+        values = load_tile(v_base, place, dims, inner < BLOCK_N, DIM, DIM_PAD, False).to(queries.dtype)
         peak, total, mixed = absorb(scores, values, peak, total, mixed, PRECISION)
     for tile in tl.range(whole, tl.cdiv(limit, BLOCK_N), num_stages=STAGES):
         key = tile * BLOCK_N + inner
         valid = key < limit
         place = tile_offsets(pages, tile, page_stride, token_stride, dims, BLOCK_N, PAGE)
         pages = load_pages(table, tile + 1, limit, BLOCK_N, PAGE)
-        keys = load_tile(k_base, place, dims, valid, DIM, DIM_PAD, True)
+        keys = load_tile(k_base, place, dims, valid, DIM, DIM_PAD, True).to(queries.dtype)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
         seen = (key[None, :] <= (prefix + token)[:, None]) & valid[None, :]
         scores = tl.where(seen, scores, float("-inf"))
-        values = load_tile(v_base, place, dims, valid, DIM, DIM_PAD, True)
+        values = load_tile(v_base, place, dims, valid, DIM, DIM_PAD, True).to(queries.dtype)
         peak, total, mixed = absorb(scores, values, peak, total, mixed, PRECISION)
 
+    if SCALED:
+        mixed *= tl.load(v_scales + kv_head)
     target = out + (row[:, None] * heads + head[:, None]) * DIM + dims[None, :]
     tl.store(target, (mixed / total[:, None]).to(out.dtype.element_ty), mask=real)
 
@@ -134,8 +147,9 @@ def prefill(
     out: Tensor,
     *,
     shape: PrefillShape,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Writes the rows of `out` for spans of two rows or more."""
+    """Writes the rows of `out` for spans of two rows or more. `scales`: of FP8 heads."""
     rows, heads, dim = q.shape
     page_tokens, kv_heads = k_pages.shape[1:3]
     spans, group = context_lens.shape[0], heads // kv_heads
@@ -144,6 +158,7 @@ def prefill(
         q,
         k_pages,
         v_pages,
+        *((out, out) if scales is None else scales),
         block_tables,
         query_starts,
         context_lens,
@@ -157,6 +172,7 @@ def prefill(
         k_pages.stride(1),
         k_pages.stride(2),
         heads,
+        SCALED=scales is not None,
         GROUP=group,
         DIM=dim,
         DIM_PAD=triton.next_power_of_2(dim),

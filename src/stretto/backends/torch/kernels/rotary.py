@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stretto.backends.torch.kernels.norm import rounded
+from stretto.backends.torch.kernels.tiles import to_fp8
 
 
 @triton.jit
@@ -44,6 +45,8 @@ def _rotary_write(
     cos_sin,
     k_pages,
     v_pages,
+    k_scales,
+    v_scales,
     slot_mapping,
     q_weight,
     k_weight,
@@ -60,6 +63,7 @@ def _rotary_write(
     heads,
     kv_heads,
     eps,
+    SCALED: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
     HALF: tl.constexpr,
@@ -104,10 +108,18 @@ def _rotary_write(
             place = slot // page_tokens * page_stride + slot % page_tokens * token_stride
             target = place + head * head_stride + half[None, :]
             left, right = _rotated(first, second, cos, sin, kind)
-            tl.store(k_pages + target, left.to(k_pages.dtype.element_ty), mask=mask)
-            tl.store(k_pages + target + HALF, right.to(k_pages.dtype.element_ty), mask=mask)
-            tl.store(v_pages + target, value_first.to(v_pages.dtype.element_ty), mask=mask)
-            tl.store(v_pages + target + HALF, value_second.to(v_pages.dtype.element_ty), mask=mask)
+            if SCALED:
+                k_scale = tl.load(k_scales + head, mask=head < kv_heads, other=1.0)
+                v_scale = tl.load(v_scales + head, mask=head < kv_heads, other=1.0)
+                tl.store(k_pages + target, to_fp8(left.to(tl.float32) / k_scale), mask=mask)
+                tl.store(k_pages + target + HALF, to_fp8(right.to(tl.float32) / k_scale), mask=mask)
+                tl.store(v_pages + target, to_fp8(value_first.to(tl.float32) / v_scale), mask=mask)
+                tl.store(v_pages + target + HALF, to_fp8(value_second.to(tl.float32) / v_scale), mask=mask)
+            else:
+                tl.store(k_pages + target, left.to(k_pages.dtype.element_ty), mask=mask)
+                tl.store(k_pages + target + HALF, right.to(k_pages.dtype.element_ty), mask=mask)
+                tl.store(v_pages + target, value_first.to(v_pages.dtype.element_ty), mask=mask)
+                tl.store(v_pages + target + HALF, value_second.to(v_pages.dtype.element_ty), mask=mask)
 
 
 def rotary_write(
@@ -123,6 +135,7 @@ def rotary_write(
     q_weight: Tensor | None,
     k_weight: Tensor | None,
     eps: float,
+    scales: tuple[Tensor, Tensor] | None = None,
     heads_block: int = 4,
     warps: int = 2,
 ) -> Tensor:
@@ -144,6 +157,7 @@ def rotary_write(
             cos_sin,
             k_pages,
             v_pages,
+            *((out, out) if scales is None else scales),
             slot_mapping,
             q if q_weight is None else q_weight,
             k if k_weight is None else k_weight,
@@ -153,13 +167,12 @@ def rotary_write(
             k.stride(1),
             v.stride(0),
             v.stride(1),
-            k_pages.stride(0),
-            k_pages.stride(1),
-            k_pages.stride(2),
+            *k_pages.stride()[:3],
             k_pages.shape[1],
             heads,
             kv_heads,
             eps,
+            SCALED=scales is not None,
             Q_NORM=q_weight is not None,
             K_NORM=k_weight is not None,
             HALF=dim // 2,

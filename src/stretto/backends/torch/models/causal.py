@@ -19,6 +19,7 @@ from stretto.backends.torch.models.layers import (
     Placement,
     Step,
     copied,
+    quantized,
     vector,
 )
 from stretto.backends.torch.rotary import cos_sin_table
@@ -48,7 +49,8 @@ class CausalModel:
             if progress is not None:
                 progress((index + 1) / shape.layers)
         self._norm = Norm(vector(source, "model.norm", shape.hidden, place), shape.norm_eps)
-        self._head = self._embedding if shape.tied else _matrix(source, "lm_head.weight", shape, place)
+        head = self._embedding if shape.tied else _matrix(source, "lm_head.weight", shape, place)
+        self._head: ops.Weight = quantized(head) if place.fp8 else head
         self._cos_sin = cos_sin_table(
             shape.rope, head_dim=shape.head_dim, positions=window, device=place.device
         )

@@ -16,13 +16,16 @@ from stretto.backends.torch import ops
 from stretto.backends.torch.config import TransformerShape
 from stretto.backends.torch.weights import WeightSource
 
+FP8_MULTIPLE = 16  # of rows and columns
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Device and type of weights."""
+    """Device and type of weights. `fp8`: matrices of the layers are quantized when they are loaded."""
 
     device: torch.device
     dtype: torch.dtype
+    fp8: bool = False
 
 
 @dataclass(slots=True)
@@ -40,10 +43,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class LayerPages:
-    """One layer's share of the KV pool: [pages, page_tokens, kv_heads, head_dim] each."""
+    """One layer's share of the KV pool: [pages, page_tokens, kv_heads, head_dim] each; FP8 has scales."""
 
     k: torch.Tensor
     v: torch.Tensor
+    scales: ops.KvScales | None = None
 
 
 Pair = tuple[torch.Tensor, torch.Tensor | None]  # rows as the sum of two tensors, the second optional
@@ -82,17 +86,24 @@ class Linear:
         bias: bool = False,
     ) -> None:
         rows = sum(names.values())
-        self.weight = torch.empty(rows, columns, dtype=place.dtype, device=place.device)
+        weight = torch.empty(rows, columns, dtype=place.dtype, device=place.device)
         self.bias = torch.empty(rows, dtype=place.dtype, device=place.device) if bias else None
         at = 0
         for name, count in names.items():
-            self.weight[at : at + count].copy_(source.read(f"{name}.weight", (count, columns)))
+            weight[at : at + count].copy_(source.read(f"{name}.weight", (count, columns)))
             if self.bias is not None:
                 self.bias[at : at + count].copy_(source.read(f"{name}.bias", (count,)))
             at += count
+        self.weight = quantized(weight) if place.fp8 else weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return ops.linear(x, self.weight, self.bias)
+
+
+def quantized(weight: torch.Tensor) -> ops.Weight:
+    """In FP8, unless the sizes do not suit the FP8 product."""
+    fits = weight.shape[-1] % FP8_MULTIPLE == 0 and weight.shape[-2] % FP8_MULTIPLE == 0
+    return ops.Fp8Matrix.of(weight) if fits else weight
 
 
 def copied(source: WeightSource, name: str, shape: tuple[int, ...], place: Placement) -> torch.Tensor:
@@ -136,7 +147,7 @@ class PagedAttention:
             q, k, v, step.positions, cos_sin, pages.k, pages.v, step.slot_mapping,
             step.block_tables, step.query_starts, step.context_lens, self._scale,
             max_query=step.max_query, decode_only=step.decode_only,
-            q_weight=self._q_norm, k_weight=self._k_norm, eps=self._eps,
+            q_weight=self._q_norm, k_weight=self._k_norm, eps=self._eps, scales=pages.scales,
         )  # fmt: skip
         out = out.view(-1, heads * self._dim)
         return ops.linear_add(out, total, self._output.weight, self._output.bias)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from stretto.backends.torch import ops
 from stretto.backends.torch.config import TransformerShape
-from stretto.backends.torch.models.layers import DecoderLayer, Linear, Norm, Pair, Placement
+from stretto.backends.torch.models.layers import DecoderLayer, Linear, Norm, Pair, Placement, quantized
 from stretto.backends.torch.models.qwen import qwen_layer
 from stretto.backends.torch.weights import WeightSource
 from stretto.errors import ModelFileError
@@ -19,13 +21,15 @@ class SparseMlp:
             raise ModelFileError("this model has no experts")
         count, inner, hidden = experts.count, experts.inner, shape.hidden
         self._top_k, self._renormalize = experts.per_token, experts.renormalize
-        self._router = Linear(source, {f"{prefix}.gate": count}, hidden, place)
-        self._gate_up = torch.empty(count, 2 * inner, hidden, dtype=place.dtype, device=place.device)
-        self._down = torch.empty(count, hidden, inner, dtype=place.dtype, device=place.device)
+        self._router = Linear(source, {f"{prefix}.gate": count}, hidden, replace(place, fp8=False))
+        gate_up = torch.empty(count, 2 * inner, hidden, dtype=place.dtype, device=place.device)
+        down = torch.empty(count, hidden, inner, dtype=place.dtype, device=place.device)
         name = f"{prefix}.experts"
-        self._gate_up[:, :inner].copy_(source.experts(name, "gate_proj", (count, inner, hidden)))
-        self._gate_up[:, inner:].copy_(source.experts(name, "up_proj", (count, inner, hidden)))
-        self._down.copy_(source.experts(name, "down_proj", (count, hidden, inner)))
+        gate_up[:, :inner].copy_(source.experts(name, "gate_proj", (count, inner, hidden)))
+        gate_up[:, inner:].copy_(source.experts(name, "up_proj", (count, inner, hidden)))
+        down.copy_(source.experts(name, "down_proj", (count, hidden, inner)))
+        self._gate_up: ops.Weight = quantized(gate_up) if place.fp8 else gate_up
+        self._down: ops.Weight = quantized(down) if place.fp8 else down
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm) -> Pair:
         x, total = norm(x, residual)

@@ -7,16 +7,21 @@ CPU and is the oracle for the kernels. Nothing here synchronizes with the device
 from stretto.backends.torch.ops.activation import silu_mul
 from stretto.backends.torch.ops.attention import paged_attention, rotary_attention
 from stretto.backends.torch.ops.experts import moe_experts
-from stretto.backends.torch.ops.linear import linear, linear_add, norm_gated, norm_linear
+from stretto.backends.torch.ops.fp8 import FP8, Fp8Matrix, KvScales
+from stretto.backends.torch.ops.linear import Weight, linear, linear_add, norm_gated, norm_linear
 from stretto.backends.torch.ops.norm import add_rms_norm, rms_norm
 from stretto.backends.torch.ops.rotary import rotary_write
 from stretto.backends.torch.ops.sampling import SampledTokens, count_tokens, sample
 from stretto.backends.torch.sampling_table import SamplingMode, SamplingTable
 
 __all__ = [
+    "FP8",
+    "Fp8Matrix",
+    "KvScales",
     "SampledTokens",
     "SamplingMode",
     "SamplingTable",
+    "Weight",
     "add_rms_norm",
     "count_tokens",
     "linear",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from stretto.backends.torch.ops.fp8 import KvScales, dequantize_heads
 from stretto.backends.torch.ops.rotary import rotary_write
 
 
@@ -24,6 +25,7 @@ def paged_attention(
     *,
     max_query: int,
     decode_only: bool,
+    scales: KvScales | None = None,
     max_context: int | None = None,
 ) -> Tensor:
     """Attention output of each row of `q` [rows, heads, dim], in the same shape.
@@ -31,7 +33,7 @@ def paged_attention(
     block_tables int32 [spans, pages_max], query_starts int32 [spans + 1], context_lens int32 [spans]: tokens
     including this chunk, 0 for a padding span, whose output is undefined. `max_query` and `max_context` bound
     the spans (default: the size of the block tables); `decode_only`: every span is one row, and row i is span
-    i.
+    i. `scales`: of FP8 pages.
     """
     if q.is_cuda:
         from stretto.backends.torch.kernels import attention as kernel
@@ -46,9 +48,11 @@ def paged_attention(
             scale,
             max_query=max_query,
             decode_only=decode_only,
+            scales=scales,
             max_context=max_context,
         )
-    return paged_attention_reference(q, k_pages, v_pages, block_tables, query_starts, context_lens, scale)
+    tail = (block_tables, query_starts, context_lens, scale)
+    return paged_attention_reference(q, k_pages, v_pages, *tail, scales=scales)
 
 
 def rotary_attention(
@@ -70,15 +74,18 @@ def rotary_attention(
     q_weight: Tensor | None = None,
     k_weight: Tensor | None = None,
     eps: float = 1e-6,
+    scales: KvScales | None = None,
 ) -> Tensor:
     """`rotary_write`, then `paged_attention`; on CUDA one launch if every span is one row."""
     if q.is_cuda and decode_only and (q_weight is None) == (k_weight is None):
         from stretto.backends.torch.kernels import attention as kernel
-        from stretto.backends.torch.kernels.decode import FusedInputs
+        from stretto.backends.torch.kernels.fresh_token import FusedInputs
 
         fresh = FusedInputs(k, v, positions, slot_mapping, cos_sin, q_weight, k_weight, eps)
-        return kernel.rotary_attention(q, k_pages, v_pages, block_tables, context_lens, scale, fresh)
-    q = rotary_write(q, k, v, positions, cos_sin, k_pages, v_pages, slot_mapping, q_weight, k_weight, eps)
+        held = (k_pages, v_pages, block_tables, context_lens)
+        return kernel.rotary_attention(q, *held, scale, fresh, scales=scales)
+    where = (q, k, v, positions, cos_sin, k_pages, v_pages, slot_mapping)
+    q = rotary_write(*where, q_weight, k_weight, eps, scales)
     return paged_attention(
         q,
         k_pages,
@@ -89,6 +96,7 @@ def rotary_attention(
         scale,
         max_query=max_query,
         decode_only=decode_only,
+        scales=scales,
     )
 
 
@@ -100,6 +108,8 @@ def paged_attention_reference(
     query_starts: Tensor,
     context_lens: Tensor,
     scale: float,
+    *,
+    scales: KvScales | None = None,
 ) -> Tensor:
     """One span after another, softmax in float32 or wider; padding gives zeros."""
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
@@ -108,8 +118,11 @@ def paged_attention_reference(
         start, end = starts[span], starts[span + 1]
         if length > 0 and end > start:
             pages = block_tables[span, : -(-length // k_pages.shape[1])].long()
-            keys = k_pages[pages].flatten(0, 1)[:length]
-            values = v_pages[pages].flatten(0, 1)[:length]
+            keys, values = k_pages[pages], v_pages[pages]
+            if scales is not None:
+                keys = dequantize_heads(keys, scales.k, q.dtype)
+                values = dequantize_heads(values, scales.v, q.dtype)
+            keys, values = keys.flatten(0, 1)[:length], values.flatten(0, 1)[:length]
             out[start:end] = _attend(q[start:end], keys, values, scale)
     return out
 

@@ -6,20 +6,33 @@ import torch
 from torch import Tensor
 
 from stretto.backends.torch.ops.activation import silu_mul_reference
+from stretto.backends.torch.ops.fp8 import Fp8Matrix
+from stretto.backends.torch.ops.linear import Weight
 
 
 def moe_experts(
-    x: Tensor, router_logits: Tensor, w_gate_up: Tensor, w_down: Tensor, top_k: int, renormalize: bool
+    x: Tensor, router_logits: Tensor, w_gate_up: Weight, w_down: Weight, top_k: int, renormalize: bool
 ) -> Tensor:
     """x [rows, hidden], router_logits [rows, experts], w_gate_up [experts, 2 · inner, hidden] (gates first),
     w_down [experts, hidden, inner]: [rows, hidden]. `renormalize`: the chosen weights sum to 1.
     """
-    weights, chosen = route(router_logits, top_k, renormalize=renormalize)
     if x.is_cuda:
         from stretto.backends.torch.kernels import experts as kernel
 
+        weights, chosen = kernel.route(router_logits, top_k, renormalize=renormalize)
+        if isinstance(w_gate_up, Fp8Matrix) and isinstance(w_down, Fp8Matrix):
+            scales = (w_gate_up.scales, w_down.scales)
+            return kernel.moe_experts(x, weights, chosen, w_gate_up.data, w_down.data, scales=scales)
+        assert isinstance(w_gate_up, Tensor)
+        assert isinstance(w_down, Tensor)
         return kernel.moe_experts(x, weights, chosen, w_gate_up, w_down)
+    w_gate_up, w_down = _widened(w_gate_up, x.dtype), _widened(w_down, x.dtype)
+    weights, chosen = route(router_logits, top_k, renormalize=renormalize)
     return moe_experts_reference(x, weights, chosen, w_gate_up, w_down)
+
+
+def _widened(weight: Weight, dtype: torch.dtype) -> Tensor:
+    return weight.widened(dtype) if isinstance(weight, Fp8Matrix) else weight
 
 
 def route(router_logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 The residual is passed as a pair (x, residual), to be summed, with None for nothing to add: with many rows the
 next norm adds it, with few rows the product does. Few rows on CUDA use our own kernels, which read the
 weights once at memory speed; otherwise it is torch's product between the other operators. Rounding is the
-same: each product, sum and norm once, to the dtype of `x`.
+same: each product, sum and norm once, to the dtype of `x`. FP8 weights have operators of their own.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from stretto.backends.torch.ops import fp8_linear
 from stretto.backends.torch.ops.activation import silu_mul, silu_mul_reference
-from stretto.backends.torch.ops.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from stretto.backends.torch.ops.fp8 import Fp8Matrix
+from stretto.backends.torch.ops.norm import add_rms_norm_reference, rms_norm_reference, summed_norm
 
+Weight = Tensor | Fp8Matrix
 FEW_ROWS = 1  # up to this many: products fused with adjacent operations; at 4 torch is faster
 SKINNY_ROWS = 16  # up to this many: our kernel for the product alone
 SKINNY_WEIGHTS_MIN = 1 << 24  # for smaller matrices torch's product is faster
@@ -22,26 +25,33 @@ FUSED_WIDTH_MAX = 4096  # a wider row is normalized by a separate kernel
 
 
 def norm_linear(
-    x: Tensor, residual: Tensor | None, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None
+    x: Tensor, residual: Tensor | None, gain: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """(linear(rms_norm(sum)), sum) with sum = x + residual; x and residual [rows, in], weight [out, in]."""
+    if isinstance(weight, Fp8Matrix):
+        return fp8_linear.norm_linear(x, residual, gain, eps, weight, bias)
     if is_few(x) and weight.shape[1] <= FUSED_WIDTH_MAX:
         from stretto.backends.torch.kernels import linear as kernel
 
         return kernel.norm_linear(x, residual, gain, eps, weight, bias)
-    normed, total = _normed(x, residual, gain, eps)
+    normed, total = summed_norm(x, residual, gain, eps)
     return linear(normed, weight, bias), total
 
 
 def norm_gated(
-    x: Tensor, residual: Tensor | None, gain: Tensor, eps: float, weight: Tensor
-) -> tuple[Tensor, Tensor]:
-    """As `norm_linear`, then SiLU(gate) · up of the product; weight [2 · inner, in], gates first."""
+    x: Tensor, residual: Tensor | None, gain: Tensor, eps: float, weight: Weight
+) -> tuple[Tensor | fp8_linear.Rows, Tensor]:
+    """As `norm_linear`, then SiLU(gate) · up of the product; weight [2 · inner, in], gates first.
+
+    Of FP8 weights the result may be FP8 rows, for `linear_add` with FP8 weights.
+    """
+    if isinstance(weight, Fp8Matrix):
+        return fp8_linear.norm_gated(x, residual, gain, eps, weight)
     if is_few(x) and weight.shape[1] <= FUSED_WIDTH_MAX:
         from stretto.backends.torch.kernels import linear as kernel
 
         return kernel.norm_linear(x, residual, gain, eps, weight, gated=True)
-    normed, total = _normed(x, residual, gain, eps)
+    normed, total = summed_norm(x, residual, gain, eps)
     if is_skinny(x, weight):
         from stretto.backends.torch.kernels import skinny
 
@@ -49,7 +59,9 @@ def norm_gated(
     return silu_mul(linear(normed, weight)), total
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    if isinstance(weight, Fp8Matrix):
+        return fp8_linear.linear(x, weight, bias)
     if is_few(x):
         from stretto.backends.torch.kernels import linear as kernel
 
@@ -62,9 +74,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linear_add(
-    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None = None
+    x: Tensor | fp8_linear.Rows, residual: Tensor, weight: Weight, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """The pair of linear(x) + residual."""
+    if isinstance(weight, Fp8Matrix):
+        return fp8_linear.linear_add(x, residual, weight, bias)
+    assert not isinstance(x, tuple)
     if is_few(x):
         from stretto.backends.torch.kernels import linear as kernel
 
@@ -83,12 +98,6 @@ def is_few(x: Tensor) -> bool:
 def is_skinny(x: Tensor, weight: Tensor) -> bool:
     few = x.is_cuda and FEW_ROWS < x.shape[0] <= SKINNY_ROWS and weight.numel() >= SKINNY_WEIGHTS_MIN
     return few and x.dtype in (torch.bfloat16, torch.float16)
-
-
-def _normed(x: Tensor, residual: Tensor | None, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    if residual is None:
-        return rms_norm(x, gain, eps), x
-    return add_rms_norm(x, residual, gain, eps)
 
 
 def norm_linear_reference(

@@ -37,3 +37,10 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     total = x + residual
     return rms_norm_reference(total, weight, eps), total
+
+
+def summed_norm(x: Tensor, residual: Tensor | None, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(the normalized sum, the sum) of x and, if given, residual."""
+    if residual is None:
+        return rms_norm(x, gain, eps), x
+    return add_rms_norm(x, residual, gain, eps)
