@@ -17,11 +17,11 @@ from collections.abc import Callable
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.native.cpu_pressure import Pressure, Pressures, open_pressure
 
-DROP_AFTER_S = 0.04  # passes are watched at least this long before a thread is given up
-WAITED_SHARE = 0.25  # of that time: what computing threads may wait for a processor
+DROP_AFTER_S = 0.08  # passes are watched at least this long before a thread is given up
+WAITED_SHARE = 0.42  # of that time: what computing threads may wait for a processor
 RETURN_AFTER_S = 0.3  # processors are watched at least this long before a thread is taken back
 RETURN_AFTER_MAX_S = 5.0
-FREE_PER_THREAD = 0.7  # of a processor, for each thread that is taken back
+FREE_PER_THREAD = 0.5  # of a processor, for each thread that is taken back
 UNDONE_S = 2.0  # a return that lasts less was a mistake
 CROWDED_SHARE = 0.55  # of the time: where each thread waits so long, a second one gets a second share
 

@@ -74,6 +74,16 @@ def test_a_busy_process_takes_one_thread_at_once_and_gives_it_back() -> None:
     assert serving.run(1.0) == [1, 2]
 
 
+def test_clients_and_server_on_the_same_cores_take_no_thread() -> None:
+    serving = Serving(2)
+    serving.machine.others = 0.35
+    assert serving.run(10) == [2]
+    serving.machine.others = 1.0
+    assert serving.run(0.5) == [2, 1]
+    serving.machine.others = 0.35
+    assert serving.run(2) == [1, 2]
+
+
 def test_several_busy_processes_take_as_many_threads_in_one_step() -> None:
     serving = Serving(8)
     serving.machine.others = 5.0
