@@ -11,6 +11,7 @@ at least 1.6 times as fast, or if a text differs. Draft models, adapters and lla
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -51,10 +52,17 @@ PROMPTS = {
     "chat": "I am visitor number {at}. Tell me about a town by the sea, its harbour and its people.",
 }
 
+_numbers = itertools.count(1)
 
-def ask(model: LLM, kind: str, users: int, tokens: int) -> tuple[float, list[str], tuple[int, int]]:
-    """Seconds for all answers, the texts, and drafts accepted of drafts verified."""
-    prompts = [PROMPTS[kind].format(at=at) for at in range(users)]
+
+def ask(
+    model: LLM, kind: str, users: int, tokens: int, first: int
+) -> tuple[float, list[str], tuple[int, int]]:
+    """Seconds for all answers, the texts, and drafts accepted of drafts verified.
+
+    Prompts are numbered from `first`: an answer that was given before would be a perfect draft.
+    """
+    prompts = [PROMPTS[kind].format(at=at) for at in range(first, first + users)]
     began = time.perf_counter()
     answers = model.chat_many(prompts, max_tokens=tokens, temperature=0.0, ignore_eos=True)
     seconds = time.perf_counter() - began
@@ -69,7 +77,11 @@ def compared(plain: LLM, drafting: LLM, kind: str, users: int, *, rounds: int, t
     rates: dict[str, list[float]] = {"off": [], "on": []}
     for at in range(rounds + 1):
         models = [("off", plain), ("on", drafting)]
-        got = {name: ask(model, kind, users, tokens) for name, model in (models if at % 2 else models[::-1])}
+        first = next(_numbers) * max(USERS)
+        got = {
+            name: ask(model, kind, users, tokens, first)
+            for name, model in (models if at % 2 else models[::-1])
+        }
         same = same and got["off"][1] == got["on"][1]
         if at:
             ratios.append(got["off"][0] / got["on"][0])
