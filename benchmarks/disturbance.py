@@ -54,7 +54,7 @@ class CpuWatch:
         except (OSError, ValueError, IndexError):
             return None
         cores = sum(line.startswith("cpu") and line[3:4].isdigit() for line in lines)
-        busy = sum(fields[:3]) * _TICK_S  # user, nice, system; interrupts belong to nobody
+        busy = sum(fields[:3]) * _TICK_S  # user, nice, system; interrupts belong to no process
         steal = fields[7] * _TICK_S if len(fields) > 7 else 0.0
         return busy, tree_cpu_s(self._pid, self._proc), steal, cores
 

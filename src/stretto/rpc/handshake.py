@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from stretto.errors import PeerRefusedError
@@ -43,7 +44,7 @@ class Strangers:
         self.refused = 0
 
 
-class _Handshake(asyncio.Protocol):
+class _Handshake(asyncio.Protocol, ABC):
     """Collects exactly the bytes that are due, then hands the transport to the connection."""
 
     def __init__(self, connection: StreamConnection) -> None:
@@ -95,11 +96,11 @@ class _Handshake(asyncio.Protocol):
         if self._received:
             connection.data_received(bytes(self._received))
 
-    def _begin(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _begin(self) -> None: ...
 
-    def _take(self, message: bytes) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _take(self, message: bytes) -> None: ...
 
     def _lost(self) -> None:
         """The connection ended before the handshake did."""

@@ -7,6 +7,7 @@ tick are delivered, e.g. to send them together.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from array import array
@@ -15,6 +16,8 @@ from typing import Protocol
 
 from stretto.core.tick import Events, Progress, PromptScores, Started, Terminal
 from stretto.text.stream import TextDelta, TextStream
+
+log = logging.getLogger("stretto.runtime")
 
 __all__ = ["OutputPump", "OutputStream", "TextDelta", "TextStream"]
 
@@ -103,6 +106,7 @@ class OutputPump:
 
     def _break(self, request_id: str, stream: OutputStream) -> None:
         """A sink that raises breaks only its own stream, whose end is still delivered."""
+        log.exception("the output of a stream failed; it is cancelled", extra={"request_id": request_id})
         self.failures += 1
         stream.broken = True
         self._cancel(request_id)

@@ -136,18 +136,15 @@ class LlamaCppBackend:
         return self.context.warnings
 
     def calibrate(self) -> ContextMeasures:
-        """Measure calls and drafts, or recall them. Only before the first tick: the sequences are emptied."""
+        """Measure calls and passes, or recall them. Only before the first tick: the sequences are emptied."""
         figures = self.choices.figures
         if figures is None:
             rewind, _ = rewind_of(self.context, self.measures)
             separate = needs_separate_calls(self.context, rewind)
-            figures = on_temporary_thread(
-                lambda: calibrate(self.context, can_trim=self.measures.can_trim, always_separate=separate)
-            )
+            figures = on_temporary_thread(lambda: calibrate(self.context, always_separate=separate))
             self.choices = replace(self.choices, figures=figures)
         self.measures = replace(
             self.measures,
-            draft_cost=figures.draft_cost,
             two_calls=figures.two_calls,
             four_rows_faster=self.choices.pads_to_four,
             n_threads=self.choices.threads_prefill,

@@ -1,8 +1,8 @@
 """What this model costs on this machine, measured once at load.
 
 Runs a few small passes in empty sequences and leaves them empty. Measures: bytes per token and per state, the
-bandwidth of snapshots and copies, whether decode rows and a chunk are faster in one call or two, and the cost
-of a draft row. What has candidates to choose from is measured before, in `choices`.
+bandwidth of snapshots and copies, and whether decode rows and a chunk are faster in one call or two. What has
+candidates to choose from is measured before, in `choices`.
 
 All of it runs in temporary threads (`on_temporary_thread`). OpenMP keeps a team for each thread that ever
 computed, and once there are more teams than processors its barriers sleep instead of spinning: a thread that
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
 from typing import TypeVar
 
 import numpy as np
@@ -31,7 +30,6 @@ T = TypeVar("T")
 
 PROBE_TOKENS = 32
 BANDWIDTH_MIN, BANDWIDTH_MAX = 1e8, 1e12
-DRAFT_COST_DEFAULT = 0.5
 CHUNK_TOKENS = 64
 REPEATS = 3
 DECODE_ROWS_MAX = 8
@@ -40,14 +38,13 @@ PATIENCE_S = 0.5  # on a busy machine passes take seconds: what is not measured 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextMeasures:
-    """Figures of one context. `draft_cost`: time of an extra row of a sequence over that of a decode row."""
+    """Figures of one context."""
 
     bytes_per_token: int
     state_bytes: int  # whole state minus tokens; for models with checkpoints the checkpoint
     can_trim: bool
     snapshot_bytes_per_s: float
     copy_bytes_per_s: float
-    draft_cost: float = DRAFT_COST_DEFAULT
     two_calls: bool = True
     four_rows_faster: bool = False  # a pass of four sequences is faster than one of three
     n_threads: int = 0  # for prefill; 0: all
@@ -141,23 +138,20 @@ class PassFigures:
     `one_s`, `many_s`: a decode pass of one row, and of `rows` rows, at short contexts.
     """
 
-    draft_cost: float = DRAFT_COST_DEFAULT
     two_calls: bool = True
     one_s: float = 0.0
     many_s: float = 0.0
     rows: int = 1
 
 
-def calibrate(context: Context, *, can_trim: bool, always_separate: bool) -> PassFigures:
-    """Calls, drafts and decode passes, in less than half a second; without it the defaults hold.
+def calibrate(context: Context, *, always_separate: bool) -> PassFigures:
+    """Calls and decode passes, in less than half a second; without it the defaults hold.
 
     `always_separate`: decode rows and chunks never share a call, so whether they should is not measured.
     """
     started = time.perf_counter()
     two_calls = always_separate or _two_calls(context)
     found = PassFigures(two_calls=two_calls)
-    if can_trim and time.perf_counter() - started < PATIENCE_S:
-        found = replace(found, draft_cost=_draft_cost(context))
     if time.perf_counter() - started < PATIENCE_S:
         rows = min(context.n_seq_max, DECODE_ROWS_MAX)
         one_s, many_s = (min(_pass_times(context, count)) for count in (1, rows))
@@ -172,25 +166,6 @@ def _pass_times(context: Context, rows: int) -> list[float]:
     return [_timed(partial(_run, context, [(s, at, 1) for s in range(rows)])) for at in range(REPEATS + 1)][
         1:
     ]
-
-
-def _decode_times(context: Context, rows: int, repeats: int) -> list[float]:
-    """Seconds of passes with so many rows of one sequence, without the first, which plans the graph."""
-    _clear(context)
-    times: list[float] = []
-    for at in range(repeats + 1):
-        times.append(_timed(partial(_run, context, [(0, at * rows, rows)])))
-        if at and sum(times) > PATIENCE_S / 4:
-            break
-    return times[1:]
-
-
-def _draft_cost(context: Context) -> float:
-    if context.window < 64 or context.n_batch < 5:
-        return DRAFT_COST_DEFAULT
-    plain = median(_decode_times(context, 1, REPEATS + 2))
-    four = median(_decode_times(context, 5, REPEATS))
-    return min(1.0, max(0.05, (four / plain - 1.0) / 4.0))
 
 
 def _two_calls(context: Context) -> bool:

@@ -179,7 +179,6 @@ def _choices(entry: Mapping[str, Any]) -> Choices:
     return Choices(
         decisions=decisions,
         figures=PassFigures(
-            draft_cost=float(told["draft_cost"]),
             two_calls=bool(told["two_calls"]),
             one_s=float(told["one_s"]),
             many_s=float(told["many_s"]),
