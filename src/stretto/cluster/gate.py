@@ -26,6 +26,9 @@ from stretto.telemetry import logs
 from stretto.telemetry.traces import make_tracer
 from stretto.text_client.client import TextClient
 
+LISTEN_WITHIN_S = 15.0  # without a replica: then /readyz says why
+CHECK_S = 0.02
+
 
 class ClusterGate:
     """The class that Ray instantiates. `replicas`: the handle of the Replica deployment."""
@@ -39,7 +42,7 @@ class ClusterGate:
         settings = self._options.loaded()
         logs.set_up(json_lines=True, level=settings.server.log_level)
         keys = check(settings.server)
-        self._bound = bind(settings.server, shared=True)
+        self._bound = bind(settings.server, shared=True, listen=False)
         self._chooser = RayChooser(replicas, table_of(self._options.name))
         cluster = ClusterClient(
             self._chooser,
@@ -60,8 +63,17 @@ class ClusterGate:
             running=GateKeyCounts(self._options.gates),
         )
         loop = asyncio.get_running_loop()
-        self._serving = loop.create_task(self._server.live(self._bound, None))
+        self._serving = loop.create_task(self._serve())
         self._looking = loop.create_task(self._look_for_replicas())
+
+    async def _serve(self) -> None:
+        """Listen when a replica is connected: gates share the port, and another one can answer until then."""
+        await self._client.start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LISTEN_WITHIN_S):
+                while not self._client.health.ready:
+                    await asyncio.sleep(CHECK_S)
+        await self._server.live(self._bound, None)
 
     async def _look_for_replicas(self) -> None:
         """Starts Ray's router, which then tells about every replica that comes."""
@@ -85,6 +97,7 @@ class ClusterGate:
         self._looking.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._server.stop()
+        self._serving.cancel()  # it may still wait for a replica
         self._bound.close()
         await self._client.close()
         self._tracer.close()

@@ -163,6 +163,8 @@ class Keeper:
         self._tries: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
+        if self._task is not None:
+            return
         self._task = asyncio.get_running_loop().create_task(self._keep(), name="links")
 
     async def stop(self) -> None:

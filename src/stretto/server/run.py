@@ -66,10 +66,11 @@ def check(settings: ServerSettings) -> KeyRing:
     return keys
 
 
-def bind(settings: ServerSettings, *, shared: bool = False) -> socket.socket:
+def bind(settings: ServerSettings, *, shared: bool = False, listen: bool = True) -> socket.socket:
     """The listening socket. Binding first reports a port in use before a model is loaded.
 
     `shared`: several processes listen on the same port, and the kernel spreads connections over them.
+    `listen` False: the socket gets no connections until `Server.live` listens.
     """
     host = settings.host.strip("[]")
     try:
@@ -85,7 +86,8 @@ def bind(settings: ServerSettings, *, shared: bool = False) -> socket.socket:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         _bound_unsent(bound)
         bound.bind(address)
-        bound.listen(BACKLOG)
+        if listen:
+            bound.listen(BACKLOG)
     except OSError as error:
         bound.close()
         raise SettingsError(

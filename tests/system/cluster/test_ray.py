@@ -44,7 +44,11 @@ def until(condition, timeout_s: float = 60.0) -> None:
 
 
 def connected(cluster) -> int:
-    return get(cluster, "/health")["batcher"]["cluster"]["connected"]
+    """Replicas of the gate that answers; 0 if it is not ready."""
+    try:
+        return get(cluster, "/health")["batcher"]["cluster"]["connected"]
+    except OSError:
+        return 0
 
 
 async def many(cluster, count: int, **options) -> list:
