@@ -1,7 +1,8 @@
 """How much processor time this process got, waited for and left unused, as Linux reports it.
 
 Reads `/proc/self/task/*/schedstat` (time on a processor and time runnable but not running, per thread) and
-`/proc/stat` (idle time of the processors that the affinity mask allows). A reading takes about 20 µs: files
+`/proc/stat` (idle time of the processors that the affinity mask allows). Time of processes with a positive
+nice value counts as idle, unless this process has one too: they give way. A reading takes about 20 µs: files
 stay open, threads are listed twice a second. `open_pressure` answers None where none of it is reported.
 """
 
@@ -18,6 +19,7 @@ from typing import Protocol
 LIST_EVERY_S = 0.5
 COMPUTES_SHARE = 0.2  # a thread that ran for this share of the passes is one that computes them
 STAT_BYTES_MAX = 1 << 16
+NICE_FIELD, IDLE_FIELDS = 2, (4, 5)  # in a line of /proc/stat; waiting for a disk is idle, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Pressure:
 
     wall_s: float
     waited_s: float  # runnable but not running, all computing threads together
-    free_cores: float  # mean number of allowed processors that other processes left to this one
+    free_cores: float  # mean number of allowed processors that this process got or could have had
 
 
 class Pressures(Protocol):
@@ -47,8 +49,11 @@ class PressureReader:
         proc: Path = Path("/proc"),
         clock: Callable[[], float] = time.perf_counter,
         ticks_per_s: int = 0,
+        nice: int = 0,
     ) -> None:
+        """`nice`: the nice value of this process."""
         self._cpus = cpus
+        self._unused = IDLE_FIELDS if nice > 0 else (NICE_FIELD, *IDLE_FIELDS)
         self._tasks = proc / "self" / "task"
         self._clock = clock
         self._tick_s = 1.0 / (ticks_per_s or os.sysconf("SC_CLK_TCK"))
@@ -109,13 +114,13 @@ class PressureReader:
                     self._files[name] = os.open(self._tasks / name / "schedstat", os.O_RDONLY)
 
     def _read_idle(self) -> float:
-        """Seconds that the allowed processors have been idle, waiting for a disk included."""
+        """Seconds that the allowed processors were idle or computed for processes that give way."""
         ticks = 0
         for line in os.pread(self._stat, STAT_BYTES_MAX, 0).split(b"\n"):
             if line.startswith(b"cpu") and line[3:4].isdigit():
                 fields = line.split()
                 if int(fields[0][3:]) in self._cpus:
-                    ticks += int(fields[4]) + int(fields[5])
+                    ticks += sum(int(fields[at]) for at in self._unused)
         return ticks * self._tick_s
 
 
@@ -124,6 +129,7 @@ def open_pressure() -> PressureReader | None:
     if not hasattr(os, "sched_getaffinity"):
         return None
     try:
-        return PressureReader(cpus=frozenset(os.sched_getaffinity(0)))
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        return PressureReader(cpus=frozenset(os.sched_getaffinity(0)), nice=nice)
     except (OSError, ValueError):
         return None
