@@ -1,16 +1,17 @@
-"""What replicas share: one named Ray actor with the tenants' counters.
+"""What a cluster shares: one named Ray actor with the tenants' counters and the permits of keys.
 
-Everything in it is a total, so that a restart of the actor costs accuracy for a moment and nothing else.
-Replicas use the last answer and do not wait for the next.
+Counters are totals, and gates repeat which permits they hold, so that a restart of the actor costs accuracy
+for a moment and nothing else. Replicas use the last answer and do not wait for the next.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from stretto.cluster.policy.counters import CounterExchange
+from stretto.cluster.policy.permits import PermitTable
 from stretto.core.fairness import TenantService
 from stretto.rpc.routing import TenantCounter
 
@@ -25,6 +26,7 @@ class SharedCounters:
         self._clock = clock
         self._models: dict[str, CounterExchange] = {}
         self._heard_s: dict[str, float] = {}
+        self._permits = PermitTable(now=clock())
 
     def publish(self, replica_id: str, version: int, services: Mapping[str, Any]) -> Services:
         """A replica's totals; returns those of all others."""
@@ -48,6 +50,41 @@ class SharedCounters:
     def totals(self) -> dict[str, dict[str, float]]:
         """Service by model and tenant, of the whole cluster."""
         return {model: exchange.totals() for model, exchange in self._models.items()}
+
+    # --- asked by gates --------------------------------------------------------------------------
+
+    def acquire(self, gate: str, permit: int, key: str, limit: int, gates: int) -> bool:
+        return self._permits.acquire(gate, permit, key, limit=limit, gates=gates, now=self._clock())
+
+    def release(self, gate: str, permit: int) -> None:
+        self._permits.release(gate, permit, self._clock())
+
+    def heard(self, gate: str, holds: Mapping[int, str], asked: Collection[int]) -> None:
+        self._permits.heard(gate, self._clock(), holds=holds, asked=asked)
+
+    def gate_left(self, gate: str) -> None:
+        self._permits.left(gate)
+
+
+class ActorPermits:
+    """`key_permits.PermitCalls` over the actor: Ray keeps the order of one caller's calls."""
+
+    def __init__(self, actor: Any, gate: str, gates: int) -> None:
+        self._actor = actor
+        self._gate = gate
+        self._gates = gates
+
+    async def acquire(self, permit: int, key: str, limit: int) -> bool:
+        return bool(await self._actor.acquire.remote(self._gate, permit, key, limit, self._gates))
+
+    def release(self, permit: int) -> None:
+        self._actor.release.remote(self._gate, permit)
+
+    def heard(self, holds: Mapping[int, str], asked: Collection[int]) -> None:
+        self._actor.heard.remote(self._gate, holds, asked)
+
+    def left(self) -> None:
+        self._actor.gate_left.remote(self._gate)
 
 
 def shared_counters(name: str) -> Any:

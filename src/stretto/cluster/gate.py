@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from stretto.cluster.client import ClusterClient
+from stretto.cluster.exchange import ActorPermits, shared_counters
+from stretto.cluster.key_permits import GateKeyCounts
 from stretto.cluster.options import RayOptions, read_options
-from stretto.cluster.policy.permits import local_limit
 from stretto.cluster.route_table import table_of
 from stretto.cluster.targets import ReplicaTarget
 from stretto.errors import NotReadyError
 from stretto.rpc.connection import Connection
 from stretto.rpc.peers import connect_peer
-from stretto.server.http.concurrency import LocalKeyCounts
 from stretto.server.run import bind, check, make_server, url_of
 from stretto.telemetry import logs
 from stretto.telemetry.traces import make_tracer
@@ -55,16 +55,27 @@ class ClusterGate:
         table_of(self._options.name).digests = here
         self._client = TextClient(cluster, text_in="api" if here else "worker")
         self._tracer = make_tracer(settings.server.traces)
+        loop = asyncio.get_running_loop()
+        self._permits = await self._shared_permits() if keys.limited else None
+        counts = GateKeyCounts(self._permits, self._options.gates) if self._permits is not None else None
         self._server = make_server(
             self._client,
             settings.server,
             keys=keys,
             tracer=self._tracer,
-            running=GateKeyCounts(self._options.gates),
+            running=counts,
         )
-        loop = asyncio.get_running_loop()
+        self._repeating = loop.create_task(counts.repeat()) if counts is not None else None
         self._serving = loop.create_task(self._serve())
         self._looking = loop.create_task(self._look_for_replicas())
+
+    async def _shared_permits(self) -> ActorPermits:
+        """Key limits hold for all gates together: one actor counts."""
+        from ray import serve
+
+        name = serve.get_replica_context().replica_id.unique_id
+        actor = await asyncio.to_thread(shared_counters, self._options.name)
+        return ActorPermits(actor, name, self._options.gates)
 
     async def _serve(self) -> None:
         """Listen when a replica is connected: gates share the port, and another one can answer until then."""
@@ -98,25 +109,12 @@ class ClusterGate:
         with contextlib.suppress(asyncio.CancelledError):
             await self._server.stop()
         self._serving.cancel()  # it may still wait for a replica
+        if self._repeating is not None and self._permits is not None:
+            self._repeating.cancel()
+            self._permits.left()
         self._bound.close()
         await self._client.close()
         self._tracer.close()
-
-
-class GateKeyCounts:
-    """Each gate has its share of a key's `concurrency_max`: all gates together never exceed it by more than
-    the one request that every gate may run.
-    """
-
-    def __init__(self, gates: int) -> None:
-        self._gates = gates
-        self._own = LocalKeyCounts()
-
-    def begin(self, name: str, most: int) -> bool:
-        return self._own.begin(name, local_limit(most, self._gates))
-
-    def end(self, name: str) -> None:
-        self._own.end(name)
 
 
 class Dialling:

@@ -6,7 +6,6 @@ import random
 from types import SimpleNamespace
 
 from stretto.cluster.exchange import SILENT_S, SharedCounters
-from stretto.cluster.gate import GateKeyCounts
 from stretto.cluster.hints import hint_of
 from stretto.cluster.merging import merge_stats
 from stretto.cluster.policy.routing import RouteHint
@@ -78,13 +77,6 @@ def test_statistics_of_replicas_add_up():
     (model,) = merged.models
     assert (merged.streams, merged.memory_bytes) == (4, 10)
     assert (model.slots, model.kv_blocks, model.queued, model.backlog_s) == (8, 20, {"default": 7}, 1.0)
-
-
-def test_gates_share_the_limit_of_a_key():
-    first, second = GateKeyCounts(2), GateKeyCounts(2)
-    assert [gate.begin("key", 4) for gate in (first, first, first, second)] == [True, True, False, True]
-    first.end("key")
-    assert first.begin("key", 4)
 
 
 def test_hints_share_a_prefix_within_a_tenant_alone():

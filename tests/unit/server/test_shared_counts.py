@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import pytest
@@ -11,32 +12,36 @@ from stretto.server.operations.counters import Counters
 from stretto.server.operations.siblings import add_state, added, state_of
 
 
+def begun(counts, most: int, name: str = "a") -> bool:
+    return asyncio.run(counts.begin(name, most)) is not None
+
+
 def test_a_key_s_requests_are_counted_over_all_processes(tmp_path):
     shared = SharedKeyCounts(["a", "b"], processes=2, lock=tmp_path / "lock")
     first, second = shared.column(0), shared.column(1)
-    assert [first.begin("a", 2), second.begin("a", 2), second.begin("a", 2)] == [True, True, False]
-    assert second.begin("b", 1)
-    first.end("a")
-    assert second.begin("a", 2)
+    assert [begun(first, 2), begun(second, 2), begun(second, 2)] == [True, True, False]
+    assert begun(second, 1, "b")
+    first.end("a", 0)
+    assert begun(second, 2)
 
 
 def test_a_dead_process_s_requests_no_longer_count(tmp_path):
     shared = SharedKeyCounts(["a"], processes=2, lock=tmp_path / "lock")
     pid = os.fork()
     if pid == 0:
-        shared.column(1).begin("a", 5)
+        begun(shared.column(1), 5)
         os._exit(0)
     os.waitpid(pid, 0)
-    assert not shared.column(0).begin("a", 1)  # the child's count is seen here
+    assert not begun(shared.column(0), 1)  # the child's count is seen here
     shared.clear(1)
-    assert shared.column(0).begin("a", 1)
+    assert begun(shared.column(0), 1)
 
 
 def test_one_process_counts_for_itself():
     counts = LocalKeyCounts()
-    assert [counts.begin("a", 1), counts.begin("a", 1), counts.begin("b", 1)] == [True, False, True]
-    counts.end("a")
-    assert counts.begin("a", 1)
+    assert [begun(counts, 1), begun(counts, 1), begun(counts, 1, "b")] == [True, False, True]
+    counts.end("a", 0)
+    assert begun(counts, 1)
 
 
 def test_counters_of_several_processes_are_added():

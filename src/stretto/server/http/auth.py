@@ -61,12 +61,13 @@ class Auth:
             await self._app(scope, receive, send)
             return
         name = key.caller.name
-        if not self._running.begin(name, key.concurrency_max):
+        number = await self._running.begin(name, key.concurrency_max)
+        if number is None:
             raise ConcurrencyLimitError(f"{key.concurrency_max} requests with this key are already running")
         try:
             await self._app(scope, receive, send)
         finally:
-            self._running.end(name)
+            self._running.end(name, number)
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, presented: str | None) -> None:

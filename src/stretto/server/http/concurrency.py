@@ -19,11 +19,11 @@ ITEM_BYTES = 4
 
 
 class KeyCounts(Protocol):
-    def begin(self, name: str, most: int) -> bool:
-        """Count one more request with this key, unless `most` are running."""
+    async def begin(self, name: str, most: int) -> int | None:
+        """Count one more request with this key, unless `most` are running. Returns its number for `end`."""
         ...
 
-    def end(self, name: str) -> None: ...
+    def end(self, name: str, number: int) -> None: ...
 
 
 class LocalKeyCounts:
@@ -32,13 +32,13 @@ class LocalKeyCounts:
     def __init__(self) -> None:
         self._running: Counter[str] = Counter()
 
-    def begin(self, name: str, most: int) -> bool:
+    async def begin(self, name: str, most: int) -> int | None:
         if self._running[name] >= most:
-            return False
+            return None
         self._running[name] += 1
-        return True
+        return 0
 
-    def end(self, name: str) -> None:
+    def end(self, name: str, _number: int) -> None:
         self._running[name] -= 1
 
 
@@ -82,12 +82,12 @@ class SharedColumn:
         self._shared = shared
         self._process = process
 
-    def begin(self, name: str, most: int) -> bool:
+    async def begin(self, name: str, most: int) -> int | None:
         with self._shared.locked():
             if self._shared.total(name) >= most:
-                return False
+                return None
             self._shared.change(name, self._process, 1)
-            return True
+            return 0
 
-    def end(self, name: str) -> None:
+    def end(self, name: str, _number: int) -> None:
         self._shared.change(name, self._process, -1)

@@ -70,6 +70,11 @@ class KeyRing:
     def names(self) -> tuple[str, ...]:
         return tuple(key.caller.name for key in self._keys)
 
+    @property
+    def limited(self) -> bool:
+        """Whether any key has a limit of its own."""
+        return any(key.concurrency_max is not None for key in self._keys)
+
     def find(self, presented: str) -> Key | None:
         """Look up a key. Compares every digest, so that timing does not reveal which one matched."""
         digest = _digest(presented)
