@@ -35,8 +35,11 @@ from stretto.loadgen.fairness import jain
 TICK_MS = 50
 FLAGS = f"--backend simulated --context-window 4096 --simulated-tick-ms {TICK_MS}".split()
 FAMILIES, FAMILY_CHARS, USERS = 8, 2000, 64
-REPLICAS = 4
+REPLICAS, GATES = 4, 2
+BEFORE = {"gate": GATES, "replica": REPLICAS, "worker": REPLICAS}  # processes when all is well
 TENANTS = {"key-of-tenant-a": 80, "key-of-tenant-b": 8, "key-of-tenant-c": 8}  # requests at a time
+LIGHT = "key-of-tenant-b"
+WARM_S = 4.0
 
 
 class Bench:
@@ -79,6 +82,11 @@ def connected(cluster: RayCluster, count: int, key: str = "") -> bool:
         return False
 
 
+def ready(cluster: RayCluster, count: int, key: str = "") -> None:
+    if until(lambda: connected(cluster, count, key), 60) == float("inf"):
+        raise RuntimeError(f"no gate is connected to {count} replicas")
+
+
 # --- 1: prefixes ---------------------------------------------------------------------------------
 
 
@@ -118,48 +126,9 @@ def prefixes(bench: Bench, cluster: RayCluster) -> None:
         with RayCluster(
             "--replicas", str(REPLICAS), "--routing", routing, *FLAGS, "--n-seq-max", "16"
         ) as other:
-            until(lambda it=other: connected(it, REPLICAS), 60)
+            ready(other, REPLICAS)
             result[routing] = asyncio.run(conversations(other.url, turns, 1))
     bench.note("prefixes", result, Bar("prefix tokens reused ÷ one replica's", ours / one, "≥", 0.9))
-
-
-# --- 2: fairness ---------------------------------------------------------------------------------
-
-
-async def tenants(url: str, seconds: float, warm_s: float) -> dict[str, int]:
-    """Tokens of each tenant within the window."""
-    start_s = time.monotonic()
-    served = dict.fromkeys(TENANTS, 0)
-
-    async def client(key: str, number: int) -> None:
-        count = 0
-        while time.monotonic() < start_s + warm_s + seconds:
-            count += 1
-            answer = await stream(url, f"{key} {number} {count}", max_tokens=16, tenant=key)
-            inside = [
-                at_s for at_s in answer.times_s if start_s + warm_s <= at_s <= start_s + warm_s + seconds
-            ]
-            served[key] += len(inside)
-
-    await asyncio.gather(*(client(key, n) for key, count in TENANTS.items() for n in range(count)))
-    return served
-
-
-def fairness(bench: Bench) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        keys = Path(folder) / "keys.yaml"
-        keys.write_text(json.dumps({"keys": [{"key": key, "tenant": key} for key in TENANTS]}))
-        keys.chmod(0o600)
-        options = ("--replicas", str(REPLICAS), *FLAGS, "--n-seq-max", "4", "--api-key-file", str(keys))
-        with RayCluster(*options) as cluster:
-            until(lambda: connected(cluster, REPLICAS, next(iter(TENANTS))), 60)
-            served = asyncio.run(tenants(cluster.url, 10.0 if bench.quick else 30.0, 5.0))
-    value = jain(list(map(float, served.values())))
-    bench.note(
-        "fairness",
-        {"tokens": served},
-        Bar("Jain over three tenants, one with 10 × the load", value, "≥", 0.95),
-    )
 
 
 # --- 3: overhead ---------------------------------------------------------------------------------
@@ -223,11 +192,13 @@ async def under_load(cluster: RayCluster, kinds: list[str]) -> Load:
     running = asyncio.create_task(load.run())
     for kind in kinds:
         await asyncio.sleep(0.7)
-        await asyncio.to_thread(cluster.kill, kind, index=0)
-        process = "gate" if kind == "gate" else "worker"
+        if kind == "gate":
+            load.deaths.append(await asyncio.to_thread(cluster.kill_gate))
+        else:
+            await asyncio.to_thread(cluster.kill, kind)
         await asyncio.sleep(0.5)
-        await asyncio.to_thread(cluster.until, process, 2 if kind == "gate" else REPLICAS)
-        await asyncio.to_thread(until, lambda: connected(cluster, REPLICAS), 30)
+        await asyncio.to_thread(cluster.until, "gate" if kind == "gate" else "worker", BEFORE[kind])
+        await asyncio.to_thread(ready, cluster, REPLICAS)
     await asyncio.sleep(0.5)
     load.stop()
     await running
@@ -240,7 +211,7 @@ def kills(bench: Bench, cluster: RayCluster) -> None:
     load = asyncio.run(under_load(cluster, kinds))
     bench.note(
         "replicas killed",
-        load.result(count),
+        {"kills": count, **load.result()},
         Bar("requests lost", load.lost, "≤", 0),
         Bar("streams that differ or repeat", load.wrong, "≤", 0),
         Bar("streams hung", load.hung, "≤", 0),
@@ -249,8 +220,8 @@ def kills(bench: Bench, cluster: RayCluster) -> None:
     load = asyncio.run(under_load(cluster, ["gate"] * count))
     bench.note(
         "gates killed",
-        load.result(count),
-        Bar("connections broken per killed gate", load.lost / count, "≤", 23),  # not those of the other gate
+        {"kills": count, **load.result()},
+        Bar("broken connections of gates that lived", load.foreign, "≤", 0),
         Bar("other streams that differ", load.wrong, "≤", 0),
         Bar("streams hung after a gate's death", load.hung, "≤", 0),
     )
@@ -272,55 +243,74 @@ def cancels(bench: Bench, cluster: RayCluster) -> None:
     bench.note("cancels", {"cancelled": 1000}, Bar("seconds until nothing runs", seconds, "≤", 2.0))
 
 
-# --- 6: scaling ----------------------------------------------------------------------------------
+# --- 2 and 6: fairness and scaling ---------------------------------------------------------------
 
 
-async def step(cluster: RayCluster, width: int) -> dict[str, Any]:
-    """A load step, and its end: replicas over time, and requests that failed."""
-    seen: list[int] = []
-    failed: list[str] = []
-    stopping = False
+class Step:
+    """A load step of three tenants, its end, and what was seen: one replica, four, one."""
 
-    async def client(number: int) -> None:
-        while not stopping:
-            answer = await stream(cluster.url, f"step {number}", max_tokens=20)
+    def __init__(self, cluster: RayCluster, *, window_s: float) -> None:
+        self._cluster = cluster
+        self._window_s = window_s
+        self._loaded = True
+        self._light = True
+        self.arrivals: list[tuple[str, float]] = []  # tenant and time of every token
+        self.requests = 0
+        self.failed: list[str] = []
+
+    async def run(self) -> dict[str, Any]:
+        light = asyncio.create_task(self._client(LIGHT, 0, lambda: self._light))
+        await asyncio.sleep(1.0)
+        heavy = [
+            asyncio.create_task(self._client(key, number, lambda: self._loaded))
+            for key, count in TENANTS.items()
+            for number in range(count)
+        ]
+        up_s = await asyncio.to_thread(until, lambda: connected(self._cluster, REPLICAS, LIGHT), 90)
+        start_s = time.monotonic() + WARM_S
+        await asyncio.sleep(WARM_S + self._window_s)
+        self._loaded = False
+        await asyncio.gather(*heavy)
+        down_s = await asyncio.to_thread(until, lambda: connected(self._cluster, 1, LIGHT), 90)
+        self._light = False
+        await light
+        served = dict.fromkeys(TENANTS, 0)
+        for key, at_s in self.arrivals:
+            served[key] += start_s <= at_s <= start_s + self._window_s
+        return {"up_s": up_s, "down_s": down_s, "tokens": served, "requests": self.requests}
+
+    async def _client(self, key: str, number: int, going: Callable[[], bool]) -> None:
+        while going():
+            self.requests += 1
+            answer = await stream(
+                self._cluster.url, f"{key} {number} {self.requests}", max_tokens=16, tenant=key
+            )
+            self.arrivals += [(key, at_s) for at_s in answer.times_s]
             if not answer.complete:
-                failed.append(answer.error)
-
-    async def watch(target: int, timeout_s: float) -> float:
-        start_s = time.monotonic()
-        while time.monotonic() - start_s < timeout_s:
-            seen.append(len(await asyncio.to_thread(cluster.pids, "worker")))
-            if seen[-1] == target:
-                return time.monotonic() - start_s
-            await asyncio.sleep(0.25)
-        return float("inf")
-
-    light = [asyncio.create_task(client(0))]
-    await asyncio.sleep(2.0)
-    heavy = [asyncio.create_task(client(number)) for number in range(1, width)]
-    up_s = await watch(4, 60)
-    stopping = True
-    await asyncio.gather(*heavy)
-    stopping = False
-    light.append(asyncio.create_task(client(0)))
-    down_s = await watch(1, 90)
-    stopping = True
-    await asyncio.gather(*light)
-    return {"up_s": up_s, "down_s": down_s, "failed": len(failed), "errors": failed[:3], "most": max(seen)}
+                self.failed.append(answer.error)
+                await asyncio.sleep(0.1)
 
 
-def scaling(bench: Bench) -> None:
+def step(bench: Bench) -> None:
     rules = ["--scaling.allowed-wait-s", "0.5", "--scaling.up-delay-s", "1", "--scaling.down-delay-s", "4"]
-    options = ("--replicas", "1", "--replicas-max", "4", *rules, *FLAGS, "--n-seq-max", "4")
-    with RayCluster(*options) as cluster:
-        until(lambda: connected(cluster, 1), 60)
-        result = asyncio.run(step(cluster, 48))
+    options = ("--replicas", "1", "--replicas-max", str(REPLICAS), *rules, *FLAGS, "--n-seq-max", "4")
+    with tempfile.TemporaryDirectory() as folder:
+        keys = Path(folder) / "keys.yaml"
+        lines = [f"- {json.dumps({'key': key, 'tenant': key})}" for key in TENANTS]
+        keys.write_text("\n".join(["keys:", *lines]) + "\n")
+        keys.chmod(0o600)
+        with RayCluster(*options, "--api-key-file", str(keys)) as cluster:
+            ready(cluster, 1, LIGHT)
+            load = Step(cluster, window_s=10.0 if bench.quick else 30.0)
+            result = asyncio.run(load.run())
+    result |= {"failed": len(load.failed), "errors": load.failed[:3]}
+    value = jain(list(map(float, result["tokens"].values())))
     bench.note(
-        "scaling",
+        "step",
         result,
+        Bar("Jain over three tenants, one with 10 × the load", value, "≥", 0.95),
         Bar("seconds from 1 to 4 replicas", result["up_s"], "≤", 60.0),
-        Bar("seconds from 4 to 1", result["down_s"], "≤", 90.0),
+        Bar("seconds from 4 to 1", result["down_s"], "≤", 60.0),
         Bar("requests that failed", result["failed"], "≤", 0),
     )
 
@@ -330,22 +320,22 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--only", nargs="*", default=[], help="overhead, prefixes, cancels, kills, step")
     given = parser.parse_args(arguments)
     bench = Bench(quick=given.quick)
     start_s = time.monotonic()
     shared = {"overhead": overhead, "prefixes": prefixes, "cancels": cancels, "kills": kills}
-    wanted = [name for name in (*shared, "fairness", "scaling") if not given.only or name in given.only]
+    wanted = [name for name in (*shared, "step") if not given.only or name in given.only]
     if any(name in shared for name in wanted):
-        with RayCluster("--replicas", str(REPLICAS), "--gates", "2", *FLAGS, "--n-seq-max", "16") as cluster:
-            until(lambda: connected(cluster, REPLICAS), 60)
+        with RayCluster(
+            "--replicas", str(REPLICAS), "--gates", str(GATES), *FLAGS, "--n-seq-max", "16"
+        ) as cluster:
+            ready(cluster, REPLICAS)
             for name in wanted:
                 if name in shared:
                     shared[name](bench, cluster)
-    if "fairness" in wanted:
-        fairness(bench)
-    if "scaling" in wanted:
-        scaling(bench)
+    if "step" in wanted:
+        step(bench)
     bench.results["seconds"] = round(time.monotonic() - start_s, 1)
     print(f"{bench.results['seconds']} s in all")
     if given.json is not None:

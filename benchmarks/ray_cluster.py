@@ -22,6 +22,7 @@ from typing import Any
 START_TIMEOUT_S = 150.0
 STOP_TIMEOUT_S = 60.0
 KINDS = {"replica": "ray::ServeReplica:stretto:Replica", "gate": "ray::ServeReplica:stretto:Gate"}
+ACCEPT_S = 0.5  # on a busy machine a connection may wait so long for its gate
 CONTROLLER, WORKER = "ray::ServeController", "stretto.worker"
 
 
@@ -86,12 +87,47 @@ class RayCluster:
         _kill(pid)
         return pid
 
+    def kill_gate(self) -> GateDeath:
+        """Kill one gate, and say which connections it had."""
+        pid = sorted(self.pids("gate"))[0]
+        start_s = time.monotonic()
+        os.kill(pid, signal.SIGSTOP)  # accepts nothing while its connections are listed
+        ports = client_ports(pid)
+        _kill(pid)
+        while Path(f"/proc/{pid}").exists() and time.monotonic() < start_s + 5.0:
+            time.sleep(0.001)
+        return GateDeath(ports, start_s, time.monotonic())
+
     def until(self, kind: str, count: int, timeout_s: float = 60.0) -> None:
         end_s = time.monotonic() + timeout_s
         while len(self.pids(kind)) != count:
             if time.monotonic() > end_s:
                 raise RuntimeError(f"{len(self.pids(kind))} {kind} processes, not {count}")
             time.sleep(0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class GateDeath:
+    """`ports`: of its clients. Connections opened from `start_s` to `end_s` may have been in its queue."""
+
+    ports: frozenset[int]
+    start_s: float
+    end_s: float
+
+    def explains(self, answer: Answer) -> bool:
+        unread = self.start_s - ACCEPT_S <= answer.started_s <= self.end_s and not answer.times_s
+        return answer.port in self.ports or unread
+
+
+def client_ports(pid: int) -> frozenset[int]:
+    """The remote ports of a process's TCP connections."""
+    inodes = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(path).removeprefix("socket:[").removesuffix("]"))
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    rows = [line.split() for line in lines]
+    return frozenset(int(row[2].split(":")[1], 16) for row in rows if row[9] in inodes)
 
 
 def _drain(process: subprocess.Popen[str]) -> threading.Thread:
@@ -143,12 +179,13 @@ def _kill(pid: int) -> None:
 
 @dataclass(slots=True)
 class Answer:
-    """One streamed completion. `times_s`: when each event with text came."""
+    """One streamed completion. `times_s`: when each event with text came. `port`: the client's own."""
 
     text: str = ""
     finish_reason: str = ""
     error: str = ""
     started_s: float = 0.0
+    port: int = 0
     times_s: list[float] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
 
@@ -191,6 +228,7 @@ async def stream(
     except OSError as error:
         answer.error = f"connect: {error}"
         return answer
+    answer.port = writer.get_extra_info("sockname")[1]
     try:
         writer.write(_request(json.dumps(body).encode(), tenant))
         await _read(reader, answer, stop_after)
@@ -245,8 +283,9 @@ class Load:
     def __init__(self, url: str, *, width: int, tokens: int) -> None:
         self._url, self._width, self._tokens = url, width, tokens
         self.expected: list[str] = []
-        self.right = self.wrong = self.lost = self.hung = 0
-        self.errors: list[str] = []
+        self.right = self.wrong = self.hung = 0
+        self.broken: list[Answer] = []
+        self.deaths: list[GateDeath] = []
         self._stopping = False
 
     async def prepare(self) -> None:
@@ -267,8 +306,7 @@ class Load:
                 self.hung += 1
                 continue
             if not answer.complete:
-                self.lost += 1
-                self.errors.append(answer.error)
+                self.broken.append(answer)
             elif answer.text == self.expected[number] and answer.usage["completion_tokens"] == self._tokens:
                 self.right += 1
             else:
@@ -277,6 +315,15 @@ class Load:
     def stop(self) -> None:
         self._stopping = True
 
-    def result(self, kills: int) -> dict[str, Any]:
+    @property
+    def lost(self) -> int:
+        return len(self.broken)
+
+    @property
+    def foreign(self) -> int:
+        """Broken connections that no killed gate had."""
+        return sum(not any(death.explains(answer) for death in self.deaths) for answer in self.broken)
+
+    def result(self) -> dict[str, Any]:
         counts = {"right": self.right, "lost": self.lost, "differ": self.wrong, "hung": self.hung}
-        return {"kills": kills, **counts, "errors": self.errors[:3]}
+        return {**counts, "errors": sorted({answer.error[:200] for answer in self.broken})[:5]}
