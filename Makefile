@@ -52,6 +52,7 @@ $(DEV): $(READY) pyproject.toml
 	@echo "installing torch (CPU), linters and test tools into $(VENV)"
 	@$(PIP) install -qq torch==2.13.0
 	@$(PIP) install -qq --editable '.[dev,llamacpp]'
+	@$(BIN)/python tools/install_helm.py $(VENV) || true
 	@touch $@
 
 setup: $(READY) ## Create .venv with what serving needs: llama.cpp and two small models

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.system.published.go_templates import render
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes"
 CHART = FOLDER / "chart"
+HELM = shutil.which("helm", path=str(Path(sys.executable).parent)) or shutil.which("helm")
 TEXT, COUNT = {"type": "string", "minLength": 1}, {"type": "integer", "minimum": 1}
 LABELS = {"type": "object", "additionalProperties": TEXT, "minProperties": 1}
 
@@ -70,7 +72,7 @@ POD = closed(
 SELECTOR = closed({"matchLabels": LABELS})
 RAY_GROUP = {
     "rayStartParams": {"type": "object", "additionalProperties": TEXT},
-    "template": closed({"spec": POD}),
+    "template": closed({"spec": POD}, {"metadata": closed({"labels": LABELS})}),
 }
 SPECS = {
     ("apps/v1", "Deployment"): closed(
@@ -176,7 +178,7 @@ def chart(**values: Any) -> list[dict[str, Any]]:
     [
         ("stretto.yaml", ["Deployment", "Service"]),
         ("inference-pool.yaml", ["InferencePool", "HTTPRoute"]),
-        ("rayservice.yaml", ["RayService"]),
+        ("rayservice.yaml", ["RayService", "Service"]),
     ],
 )
 def test_files_have_known_fields_only(name, kinds):
@@ -222,12 +224,29 @@ def test_the_pool_selects_the_pods_of_the_deployment():
 
 
 def test_the_ray_service_names_our_application():
-    (service,) = loaded("rayservice.yaml")
+    service, _ = loaded("rayservice.yaml")
     (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
     assert application["import_path"] == "stretto.cluster:app"
     mounts = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
     folder = mounts["volumeMounts"][0]["mountPath"]
     assert Path(application["args"]["token_file"]).parent == Path(folder)
+
+
+def test_a_service_reaches_the_port_of_the_gates():
+    ray, service = loaded("rayservice.yaml")
+    (group,) = ray["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    head = ray["spec"]["rayClusterConfig"]["headGroupSpec"]
+    (container,) = group["template"]["spec"]["containers"]
+    (application,) = yaml.safe_load(ray["spec"]["serveConfigV2"])["applications"]
+    assert service["spec"]["selector"] == group["template"]["metadata"]["labels"]
+    (port,) = container["ports"]
+    assert (
+        port["name"]
+        == service["spec"]["ports"][0]["targetPort"]
+        == container["readinessProbe"]["httpGet"]["port"]
+    )
+    assert port["containerPort"] == application["args"]["settings"]["server.port"]
+    assert head["rayStartParams"]["num-cpus"] == "0"  # nothing of ours runs in a pod that the Service misses
 
 
 @pytest.mark.parametrize(
@@ -252,10 +271,10 @@ def test_values_reach_the_files():
     assert {"name": "STRETTO_DRAIN_TIMEOUT_S", "value": "90"} in container["env"]
 
 
-@pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
+@pytest.mark.skipif(HELM is None, reason="HELM IS NOT INSTALLED: the chart is not rendered by it")
 @pytest.mark.parametrize("enabled", ["true", "false"])
 def test_helm_renders_the_same_as_the_tests(enabled):
-    command = ["helm", "template", "demo", str(CHART), "--set", f"inferencePool.enabled={enabled}"]
+    command = [HELM, "template", "demo", str(CHART), "--set", f"inferencePool.enabled={enabled}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     documents = [document for document in yaml.safe_load_all(done.stdout) if document]
     ours = chart(inferencePool={"enabled": enabled == "true"})
