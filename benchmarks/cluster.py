@@ -37,7 +37,7 @@ FLAGS = f"--backend simulated --context-window 4096 --simulated-tick-ms {TICK_MS
 FAMILIES, FAMILY_CHARS, USERS = 8, 2000, 64
 REPLICAS, GATES = 4, 2
 BEFORE = {"gate": GATES, "replica": REPLICAS, "worker": REPLICAS}  # processes when all is well
-TENANTS = {"key-of-tenant-a": 80, "key-of-tenant-b": 8, "key-of-tenant-c": 8}  # requests at a time
+TENANTS = {"key-of-tenant-a": 60, "key-of-tenant-b": 6, "key-of-tenant-c": 6}  # requests at a time
 LIGHT = "key-of-tenant-b"
 WARM_S = 4.0
 
@@ -294,6 +294,7 @@ class Step:
 def step(bench: Bench) -> None:
     rules = ["--scaling.allowed-wait-s", "0.5", "--scaling.up-delay-s", "1", "--scaling.down-delay-s", "4"]
     options = ("--replicas", "1", "--replicas-max", str(REPLICAS), *rules, *FLAGS, "--n-seq-max", "4")
+    options += ("--max-queue-wait-s", "90", "--first-byte-s", "100")  # one replica's queue, on a busy machine
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys.yaml"
         lines = [f"- {json.dumps({'key': key, 'tenant': key})}" for key in TENANTS]

@@ -105,7 +105,7 @@ class ClusterReplica:
         return self._reports.routing_stats()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        return stats_of_backlog(self._reports.backlog, 0)
+        return stats_of_backlog(self._reports.backlog, self._reports.missed)
 
     async def check_health(self) -> None:
         """Raises while the worker cannot answer, also when its scheduler hangs. Ray replaces the replica."""

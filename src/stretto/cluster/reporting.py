@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from array import array
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from stretto.errors import StrettoError
 from stretto.rpc.routing import ModelRouting, RoutingParams, RoutingResult
 
 PERIOD_S = 0.5
+MISSES_KEPT = 20  # reports over which misses are added up: ten seconds
 IDLE = Backlog(slots=1, occupied=0, prefill_s=0.0, service_s=0.0)
 Publish = Callable[[int, dict[str, Any]], Awaitable[dict[str, Any]]]
 log = structlog.get_logger("stretto.cluster")
@@ -37,6 +39,7 @@ class Reporting:
         self._version = 0
         self._blocks_version = 0
         self._last: ModelRouting | None = None
+        self._misses: deque[int] = deque(maxlen=MISSES_KEPT)
         self.stopping = False
         self._task: asyncio.Task[None] | None = None
 
@@ -65,6 +68,9 @@ class Reporting:
             model = found.models[0]
             changed = self._last is None or self._last.blocks != model.blocks
             self._blocks_version += changed
+            before = self._last.missed if self._last is not None else 0
+            restarted = model.missed < before
+            self._misses.append(model.missed if restarted else model.missed - before)
             self._last = model
         self._version += 1
         with contextlib.suppress(TimeoutError):
@@ -79,6 +85,11 @@ class Reporting:
         if found is None:
             return IDLE
         return Backlog(found.slots, found.occupied, found.prefill_s, found.service_s)
+
+    @property
+    def missed(self) -> int:
+        """Requests that waited too long or were refused, in the last seconds."""
+        return sum(self._misses)
 
     def routing_stats(self) -> dict[str, Any]:
         return to_stats(self._last, self._blocks_version, draining=self.stopping)

@@ -11,7 +11,7 @@ from typing import Any
 from stretto.cluster.policy.scaling import ScalingPolicy, ScalingState, decide
 from stretto.core.backlog import Backlog
 
-STATE = "stretto"
+STATE, MISSED = "stretto", "missed"
 
 
 class BacklogScaling:
@@ -29,13 +29,14 @@ class BacklogScaling:
             backlogs=backlogs(ctx.aggregated_metrics or {}),
             now=ctx.current_time,
             waiting=int(ctx.total_queued_requests or 0),
+            missed=sum((ctx.aggregated_metrics or {}).get(MISSED, {}).values()),
         )
         return target, {STATE: asdict(state)}
 
 
 def stats_of_backlog(backlog: Backlog, missed: int) -> dict[str, float]:
     """What a replica records (`record_autoscaling_stats`), and `backlogs` reads."""
-    return {**{name: float(value) for name, value in backlog._asdict().items()}, "missed": float(missed)}
+    return {**{name: float(value) for name, value in backlog._asdict().items()}, MISSED: float(missed)}
 
 
 def backlogs(metrics: dict[str, dict[Any, float]]) -> list[Backlog]:

@@ -68,9 +68,10 @@ class Scheduler:
 
     def submit(self, request: Request, now: float) -> Submitted:
         error = self._refusal(request)
-        if error is not None:
-            return Submitted(False, error)
         state = self.state
+        if error is not None:
+            state.missed += isinstance(error, QueueFullError)
+            return Submitted(False, error)
         job = Job(
             request,
             arrival=self._arrivals,
@@ -232,7 +233,9 @@ class Scheduler:
             _, _, job = heapq.heappop(self._deadlines)
             if job.status is not Status.ENDED:
                 self._end(job, End.CANCELLED, "deadline")
+                state.missed += 1
         for job in state.queue.late_callers(state.now):
+            state.missed += 1
             self._end(job, End.REJECTED, QueueFullError.code)
 
     def _end(self, job: Job, end: End, reason: str, kept: int | None = None) -> None:

@@ -59,6 +59,7 @@ class State:
         self.unbound: dict[int, None] = {}
         self.in_flight = 0
         self.service_s: float | None = None  # how long requests hold their slots, recently; None: none ended
+        self.missed = 0  # requests that waited too long, or found no place in the queue
         self.now = 0.0
 
     @property

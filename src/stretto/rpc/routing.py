@@ -34,6 +34,7 @@ class ModelRouting(Message):
     blocks: list[int] = field(default_factory=list)
     complete: bool = True
     service: dict[str, TenantCounter] = field(default_factory=dict)
+    missed: int = 0  # requests that waited too long or were refused, since the start
 
 
 class RoutingResult(Message):

@@ -37,6 +37,7 @@ class RoutingView:
     kv_free_tokens: int | None
     cached: CachedList
     service: dict[str, TenantService]
+    missed: int
 
 
 def exchange(state: State, elsewhere: Mapping[str, TenantCounter] | None) -> RoutingView:
@@ -52,6 +53,7 @@ def exchange(state: State, elsewhere: Mapping[str, TenantCounter] | None) -> Rou
         kv_free_tokens=state.ledger.room_free() * state.can.page_tokens if state.can.pages else None,
         cached=state.ledger.cached(CACHED_TOKENS_MAX),
         service=state.accounts.service(),
+        missed=state.missed,
     )
 
 
@@ -78,4 +80,5 @@ def described(model_id: str, view: RoutingView, secret: bytes) -> ModelRouting:
         blocks=list(digest.blocks),
         complete=digest.complete and view.cached.complete,
         service={name: (found.served, found.active) for name, found in view.service.items()},
+        missed=view.missed,
     )

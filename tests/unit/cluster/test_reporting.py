@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from types import SimpleNamespace
+
+import msgspec
 
 from stretto.cluster.exchange import SILENT_S, SharedCounters
 from stretto.cluster.hints import hint_of
 from stretto.cluster.merging import merge_stats
 from stretto.cluster.policy.routing import RouteHint
-from stretto.cluster.reporting import from_stats, to_stats
+from stretto.cluster.reporting import MISSES_KEPT, Reporting, from_stats, to_stats
 from stretto.cluster.route_table import RouteTable
 from stretto.cluster.scaling_adapter import BacklogScaling, stats_of_backlog
 from stretto.cluster.targets import ReplicaTarget
 from stretto.core.backlog import Backlog
 from stretto.rpc.messages import GenerateParams, ModelStats, Stats
-from stretto.rpc.routing import ModelRouting
+from stretto.rpc.routing import ModelRouting, RoutingResult
 
 BUSY = ModelRouting(
     model_id="m", slots=4, occupied=9, prefill_s=0.5, service_s=2.0, prefill_s_per_token=1e-3, blocks=[1, 2]
@@ -44,6 +47,40 @@ def context(backlogs: dict[str, Backlog], target: int, now: float, state: dict) 
         total_queued_requests=0,
         policy_state=state,
     )
+
+
+def test_misses_are_those_of_the_last_reports_and_survive_a_restart_of_the_worker():
+    class Worker:
+        def __init__(self) -> None:
+            self.transport = self
+            self.missed = 0
+
+        async def call(self, _method, _params):
+            model = msgspec.structs.replace(BUSY, missed=self.missed)
+            return RoutingResult(models=[model])
+
+    async def publish(_version, _services):
+        return {}
+
+    async def scenario():
+        worker = Worker()
+        reports = Reporting(worker, publish, secret=b"")
+        for missed, expected in ((2, 2), (5, 5), (5, 5), (1, 6)):
+            worker.missed = missed
+            await reports._once()
+            assert reports.missed == expected
+        for _ in range(MISSES_KEPT):
+            await reports._once()
+        assert reports.missed == 0
+
+    asyncio.run(scenario())
+
+
+def test_misses_reach_the_scaling_policy():
+    policy = BacklogScaling(floor=1, ceiling=4, allowed_wait_s=1.0, up_delay_s=0.0, down_delay_s=5.0)
+    given = context({"r": Backlog(4, 1, 0.0, 2.0)}, 1, 0.0, {})
+    given.aggregated_metrics["missed"] = {"r": 3.0}
+    assert policy(given)[0] == 2
 
 
 def test_a_backlog_scales_up_after_its_delay_and_idleness_down():

@@ -19,7 +19,7 @@ class Controller:
         self.policy, self.replicas, self.state, self.now = policy, replicas, ScalingState(), 0.0
         self.history = [replicas]
 
-    def run(self, seconds: float, load: list[Backlog], *, waiting: int = 0) -> int:
+    def run(self, seconds: float, load: list[Backlog], *, waiting: int = 0, missed: float = 0.0) -> int:
         for _ in range(int(seconds)):
             self.now += 1.0
             self.replicas, self.state = decide(
@@ -29,6 +29,7 @@ class Controller:
                 backlogs=load,
                 now=self.now,
                 waiting=waiting,
+                missed=missed,
             )
             if self.replicas != self.history[-1]:
                 self.history.append(self.replicas)
@@ -78,6 +79,14 @@ def test_a_constant_load_does_not_swing():
         each = 60.0 / controller.replicas  # requests in all
         controller.run(1, [backlog(occupied=round(each))] * controller.replicas)
     assert controller.history == [1, 2, 3]
+
+
+def test_refused_requests_ask_for_one_more_replica_and_keep_those_there_are():
+    controller = Controller(POLICY, 2)
+    assert controller.run(4, [backlog(5)] * 2, missed=0.2) == 2
+    assert controller.run(2, [backlog(5)] * 2, missed=0.2) == 3
+    assert controller.run(200, [backlog(0)] * 3, missed=1.0) == 8
+    assert controller.run(61, [backlog(0)] * 8) == 1
 
 
 def test_zero_only_when_asked_for_and_after_the_idle_time():

@@ -154,6 +154,7 @@ def test_a_deadline_ends_what_waits_and_what_runs():
     rig.step()
     for request_id in ("runs", "waits"):
         assert (rig.ends[request_id].end, rig.ends[request_id].reason) == (End.CANCELLED, "deadline")
+    assert rig.state.missed == 2
 
 
 def test_deadlines_fire_without_traffic():
@@ -179,6 +180,15 @@ def test_a_caller_that_waits_too_long_to_enter_is_told_so():
     rig.clock.advance(2.0)
     rig.step()
     assert (rig.ends["waits"].end, rig.ends["waits"].reason) == (End.REJECTED, "queue_full")
+    assert rig.state.missed == 1
+
+
+def test_a_request_that_finds_no_place_in_the_queue_counts_as_missed():
+    rig = Rig(Limits(n_seq_max=1, queue_depth=1, max_queue=2), streams(1))
+    submitted = [rig.scheduler.submit(ask(f"r{i}", 9), rig.clock.now) for i in range(4)]
+    refused = [one.error.code for one in submitted if one.error is not None]
+    assert refused == ["queue_full"] * rig.state.missed
+    assert refused
 
 
 def test_planning_too_far_ahead_is_our_bug():

@@ -1,7 +1,8 @@
 """How many replicas: by the predicted backlog in seconds against the wait that is allowed.
 
 Up: the backlog of all replicas, shared by more of them, must be within `allowed_wait_s`. It has to stay above
-that for `up_delay_s`, and a step at most doubles the number. Down: only when for `down_delay_s` neither the
+that for `up_delay_s`, and a step at most doubles the number. Requests that were refused or waited in vain ask
+for one replica more, whatever the prediction says. Down: only when for `down_delay_s` neither the
 backlog nor the busy slots (at `busy_max` of those that would be left) needed the replicas that go. A step of
 either kind restarts both delays. So a constant load does not make the number swing.
 
@@ -69,9 +70,15 @@ def decide(
     backlogs: Sequence[Backlog],
     now: float,
     waiting: int = 0,
+    missed: float = 0.0,
 ) -> tuple[int, ScalingState]:
-    """The number of replicas to have from now on. `replicas`: the number that was decided on before."""
+    """The number of replicas to have from now on. `replicas`: the number that was decided on before.
+
+    `missed`: requests of the last seconds that were refused or waited too long.
+    """
     up, down = needed(policy, backlogs, waiting)
+    if missed > 0.0:
+        up, down = max(up, replicas + 1), max(down, replicas + 1)
     if replicas < max(policy.floor, 1 if waiting else 0):
         return max(policy.floor, 1), ScalingState()
     if replicas > policy.ceiling:
