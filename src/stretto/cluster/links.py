@@ -1,7 +1,8 @@
 """Links: a gate's connections to the workers of all replicas, one client for each.
 
 A link is used until it breaks; then it is forgotten, and its replica is avoided until a new one is up. The
-keeper opens links before they are needed, so that no request pays for a connection.
+keeper opens links before they are needed, so that no request pays for a connection, and asks each one whether
+its worker still answers: a process that hangs, or a machine that is gone, closes no connection.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +22,22 @@ from stretto.cluster.merging import merge_counts
 from stretto.cluster.targets import ReplicaTarget
 from stretto.errors import RuntimeUnavailableError, StrettoError
 from stretto.rpc.connection import Connection
+from stretto.rpc.messages import Empty
 from stretto.settings import Settings
 
 AVOID_S, AVOID_S_MAX = 0.25, 5.0  # after a failure; doubles
 KEEP_EVERY_S = 0.1
 Connect = Callable[[ReplicaTarget], Awaitable[Connection]]
 log = structlog.get_logger("stretto.cluster")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """A link on which `silent_max` questions in turn had no answer within `answer_s` is given up."""
+
+    ask_every_s: float = 1.0
+    answer_s: float = 3.0
+    silent_max: int = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +48,7 @@ class Link:
     client: RpcClient
     number: int
     open: int = 0  # requests that use it
+    silent: int = 0  # questions in turn without an answer
 
     @property
     def alive(self) -> bool:
@@ -59,9 +71,11 @@ class Links:
         *,
         opened: Callable[[Link], None],
         lost: Callable[[Link], None],
+        patience: Patience,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connect = connect
+        self.patience = patience
         self._settings = settings
         self._opened = opened
         self._lost = lost
@@ -80,6 +94,26 @@ class Links:
         """Replicas that could not be reached a moment ago."""
         now_s = self._clock()
         return frozenset(name for name, found in self._avoided.items() if now_s < found.until_s)
+
+    def doubtful(self, targets: Iterable[ReplicaTarget]) -> frozenset[str]:
+        """Replicas without a link that answers: the last choice for a request."""
+        sound = {name for name, link in self._links.items() if link.alive and not link.silent}
+        return frozenset(target.replica_id for target in targets if target.replica_id not in sound)
+
+    async def ask(self, link: Link) -> None:
+        """Whether the worker answers. A link that was silent too often is broken here."""
+        try:
+            async with asyncio.timeout(self.patience.answer_s):
+                await link.client.transport.send("runtime/info", Empty())
+            link.silent = 0
+        except TimeoutError:
+            link.silent += 1
+            if link.silent >= self.patience.silent_max and self._links.get(link.target.replica_id) is link:
+                log.warning("link-silent", replica=link.target.replica_id, open=link.open)
+                self.failed(link.target.replica_id)
+                self.forget(link.target.replica_id)
+        except StrettoError:
+            return  # it broke: the next sweep forgets it
 
     async def to(self, target: ReplicaTarget) -> Link:
         """The link to a replica, opened if there is none. Raises StrettoError if it cannot be reached."""
@@ -161,6 +195,7 @@ class Keeper:
         self._targets = targets
         self._task: asyncio.Task[None] | None = None
         self._tries: set[asyncio.Task[None]] = set()
+        self._asked: set[Link] = set()
 
     def start(self) -> None:
         if self._task is not None:
@@ -176,10 +211,24 @@ class Keeper:
     async def _keep(self) -> None:
         while True:
             for target in self._links.sweep(self._targets()):
-                task = asyncio.get_running_loop().create_task(self._try(target))
-                self._tries.add(task)
-                task.add_done_callback(self._tries.discard)
+                self._start(self._try(target))
+            for link in self._links.alive:
+                if link not in self._asked:
+                    self._asked.add(link)
+                    self._start(self._ask(link))
             await asyncio.sleep(KEEP_EVERY_S)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tries.add(task)
+        task.add_done_callback(self._tries.discard)
+
+    async def _ask(self, link: Link) -> None:
+        """For as long as it is up."""
+        while link.alive:
+            await self._links.ask(link)
+            await asyncio.sleep(self._links.patience.ask_every_s)
+        self._asked.discard(link)
 
     async def _try(self, target: ReplicaTarget) -> None:
         with contextlib.suppress(StrettoError):

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from stretto.cluster.client import ClusterClient
+from stretto.cluster.links import Patience
 from stretto.cluster.policy.routing import Router
 from stretto.cluster.targets import ReplicaTarget
 from stretto.errors import FrameError, RuntimeUnavailableError
@@ -35,6 +36,7 @@ class Replicas:
         self._ends: dict[str, list] = {}
         self.chosen: list[str] = []
         self.open: set[str] = set()
+        self._hung: set[str] = set()
         for index in range(count):
             self.add(f"r{index}")
 
@@ -49,8 +51,8 @@ class Replicas:
 
     async def connect(self, target: ReplicaTarget):
         worker = self._workers.get(target.replica_id)
-        if worker is None:
-            raise RuntimeUnavailableError("nothing listens there")
+        if worker is None or target.replica_id in self._hung:
+            raise RuntimeUnavailableError("nothing answers there")
         ours, theirs = memory_pair()
         worker.accept(theirs, owner=False)
         self._ends[target.replica_id].append((ours, theirs))
@@ -60,6 +62,12 @@ class Replicas:
         self._workers.pop(name)
         self._router.set_replicas([(one, "") for one in self._workers])
         self.cut(name)
+
+    def hang(self, name: str) -> None:
+        """It answers nothing any more, on old links and new ones, and closes none."""
+        self._hung.add(name)
+        for ours, theirs in self._ends[name]:
+            ours._peer = theirs._peer = None
 
     def cut(self, name: str) -> None:
         """Break its links; the worker lives on."""
@@ -89,9 +97,9 @@ class Replicas:
 
 
 @asynccontextmanager
-async def cluster(count: int = 2, **flags: Any):
+async def cluster(count: int = 2, *, patience: Patience | None = None, **flags: Any):
     replicas = Replicas(count, **flags)
-    client = ClusterClient(replicas, replicas.connect)
+    client = ClusterClient(replicas, replicas.connect, patience=patience)
     await client.start()
     try:
         await until(lambda: client.batch_stats()["cluster"]["connected"] == count)

@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
+from stretto.cluster.links import Patience
 from stretto.errors import RuntimeLostError, RuntimeUnavailableError, ShuttingDownError
 from stretto.rpc import messages as m
 from stretto.text_client.client import TextClient
@@ -155,6 +156,74 @@ def test_cancelled_streams_leave_nothing_running():
             for name in ("r0", "r1"):
                 sessions = replicas.worker(name).methods.sessions
                 await until(lambda all_of=sessions: not any(session.streams for session in all_of))
+
+    run(scenario)
+
+
+IMPATIENT = Patience(ask_every_s=0.02, answer_s=0.1, silent_max=3)
+
+
+def test_streams_of_a_replica_that_hangs_go_on_elsewhere():
+    async def scenario():
+        async with cluster(2, simulated_tick_ms=5, patience=IMPATIENT) as (client, replicas):
+            undisturbed = await text(client, params("before", prompt="tell"))
+            stream = client.generate(params("s", prompt="tell"))
+            await stream.accepted()
+            hung = stream.link.target.replica_id
+            deltas = await parts(stream, after=3, then=lambda: replicas.hang(hung))
+            assert "".join(delta.text for delta in deltas) == undisturbed
+            assert replicas.open == set()
+
+    run(scenario)
+
+
+def test_a_replica_that_does_not_answer_gets_no_new_requests():
+    async def scenario():
+        patience = Patience(ask_every_s=0.01, answer_s=0.05, silent_max=1000)
+        async with cluster(2, simulated_tick_ms=1, patience=patience) as (client, replicas):
+            replicas.hang("r0")
+            links = client._links
+            await until(lambda: links.doubtful(replicas.targets()) == {"r0"})
+            before = len(replicas.chosen)
+            for index in range(6):
+                assert await text(client, params(f"s{index}", max_tokens=3))
+            assert set(replicas.chosen[before:]) == {"r1"}
+
+    run(scenario)
+
+
+def test_one_late_answer_breaks_no_link():
+    async def scenario():
+        patience = Patience(ask_every_s=0.01, answer_s=0.0, silent_max=1 << 30)
+        async with cluster(1, patience=patience) as (client, replicas):
+            (link,) = client._links.alive
+            await until(lambda: link.silent > 3)
+            assert await text(client, params("s", max_tokens=3)) != ""  # the only one: still chosen
+            assert client._links.alive == [link]
+            assert replicas.chosen == ["r0"]
+
+    run(scenario)
+
+
+def test_a_client_that_leaves_while_its_stream_moves_leaves_nothing_behind():
+    async def scenario():
+        async with cluster(2, simulated_tick_ms=5) as (client, replicas):
+            stream = client.generate(params("s", max_tokens=400))
+            async for _ in stream:
+                break
+            replicas.kill(stream.link.target.replica_id)
+            replicas.kill(replicas.targets()[0].replica_id)  # none is left: it waits for a place
+            reading = asyncio.create_task(anext(stream))
+            await until(lambda: stream.link is None)
+            stream.cancel()
+            with pytest.raises((StopAsyncIteration, ShuttingDownError, asyncio.CancelledError)):
+                await asyncio.wait_for(reading, 5)
+            replicas.add("r9")
+            assert await text(client, params("next", max_tokens=3)) != ""
+            assert client.batch_stats()["cluster"]["open"] == 0
+            assert replicas.open == set()
+            sessions = replicas.worker("r9").methods.sessions
+            await until(lambda: not any(session.streams for session in sessions))
 
     run(scenario)
 
