@@ -3,12 +3,13 @@
     python -m benchmarks.auto [--weights Q4_0 …] [--slots 8 …] [--all] [--rounds N] [--quick]
                               [--json FILE] [--check]
 
-Each choice is a process of its own with the SDK and a fresh cache of choices; they run in turns. Auto's ratio
-to a fixed choice is the median over rounds. Between tokens: as many requests as slots, 24 tokens in and 32 out,
-or 160 for all of them together: about a second at least. Prefill: a prompt of 320 tokens. `--all` adds choices
-that auto rarely makes: one thread, llama.cpp's kernels. With `--json` cells are added to those in the file.
-`--check`: exit 1 unless auto reaches 0.97 of the best fixed choice in each cell. Needs an idle machine: a run
-during which threads waited for a processor is repeated, and marked if it stays so.
+Each choice is a process of its own with the SDK and a fresh cache of choices; they run in turns. Auto's
+ratio to a fixed choice is the median over rounds. Between tokens: as many requests as slots, 24 tokens in
+and 32 out, or 160 for all of them together: about a second at least. Prefill: a prompt of 320 tokens.
+`--all` adds choices that auto rarely makes: one thread, llama.cpp's kernels. With `--json` cells are added
+to those in the file. `--check`: exit 1 unless auto reaches 0.97 of the best fixed choice in each cell.
+Needs an idle machine: a run during which threads waited for a processor is repeated, and marked if it stays
+so.
 """
 
 from __future__ import annotations
