@@ -2,8 +2,9 @@
 
     PYTHONPATH=src python benchmarks/gpu/startup.py --model qwen3-8b [--json FILE] [--check]
 
-Random weights, a prompt of 512 tokens, then eight decode tokens (so that a CUDA graph is captured). The cache
-is a temporary directory, so earlier runs have no effect. Bar on an H200: under 20 s when warm.
+Random weights, a prompt of 512 tokens, then eight decode tokens, after the warm-up that a server does. The
+cache is a temporary directory, so earlier runs have no effect. Bars of Qwen3-8B on an H200: 6 s warm, 40 s
+cold, and nothing compiled or captured after the warm-up.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-WARM_S_MAX = 20.0
+WARM_S_MAX, COLD_S_MAX = 6.0, 40.0
 MARK = "startup-result:"
 
 
@@ -62,6 +63,7 @@ def child(options: Any, started: float) -> int:
         "ninth_token_s": times[-1],
         "parts_s": marks,
         "load_parts_s": opened.seconds,
+        "late": opened.backend.late_work._asdict(),
     }
     print(MARK + json.dumps(result))
     return 0
@@ -110,7 +112,12 @@ def main() -> int:
     import torch
 
     if torch.cuda.is_available() and options.model == "qwen3-8b":
-        result["bars"] = {"seconds_to_spare": (WARM_S_MAX - warm["first_token_s"], 0.0)}
+        late = sum(sum(one["late"].values()) for one in (cold, warm))
+        result["bars"] = {
+            "warm, seconds to spare": (WARM_S_MAX - warm["first_token_s"], 0.0),
+            "cold, seconds to spare": (COLD_S_MAX - cold["first_token_s"], 0.0),
+            "nothing compiled or captured late": (-late, 0),
+        }
     return finish(options, result)
 
 

@@ -31,6 +31,8 @@ _SUMMED = (
     "cache_bytes",
     "kv_blocks",
     "threads",
+    "late_compiles",
+    "late_captures",
 )
 _NOT_SUMMED = frozenset({"p50", "p95", "average", "max", "last", "limit", "hold_ms", "pid"})
 

@@ -53,6 +53,8 @@ class ModelStats(Message):
     last_tick_age_s: float = 0.0
     pass_s: float = 0.0
     threads: int = 0  # that compute a pass now; 0 where the backend has none
+    late_compiles: int = 0  # kernels compiled and graphs captured since the model was ready
+    late_captures: int = 0
     busy: bool = False
     slot_table: list[SlotInfo] = field(default_factory=list)
     events: dict[str, int] = field(default_factory=dict)  # count per event of core.event_names

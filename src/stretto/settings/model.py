@@ -124,6 +124,8 @@ class ModelSettings(BaseModel):
     model's files are FP8. none widens such files to dtype."""
     page_tokens: Annotated[Count, Field(ge=1, le=256)] = 32
     """torch: tokens in a page of the KV pool."""
+    warm_up: bool = True
+    """torch, on a GPU: compile kernels and capture graphs before the model is ready; false: on first use."""
 
     cache_type_k: CacheType = "f16"
     """Type of the K cache."""

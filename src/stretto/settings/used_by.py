@@ -75,7 +75,9 @@ USERS: dict[str, tuple[str, ...]] = {
         ("llamacpp",),
     ),
     **dict.fromkeys(("speculation", "speculation_tokens"), ("llamacpp", "simulated")),
-    **dict.fromkeys(("load_format", "dtype", "kv_dtype", "quantization", "page_tokens"), ("torch",)),
+    **dict.fromkeys(
+        ("load_format", "dtype", "kv_dtype", "quantization", "page_tokens", "warm_up"), ("torch",)
+    ),
     **dict.fromkeys(("embed_inputs_max", "embed_batch_tokens"), ("embedding",)),
     "cache_ram_bytes": ("llamacpp", "simulated"),
     "deterministic": ("llamacpp", "simulated"),

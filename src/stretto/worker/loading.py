@@ -39,7 +39,7 @@ def load(
         return _simulated(chosen, check_used(chosen, common, "simulated"), beat)
     path = find(chosen.path or name, home, progress)
     if chosen.backend == "torch" or (chosen.backend == "auto" and path.is_dir()):
-        return load_torch(path, chosen, loaded, progress=progress, beat=beat)
+        return load_torch(path, chosen, loaded, home, progress=progress, beat=beat)
     return load_llamacpp(path, chosen, loaded, home, progress=progress, beat=beat)
 
 

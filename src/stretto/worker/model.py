@@ -68,6 +68,7 @@ class ModelRuntime:
         grammars: Grammars | None = None,
         beat: Callable[[int, bool], None] | None = None,
         threads: Callable[[], int] = lambda: 0,
+        late_work: Callable[[], tuple[int, int]] = lambda: (0, 0),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
@@ -76,6 +77,7 @@ class ModelRuntime:
         self.grammars = grammars or Grammars(byte_words)
         self._clock = clock
         self._threads = threads
+        self._late_work = late_work
         self._numbers = itertools.count(1)
         self.measures = Measures()
         self._observers: tuple[Callable[[Events], None], ...] = (self.measures.take,)
@@ -101,6 +103,11 @@ class ModelRuntime:
     def threads(self) -> int:
         """Threads that compute the next pass; 0 where the backend does not say."""
         return self._threads()
+
+    @property
+    def late_work(self) -> tuple[int, int]:
+        """Kernels compiled and graphs captured since the model was ready."""
+        return self._late_work()
 
     def compile_grammar(self, grammar: str, *, scope: Hashable = "") -> object:
         """May take most of a second the first time: do not call it on an event loop. Keep the result as long

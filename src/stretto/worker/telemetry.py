@@ -31,6 +31,7 @@ async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> Mode
     view: SchedulerView | None = None
     with contextlib.suppress(TimeoutError, ShuttingDownError):
         view = await asyncio.wait_for(asyncio.wrap_future(model.inspect()), INSPECT_TIMEOUT_S)
+    compiles, captures = model.late_work
     return ModelStats(
         model_id=model_id,
         ticks=stats.ticks,
@@ -53,6 +54,8 @@ async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> Mode
         last_tick_age_s=age_s,
         pass_s=stats.pass_s,
         threads=model.threads,
+        late_compiles=compiles,
+        late_captures=captures,
         busy=busy,
         slot_table=[_slot_info(slot) for slot in view.slots] if view is not None else [],
         events=dict(model.measures.events),

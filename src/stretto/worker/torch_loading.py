@@ -27,12 +27,14 @@ def load_torch(
     path: Path,
     chosen: settings_.ModelSettings,
     loaded: settings_.LoadedSettings,
+    home: Path | None = None,
     *,
     progress: Progress | None = None,
     beat: Beat | None = None,
 ) -> LoadedModel:
+    """`home`: the cache directory, for compiled kernels."""
     unused = check_used(chosen, loaded.settings.defaults, "torch")
-    opened = _open(path, chosen, progress)
+    opened = _open(path, chosen, home, progress)
     try:
         words = _tokenizer(opened, path, chosen)
         source = template_source(chosen) or opened.template
@@ -44,6 +46,7 @@ def load_torch(
             add_bos=opened.tokenizer is not None and opened.tokenizer.adds_bos,
             grammars=_grammars(opened),
             beat=beat,
+            late_work=lambda: opened.backend.late_work,
         )
     except BaseException:
         opened.backend.close()
@@ -68,7 +71,9 @@ def _source(opened: Opened, path: Path, runtime: ModelRuntime) -> TextSource:
     )
 
 
-def _open(path: Path, chosen: settings_.ModelSettings, progress: Progress | None) -> Opened:
+def _open(
+    path: Path, chosen: settings_.ModelSettings, home: Path | None, progress: Progress | None
+) -> Opened:
     from stretto.backends.torch.loading import TorchOptions, open_model
 
     device = chosen.devices[0] if chosen.devices else "auto"
@@ -85,9 +90,11 @@ def _open(path: Path, chosen: settings_.ModelSettings, progress: Progress | None
             kv_dtype=chosen.kv_dtype,
             quantization=chosen.quantization,
             load_format=chosen.load_format,
+            warm_up=chosen.warm_up,
+            kernel_cache=home,
             threads=0 if chosen.n_threads == "auto" else chosen.n_threads,
         ),
-        None if progress is None else lambda done: progress("loading", done),
+        progress,
     )
 
 

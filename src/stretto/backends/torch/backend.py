@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from stretto.backends.torch.bound_requests import DeviceRequest, DeviceRequests, MakeGrammars, accepted
+from stretto.backends.torch.compile_count import COMPILES
 from stretto.backends.torch.graphs import Graphs, Recorded
 from stretto.backends.torch.measuring import MeasuredRows, MeasuredShare, columns, scores
 from stretto.backends.torch.models import CausalModel
@@ -26,6 +27,7 @@ from stretto.backends.torch.pool import KvPool
 from stretto.backends.torch.runner import Ragged, Runner
 from stretto.backends.torch.staging import Staging, Stopwatch, to_host
 from stretto.backends.torch.tables import Tables
+from stretto.backends.torch.warm_up import LateWork, Progress, warm_up
 from stretto.core.capabilities import Capabilities, Parts, Share
 from stretto.core.ops import KvOp, OpKind, OpResult
 from stretto.core.tick import Outcome, PassFailure, Tick
@@ -81,8 +83,7 @@ class TorchBackend:
         self.model = model
         shape, device = model.shape, _with_index(model.place.device)
         on_cuda = device.type == "cuda"
-        self._device = device
-        self._on_close = on_close
+        self._device, self._on_close = device, on_close
         with torch.inference_mode():
             self.pool = KvPool(shape, model.place, pages=pages, page_tokens=page_tokens, scales=kv_scales)
             staging = Staging(device, STAGING_INTS)
@@ -121,6 +122,22 @@ class TorchBackend:
             plan_ahead=plan_ahead,
             vocab=shape.vocab,
         )
+        self._when_ready = LateWork(COMPILES.late, 0)
+
+    # --- before the first tick -------------------------------------------------------------------
+
+    def warm_up(self, progress: Progress | None = None) -> None:
+        """Compiles and captures everything that ticks can need. Without it, each on first use."""
+        can = self.capabilities
+        warm_up(self.runner, rows_max=can.rows_max, window=can.window, progress=progress)
+        self._when_ready = LateWork(COMPILES.late, self.runner.captures)
+
+    @property
+    def late_work(self) -> LateWork:
+        if not hasattr(self, "runner"):
+            return LateWork()
+        before = self._when_ready
+        return LateWork(COMPILES.late - before.compiles, self.runner.captures - before.captures)
 
     # --- the protocol ----------------------------------------------------------------------------
 

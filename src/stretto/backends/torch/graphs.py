@@ -1,7 +1,7 @@
-"""CUDA graphs of the decode pass, one per (row bucket, sampling mode), captured when needed.
+"""CUDA graphs of the decode pass, one per (row bucket, sampling mode).
 
 All share one memory pool, because they never run at the same time. A capture takes tens of milliseconds, so
-sizes are not captured at start-up but on first use.
+all are captured before a model is ready (see `warm_up`).
 """
 
 from __future__ import annotations

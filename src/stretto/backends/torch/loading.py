@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from stretto.backends.torch.backend import TorchBackend
+from stretto.backends.torch.compile_count import COMPILES, use_kernel_cache
 from stretto.backends.torch.config import TransformerShape, read_config
 from stretto.backends.torch.gguf_source import GgufSource
 from stretto.backends.torch.gguf_tokenizer import gguf_tokenizer
+from stretto.backends.torch.graphs import Recorded
 from stretto.backends.torch.kv_scales import measure_scales
-from stretto.backends.torch.models import Placement, build
+from stretto.backends.torch.models import CausalModel, Placement, build
 from stretto.backends.torch.pool import PAGE_TOKENS, pages_that_fit
 from stretto.backends.torch.tokenizer import HfTokenizer, read_template, read_tokenizer
 from stretto.backends.torch.weights import DummySource, SafetensorsSource, WeightSource
@@ -34,6 +36,7 @@ WINDOW_AUTO = 8192
 LOAD_FORMATS = ("auto", "dummy")
 QUANTIZATIONS = ("auto", "none", "fp8")
 KV_DTYPES = ("auto", "fp8")  # auto: the type of the weights
+Progress = Callable[[str, float], None]  # stage, and fraction done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +54,9 @@ class TorchOptions:
     quantization: str = "auto"
     load_format: str = "auto"
     plan_ahead: int = 1
-    graphs: bool | None = None
+    graphs: bool | Recorded | None = None
+    warm_up: bool = True  # on a GPU
+    kernel_cache: Path | None = None  # parent directory; default: Triton's own
     threads: int = 0
 
     def __post_init__(self) -> None:
@@ -78,9 +83,9 @@ class Opened:
 
 
 def open_model(
-    source: Path | TransformerShape, options: TorchOptions, progress: Callable[[float], None] | None = None
+    source: Path | TransformerShape, options: TorchOptions, progress: Progress | None = None
 ) -> Opened:
-    """A folder, a GGUF file, or just a shape (then with random weights)."""
+    """A folder, a GGUF file, or just a shape (then with random weights). Ready for its first tick."""
     seconds: dict[str, float] = {}
     clock = _Clock(seconds)
     device = choose_device(options.device)
@@ -88,42 +93,66 @@ def open_model(
         torch.set_num_threads(options.threads)
     with clock("device"):
         torch.empty(1, device=device)
+    use_kernel_cache(options.kernel_cache, device)
     shape, weights, place = _weights(source, device, options)
     window = min(options.window or WINDOW_AUTO, shape.context_max)
     with clock("tokenizer"):
         tokenizer, template = _text(source, weights, shape)
+    warming = options.warm_up and (device.type == "cuda" or bool(options.graphs))
+    half = 0.5 if warming else 1.0  # of the progress bar
     with clock("weights"), torch.inference_mode():
-        model = build(weights, shape, place, window=window, progress=progress)
+        model = build(weights, shape, place, window=window, progress=_stage(progress, "loading", 0.0, half))
         _check_all_read(weights)
         weights.close()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     grammars = LazyGrammarFactory(tokenizer) if tokenizer is not None else None
-    small = options.kv_dtype == "fp8"
-    with clock("pool"):
-        pages = options.pages or pages_that_fit(
-            shape,
-            place,
-            slots=options.slots,
-            window=window,
-            rows_max=options.rows_max,
-            page_tokens=options.page_tokens,
-            kv_item_bytes=1 if small else 0,
-        )
-        backend = TorchBackend(
-            model,
-            slots=options.slots,
-            window=window,
-            pages=pages,
-            page_tokens=options.page_tokens,
-            rows_max=options.rows_max,
-            plan_ahead=options.plan_ahead,
-            kv_scales=measure_scales(model, window=window) if small else None,
-            graphs=options.graphs,
-            eos=tokenizer.eos if tokenizer is not None else shape.eos,
-            make_grammars=grammars,
-        )
+    with COMPILES.preparing():
+        with clock("pool"):
+            eos = tokenizer.eos if tokenizer is not None else shape.eos
+            backend = _backend(model, window, options, eos=eos, grammars=grammars)
+        if warming:
+            with clock("warm-up"):
+                backend.warm_up(_stage(progress, "compiling", half, 1.0))
     return Opened(backend, shape, tokenizer, template, seconds, grammars)
+
+
+def _stage(progress: Progress | None, name: str, begin: float, end: float) -> Callable[[float], None] | None:
+    """One stage's part of the progress bar."""
+    return None if progress is None else lambda done: progress(name, begin + done * (end - begin))
+
+
+def _backend(
+    model: CausalModel,
+    window: int,
+    options: TorchOptions,
+    *,
+    eos: frozenset[int],
+    grammars: LazyGrammarFactory | None,
+) -> TorchBackend:
+    small = options.kv_dtype == "fp8"
+    pages = options.pages or pages_that_fit(
+        model.shape,
+        model.place,
+        slots=options.slots,
+        window=window,
+        rows_max=options.rows_max,
+        page_tokens=options.page_tokens,
+        kv_item_bytes=1 if small else 0,
+    )
+    return TorchBackend(
+        model,
+        slots=options.slots,
+        window=window,
+        pages=pages,
+        page_tokens=options.page_tokens,
+        rows_max=options.rows_max,
+        plan_ahead=options.plan_ahead,
+        kv_scales=measure_scales(model, window=window) if small else None,
+        graphs=options.graphs,
+        eos=eos,
+        make_grammars=grammars,
+    )
 
 
 def _check_all_read(weights: WeightSource) -> None:

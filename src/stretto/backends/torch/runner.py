@@ -1,8 +1,9 @@
 """Runs passes: a flat ragged batch of any spans, or a decode batch of one row per slot.
 
 The decode batch is the hot path: its inputs are in one static buffer, everything from the block tables to the
-sampled ids is computed on the device, and on CUDA it is a graph per batch-size bucket (see `graphs`). Prompts
-are in mixed batches, which run eagerly: they are large enough to hide launch overhead.
+sampled ids is computed on the device, and on CUDA it is a graph per batch-size bucket and sampling mode (see
+`graphs`, `modes`). Prompts are in mixed batches, which run eagerly: they are large enough to hide launch
+overhead.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from stretto.backends.torch.graphs import Recorded, buckets_up_to
 from stretto.backends.torch.inputs import decode_inputs, keep_last
 from stretto.backends.torch.measuring import MeasuredRows, measure
 from stretto.backends.torch.models import CausalModel, Step
+from stretto.backends.torch.modes import prepared_mode
 from stretto.backends.torch.ops import SampledTokens, SamplingMode, SamplingTable
 from stretto.backends.torch.pdl_mode import pdl_for
 from stretto.backends.torch.pool import KvPool
@@ -59,14 +61,16 @@ class Runner:
         self._tables = tables
         self._sampling = sampling
         self._staging = staging
-        self._device = model.place.device
+        self.device = model.place.device
         self._buckets = buckets_up_to(tables.slots)
         most = self._buckets[-1]
-        self._inputs = torch.zeros(3 * most, dtype=torch.int32, device=self._device)
-        self._steps = torch.arange(most + 1, dtype=torch.int32, device=self._device)
+        self._inputs = torch.zeros(3 * most, dtype=torch.int32, device=self.device)
+        self._steps = torch.arange(most + 1, dtype=torch.int32, device=self.device)
         self._graphs = graphs
+        self.captures = 0
+        self._sealed = False
         # The same shapes eagerly and in graphs: cuBLAS selects kernels, and so the order of sums, by shape.
-        self._padded = graphs is not None or self._device.type == "cuda"
+        self._padded = graphs is not None or self.device.type == "cuda"
 
     # --- decode ----------------------------------------------------------------------------------
 
@@ -74,32 +78,71 @@ class Runner:
         """One row per span. The result is in static memory: copy it before the next pass."""
         count = len(batch.slots)
         bucket = next(b for b in self._buckets if b >= count) if self._padded else count
+        mode = self._mode(mode)
         inputs = self._inputs[: 3 * bucket]
-        if self._graphs is not None and (bucket, mode) not in self._graphs:
-            self._capture(bucket, mode)
+        graph = self._graph(bucket, mode)
         pad = np.full(bucket - count, -1, dtype=np.int32)
-        slots = np.concatenate([batch.slots, np.full(bucket - count, self._tables.slots, dtype=np.int32)])
+        slots = np.concatenate([batch.slots, np.full(bucket - count, self.padding_slot, dtype=np.int32)])
         inputs.copy_(self._staging.pack(slots, batch.starts, pad, batch.tokens, pad), non_blocking=True)
-        if self._graphs is None:
-            return self._decode(bucket, mode)
-        return self._graphs.replay((bucket, mode))
+        return self._decode(bucket, mode) if graph is None else graph.replay((bucket, mode))
 
-    def warm(self, bucket: int, mode: SamplingMode) -> None:
-        """Captures the graph of a bucket in advance."""
-        if self._graphs is not None and (bucket, mode) not in self._graphs:
+    def _mode(self, mode: SamplingMode) -> SamplingMode:
+        return prepared_mode(mode) if self._padded else mode
+
+    def _graph(self, bucket: int, mode: SamplingMode) -> Recorded | None:
+        """The graphs, if they have this one; before `seal` it is captured when it is missing."""
+        if self._graphs is None:
+            return None
+        if (bucket, mode) not in self._graphs:
+            if self._sealed:
+                return None
             self._capture(bucket, mode)
+        return self._graphs
+
+    # --- before the model is ready ---------------------------------------------------------------
 
     @property
     def buckets(self) -> tuple[int, ...]:
         return self._buckets
 
+    @property
+    def padding_slot(self) -> int:
+        return self._tables.slots
+
+    def span_variants(self) -> list[int]:
+        """Numbers of spans that together use every variant of the attention kernels."""
+        if self.device.type != "cuda":
+            return [1, 2]
+        from stretto.backends.torch.kernels.attention import span_variants
+
+        shape, tables = self.model.shape, self._tables
+        window = tables.pages_max * tables.page_tokens
+        itemsize = self._pool.layers[0].k.element_size()
+        return span_variants(
+            tables.slots, shape.kv_heads, window, dim=shape.head_dim, itemsize=itemsize, device=self.device
+        )
+
+    def warm(self, bucket: int, mode: SamplingMode) -> None:
+        """Captures the graph of a bucket; without graphs, runs its pass once."""
+        if self._graph(bucket, mode) is None:
+            self._set_padding(bucket)
+            self._decode(bucket, mode)
+
+    def seal(self) -> None:
+        """From now on nothing is captured: a pass without a graph runs without."""
+        self._sealed = True
+
     def _capture(self, bucket: int, mode: SamplingMode) -> None:
         """A run with padding rows only compiles missing kernels and changes nothing."""
         assert self._graphs is not None
-        inputs = self._inputs[: 3 * bucket].view(3, bucket)
-        inputs[0] = self._tables.slots
-        inputs[1:] = -1
+        self._set_padding(bucket)
         self._graphs.capture((bucket, mode), lambda: self._decode(bucket, mode))
+        self.captures += 1
+
+    def _set_padding(self, bucket: int) -> None:
+        inputs = self._inputs[: 3 * bucket].view(3, bucket)
+        inputs[0] = self.padding_slot
+        inputs[1:] = -1
 
     def _decode(self, bucket: int, mode: SamplingMode) -> SampledTokens:
         found = decode_inputs(self._inputs[: 3 * bucket].view(3, bucket), self._tables)
@@ -152,7 +195,8 @@ class Runner:
         logits = logits[: len(outputs)]
         rows = row_slots.index_select(0, output_at).long()
         lengths = places.index_select(0, output_at) + 1
-        sampled = self._sample(logits, rows, lengths - tables.prompt_lens[rows], lengths, mode)
+        index = lengths - tables.prompt_lens[rows]
+        sampled = self._sample(logits, rows, index, lengths, self._mode(mode))
         return sampled, logits, measured
 
     def _sample(

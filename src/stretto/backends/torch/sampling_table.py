@@ -40,6 +40,13 @@ class SamplingMode:
     def edits(self) -> bool:
         return self.biases or self.penalties or self.masks
 
+    def covers(self, other: SamplingMode) -> bool:
+        """Whether a pass in this mode samples the same tokens as one in `other`."""
+        names = ("biases", "penalties", "masks", "filters", "noise")
+        return self.logprobs >= other.logprobs and all(
+            getattr(self, name) or not getattr(other, name) for name in names
+        )
+
     @staticmethod
     def of(params: Iterable[SamplingParams], *, biased: bool = False) -> SamplingMode:
         """The minimal mode for these parameters. `biased`: the model itself suppresses tokens."""

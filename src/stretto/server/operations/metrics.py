@@ -160,6 +160,8 @@ def _worker(stats: Stats) -> Iterator[Metric]:
         ("stretto_computed_prompt_tokens", "Prompt tokens that the model computed.", "computed_tokens"),
         ("stretto_draft_tokens", "Draft tokens that were verified.", "proposed_drafts"),
         ("stretto_accepted_draft_tokens", "Draft tokens that were accepted.", "accepted_drafts"),
+        ("stretto_late_compiles", "Kernels compiled after the model was ready.", "late_compiles"),
+        ("stretto_late_captures", "Graphs captured after the model was ready.", "late_captures"),
     ):
         counter = CounterMetricFamily(name, text, labels=["model"])
         for model in stats.models:

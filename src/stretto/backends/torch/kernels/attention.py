@@ -6,7 +6,7 @@ the prefill kernel; in each, programs for the other's spans exit immediately.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -146,6 +146,18 @@ def choose_decode(
     tiles_min = max(RUN_TOKENS // block_n, 1)
     splits = min(max(triton.cdiv(context, block_n * tiles_min), 1), RUNS_MAX)
     return DecodeShape(block_n=block_n, splits=splits, tiles_min=tiles_min)
+
+
+def span_variants(
+    slots: int, kv_heads: int, context: int, *, dim: int, itemsize: int, device: torch.device
+) -> list[int]:
+    """The fewest spans of each compiled variant of the decode kernel, for up to `slots` spans."""
+    machine, found = _machine(device), dict[tuple[DecodeShape, bool], int]()
+    for spans in range(1, slots + 1):
+        shape = choose_decode(spans, kv_heads, context, dim=dim, itemsize=itemsize, machine=machine)
+        padded = replace(shape, splits=triton.next_power_of_2(shape.splits), tiles_min=0)
+        found.setdefault((padded, shape.splits > 1), spans)
+    return list(found.values())
 
 
 def choose_prefill(q: Tensor) -> PrefillShape:

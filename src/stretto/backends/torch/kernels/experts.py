@@ -55,7 +55,7 @@ def _route(
     tl.store(chosen + row * TOP_K + place, numbers, mask=place < TOP_K)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total", "rows"])
 def _group(chosen, pairs, counts, total, rows, BLOCK: tl.constexpr):
     """The pairs of one expert, in their order."""
     expert = tl.program_id(0)
@@ -86,7 +86,7 @@ def _tile_pairs(
     return expert, tl.load(pairs + expert.to(tl.int64) * rows + place, mask=live, other=0), live
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gate_up(
     x, weight, scales, out, pairs, counts, experts, rows, hidden, inner, x_stride,
     TOP_K: tl.constexpr, SCALED: tl.constexpr, EXPERTS_PAD: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -121,7 +121,7 @@ def _gate_up(
     tl.store(target, value.to(kind), mask=live[:, None] & wanted[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _down(
     x, weight, scales, shares, out, pairs, counts, experts, rows, hidden, inner,
     SCALED: tl.constexpr, EXPERTS_PAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,

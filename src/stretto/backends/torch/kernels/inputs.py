@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _decode_inputs(
     columns,
     last_tokens,
@@ -82,7 +82,7 @@ def decode_inputs(
     return slots, tokens, positions, mapping, lengths, index, tables
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _keep_last(last_tokens, slots, ids, rows, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < rows

@@ -44,7 +44,7 @@ SMALL, SMALL_GATED = SkinnyShape(32), SkinnyShape(16)  # for devices with less s
 SHARED_BYTES_MIN = 200_000
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _skinny(
     x,
     residual,

@@ -1,0 +1,84 @@
+"""Runs every kind of pass once before a model is ready: kernels are compiled, graphs captured.
+
+Passes over padding rows only: they read and write the padding slot, whose pages no request has yet. Mixed
+passes cover each row count up to a power of two and each variant of the attention kernels; decode passes
+cover each bucket with each prepared sampling mode, the largest first, so that smaller ones reuse its memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from stretto.backends.torch.modes import PREPARED
+from stretto.backends.torch.runner import Ragged, Runner
+from stretto.backends.torch.staging import Ints
+
+log = logging.getLogger("stretto.runtime")
+
+Progress = Callable[[float], None]
+Step = tuple[str, Callable[[], object]]
+SPAN_ROWS = 2  # of a prompt: one row would be a decode row
+
+
+class LateWork(NamedTuple):
+    """What was compiled (by any model of the process) and captured after this model was ready."""
+
+    compiles: int = 0
+    captures: int = 0
+
+
+@torch.inference_mode()
+def warm_up(runner: Runner, *, rows_max: int, window: int, progress: Progress | None = None) -> None:
+    """A step that fails is logged and left out: its passes then run without a graph."""
+    steps = [*_mixed_passes(runner, rows_max, window), *_decode_passes(runner)]
+    for done, (name, step) in enumerate(steps):
+        try:
+            step()
+        except Exception as error:
+            log.warning("warm-up of %s failed: %s", name, error, exc_info=error)
+        if progress is not None:
+            progress((done + 1) / len(steps))
+    if runner.device.type == "cuda":
+        torch.cuda.synchronize(runner.device)  # raises if a pass left the GPU unusable
+    runner.seal()
+
+
+def _mixed_passes(runner: Runner, rows_max: int, window: int) -> Iterator[Step]:
+    for rows in reversed(_powers_up_to(rows_max)):
+        spans = -(-rows // window)
+        counts = np.full(spans, window, dtype=np.int32)
+        counts[-1] = rows - (spans - 1) * window
+        yield f"{rows} prompt rows", partial(_ragged, runner, counts)
+    for spans in runner.span_variants():
+        if spans * SPAN_ROWS <= rows_max:
+            counts = np.full(spans, SPAN_ROWS, dtype=np.int32)
+            yield f"{spans} prompts", partial(_ragged, runner, counts)
+
+
+def _decode_passes(runner: Runner) -> Iterator[Step]:
+    for bucket in reversed(runner.buckets):
+        for mode in PREPARED:
+            yield f"{bucket} rows, {mode}", partial(runner.warm, bucket, mode)
+
+
+def _ragged(runner: Runner, counts: Ints) -> None:
+    """Spans of the padding slot, from position 0 on, with one output each."""
+    batch = Ragged(
+        slots=np.full(len(counts), runner.padding_slot, dtype=np.int32),
+        starts=np.zeros(len(counts), dtype=np.int32),
+        counts=counts,
+        outputs=np.ones(len(counts), dtype=np.int32),
+        tokens=np.zeros(int(counts.sum()), dtype=np.int32),
+    )
+    runner.ragged(batch, PREPARED[0])
+
+
+def _powers_up_to(rows: int) -> list[int]:
+    """1, 2, 4, … and finally exactly `rows`."""
+    return [*(1 << power for power in range((rows - 1).bit_length())), rows]

@@ -1,0 +1,164 @@
+"""Everything is compiled and captured before a model is ready; nothing afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+
+from stretto.backends.torch import loading
+from stretto.backends.torch.compile_count import CompileCount, remove_old_caches
+from stretto.backends.torch.modes import PREPARED, prepared_mode
+from stretto.backends.torch.sampling_table import SamplingMode
+from stretto.settings import load as load_settings
+from stretto.worker.pool import ModelPool
+from stretto.worker.telemetry import model_stats
+from stretto.worker.torch_loading import load_torch
+from tests.unit.backends.torch.rig import Loop, ask, folder, make_backend
+from tests.unit.backends.torch.test_logits import Repeated
+
+EVERY_MODE = [
+    SamplingMode(*switches, logprobs=logprobs)
+    for switches in itertools.product((False, True), repeat=5)
+    for logprobs in (-1, 0, 20)
+]
+
+
+def mixed_requests():
+    kinds = [
+        {},
+        {"temperature": 0.8},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"repeat_penalty": 1.3},
+        {"logprobs": 3, "temperature": 0.7},
+        {"logit_bias": {7: -100.0}},
+    ]
+    return [
+        ask(f"r{at}", 3 + 20 * at, start=at, outputs=4 + at, **more | {"seed": at})
+        for at, more in enumerate(kinds)
+    ]
+
+
+class Failing(Repeated):
+    """Cannot capture the larger buckets."""
+
+    def capture(self, key, run):
+        if key[0] > 2:
+            raise torch.OutOfMemoryError("no memory for this graph")
+        super().capture(key, run)
+
+
+@pytest.mark.parametrize("mode", EVERY_MODE, ids=str)
+def test_every_mode_is_covered_by_a_prepared_one(mode):
+    found = prepared_mode(mode)
+    assert found in PREPARED
+    assert found.covers(mode)
+    assert prepared_mode(found) == found
+
+
+def test_after_the_warm_up_nothing_is_captured_and_texts_are_the_same():
+    warm = make_backend("qwen3", slots=4, graphs=Repeated())
+    seen = []
+    warm.warm_up(seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+    assert warm.runner.captures == len(warm.runner.buckets) * len(PREPARED)
+    texts = Loop(warm).run(mixed_requests())
+    assert warm.late_work == (0, 0)
+    assert texts == Loop(make_backend("qwen3", slots=4)).run(mixed_requests())
+
+
+def test_without_a_warm_up_captures_are_counted_as_late():
+    backend = make_backend("qwen3", slots=4, graphs=Repeated())
+    Loop(backend).run(mixed_requests())
+    assert backend.late_work.captures > 0
+
+
+def test_a_pass_whose_graph_could_not_be_captured_runs_without_one():
+    backend = make_backend("qwen3", slots=4, graphs=Failing())
+    backend.warm_up()
+    texts = Loop(backend).run(mixed_requests())
+    assert backend.late_work == (0, 0)
+    assert texts == Loop(make_backend("qwen3", slots=4)).run(mixed_requests())
+
+
+class Loader:
+    """A torch model on the CPU with graphs that are only recorded."""
+
+    def __init__(self, graphs):
+        self.graphs = graphs
+
+    def ids(self):
+        return ["tiny"]
+
+    def resolve(self, model_id):
+        return model_id
+
+    def estimate_bytes(self, model_id, progress):
+        return 1
+
+    def load(self, model_id, progress):
+        loaded = load_settings(None, flags={"load_format": "dummy", "n_seq_max": 2, "n_batch": 64})
+        return load_torch(folder("qwen3"), loaded.settings.defaults, loaded, progress=progress)
+
+
+def test_a_model_is_ready_only_when_everything_is_captured(monkeypatch):
+    graphs = Repeated()
+
+    def options(**given):
+        return loading_options(**given | {"graphs": graphs, "device": "cpu", "window": 256, "rows_max": 64})
+
+    loading_options = loading.TorchOptions
+    monkeypatch.setattr(loading, "TorchOptions", options)
+    stages, shares, captured = [], [], {}
+
+    def on_progress(progress):
+        stages.append(progress.stage)
+        shares.append(progress.fraction)
+        captured[progress.stage] = len(graphs.runs)
+
+    async def run():
+        pool = ModelPool(Loader(graphs), budget_bytes=10, on_progress=on_progress)
+        entry = await pool.acquire("tiny")
+        stats = await model_stats("tiny", entry.resident.runtime, busy=False)
+        pool.release(entry)
+        await pool.close()
+        return stats
+
+    stats = asyncio.run(run())
+    assert list(dict.fromkeys(stages)) == ["loading", "compiling", "ready"]
+    assert shares == sorted(shares)
+    assert captured["ready"] == 2 * len(PREPARED)
+    assert (stats.late_compiles, stats.late_captures) == (0, 0)
+
+
+class FakeRuntime:
+    def __init__(self, hook=None):
+        self.jit_post_compile_hook = hook
+
+
+def test_compilations_count_unless_a_model_is_being_loaded():
+    others = []
+    runtime, count = FakeRuntime(lambda **found: others.append(found)), CompileCount()
+    count.watch(runtime)
+    count.watch(runtime)
+    runtime.jit_post_compile_hook(key="a")
+    with count.preparing():
+        runtime.jit_post_compile_hook(key="b")
+    assert count.late == 1
+    assert [found["key"] for found in others] == ["a", "b"]
+
+
+def test_old_kernel_caches_are_removed(tmp_path):
+    for age in range(6):
+        (tmp_path / f"cache-{age}").mkdir()
+        os.utime(tmp_path / f"cache-{age}", (1000 - age, 1000 - age))
+    remove_old_caches(tmp_path, 4)
+    assert sorted(one.name for one in tmp_path.iterdir()) == [f"cache-{age}" for age in range(4)]
