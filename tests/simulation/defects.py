@@ -55,7 +55,7 @@ DEFECTS = (
     Defect(
         "prompts have two ticks in a row",
         "core/batching.py",
-        "            self._prompts_next = False\n",
+        "            self._prompts_next[group] = False\n",
         "",
     ),
     Defect(
@@ -97,8 +97,8 @@ DEFECTS = (
     ),
     Defect(
         "cache crossing salts in the page index",
-        "core/kv/page_index.py",
-        "|{len(scope.salt)}:{scope.salt}|",
+        "core/request.py",
+        "|{len(self.salt)}:{self.salt}|",
         "|",
     ),
     Defect(
@@ -294,5 +294,46 @@ DEFECTS = (
         "core/scheduler.py",
         "            self._asked.append(job)\n\n    def stop",
         "            pass\n\n    def stop",
+    ),
+    Defect(
+        "rows of several adapter groups in a tick",
+        "core/batching.py",
+        "        if not self._state.can.one_group:\n",
+        "        if True:\n",
+        ("--where", "groups=apart"),
+    ),
+    Defect(
+        "a prefix is shared between adapter groups",
+        "core/request.py",
+        "        return Scope(owner, self.cache_salt, self.adapters)\n",
+        "        return Scope(owner, self.cache_salt)\n",
+    ),
+    Defect(
+        "an adapter group keeps its turn while others wait",
+        "core/rotation.py",
+        "            self._line.append(self._line.pop(0))\n",
+        "            pass\n",
+        ("--where", "groups=apart"),
+    ),
+    Defect(
+        "a turn grows with the cost of a change, without a limit",
+        "core/rotation.py",
+        "return min(TURN_MAX_S, self._cost.change_s / CHANGE_SHARE)",
+        "return self._cost.change_s / CHANGE_SHARE",
+        ("--where", "groups=apart"),
+    ),
+    Defect(
+        "a group that could not use up its turn comes before the others again",
+        "core/rotation.py",
+        "            self._line.append(self._current)\n",
+        "            self._line.insert(0, self._current)\n",
+        ("--where", "groups=apart"),
+    ),
+    Defect(
+        "adapter groups share the memory of whose tick comes next",
+        "core/batching.py",
+        "self._prompts_next.get(group, True) for group in present",
+        "True for group in present",
+        ("--where", "groups=apart"),
     ),
 )

@@ -4,6 +4,9 @@ Decode rows come first: one for each generating slot, 1 + k with k drafts. Promp
 all of them is reserved before any row is written, because reserving may preempt a request, and a victim must
 not have rows in the batch.
 
+Where the rows of a tick must have the same adapters (`Capabilities.one_group`), only the slots of one group
+take part, and groups take turns (`rotation.py`).
+
 Where a backend computes the two one after the other anyway (`Capabilities.mixed_batches` is False), decode
 and prefill ticks alternate: decoded tokens are delivered before prompts run, and new requests join those
 prompts.
@@ -19,6 +22,8 @@ from stretto.core import victims
 from stretto.core.capabilities import Rewind
 from stretto.core.prefill_budget import ChunkSharer
 from stretto.core.recovery import Recovery
+from stretto.core.request import AdapterGroup
+from stretto.core.rotation import GroupRotation
 from stretto.core.slot import Slot
 from stretto.core.state import State
 from stretto.core.tick import PENDING_TOKEN, End, PreemptReason, Tick
@@ -33,19 +38,40 @@ class RowPlanner:
         self._recovery = recovery
         self._sharer = ChunkSharer(state.cost, quantum=state.chunk_multiple, chunk_max=state.chunk_max)
         self._budget = min(state.limits.n_batch, state.can.rows_max)
-        self._prompts_next = True  # with alternating ticks: the last one was for decode
+        self._rotation = GroupRotation(state.cost)
+        self._groups = 1  # that take turns now
+        self._prompts_next: dict[
+            AdapterGroup, bool
+        ] = {}  # with alternating ticks: the last one was for decode
         self._exact = state.exact
 
     def fill(self, tick: Tick) -> list[Slot]:
         """Write rows for every slot that can have some. Returns the slots in the order of the spans."""
         running = self._allowed()
+        if not self._state.can.one_group:
+            return self._fill_group(tick, running, ())
+        groups: dict[AdapterGroup, list[Slot]] = {}
+        for slot in running:
+            groups.setdefault(slot.adapters, []).append(slot)
+        self._groups = len(groups)
+        present = dict.fromkeys(slot.adapters for slot in self._state.active)
+        self._prompts_next = {group: self._prompts_next.get(group, True) for group in present}
+        for group in self._rotation.order(groups, self._state.now):
+            alive = [slot for slot in groups[group] if slot.job is not None]
+            if spans := self._fill_group(tick, alive, group):
+                tick.adapters = group
+                tick.changes_adapters = self._rotation.took(group, self._state.now)
+                return spans
+        return []
+
+    def _fill_group(self, tick: Tick, running: Sequence[Slot], group: AdapterGroup) -> list[Slot]:
         ready = [s for s in running if len(s.known) + s.pending - s.planned == 1 or s.replays]
         if len(ready) == len(running):
-            self._prompts_next = True
+            self._prompts_next[group] = True
             return self._write_decode(tick, *self._plan_decode(ready))
         if self._state.can.mixed_batches:
             return self._fill_mixed(tick, running, ready)
-        return self._fill_apart(tick, running, ready)
+        return self._fill_apart(tick, running, ready, group)
 
     def _fill_mixed(self, tick: Tick, running: Sequence[Slot], ready: list[Slot]) -> list[Slot]:
         decode, drafts = self._plan_decode(ready)
@@ -54,10 +80,12 @@ class RowPlanner:
         decode = [s for s in decode if s.job is not None]  # a prompt's memory may have preempted some
         return self._write_decode(tick, decode, drafts) + self._write_chunks(tick, shares)
 
-    def _fill_apart(self, tick: Tick, running: Sequence[Slot], ready: list[Slot]) -> list[Slot]:
+    def _fill_apart(
+        self, tick: Tick, running: Sequence[Slot], ready: list[Slot], group: AdapterGroup
+    ) -> list[Slot]:
         """Alternating ticks: decode waits for at most one tick of prompts, and prompts for one of decode."""
-        if self._prompts_next:
-            self._prompts_next = False
+        if self._prompts_next.get(group, True):
+            self._prompts_next[group] = False
             drafts = sum(len(s.drafts) for s in ready)
             shares = self._plan_prompts(running, ready, extra=drafts, rows=self._budget)
             spans = self._write_chunks(tick, shares)
@@ -66,7 +94,7 @@ class RowPlanner:
                 return spans
         decode, proposed = self._plan_decode(ready)
         if decode:
-            self._prompts_next = True
+            self._prompts_next[group] = True
             return self._write_decode(tick, decode, proposed)
         return self._write_chunks(tick, self._plan_prompts(running, (), rows=self._budget))
 
@@ -147,10 +175,12 @@ class RowPlanner:
             return []
         decode_s = state.cost.decode_s(len(decode) + extra, sum(slot.planned for slot in decode))
         oldest = min(prompts, key=lambda slot: slot.arrival)
-        allowance_s = state.cost.allowance_s(decode_s, state.limits.target_itl_s, len(oldest.known))
+        target_s = state.limits.target_itl_s  # all groups have a tick between two tokens of a stream
+        shared_s = target_s / self._groups if target_s is not None else None
+        allowance_s = state.cost.allowance_s(decode_s, shared_s, len(oldest.known))
         least, enough = 0, None
         if len(prompts) > 1:
-            if state.limits.target_itl_s is None:
+            if target_s is None:
                 least = enough = state.cost.together(decode_s, oldest.planned)
             if not state.can.mixed_batches:
                 enough = state.cost.enough(decode_s, oldest.planned)

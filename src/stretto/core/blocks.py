@@ -48,8 +48,7 @@ def block_hashes(
 
 
 def _root(scope: Scope, secret: bytes) -> hashlib.blake2b:
-    text = f"{len(scope.group)}:{scope.group}|{len(scope.salt)}:{scope.salt}|"
-    return hashlib.blake2b(text.encode(), digest_size=8, key=secret[:SECRET_BYTES_MAX])
+    return hashlib.blake2b(scope.text.encode(), digest_size=8, key=secret[:SECRET_BYTES_MAX])
 
 
 def digest_of(prefixes: Sequence[tuple[int, ...]], version: int) -> PrefixDigest:

@@ -60,6 +60,8 @@ class Capabilities:
     equal_spans: bool = False
     mixed_batches: bool = True  # one pass holds decode and prefill rows; else their ticks alternate
     plan_ahead: int = 0
+    adapters: bool = False  # requests may name adapters
+    one_group: bool = False  # the rows of a tick have the same adapters: groups take turns
     batch_invariant: bool = True  # a token's KV has the same bits from a decode row and from a prompt's row
     vocab: int = 0  # 0: not known, outputs are not checked
 
@@ -70,6 +72,8 @@ class Capabilities:
             raise ValueError("planning ahead needs pages: sequence operations are not fenced by tick")
         if self.plan_ahead and not self.mixed_batches:
             raise ValueError("planning ahead already hides what alternating ticks would win")
+        if self.plan_ahead and self.one_group:
+            raise ValueError("planning ahead needs passes with several adapter groups")
         if self.share in (Share.PAGES, Share.RANGE) and self.pages < 1:
             raise ValueError("a shared pool needs its size in pages")
         if self.share is Share.PAGES and self.rewind is not Rewind.ANY:

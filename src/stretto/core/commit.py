@@ -209,7 +209,11 @@ class Committer:
         chunks = list(zip(tick.counts[spans:], tick.starts[spans:], strict=True))
         contexts = sum(map(mul, tick.starts[:spans], tick.counts[:spans]))  # drafts attend as well
         self._state.cost.observe(
-            rows=tick.decode_rows, contexts=contexts, chunks=chunks, pass_s=outcome.pass_s
+            rows=tick.decode_rows,
+            contexts=contexts,
+            chunks=chunks,
+            pass_s=outcome.pass_s,
+            changed=tick.changes_adapters,
         )
 
     # --- failures --------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ TOGETHER = 2.0  # efficient chunks for several prompts in a tick: with less, eac
 TOGETHER_S = 0.3  # … but no more than this, …
 TOGETHER_TICKS = 6.0  # … or this many decode-only ticks: completed prompts wait for the other rows
 ENOUGH_TICKS = 3.0  # decode-only ticks that prompts take at least: more of them for whole prompts only
+CHANGE_WEIGHT = 0.2  # of a new measurement of what a change of adapters takes
+CHANGES_FROM = 8  # decode ticks after which their prediction is good enough to tell
 COVERED = 0.75  # a chunk of that share of what is trusted says enough to trust twice as much
 IDLE_TARGETS = 4.0  # without decode rows a tick may take this many targets, …
 IDLE_S = 0.3  # … but no more than this, or one target: newcomers get in soon
@@ -48,6 +50,7 @@ class CostModel:
         self._margin = 1.2  # about the 80th percentile of measured / predicted
         self._trusted = chunk_multiple  # slow start: the largest chunk that measurements cover
         self._chunk_max = max(chunk_max, chunk_multiple)
+        self.change_s = 0.0  # what a tick takes longer when its adapters are not those of the tick before
 
     def decode_s(self, rows: int, contexts: int) -> float:
         return self._decode.predict([1.0, rows, contexts]) if rows else 0.0
@@ -129,10 +132,29 @@ class CostModel:
             chunk += self._quantum
         return best
 
-    def observe(self, *, rows: int, contexts: int, chunks: list[tuple[int, int]], pass_s: float) -> None:
-        """One finished tick: `chunks` are (count, context) of the prompts in it."""
+    def observe(
+        self,
+        *,
+        rows: int,
+        contexts: int,
+        chunks: list[tuple[int, int]],
+        pass_s: float,
+        changed: bool = False,
+    ) -> None:
+        """One finished tick: `chunks` are (count, context) of the prompts in it.
+
+        `changed`: it ran with other adapters than the one before. What that takes is learned from decode
+        ticks alone, whose prediction is the most precise, and is not part of the time of rows.
+        """
         if pass_s <= 0.0:
             return
+        if changed and not chunks and self._decode.samples >= CHANGES_FROM:
+            extra_s = max(0.0, pass_s - self._decode.predict([1.0, rows, contexts]))
+            known_s = self.change_s or extra_s
+            self.change_s += CHANGE_WEIGHT * (min(extra_s, OUTLIER * known_s) - self.change_s)
+            return
+        if changed:
+            pass_s = max(pass_s - self.change_s, 0.5 * pass_s)
         if not chunks:
             if self._believable(pass_s, self._decode.predict([1.0, rows, contexts]), self._decode):
                 self._decode.update([1.0, rows, contexts], pass_s)

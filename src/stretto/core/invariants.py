@@ -38,6 +38,8 @@ def check_tick(scheduler: Scheduler, tick: Tick) -> None:
         _need(slot.job is not None, f"slot {span.slot} has rows and no request")
         _need(slot.planned == span.start + span.rows, f"slot {span.slot}: planned is not where its span ends")
         _need(slot.planned <= slot.room, f"slot {span.slot}: rows without memory")
+        group = slot.adapters if can.one_group else ()
+        _need(tick.adapters == group, f"slot {span.slot}: its adapters are not those of tick {tick.id}")
         _need(0 <= span.outputs <= span.rows, "more outputs than rows")
         if rows >= tick.decode_rows:
             _need(span.rows <= limits.prefill_chunk, f"a chunk of {span.rows} rows is over prefill_chunk")
@@ -59,8 +61,10 @@ def _check_decode_first(scheduler: Scheduler, tick: Tick) -> None:
             return
     if scheduler.recovering:
         return
-    planned = set(tick.slots)
+    planned, apart = set(tick.slots), scheduler.state.can.one_group
     for slot in scheduler.state.active:
+        if apart and slot.adapters != tick.adapters:
+            continue  # its group's turn comes
         waits = slot.index not in planned and not slot.pending and slot.rows_due == 1
         starved = waits and (slot.planned < slot.room or not scheduler.state.in_flight)
         _need(not starved, f"slot {slot.index} could decode and has no row in tick {tick.id}")

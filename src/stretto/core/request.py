@@ -22,11 +22,28 @@ class Priority(IntEnum):
     BACKGROUND = 2
 
 
+class AdapterUse(NamedTuple):
+    """A low-rank adapter (LoRA) applied to the model, with the scale of its product."""
+
+    name: str
+    scale: float = 1.0
+
+
+AdapterGroup = tuple[AdapterUse, ...]  # ordered by name; empty: the model alone
+
+
 class Scope(NamedTuple):
     """The cache that a prompt may use. Requests share a prefix only when their scopes are equal."""
 
     group: str
     salt: str
+    adapters: AdapterGroup = ()
+
+    @property
+    def text(self) -> str:
+        """For hashing: scopes that differ have texts of which none begins the other."""
+        used = "".join(f"{len(name)}:{name}*{scale!r}+" for name, scale in self.adapters)
+        return f"{len(self.group)}:{self.group}|{len(self.salt)}:{self.salt}|{len(used)}:{used}|"
 
 
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
@@ -78,6 +95,7 @@ class Request:
     `boundaries` are ascending token offsets at which messages end, for caches to save at.
     `cache_group` is set by the operator alone and joins tenants; `cache_salt` divides a tenant.
     `streamed`: the client reads tokens as they come, so the request takes part in time slicing.
+    `adapters` change the weights, so KV is shared only among requests with the same ones.
     `fork_of` names a request with the same prompt (n > 1): its KV is shared under every cache policy.
     `resumed` are tokens that another scheduler generated for it before: they count as its own output, so that
     limits, penalties and seeds go on from there.
@@ -91,6 +109,7 @@ class Request:
     tenant: str = ""
     cache_salt: str = ""
     cache_group: str = ""
+    adapters: AdapterGroup = ()
     deadline_s: float | None = None
     fork_of: str = ""
     streamed: bool = False
@@ -100,9 +119,8 @@ class Request:
 
     @property
     def scope(self) -> Scope:
-        return Scope(
-            f"group:{self.cache_group}" if self.cache_group else f"tenant:{self.tenant}", self.cache_salt
-        )
+        owner = f"group:{self.cache_group}" if self.cache_group else f"tenant:{self.tenant}"
+        return Scope(owner, self.cache_salt, self.adapters)
 
     def measured_rows(self, start: int, count: int) -> int:
         """How many of these rows, from the first, precede a prompt token whose logprob is wanted."""

@@ -101,6 +101,8 @@ class Scheduler:
             return InvalidRequestError(f"max_tokens must be at least {least}", hint="send more max_tokens")
         if min(tokens) < 0 or (can.vocab and max(tokens) >= can.vocab):
             return InvalidTokenError("the prompt holds a token id outside the vocabulary")
+        if request.adapters and not can.adapters:
+            return InvalidRequestError("this model runs without adapters", hint="leave out lora")
         if not self.state.queue.has_place(request.priority):
             return QueueFullError(f"{self.state.limits.max_queue} callers already wait to enter the queue")
         return None

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from stretto.core.fairness import TOKEN_COST, Account
-from stretto.core.request import Request
+from stretto.core.request import AdapterGroup, Request
 
 _EMPTY: array[int] = array("i")
 NEVER = 1 << 62
@@ -216,6 +216,10 @@ class Slot:
     def priority(self) -> int:
         """The priority of its request: smaller is more urgent."""
         return self.job.priority if self.job is not None else 0
+
+    @property
+    def adapters(self) -> AdapterGroup:
+        return self.job.scope.adapters if self.job is not None else ()
 
     @property
     def rows_due(self) -> int:

@@ -15,6 +15,7 @@ from stretto.core.kv.pages import PageLedger
 from stretto.core.kv.sequences import SequenceLedger
 from stretto.core.limits import Limits, is_exact
 from stretto.core.queue import Queue
+from stretto.core.request import AdapterGroup
 from stretto.core.slot import NEVER, Job, Slot, Status
 from stretto.core.speculation import DraftPlanner
 from stretto.core.swap_cost import SwapCost
@@ -134,6 +135,14 @@ class State:
         if can.share is not Share.PAGES and can.snapshots and bytes_ <= self.limits.cache_ram_bytes:
             return self.swap_cost.swap_s(bytes_)
         return slot.computed * self.cost.prefill_s_per_token
+
+    def round_s(self) -> float:
+        """Predicted seconds in which every running request gets a token; 0 until measured."""
+        groups: dict[AdapterGroup, tuple[int, int]] = {}
+        for slot in self.active:
+            rows, contexts = groups.get(key := slot.adapters if self.can.one_group else (), (0, 0))
+            groups[key] = (rows + 1, contexts + slot.computed)
+        return sum(self.cost.decode_s(rows, contexts) for rows, contexts in groups.values())
 
     def release(self, slot: Slot, keep: int, *, private: bool = False) -> None:
         """The slot is idle again. Rows of it that are still in flight belong to an older epoch."""

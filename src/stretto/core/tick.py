@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from stretto.core.ops import KvOp, OpResult
-from stretto.core.request import Request
+from stretto.core.request import AdapterGroup, Request
 
 PENDING_TOKEN = -1
 
@@ -66,6 +66,8 @@ class Tick:
     decode_rows: int = 0  # decode spans come first
     decode_spans: int = 0
     predicted_s: float = 0.0
+    adapters: AdapterGroup = ()  # of all its rows, where a tick has one group (`Capabilities.one_group`)
+    changes_adapters: bool = False  # the tick before it had others
 
     def spans(self) -> Iterator[Span]:
         return map(Span, self.slots, self.sequences, self.starts, self.counts, self.outputs)

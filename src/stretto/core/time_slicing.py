@@ -106,9 +106,8 @@ class TimeSlicer:
     def _free_s(self) -> list[float]:
         """When slots are free at the latest, by the lengths that requests asked for; soonest first."""
         state = self._state
-        contexts = sum(slot.computed for slot in state.active)
-        tick_s = state.cost.decode_s(len(state.active), contexts)
-        return sorted(_left(slot) * tick_s for slot in state.active) if tick_s > 0.0 else []
+        round_s = state.round_s()
+        return sorted(_left(slot) * round_s for slot in state.active) if round_s > 0.0 else []
 
     def _change(self, slot: Slot, waiter: Job, swap_s: float) -> None:
         self._newcomers_first = waiter.preemptions > 0

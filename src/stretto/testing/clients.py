@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from array import array
 
-from stretto.backends.simulated.model import SimulatedModel
-from stretto.core.request import Priority, Request, SamplingParams
+from stretto.backends.simulated.model import SimulatedModel, cell_scope
+from stretto.core.request import AdapterGroup, AdapterUse, Priority, Request, SamplingParams
 from stretto.core.tick import End, Terminal
 from stretto.errors import InvariantError
 from stretto.testing.scenario import VOCAB, Scenario
@@ -46,6 +46,7 @@ class Witness:
         "output",
         "plans_left",
         "request",
+        "scope",
         "stop_kept",
     )
 
@@ -53,7 +54,8 @@ class Witness:
         self.request = request
         self.conversation = conversation
         self.model = model
-        self.cells = model.cells(request.scope, request.tokens)
+        self.scope = cell_scope(request)
+        self.cells = model.cells(self.scope, request.tokens)
         self.output: array[int] = array("i")
         self.end: Terminal | None = None
         self.plans_left: int | None = None  # set when cancelled: plans until it must be over
@@ -68,7 +70,7 @@ class Witness:
             at = len(self.output)
             raise InvariantError(f"{self.request.id}: output {at} is {token}, alone it would be {right}")
         self.output.append(token)
-        self.cells.append(self.model.generated(self.request.scope, token))
+        self.cells.append(self.model.generated(self.scope, token))
 
     def finish(self, terminal: Terminal, pool_tokens: int) -> None:
         if self.end is not None:
@@ -97,6 +99,7 @@ class Clients:
         self._t = scenario.traffic
         self._model = model
         self._r = random.Random(f"{scenario.seed}:clients")
+        self._groups_r = random.Random(f"{scenario.seed}:adapters")
         self._number = 0
         self._systems = self._system_prompts()
         self._resting: list[Conversation] = []
@@ -165,6 +168,14 @@ class Clients:
             grammar="a grammar" if self._r.random() < self._t.grammar else "",
         )
 
+    def _adapters(self) -> AdapterGroup:
+        """Drawn for each request, so that one conversation is continued with different adapters."""
+        number = self._groups_r.randrange(self._t.adapter_groups)
+        if number == 0:
+            return ()
+        first = AdapterUse(f"adapter{number}", 1.0)
+        return (first,) if number % 3 else (first, AdapterUse("other", 0.5))
+
     def _make(self, conversation: Conversation, params: SamplingParams) -> Request:
         self._number += 1
         priority = Priority.DEFAULT
@@ -180,6 +191,7 @@ class Clients:
             priority=priority,
             tenant=conversation.tenant,
             cache_salt=conversation.salt,
+            adapters=self._adapters(),
             streamed=self._number % 4 < 4 * self._t.streamed,
         )
 
@@ -194,6 +206,7 @@ class Clients:
             priority=parent.priority,
             tenant=parent.tenant,
             cache_salt=parent.cache_salt,
+            adapters=parent.adapters,
             fork_of=parent.id,
             streamed=parent.streamed,
         )

@@ -31,6 +31,7 @@ from stretto.core.tick import (
 from stretto.core.time_slicing import PAUSE_MAX_S, SHORT_SLICE
 from stretto.errors import InvariantError
 from stretto.testing.ageing import record_waits
+from stretto.testing.rotation_law import RotationLaw
 from stretto.testing.sometimes import SOMETIMES
 
 
@@ -38,6 +39,7 @@ class Laws:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._waits = record_waits(scheduler)
+        self._rotation = RotationLaw(scheduler, self.saw)
         self._seen_admitted: set[str] = set()
         self._oldest_running: Job | None = None
         self._running_before: dict[str, Job] = {}
@@ -80,6 +82,7 @@ class Laws:
         if isinstance(planned, Tick):
             invariants.check_tick(scheduler, planned)
             self._check_alternation(planned)
+            self._rotation.check(planned, now)
             self._observe_tick(planned)
         elif not in_flight:
             invariants.check_idle(scheduler)
@@ -119,6 +122,8 @@ class Laws:
             if job is None or job.id in self._running_before:
                 continue
             self._aged.discard(job.id)
+            if job.preemptions and job.request.adapters:
+                self.saw("a preempted request resumed with its adapters")
             if waiting and min(waiting) < job.priority:
                 self._aged.add(job.id)
                 if job.preemptions:
@@ -223,15 +228,29 @@ class Laws:
         if not tick.rows or state.can.mixed_batches:
             return
         waiting = {}
+        if state.can.one_group:  # other groups' requests wait for their turn
+            waiting = {i: n for i, n in self._waited.items() if self._other_group(i, tick)}
         if not tick.decode_rows and not self._scheduler.recovering:
             able = [
                 s for s in state.active if s.rows_due == 1 and not s.pending and s.index not in tick.slots
             ]
-            waiting = {s.job.id: len(s.known) for s in able if s.job is not None}
-        again = sorted(request for request, _ in waiting.items() & self._waited.items())
+            able = [s for s in able if not state.can.one_group or s.adapters == tick.adapters]
+            waiting |= {s.job.id: len(s.known) for s in able if s.job is not None}
+        again = sorted(
+            request
+            for request, _ in waiting.items() & self._waited.items()
+            if not self._other_group(request, tick)
+        )
         _need(not again, f"{again} could decode and waited for two ticks of prompts")
         self._waited = waiting
         self.sometimes["prompts had a tick of their own while others could decode"] += bool(waiting)
+
+    def _other_group(self, request_id: str, tick: Tick) -> bool:
+        """Whether it runs, and its group has no part in this tick."""
+        state = self._scheduler.state
+        job = state.jobs.get(request_id)
+        runs = job is not None and job.status is Status.RUNNING
+        return runs and state.can.one_group and job is not None and job.scope.adapters != tick.adapters
 
     def _observe_tick(self, tick: Tick) -> None:
         rows = prompts = 0

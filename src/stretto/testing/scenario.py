@@ -36,6 +36,7 @@ class Scenario:
             "cache": self.limits.cache,
             "share": self.capabilities.share.value,
             "snapshots": str(self.capabilities.snapshots).lower(),
+            "groups": "apart" if self.capabilities.one_group else "together",
             "deterministic": str(self.limits.deterministic).lower(),
             "weather": "storm" if storm else "fair" if self.faults == FaultWeights() else "mixed",
         }
@@ -71,6 +72,7 @@ class SimulatedTraffic:
     poison: float  # chance that a request breaks every pass that carries it
     drain: float  # chance per run that the operator drains half-way
     streamed: float  # share of requests that are streamed
+    adapter_groups: int = 1  # of which one is the model alone
 
 
 def draw(seed: int) -> Scenario:
@@ -92,14 +94,19 @@ def draw(seed: int) -> Scenario:
         mixed_batches=mixed_batches,
         batch_invariant=not exact,
     )
+    groups = random.Random(f"{seed}:groups")
+    one_group = layout != "ahead" and groups.random() < 0.5
+    can = replace(can, adapters=True, one_group=one_group)
+    adapter_groups = groups.choice((1, 1, 2, 3, 5))
+    change_s = groups.choice((0.0, 1e-3, 0.05))
     return Scenario(
         seed=seed,
         layout=layout,
         limits=limits,
         capabilities=can,
-        latency=_latency(r, can),
+        latency=replace(_latency(r, can), change_s=change_s),
         faults=_faults(r),
-        traffic=_traffic(r, slots, window),
+        traffic=replace(_traffic(r, slots, window), adapter_groups=adapter_groups),
     )
 
 

@@ -54,5 +54,9 @@ SOMETIMES = (
     "fork shared its parent's prompt",
     "ageing admission went to a lower class",
     "operations without rows",
+    "adapter groups took turns",
+    "an adapter group had several ticks in a turn while others waited",
+    "adapter groups shared a tick",
+    "a preempted request resumed with its adapters",
     "everything free again",
 )

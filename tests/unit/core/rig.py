@@ -18,7 +18,7 @@ from stretto.backends.simulated.faults import FaultScript
 from stretto.core import invariants
 from stretto.core.capabilities import Capabilities, Share
 from stretto.core.limits import Limits
-from stretto.core.request import Priority, Request, SamplingParams
+from stretto.core.request import AdapterGroup, Priority, Request, SamplingParams
 from stretto.core.scheduler import Scheduler, Submitted
 from stretto.core.tick import Events, Idle, Note, Outcome, Preempted, Terminal, Tick
 from stretto.testing.clients import Witness
@@ -60,6 +60,7 @@ def ask(
     deadline_s: float | None = None,
     fork_of: str = "",
     streamed: bool = False,
+    adapters: AdapterGroup = (),
     **params,
 ) -> Request:
     """A request that runs to its length unless told otherwise; every id has a text of its own."""
@@ -76,6 +77,7 @@ def ask(
         deadline_s=deadline_s,
         fork_of=fork_of,
         streamed=streamed,
+        adapters=adapters,
     )
 
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 from stretto.backends.simulated.faults import NO_FAULTS, FaultScript, NoFaults, TickFaults
 from stretto.backends.simulated.memory import ContractError, PagedMemory, make_memory
-from stretto.backends.simulated.model import LatencyModel, SimulatedModel
+from stretto.backends.simulated.model import LatencyModel, SimulatedModel, cell_scope
 from stretto.core.capabilities import Capabilities
 from stretto.core.ops import WRITES, OpKind, OpResult, check_order
-from stretto.core.request import Request
+from stretto.core.request import AdapterGroup, Request
 from stretto.core.tick import PENDING_TOKEN, Binding, Outcome, PassFailure, PromptScores, Span, Tick
 
 __all__ = [
@@ -49,6 +49,7 @@ class SimulatedBackend:
         self._sampled: dict[int, int] = {}  # slot -> last token, for rows planned ahead
         self._outcomes: deque[Outcome] = deque()
         self._broken: TickFaults | None = None
+        self._adapters: AdapterGroup = ()  # of the last pass
         self.faults_hit: Counter[str] = Counter()
 
     # --- the protocol ----------------------------------------------------------------------------
@@ -66,6 +67,7 @@ class SimulatedBackend:
             self._outcomes.append(Outcome(tick.id, failure=PassFailure.VOID, ran=False))
             return
         check_order(tick.ops)
+        self._check_adapters(tick)
         faults = self._faults.at(tick.id)
         outcome = Outcome(tick.id, op_results=tuple(self._execute(tick, faults)))
         broken = {
@@ -91,6 +93,12 @@ class SimulatedBackend:
         self._bound.clear()
 
     # --- operations ------------------------------------------------------------------------------
+
+    def _check_adapters(self, tick: Tick) -> None:
+        """Where adapters belong to the context, each row would be computed with those of the tick."""
+        for slot in tick.slots if self.capabilities.one_group else ():
+            if self._bound[slot].request.adapters != tick.adapters:
+                raise ContractError(f"slot {slot} has rows in a pass with other adapters than its own")
 
     def _execute(self, tick: Tick, faults: TickFaults) -> list[OpResult]:
         results: list[OpResult] = []
@@ -167,7 +175,7 @@ class SimulatedBackend:
 
     def _append(self, span: Span, tokens: array[int], *, decodes: bool) -> None:
         request = self._bound[span.slot].request
-        scope = request.scope
+        scope = cell_scope(request)
         # A slot that failed in the previous tick has sampled nothing; the core discards this row.
         last = self._sampled.get(span.slot, self.model.eos)
         known = [last if token == PENDING_TOKEN else token for token in tokens]
@@ -223,7 +231,7 @@ class SimulatedBackend:
         request = self._bound[span.slot].request
         length = span.start + span.rows - span.outputs + accepted
         cells = array("q", self.memory.content(span.sequence, length))
-        bits = self.model.scope_bits(request.scope)
+        bits = self.model.scope_bits(cell_scope(request))
         cells.append(bits | self._sampled[span.slot])
         drafts: array[int] = array("i")
         for _ in range(count):
@@ -242,4 +250,5 @@ class SimulatedBackend:
                 contexts += span.start
             else:
                 chunks.append((span.rows, span.start))
-        return self._latency.pass_s(rows, contexts, chunks)
+        changed, self._adapters = tick.adapters != self._adapters, tick.adapters
+        return self._latency.pass_s(rows, contexts, chunks) + changed * self._latency.change_s

@@ -20,6 +20,11 @@ DECODED = 1 << 20  # in a cell: written by a decode row, if that makes a differe
 DRAFTED = 1 << 21  # several rows of a sequence in one decode span
 
 
+def cell_scope(request: Request) -> Scope:
+    """What a request's cells depend on beside tokens: its adapters do, whatever caches take for equal."""
+    return request.scope._replace(adapters=request.adapters)
+
+
 class TokenScores(NamedTuple):
     """The scores of one prompt token, as every backend returns them."""
 
@@ -70,13 +75,14 @@ class SimulatedModel:
 
     def continuation(self, request: Request, *, count: int) -> array[int]:
         """The expected output of a request, computed in isolation: the oracle of simulator and tests."""
-        cells = self.cells(request.scope, request.tokens)
+        scope = cell_scope(request)
+        cells = self.cells(scope, request.tokens)
         stops = frozenset() if request.params.ignore_eos else request.params.stop_token_ids
         output: array[int] = array("i")
         while len(output) < count:
             token = self.next_token(cells.tobytes(), request.params.seed)
             output.append(token)
-            cells.append(self.generated(request.scope, token))
+            cells.append(self.generated(scope, token))
             if token in stops and len(output) >= request.params.min_tokens:
                 break
         return output
@@ -86,8 +92,8 @@ class SimulatedModel:
 class LatencyModel:
     """Seconds of a pass: decode = a + b rows + c contexts; a chunk costs beta + gamma context per token.
 
-    `cliff_rows`: the remainder of a chunk over a multiple of this many rows costs double, as with flash
-    attention on CPUs.
+    `change_s`: more for other adapters than those of the pass before. `cliff_rows`: the remainder of a chunk
+    over a multiple of this many rows costs double, as with flash attention on CPUs.
     """
 
     a_s: float = 2e-3
@@ -96,6 +102,7 @@ class LatencyModel:
     beta_s: float = 2e-4
     gamma_s: float = 1e-7
     cliff_rows: int = 1
+    change_s: float = 0.0
 
     def pass_s(self, rows: int, contexts: int, chunks: Sequence[tuple[int, int]]) -> float:
         seconds = self.a_s + self.b_s * rows + self.c_s * contexts

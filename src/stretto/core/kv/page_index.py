@@ -19,8 +19,7 @@ ROOTS_MAX = 4096  # scopes whose prefixes can be listed
 
 def root_digest(scope: Scope, owner: str = "") -> Digest:
     """The start of a chain; with an owner, one that only that request can find."""
-    text = f"{len(scope.group)}:{scope.group}|{len(scope.salt)}:{scope.salt}|{owner}"
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+    return hashlib.blake2b(f"{scope.text}{owner}".encode(), digest_size=16).digest()
 
 
 class Page:
