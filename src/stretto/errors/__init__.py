@@ -43,6 +43,7 @@ StrettoError
 │   ├── NotReadyError           no model can answer now: loading, restarting or hung
 │   ├── QueueFullError          too many requests wait, or this one waited too long
 │   ├── ServerBusyError         every slot was building a cache for too long
+│   ├── AdaptersBusyError       every adapter in memory is in use, and none can be dropped
 │   ├── ModelBusyError          the model has running requests and cannot be unloaded
 │   ├── ModelMemoryError        busy models hold the memory that this one needs
 │   ├── PreemptedError          a queued request took the slot (preemption: fail)
@@ -65,6 +66,8 @@ StrettoError
 │   │   ├── NotGgufError          another kind of file
 │   │   ├── TruncatedModelError   the file is shorter than its header says
 │   │   └── UnsupportedModelError a version, byte order or tensor type that llama.cpp does not read
+│   ├── AdapterNotFoundError    the model has no adapter of that name
+│   ├── AdapterFileError        the adapter is damaged, or was made for another model
 │   ├── ModelRefusedError       the test load in a child process failed, crashed or took too long
 │   ├── ModelTooLargeError      the model does not fit the memory budget even alone
 │   ├── ConversionError         the conversion process failed
@@ -120,6 +123,7 @@ from stretto.errors.base import (
     one_line,
 )
 from stretto.errors.capacity import (
+    AdaptersBusyError,
     CapacityError,
     ConcurrencyLimitError,
     ConnectionLimitError,
@@ -134,6 +138,8 @@ from stretto.errors.capacity import (
     ShuttingDownError,
 )
 from stretto.errors.model import (
+    AdapterFileError,
+    AdapterNotFoundError,
     ConversionError,
     DigestMismatchError,
     DiskFullError,
@@ -194,6 +200,9 @@ from stretto.errors.rpc import (
 
 __all__ = [
     "AccessError",
+    "AdapterFileError",
+    "AdapterNotFoundError",
+    "AdaptersBusyError",
     "BackendError",
     "BadOutputError",
     "BenchError",

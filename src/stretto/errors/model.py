@@ -41,6 +41,17 @@ class UnsupportedModelError(ModelFileError):
     hint = "convert the model again with a current llama.cpp"
 
 
+class AdapterNotFoundError(ModelError):
+    code = "adapter_not_found"
+    http_status = 404
+    hint = "`/v1/models` and `stretto show MODEL` list a model's adapters"
+
+
+class AdapterFileError(ModelError):
+    code = "bad_adapter"
+    hint = "use an adapter that was made for this model, in the format of its backend"
+
+
 class ModelRefusedError(ModelError):
     code = "model_refused"
     hint = "llama.cpp cannot load this file: check its source, or update llama-cpp-python"

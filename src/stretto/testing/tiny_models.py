@@ -133,7 +133,7 @@ def make(kind: str, directory: Path | None = None, seed: int = 0) -> Path:
     keys = _keys(kind, family)
     shapes = _tensor_shapes(keys, folder, family.leave_out)
     with _part_file(path) as part, part.open("wb") as file:
-        file.writelines(_file_parts(keys, shapes, seed))
+        file.writelines(file_parts(keys, shapes, seed))
     return path
 
 
@@ -256,7 +256,7 @@ def _tensor_shapes(keys: Sequence[bytes], folder: Path, leave_out: Sequence[str]
     """Ask llama.cpp, in a child process, which tensors a model with this header has."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         header = Path(scratch) / "header.gguf"
-        header.write_bytes(b"".join(_file_parts(keys, {}, 0)))
+        header.write_bytes(b"".join(file_parts(keys, {}, 0)))
         command = [sys.executable, "-P", "-m", __name__, str(header)]
         run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if run.returncode != 0:
@@ -266,7 +266,8 @@ def _tensor_shapes(keys: Sequence[bytes], folder: Path, leave_out: Sequence[str]
     return {name: tuple(shape) for name, shape in named.items() if not any(part in name for part in optional)}
 
 
-def _file_parts(keys: Sequence[bytes], shapes: Shapes, seed: int) -> Iterator[bytes]:
+def file_parts(keys: Sequence[bytes], shapes: Shapes, seed: int) -> Iterator[bytes]:
+    """A whole file: header, then tensors with random weights."""
     tensors = {name: _weights(name, shape, seed) for name, shape in shapes.items()}
     infos, offset = [], 0
     for name, shape in shapes.items():

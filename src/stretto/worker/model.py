@@ -15,11 +15,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from stretto.backends.adapters import AdapterStore
 from stretto.backends.base import Backend
 from stretto.core.limits import Limits
-from stretto.core.request import Priority, Request, SamplingParams
+from stretto.core.request import AdapterGroup, Priority, Request, SamplingParams
 from stretto.core.state import State
 from stretto.core.tick import Events, Started, Terminal, TickMeasures
+from stretto.errors import AdapterNotFoundError
 from stretto.telemetry.measures import Measures
 from stretto.telemetry.subscription import Item, Subscription
 from stretto.text.model_text import ModelText, Prompt
@@ -45,6 +47,8 @@ class PreparedRequest:
     priority: Priority = Priority.DEFAULT
     tenant: str = ""
     cache_salt: str = ""
+    adapters: AdapterGroup = ()
+    lease: object = None  # keeps its adapters in memory
     timeout_s: float | None = None
     fork_of: str = ""
     request_id: str = ""
@@ -69,6 +73,7 @@ class ModelRuntime:
         beat: Callable[[int, bool], None] | None = None,
         threads: Callable[[], int] = lambda: 0,
         late_work: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        adapters: AdapterStore[Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
@@ -78,11 +83,13 @@ class ModelRuntime:
         self._clock = clock
         self._threads = threads
         self._late_work = late_work
+        self.adapters = adapters
         self._numbers = itertools.count(1)
         self.measures = Measures()
         self._observers: tuple[Callable[[Events], None], ...] = (self.measures.take,)
         self._subscriptions: tuple[Subscription[Any], ...] = ()
         self._takers: dict[int, Callable[[Events], None]] = {}
+        self._leases: dict[str, object] = {}
         self._lock = threading.Lock()
         self._closing = threading.Lock()
         self._pump = OutputPump(self.cancel)
@@ -114,6 +121,15 @@ class ModelRuntime:
         as the grammar is in use.
         """
         return self.grammars.check(grammar, scope) if grammar else None
+
+    def use_adapters(self, wanted: Sequence[tuple[str, float | None]]) -> tuple[AdapterGroup, object]:
+        """The group of these adapters, and a lease that keeps them in memory. May read their files."""
+        if not wanted:
+            return (), None
+        if self.adapters is None:
+            raise AdapterNotFoundError("the model has no adapters", hint="list them under `adapters`")
+        group = self.adapters.group(wanted)
+        return group, self.adapters.lease(group)
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -154,6 +170,8 @@ class ModelRuntime:
         self.text.check_length(call.prompt)
         request_id = call.request_id or self.new_id()
         self._pump.register(request_id, stream)
+        if call.lease is not None:
+            self._leases[request_id] = call.lease
         deadline_s = None if call.timeout_s is None else self._clock() + call.timeout_s
         self._loop.submit(
             Request(
@@ -164,6 +182,7 @@ class ModelRuntime:
                 priority=call.priority,
                 tenant=call.tenant,
                 cache_salt=call.cache_salt,
+                adapters=call.adapters,
                 deadline_s=deadline_s,
                 fork_of=call.fork_of,
                 streamed=call.streamed,
@@ -268,3 +287,6 @@ class ModelRuntime:
         for observer in self._observers:
             observer(events)
         self._pump.deliver(events)
+        if self._leases:
+            for end in events.ends:
+                self._leases.pop(end.request_id, None)

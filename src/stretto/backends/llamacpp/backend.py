@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from stretto.backends.adapters import AdapterSource
 from stretto.backends.llamacpp import tuning
+from stretto.backends.llamacpp.adapters import Adapters
 from stretto.backends.llamacpp.calibration import ContextMeasures, calibrate, measure, on_temporary_thread
 from stretto.backends.llamacpp.capabilities import capabilities_of, rewind_of
 from stretto.backends.llamacpp.choices.chosen import NOTHING as NOTHING_CHOSEN
@@ -58,9 +60,11 @@ class LlamaCppBackend:
         calibrated: bool = False,
         choices: Choices = NOTHING_CHOSEN,
         owns_model: bool = False,
+        adapters: Adapters | None = None,
     ) -> None:
         self.context = context
         self.model: Model = context.model
+        self.adapters = adapters
         self.choices = choices
         self.measures: ContextMeasures = on_temporary_thread(lambda: measure(context))
         if calibrated:
@@ -76,6 +80,7 @@ class LlamaCppBackend:
             self.measures,
             quirks,
             batch_invariant=not deterministic or on_temporary_thread(lambda: batch_invariant(context)),
+            adapters=adapters is not None,
         )
         arena = Arena(int(cache_ram_bytes * tuning.ARENA_SLACK))
         state_copy_max = self.measures.state_copy_max(context.window)
@@ -108,6 +113,8 @@ class LlamaCppBackend:
         make_sampler: MakeSampler | None = None,
         cache_ram_bytes: int = 1 << 30,
         calibrated: bool = True,
+        adapters: Mapping[str, AdapterSource] | None = None,
+        adapters_loaded_max: int = 8,
     ) -> LlamaCppBackend:
         """Load a file and make it ready to run. Raises ModelError or LlamaCppError."""
         model = load(path, model_options, cache_dir=cache_dir, progress=progress, trial=trial)
@@ -123,6 +130,7 @@ class LlamaCppBackend:
                 calibrated=calibrated,
                 choices=choices,
                 owns_model=True,
+                adapters=Adapters(model, adapters, loaded_max=adapters_loaded_max) if adapters else None,
             )
             chooser.remember(backend.choices)
             backend.drift = chooser.drift(backend.choices)
@@ -178,6 +186,8 @@ class LlamaCppBackend:
         try:
             broken = self._operate(tick, outcome)
             outcome.ops_s = time.perf_counter() - started
+            if self.adapters is not None:
+                self.adapters.free_retired(self.context, self.side_context)
             self._run(tick, outcome, broken)
         except (HandOverError, NanIsolationError):
             self._fail(outcome, REFUSED - 1)
@@ -233,6 +243,8 @@ class LlamaCppBackend:
         if self.side_context is not None:
             self.side_context.close()
         self.context.close()
+        if self.adapters is not None:
+            self.adapters.close()
         if self._owns_model:
             self.model.close()
 
@@ -258,6 +270,7 @@ class LlamaCppBackend:
         side_span = None
         if self.side_context is not None:
             side_span = self.side_context.choose(tick, spans, self._bound, self.memory.copying)
+        self._set_adapters(tick, side_span)
         if side_span is not None:
             tick = self._recompute_prefix(tick, side_span)
         measured = self._measured(tick, spans)
@@ -279,6 +292,13 @@ class LlamaCppBackend:
             drafts = self._bound[slot].propose(tokens) if tokens else ()
             if drafts:
                 outcome.drafts[slot] = array("i", drafts)
+
+    def _set_adapters(self, tick: Tick, side_span: int | None) -> None:
+        """Of all rows of the tick; the prompt in the side context keeps its own while others run."""
+        if self.adapters is not None and tick.slots:
+            self.adapters.set(self.context, tick.adapters)
+            if side_span is not None and self.side_context is not None:
+                self.adapters.set(self.side_context.context, tick.adapters)
 
     def _measured(self, tick: Tick, spans: Sequence[int]) -> dict[int, int]:
         """Spans with prompt logprobs, and the rows of each: the last one may also be sampled."""

@@ -83,7 +83,12 @@ def _parts(quirks: Quirks) -> Parts:
 
 
 def capabilities_of(
-    context: Context, measures: ContextMeasures, quirks: Quirks, *, batch_invariant: bool = True
+    context: Context,
+    measures: ContextMeasures,
+    quirks: Quirks,
+    *,
+    batch_invariant: bool = True,
+    adapters: bool = False,
 ) -> Capabilities:
     model = context.model
     rewind, tokens = rewind_of(context, measures)
@@ -114,5 +119,7 @@ def capabilities_of(
         mixed_batches=not quirks.separate_calls,
         equal_spans=not context.plan.unified or model.is_hybrid or model.is_recurrent,
         batch_invariant=batch_invariant,
+        adapters=adapters,
+        one_group=adapters,  # they are set on the context
         vocab=context.vocab,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from stretto.backends.llamacpp.native.batch import Batch, Rows
 from stretto.backends.llamacpp.native.library import forget_log, last_error, library, log_lines
 from stretto.backends.llamacpp.options import ROPE_SCALING, ContextOptions
 from stretto.backends.llamacpp.plan import ContextPlan, resolve
+from stretto.core.request import AdapterGroup
 from stretto.errors import ContextError, InvariantError
 from stretto.model_files.tensor_types import BY_NAME
 
@@ -82,6 +84,7 @@ class Context:
         self.window = min(plan.window, self.n_ctx_seq)
         self.outputs_max = min(plan.n_outputs_max, self.n_batch)
         self._batch = Batch(lib, self.n_batch)
+        self.adapters: AdapterGroup = ()  # that the next pass computes with
 
     def rebuild(self) -> None:
         """Replace the native context: every sequence is empty afterwards."""
@@ -135,6 +138,19 @@ class Context:
         cells: Any = (ctypes.c_float * (self._outputs * self.vocab)).from_address(address)
         rows: NDArray[np.float32] = np.frombuffer(cells, dtype=np.float32)
         return rows.reshape(self._outputs, self.vocab)
+
+    def set_adapters(self, group: AdapterGroup, handles: Sequence[Any]) -> None:
+        """Compute with these adapters from the next pass on; `handles` are those of the group, in order."""
+        if group == self.adapters:
+            return
+        count = len(handles)
+        scales = (ctypes.c_float * count)(*(use.scale for use in group))
+        code = self.lib.llama_set_adapters_lora(
+            self.handle, (self.lib.llama_adapter_lora_p_ctypes * count)(*handles), count, scales
+        )
+        if code != 0:
+            raise InvariantError(f"llama.cpp does not take adapters {[use.name for use in group]}")
+        self.adapters = group
 
     def set_threads(self, count: int, count_batch: int) -> None:
         self.lib.llama_set_n_threads(self.handle, count, count_batch)

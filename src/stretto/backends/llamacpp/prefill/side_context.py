@@ -92,7 +92,7 @@ class SideContext:
                 return running
             self.hand_over()
         elif self.sequence != NO_SEQUENCE:
-            self._idle += 1
+            self._idle += tick.adapters == self.context.adapters  # other groups' ticks do not count
             if self.done or self._idle > tuning.SIDE_CONTEXT_IDLE_TICKS:
                 self.hand_over()
         if self.sequence != NO_SEQUENCE:
