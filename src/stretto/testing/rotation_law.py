@@ -58,7 +58,8 @@ class RotationLaw:
 
     def _waiting(self, tick: Tick) -> dict[AdapterGroup, None]:
         """Groups that could have had this tick."""
-        state, found = self._scheduler.state, {}
+        state = self._scheduler.state
+        found: dict[AdapterGroup, None] = {}
         for slot in state.active:
             due = slot.rows_due
             able = due == 1 or (due > 1 and not state.can.pages)
