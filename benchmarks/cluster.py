@@ -35,7 +35,7 @@ from stretto.loadgen.fairness import jain
 TICK_MS = 50
 FLAGS = f"--backend simulated --context-window 4096 --simulated-tick-ms {TICK_MS}".split()
 FAMILIES, FAMILY_CHARS, USERS = 8, 2000, 64
-REPLICAS, GATES = 4, 2
+REPLICAS, GATES, SLOTS = 4, 2, 24  # slots of a replica: 64 streams fit, also where they are spread unevenly
 BEFORE = {"gate": GATES, "replica": REPLICAS, "worker": REPLICAS}  # processes when all is well
 TENANTS = {"key-of-tenant-a": 60, "key-of-tenant-b": 6, "key-of-tenant-c": 6}  # requests at a time
 LIGHT = "key-of-tenant-b"
@@ -116,7 +116,7 @@ async def conversations(url: str, turns: int, seed: int) -> int:
 def prefixes(bench: Bench, cluster: RayCluster) -> None:
     turns = 2 if bench.quick else 4
     ours = asyncio.run(conversations(cluster.url, turns, 1))
-    server = ServerProcess(*FLAGS, "--n-seq-max", str(16 * REPLICAS))
+    server = ServerProcess(*FLAGS, "--n-seq-max", str(SLOTS * REPLICAS))
     try:
         one = asyncio.run(conversations(server.url, turns, 1))
     finally:
@@ -124,7 +124,7 @@ def prefixes(bench: Bench, cluster: RayCluster) -> None:
     result = {"cached_tokens": ours, "one_replica": one, "requests": USERS * turns}
     for routing in () if bench.quick else ("random", "two"):
         with RayCluster(
-            "--replicas", str(REPLICAS), "--routing", routing, *FLAGS, "--n-seq-max", "16"
+            "--replicas", str(REPLICAS), "--routing", routing, *FLAGS, "--n-seq-max", str(SLOTS)
         ) as other:
             ready(other, REPLICAS)
             result[routing] = asyncio.run(conversations(other.url, turns, 1))
@@ -162,7 +162,7 @@ def figures(answers: list[Answer]) -> dict[str, float]:
 def overhead(bench: Bench, cluster: RayCluster) -> None:
     rounds, tokens = (3, 40) if bench.quick else (8, 80)
     found: dict[str, list[dict[str, float]]] = {"server": [], "cluster": []}
-    server = ServerProcess(*FLAGS, "--n-seq-max", str(16 * REPLICAS))
+    server = ServerProcess(*FLAGS, "--n-seq-max", str(SLOTS * REPLICAS))
     try:
         for index in range(rounds):
             for name, url in (("server", server.url), ("cluster", cluster.url)):
@@ -329,7 +329,7 @@ def main(arguments: list[str]) -> int:
     wanted = [name for name in (*shared, "step") if not given.only or name in given.only]
     if any(name in shared for name in wanted):
         with RayCluster(
-            "--replicas", str(REPLICAS), "--gates", str(GATES), *FLAGS, "--n-seq-max", "16"
+            "--replicas", str(REPLICAS), "--gates", str(GATES), *FLAGS, "--n-seq-max", str(SLOTS)
         ) as cluster:
             ready(cluster, REPLICAS)
             for name in wanted:

@@ -1,28 +1,21 @@
 """Between Ray Serve and the policies: a request router, an autoscaling policy, and a chooser over both.
 
-Imported by Ray by its path. Ray's router only picks: the gate talks to the replica itself, so no slot is
-reserved and no call is made through Ray for a request.
+Ray's router only picks: the gate talks to the replica itself, so no slot is reserved and no call is made
+through Ray for a request. Ray pickles this module by value: a gate's `PolicyRouter` is a copy, and so would
+be every class that is defined here. `RouteCall`, which both sides of the handle use, is therefore elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ray.serve.request_router import RequestRouter
 
 from stretto.cluster.policy.routing import RouteHint, RoutingPolicy
 from stretto.cluster.reporting import from_stats
 from stretto.cluster.route_table import RouteTable, table_of
-from stretto.cluster.targets import ReplicaTarget
-
-
-class RouteCall(NamedTuple):
-    """What a gate hands to `choose_replica`. `hint` None: any replica, e.g. to see whether there is one."""
-
-    request_id: str
-    hint: RouteHint | None
-    excluded: frozenset[str] = frozenset()
+from stretto.cluster.targets import ReplicaTarget, RouteCall
 
 
 class PolicyRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types

@@ -1,13 +1,13 @@
 """What a gate knows of replicas, and how it asks for one: the seam between Ray and the rest of the gate.
 
-`Chooser` is implemented over Ray Serve's router (`cluster.ray_serve`), and in tests over a list.
+`Chooser` is implemented over Ray Serve's router (`cluster.router_adapter`), and in tests over a list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from stretto.cluster.policy.routing import RouteHint
 
@@ -35,6 +35,14 @@ class ReplicaTarget:
     def metadata(self) -> dict[str, Any]:
         """What `of` reads. JSON, because it passes through Ray's controller."""
         return {"host": self.host, "port": self.port, "token": self.token}
+
+
+class RouteCall(NamedTuple):
+    """What a gate hands to `choose_replica`. `hint` None: any replica, e.g. to see whether there is one."""
+
+    request_id: str
+    hint: RouteHint | None
+    excluded: frozenset[str] = frozenset()
 
 
 class Chooser(Protocol):
