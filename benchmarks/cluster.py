@@ -49,7 +49,8 @@ class Bench:
         self.results: dict[str, Any] = {}
 
     def note(self, name: str, result: dict[str, Any], *bars: Bar) -> None:
-        self.results[name] = result
+        judged = [{"name": bar.name, "value": bar.value, "held": bar.held} for bar in bars]
+        self.results[name] = {**result, "bars": judged}
         self.bars += bars
         print(f"{name}: {json.dumps(result)}", flush=True)
         for bar in bars:
@@ -164,13 +165,13 @@ def overhead(bench: Bench, cluster: RayCluster) -> None:
     found: dict[str, list[dict[str, float]]] = {"server": [], "cluster": []}
     server = ServerProcess(*FLAGS, "--n-seq-max", str(SLOTS * REPLICAS))
     try:
-        for index in range(rounds):
+        for index in range(rounds + 1):
             for name, url in (("server", server.url), ("cluster", cluster.url)):
                 found[name].append(figures(asyncio.run(steady(url, 64, tokens, index))))
     finally:
         server.stop()
     medians = {
-        name: {key: statistics.median(one[key] for one in runs) for key in runs[0]}
+        name: {key: statistics.median(one[key] for one in runs[1:]) for key in runs[0]}  # the first warms up
         for name, runs in found.items()
     }
     alone, ours = medians["server"], medians["cluster"]
@@ -337,12 +338,13 @@ def main(arguments: list[str]) -> int:
                     shared[name](bench, cluster)
     if "step" in wanted:
         step(bench)
-    bench.results["seconds"] = round(time.monotonic() - start_s, 1)
-    print(f"{bench.results['seconds']} s in all")
+    seconds = round(time.monotonic() - start_s, 1)
+    print(f"{seconds} s in all")
     if given.json is not None:
-        report = {"conditions": conditions(), "tick_ms": TICK_MS, "quick": given.quick, **bench.results}
-        report["bars"] = [{"name": bar.name, "value": bar.value, "held": bar.held} for bar in bench.bars]
-        given.json.write_text(json.dumps(report, indent=2) + "\n")
+        report = {"conditions": conditions(), "tick_ms": TICK_MS, "quick": given.quick, "seconds": seconds}
+        if given.only and given.json.exists():  # the points that are run now, beside those of other runs
+            report = {**json.loads(given.json.read_text()), **report}
+        given.json.write_text(json.dumps({**report, **bench.results}, indent=2) + "\n")
     return int(given.check and not all(bar.held for bar in bench.bars))
 
 

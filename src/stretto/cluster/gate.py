@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,9 @@ from stretto.text_client.client import TextClient
 
 LISTEN_WITHIN_S = 15.0  # without a replica: then /readyz says why
 CHECK_S = 0.02
+SWITCH_S = (
+    0.0005  # a request passes from the event loop to Ray's router thread and back: 5 ms each, by default
+)
 
 
 class ClusterGate:
@@ -41,6 +45,7 @@ class ClusterGate:
         self._options = read_options(options)
         settings = self._options.loaded()
         logs.set_up(json_lines=True, level=settings.server.log_level)
+        sys.setswitchinterval(SWITCH_S)
         keys = check(settings.server)
         self._bound = bind(settings.server, shared=True, listen=False)
         self._chooser = RayChooser(replicas, table_of(self._options.name))
