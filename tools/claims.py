@@ -215,6 +215,25 @@ TORCH = (
     ),
 )
 
+CLUSTER = (
+    by_script(
+        "cluster-on-ray",
+        "reuse, shares, overhead, 50 killed replicas and 20 gates, 1,000 cancels, 1 → 4 → 1 replicas on Ray",
+        *("benchmarks/cluster.py", "--check"),
+    ),
+    by_script(
+        "cluster-laws",
+        "400 seeds of clusters with deaths, joins, cancels and scaling break no law",
+        *("-m", "stretto.testing.cluster.simulate", "laws", "--seeds", "400", "--workers", "2"),
+    ),
+    by_script(
+        "cluster-simulation",
+        "64 replicas and a million requests: each ends once, no law is broken",
+        *("-m", "stretto.testing.cluster.simulate", "large", "--check", "--requests", "1000000"),
+    ),
+    by_tests("cluster-defects", "planted defects of clusters are caught", "tests/simulation/test_cluster.py"),
+)
+
 PEERS = (
     by_script(
         "peers",
@@ -223,4 +242,4 @@ PEERS = (
     ),
 )
 
-ALL = (*CORE, *LLAMACPP, *CLIENT, *SERVER, *EMBEDDINGS, *TORCH, *PEERS)
+ALL = (*CORE, *LLAMACPP, *CLIENT, *SERVER, *EMBEDDINGS, *TORCH, *CLUSTER, *PEERS)

@@ -116,7 +116,8 @@ class ClusterClient:
             return ready
         if self._empty_is_ready:
             return Health(ready=True, has_loaded=True)
-        return next(iter(found), Health(ready=False, reason="no replica is connected"))
+        why = ": tokens or certificates of this cluster differ" if self._links.refused else ""
+        return next(iter(found), Health(ready=False, reason=f"no replica is connected{why}"))
 
     # --- generations -----------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from stretto.client.rpc_client import RpcClient
 from stretto.client.supervisor import WorkerState
 from stretto.cluster.merging import merge_counts
 from stretto.cluster.targets import ReplicaTarget
-from stretto.errors import RuntimeUnavailableError, StrettoError
+from stretto.errors import PeerRefusedError, RuntimeUnavailableError, StrettoError
 from stretto.rpc.connection import Connection
 from stretto.rpc.messages import Empty
 from stretto.settings import Settings
@@ -85,6 +85,7 @@ class Links:
         self._avoided: dict[str, _Avoided] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._past: dict[str, Any] = {}  # counts of links that are gone
+        self.refused = False  # the last link that failed did so because the peer has another token
 
     @property
     def alive(self) -> list[Link]:
@@ -133,12 +134,16 @@ class Links:
             await client.start()
         except (StrettoError, OSError) as error:
             self.failed(target.replica_id)
+            self.refused = isinstance(error, PeerRefusedError)
+            where = f"{target.host}:{target.port}"
+            log.warning("link-failed", replica=target.replica_id, address=where, error=str(error))
             raise RuntimeUnavailableError(f"replica {target.replica_id} cannot be reached: {error}") from None
         self.forget(target.replica_id)
         taken = {link.number for link in self._links.values()}
         link = Link(target, client, next(n for n in range(len(taken) + 1) if n not in taken))
         self._links[target.replica_id] = link
         self._avoided.pop(target.replica_id, None)
+        self.refused = False
         self._opened(link)
         log.info("link-opened", replica=target.replica_id, host=target.host, port=target.port)
         return link

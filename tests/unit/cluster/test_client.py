@@ -7,11 +7,12 @@ import asyncio
 import msgspec
 import pytest
 
+from stretto.cluster.client import ClusterClient
 from stretto.cluster.links import Patience
-from stretto.errors import RuntimeLostError, RuntimeUnavailableError, ShuttingDownError
+from stretto.errors import PeerRefusedError, RuntimeLostError, RuntimeUnavailableError, ShuttingDownError
 from stretto.rpc import messages as m
 from stretto.text_client.client import TextClient
-from tests.unit.cluster.rig import cluster, params, text, until
+from tests.unit.cluster.rig import Replicas, cluster, params, text, until
 
 
 def run(scenario) -> None:
@@ -188,6 +189,22 @@ def test_a_replica_that_does_not_answer_gets_no_new_requests():
             for index in range(6):
                 assert await text(client, params(f"s{index}", max_tokens=3))
             assert set(replicas.chosen[before:]) == {"r1"}
+
+    run(scenario)
+
+
+def test_a_wrong_token_is_the_reason_why_a_gate_is_not_ready():
+    async def scenario():
+        async def refused(_target):
+            raise PeerRefusedError("another token", hint="every part of a cluster needs the same token")
+
+        replicas = Replicas(1)
+        client = ClusterClient(replicas, refused)
+        await client.start()
+        await until(lambda: "tokens or certificates" in client.health.reason)
+        assert not client.health.ready
+        await client.close()
+        await replicas.worker("r0").close()
 
     run(scenario)
 
