@@ -209,6 +209,12 @@ def test_keys_as_yaml(tmp_path: Path) -> None:
     assert found.concurrency_max == 2
 
 
+def test_a_key_file_in_json_is_not_one_key(tmp_path: Path) -> None:
+    keys = load_keys(key_file(tmp_path, '{"keys": [{"key": "sk-alice-1"}, {"key": "sk-bob-123"}]}\n'))
+    assert len(keys) == 2
+    assert keys.find("sk-bob-123") is not None
+
+
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
 def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
     with pytest.raises(SettingsError, match="is accessible to other users") as caught:

@@ -115,7 +115,7 @@ def _read(path: Path) -> list[KeyEntry]:
     text = _owners_text(path)
     lines = [line.split("#", 1)[0].strip() for line in text.splitlines()]
     lines = [line for line in lines if line]
-    if any(line.startswith("keys:") for line in lines):
+    if any(line.startswith(("keys:", "{")) for line in lines):  # YAML, or JSON, which is YAML as well
         listed = read_yaml(path).get("keys")
         if not isinstance(listed, list):
             raise SettingsError("the key file's `keys:` is not a list", hint="write `- key: …` below it")
