@@ -36,7 +36,6 @@ TICK_MS = 50
 FLAGS = f"--backend simulated --context-window 4096 --simulated-tick-ms {TICK_MS}".split()
 FAMILIES, FAMILY_CHARS, USERS = 8, 2000, 64
 REPLICAS, GATES, SLOTS = 4, 2, 24  # slots of a replica: 64 streams fit, also where they are spread unevenly
-BEFORE = {"gate": GATES, "replica": REPLICAS, "worker": REPLICAS}  # processes when all is well
 TENANTS = {"key-of-tenant-a": 60, "key-of-tenant-b": 6, "key-of-tenant-c": 6}  # requests at a time
 LIGHT = "key-of-tenant-b"
 WARM_S = 4.0
@@ -198,7 +197,8 @@ async def under_load(cluster: RayCluster, kinds: list[str]) -> Load:
         else:
             await asyncio.to_thread(cluster.kill, kind)
         await asyncio.sleep(0.5)
-        await asyncio.to_thread(cluster.until, "gate" if kind == "gate" else "worker", BEFORE[kind])
+        await asyncio.to_thread(cluster.until, "worker", REPLICAS)
+        await asyncio.to_thread(cluster.until_listening, GATES)
         await asyncio.to_thread(ready, cluster, REPLICAS)
     await asyncio.sleep(0.5)
     load.stop()
@@ -217,7 +217,11 @@ def kills(bench: Bench, cluster: RayCluster) -> None:
         Bar("streams that differ or repeat", load.wrong, "≤", 0),
         Bar("streams hung", load.hung, "≤", 0),
     )
+
+
+def gates(bench: Bench, cluster: RayCluster) -> None:
     count = 2 if bench.quick else 20
+    cluster.until_listening(GATES)
     load = asyncio.run(under_load(cluster, ["gate"] * count))
     bench.note(
         "gates killed",
@@ -322,11 +326,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--only", nargs="*", default=[], help="overhead, prefixes, cancels, kills, step")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="overhead, prefixes, cancels, kills, gates, step"
+    )
     given = parser.parse_args(arguments)
     bench = Bench(quick=given.quick)
     start_s = time.monotonic()
-    shared = {"overhead": overhead, "prefixes": prefixes, "cancels": cancels, "kills": kills}
+    shared = {"overhead": overhead, "prefixes": prefixes, "cancels": cancels, "kills": kills, "gates": gates}
     wanted = [name for name in (*shared, "step") if not given.only or name in given.only]
     if any(name in shared for name in wanted):
         with RayCluster(

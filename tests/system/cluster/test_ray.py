@@ -137,6 +137,7 @@ def test_a_replica_that_hangs_does_not_hold_its_streams(cluster):
 @pytest.mark.parametrize("with_replica", [False, True], ids=["gate", "gate and replica"])
 def test_a_killed_gate_ends_only_its_own_connections(cluster, with_replica):
     until(lambda: connected(cluster) == 2)
+    cluster.until_listening(2)
     undisturbed = asyncio.run(many(cluster, 24, max_tokens=60))
     deaths = []
 
@@ -151,7 +152,7 @@ def test_a_killed_gate_ends_only_its_own_connections(cluster, with_replica):
     assert len(broken) < 24
     for answer, before in zip(answers, undisturbed, strict=True):
         assert answer.error or answer.text == before.text
-    cluster.until("gate", 2)
+    cluster.until_listening(2)
     cluster.until("worker", 2)
 
 
