@@ -26,6 +26,7 @@ STATS_PERIOD_S = 0.5
 LOOK_BACK_S = 2.0
 RAY_SETTINGS = {  # of a Ray that is started here; Ray reads them from the environment alone
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # 15 by default: gates and replicas would yield to everything on the machine
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
 }

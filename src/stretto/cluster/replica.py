@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from stretto.client.api import WorkerClient
 from stretto.client.process import WorkerStart
 from stretto.client.rpc_client import RpcClient
 from stretto.client.supervisor import WorkerState
@@ -28,7 +29,7 @@ from stretto.server.operations.health import judge, stats_of
 from stretto.telemetry import logs
 
 LOOK_EVERY_S = 0.05
-WARM_UP = "The first words of a replica. " * 8
+WARM_UP, WARM_UP_TOKENS, WARM_UP_TOGETHER = "The first words of a replica. " * 8, 4, 4
 QUIET_S = 0.3  # without a stream: no gate that has not heard of the stop yet is about to send one
 
 
@@ -63,7 +64,7 @@ class ClusterReplica:
         self._client = RpcClient.supervised(start, self._settings)
         await self._client.start()
         await self._until_loaded()
-        await self._warm_up()
+        await warm_up(self._client)
         self._name = serve.get_replica_context().replica_id.unique_id
         self._counters = shared_counters(self._options.name)
         self._reports = Reporting(self._client, self._publish, secret=self._options.secret)
@@ -81,20 +82,6 @@ class ClusterReplica:
             if time.monotonic() > end_s:
                 raise NotReadyError("the model did not load in time")
             await asyncio.sleep(LOOK_EVERY_S)
-
-    async def _warm_up(self) -> None:
-        """One short generation, so that the cost model knows this machine before routers compare it."""
-        params = GenerateParams(
-            stream_id="warm-up",
-            prompt=WARM_UP,
-            max_tokens=4,
-            sampling={"temperature": 0},
-            tenant="warm-up",
-            priority="background",
-        )
-        with contextlib.suppress(StrettoError):  # models without generations refuse it
-            async for _ in self._client.generate(params):
-                pass
 
     # --- asked by Ray ----------------------------------------------------------------------------
 
@@ -155,3 +142,26 @@ class ClusterReplica:
             if quiet_since_s is not None and now_s - quiet_since_s >= QUIET_S:
                 return
             await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def warm_up(client: WorkerClient) -> None:
+    """Short generations, so that the cost model knows this machine before routers compare it.
+
+    One alone, then some together: from one row alone a model cannot tell what a pass costs and what a row.
+    """
+
+    async def generate(number: int) -> None:
+        params = GenerateParams(
+            stream_id=f"warm-up-{number}",
+            prompt=f"{WARM_UP}{number}",
+            max_tokens=WARM_UP_TOKENS,
+            sampling={"temperature": 0, "ignore_eos": True},
+            tenant="warm-up",
+            priority="background",
+        )
+        with contextlib.suppress(StrettoError):  # models without generations refuse it
+            async for _ in client.generate(params):
+                pass
+
+    await generate(0)
+    await asyncio.gather(*map(generate, range(1, 1 + WARM_UP_TOGETHER)))

@@ -9,6 +9,7 @@ import pytest
 
 from stretto.cluster.client import ClusterClient
 from stretto.cluster.links import Patience
+from stretto.cluster.replica import warm_up
 from stretto.errors import PeerRefusedError, RuntimeLostError, RuntimeUnavailableError, ShuttingDownError
 from stretto.rpc import messages as m
 from stretto.text_client.client import TextClient
@@ -322,5 +323,20 @@ def test_text_that_the_gate_makes_itself_goes_on_after_a_death(stops):
             assert deltas[-1].end.finish_reason == ("stop" if stops else "length")
             assert replicas.chosen[-1] != replicas.chosen[-2]
             assert replicas.open == set()
+
+    run(scenario)
+
+
+def test_a_warm_replica_knows_that_rows_cost_little_beside_a_pass():
+    """A guess would make routers spread requests, and copy prefixes, for rows that cost nothing."""
+
+    async def scenario():
+        async with cluster(1, simulated_tick_ms=20) as (client, replicas):
+            await client.load("")
+            await warm_up(client)
+            ((_, loaded),) = replicas.worker("r0").methods._pool.loaded()
+            asked = loaded.runtime.ask(lambda state: (state.cost.row_s, state.cost.decode_s(1, 100)))
+            row_s, pass_s = await asyncio.wrap_future(asked)
+            assert row_s < pass_s / 10
 
     run(scenario)
