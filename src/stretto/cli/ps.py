@@ -164,6 +164,8 @@ def _show(
             f"KV {model['kv_used']:.0%}, waiting: {queued}, "
             f"{model['tokens']:,} tokens, preemptions: {_preemptions(model['preemptions'])}"
         )
+        if adapters := model.get("adapters"):
+            line(f"  adapters: {', '.join(_adapter(each) for each in adapters)}")
     _show_batches(health.get("batcher", {}).get("generate", {}))
     if waits is not None:
         line(f"queue wait: mean {1000 * waits.mean_s:.0f} ms, 95 % within {1000 * waits.p95_s:.0f} ms")
@@ -174,6 +176,12 @@ def _show(
         line("Requests wait long for a slot. What helps:")
         for index, text in enumerate(advice, 1):
             line(f"  {index}. {text}")
+
+
+def _adapter(stats: dict[str, Any]) -> str:
+    if not stats.get("loaded"):
+        return f"{stats['name']} (not loaded)"
+    return f"{stats['name']} ({size(stats.get('bytes', 0))}, {stats.get('requests', 0)} requests)"
 
 
 def _preemptions(by_reason: dict[str, int]) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -23,6 +26,7 @@ def run(
     model: Annotated[str | None, Parameter(name=["--model", "-m"], metavar="MODEL")] = None,
     system: Annotated[str | None, Parameter(name=["--system", "-s"], metavar="TEXT")] = None,
     raw: Annotated[bool, Parameter(negative="")] = False,
+    lora: Annotated[list[str] | None, Parameter(name="--lora", metavar="ADAPTER", negative="")] = None,
     stats: Annotated[bool, Parameter(negative="")] = False,
     sampling: SamplingOptions | None = None,
     flags: ModelFlags = None,
@@ -42,6 +46,9 @@ def run(
         A system prompt.
     raw
         Continue the text without the model's chat template.
+    lora
+        An adapter: a name from the settings, a GGUF file or a PEFT folder; with =SCALE at its end, if it is
+        not 1. May be repeated.
     stats
         Print timings to stderr.
     """
@@ -55,12 +62,34 @@ def run(
         raise UsageError("the prompt is empty", hint='stretto run "Why is the sky blue?"')
     from stretto.cli.session import opened, show_answer, show_stats
 
-    options = sampling.options()
-    with opened(context, model, values(flags)) as llm:
+    adapters, uses = _adapters(lora or ())
+    options = {**sampling.options(), **({"lora": uses} if uses else {})}
+    chosen = values(flags)
+    if adapters:
+        chosen["adapters"] = adapters
+    with opened(context, model, chosen) as llm:
         completion = show_answer(llm, _asked(text, system, raw=raw), options)
         if stats:
             show_stats(completion)
     return None
+
+
+def _adapters(given: Sequence[str]) -> tuple[dict[str, str], dict[str, float | None]]:
+    """Paths of adapters that are files, by the name they get, and the scale of each adapter."""
+    paths: dict[str, str] = {}
+    uses: dict[str, float | None] = {}
+    for text in given:
+        name, sign, scale = text.rpartition("=")
+        if not sign:
+            name, scale = text, ""
+        if Path(name).expanduser().exists():
+            path, name = name, re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).stem).lstrip("._-") or "adapter"
+            paths[name] = path
+        try:
+            uses[name] = float(scale) if scale else None
+        except ValueError:
+            raise UsageError(f"{scale[:40]!r} is not a scale", hint="--lora NAME=0.5") from None
+    return paths, uses
 
 
 def _asked(text: str, system: str | None, *, raw: bool) -> str | list[dict[str, Any]]:

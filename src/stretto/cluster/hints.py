@@ -13,7 +13,7 @@ import msgspec
 
 from stretto.cluster.policy.blocks import BLOCK_TOKENS, block_hashes
 from stretto.cluster.policy.routing import RouteHint
-from stretto.core.request import Scope
+from stretto.core.request import AdapterUse, Scope
 from stretto.rpc.messages import GenerateParams
 
 CHARS_A_TOKEN = 4
@@ -23,7 +23,8 @@ OUTPUT_GUESS, OUTPUT_MAX = 64, 1024
 
 def hint_of(params: GenerateParams, *, secret: bytes) -> RouteHint:
     output = min(params.max_tokens or OUTPUT_GUESS, OUTPUT_MAX)
-    scope = Scope(f"tenant:{params.tenant}", params.cache_salt)
+    adapters = tuple(AdapterUse(n, 1.0 if scale is None else scale) for n, scale in sorted(params.lora))
+    scope = Scope(f"tenant:{params.tenant}", params.cache_salt, adapters)
     if params.tokens is not None:
         tokens = array("i", params.tokens)
         return RouteHint(

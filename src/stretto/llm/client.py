@@ -289,6 +289,7 @@ class LLM:
 
     def _call(self, prompt: Prompt, options: RequestOptions) -> PreparedRequest:
         params = replace(options.params, max_tokens=options.max_tokens or ANSWER_TOKENS)
+        adapters, lease = self._runtime.use_adapters(options.lora)
         return PreparedRequest(
             prompt=prompt,
             params=params,
@@ -297,6 +298,8 @@ class LLM:
             tenant=options.tenant,
             cache_salt=options.cache_salt,
             timeout_s=options.timeout_s,
+            adapters=adapters,
+            lease=lease,
             held=self._runtime.compile_grammar(params.grammar),
         )
 

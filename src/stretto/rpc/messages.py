@@ -28,6 +28,7 @@ from stretto.rpc.output import TokenLogprob as TokenLogprob
 from stretto.rpc.output import TokenMeasure as TokenMeasure
 from stretto.rpc.output import ToolCallDelta as ToolCallDelta
 from stretto.rpc.output import UsageMessage as UsageMessage
+from stretto.rpc.stats import AdapterStats as AdapterStats
 from stretto.rpc.stats import BatchTelemetry as BatchTelemetry
 from stretto.rpc.stats import EngineEvents as EngineEvents
 from stretto.rpc.stats import HistogramStats as HistogramStats
@@ -99,6 +100,7 @@ class GenerateParams(Message):
     include_stop: bool = False  # include the matched stop string in the text
     progress: bool = False  # report prefill progress
     draft_model: str = ""  # reserved: rejected
+    lora: list[tuple[str, float | None]] = field(default_factory=list)  # adapters; None: their own scale
     prediction: str = ""  # text that the answer may repeat: a source of drafts
     priority: PriorityName = "default"
     tenant: str = ""
@@ -277,6 +279,8 @@ class ModelInfo(Message):
         default_factory=dict
     )  # bos_token, eos_token, vocab_size, chat_template
     text: TextSource | None = None  # for callers that make the text themselves
+    adapters: list[str] = field(default_factory=list)
+    asked_adapter: str = ""  # set by the server's catalog: the adapter in the name that a caller asked for
 
 
 class WorkerInfo(Message):

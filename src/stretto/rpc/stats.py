@@ -29,6 +29,15 @@ class HistogramStats(Message):
     total: float = 0.0
 
 
+class AdapterStats(Message):
+    """One adapter of a model: whether it is in memory, and how many requests use it."""
+
+    name: str
+    loaded: bool = False
+    requests: int = 0
+    bytes: int = 0
+
+
 class ModelStats(Message):
     """Statistics of one model's loop, at most one tick old."""
 
@@ -56,6 +65,8 @@ class ModelStats(Message):
     late_compiles: int = 0  # kernels compiled and graphs captured since the model was ready
     late_captures: int = 0
     busy: bool = False
+    adapters: list[AdapterStats] = field(default_factory=list)
+    adapter_loads: int = 0  # from files, since the model was loaded
     slot_table: list[SlotInfo] = field(default_factory=list)
     events: dict[str, int] = field(default_factory=dict)  # count per event of core.event_names
     histograms: dict[str, HistogramStats] = field(default_factory=dict)  # of ticks and rates

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from stretto.client.api import WorkerClient
 from stretto.errors import ModelNotFoundError, StrettoError
 from stretto.rpc.messages import ModelInfo
@@ -52,11 +54,21 @@ class Catalog:
 
     def _named(self, name: str | None, kinds: tuple[str, ...]) -> ModelInfo | None:
         if name:
-            return next((model for model in self._models if model.id == name), None)
+            found = next((model for model in self._models if model.id == name), None)
+            return found or self._adapted(name)
         special = ("embedding", "reranker")
         fitting = [m for m in self._models if m.kind in kinds or (not kinds and m.kind not in special)]
         loaded = [model for model in fitting if model.loaded]
         return next(iter(loaded or fitting), None)
+
+    def _adapted(self, name: str) -> ModelInfo | None:
+        """A model by the name of one of its adapters: `model:adapter`, or the adapter's alone."""
+        named = [(model, adapter) for model in self._models for adapter in model.adapters]
+        for model, adapter in named:
+            if name == f"{model.id}:{adapter}":
+                return msgspec.structs.replace(model, asked_adapter=adapter)
+        found = next((model for model, adapter in named if adapter == name), None)
+        return None if found is None else msgspec.structs.replace(found, asked_adapter=name)
 
     def _hint(self) -> str:
         names = [model.id for model in self._models]

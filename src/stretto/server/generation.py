@@ -15,7 +15,14 @@ import msgspec
 
 from stretto.client.api import Delta, GenerationStream, WorkerClient
 from stretto.errors import ShuttingDownError
-from stretto.rpc.messages import GenerateParams, StreamEnd, TokenLogprob, ToolCallDelta, UsageMessage
+from stretto.rpc.messages import (
+    GenerateParams,
+    ModelInfo,
+    StreamEnd,
+    TokenLogprob,
+    ToolCallDelta,
+    UsageMessage,
+)
 from stretto.server.catalog import Catalog
 from stretto.server.http.fields import nth_seed
 from stretto.server.http.sse import EventStream, SseWriter
@@ -58,6 +65,14 @@ def finish_reason(end: StreamEnd, *, calls: bool) -> str:
     if end.finish_reason == "cancelled":
         raise ShuttingDownError("the generation was cancelled by the server")
     return "tool_calls" if calls and end.finish_reason == "stop" else end.finish_reason
+
+
+def adapted(model: ModelInfo, params: GenerateParams) -> GenerateParams:
+    """With the adapter in the model's name, if it named one."""
+    if not model.asked_adapter:
+        return params
+    named = (model.asked_adapter, None)
+    return msgspec.structs.replace(params, lora=[named, *params.lora])
 
 
 def start(worker_client: WorkerClient, params: GenerateParams, n: int = 1) -> list[GenerationStream]:

@@ -344,7 +344,7 @@ def _merge(
 def _flatten(value: Any, prefix: str, found: list[tuple[str, Any, str]], origin: Mapping[str, str]) -> None:
     for key, item in value.items():
         name = f"{prefix}{key}"
-        if isinstance(item, dict) and not name.endswith(("tenant_weights", "override_tensors")):
+        if isinstance(item, dict) and not name.endswith(("tenant_weights", "override_tensors", ".adapters")):
             _flatten(item, f"{name}.", found, origin)
         else:
             found.append((name, item, origin.get(name, "default")))

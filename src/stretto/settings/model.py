@@ -76,6 +76,27 @@ _TensorPattern = Annotated[str, Field(min_length=1, max_length=200), AfterValida
 _DeviceName = Annotated[str, Field(min_length=1, max_length=80)]
 
 
+_AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+
+
+class AdapterSettings(BaseModel):
+    """One adapter; a path alone will do."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    path: Annotated[str, Field(min_length=1)]
+    """A GGUF file (llama.cpp), or a folder as PEFT saves it (torch)."""
+    scale: Annotated[float, Field(ge=-100.0, le=100.0)] = 1.0
+    """For requests that give none."""
+
+
+def _adapter(value: Any) -> Any:
+    return {"path": value} if isinstance(value, str) else value
+
+
+_Adapters = dict[_AdapterName, Annotated[AdapterSettings, BeforeValidator(_adapter)]]
+
+
 class ModelSettings(BaseModel):
     """One model. Every field is a YAML key, a `STRETTO_*` variable and a flag of the same name."""
 
@@ -229,6 +250,10 @@ class ModelSettings(BaseModel):
     """ngram: draft tokens from the prompt; greedy output is unchanged."""
     speculation_tokens: Annotated[Count, Field(ge=1, le=64)] = 4
     """Maximum draft tokens per tick."""
+    adapters: Annotated[_Adapters, Field(max_length=256)] = {}
+    """Low-rank adapters (LoRA) that requests may name: {name: path}, or {name: {path: …, scale: 0.5}}."""
+    adapters_loaded_max: Annotated[Count, Field(ge=1, le=64)] = 8
+    """Adapters in memory at once; the least recently used one that no request needs is dropped."""
     embed_inputs_max: Annotated[Count, Field(ge=1, le=1 << 20)] = 2048
     """Maximum inputs of an embedding request, or documents of a rerank request."""
     embed_batch_tokens: Annotated[Count, Field(ge=1, le=1 << 20)] | Literal["auto"] = "auto"

@@ -36,6 +36,8 @@ USERS: dict[str, tuple[str, ...]] = {
             "preemption",
             "tenant_weights",
             "seed",
+            "adapters",
+            "adapters_loaded_max",
         ),
         _GENERATING,
     ),

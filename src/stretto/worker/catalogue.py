@@ -69,6 +69,9 @@ class Catalogue:
         hint = f"did you mean {near[0]}?" if near else None
         raise ModelNotFoundError(f"model {model_id[:120]!r} does not exist", hint=hint)
 
+    def adapters(self, model_id: str) -> Sequence[str]:
+        return tuple(self._chosen(model_id).adapters)
+
     def estimate_bytes(self, model_id: str, progress: Progress) -> int:
         """Estimated memory for weights, slots and buffers (prepares the file on first use)."""
         chosen = self._chosen(model_id)

@@ -15,6 +15,7 @@ from stretto.core.limits import is_exact
 from stretto.rpc.messages import TextSource
 from stretto.settings.used_by import check_used
 from stretto.text.model_text import template_of
+from stretto.worker.adapter_sources import adapter_sources
 from stretto.worker.chat_templates import template_source
 from stretto.worker.grammars import Grammars, words_of
 from stretto.worker.loaded import Beat, LoadedModel, Progress
@@ -43,6 +44,8 @@ def load_llamacpp(
         context_options=ContextOptions.from_settings(chosen),
         progress=None if progress is None else lambda done: progress("loading", done),
         cache_ram_bytes=chosen.cache_ram_bytes,
+        adapters=adapter_sources(chosen),
+        adapters_loaded_max=chosen.adapters_loaded_max,
     )
     try:
         runtime = _runtime(backend, chosen, beat)
@@ -80,6 +83,7 @@ def _runtime(backend: LlamaCppBackend, chosen: settings_.ModelSettings, beat: Be
         grammars=Grammars(lambda: words_of(vocabulary), lambda: backend.samplers.grammars),
         beat=beat,
         threads=lambda: backend.threads,
+        adapters=backend.adapters.store if backend.adapters is not None else None,
     )
 
 
@@ -98,6 +102,7 @@ def _description(backend: LlamaCppBackend, path: Path, chosen: settings_.ModelSe
         "cache_types": f"{plan.cache_type_k}/{plan.cache_type_v}",
         "flash_attention": plan.flash_attention,
         "deterministic": chosen.deterministic,
+        "adapters": sorted(chosen.adapters),
         "quirks": asdict(backend.quirks),
         "choices": {
             "origin": backend.choices.origin,

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from stretto import settings as settings_
+from stretto.backends.adapters import AdapterStore
 from stretto.rpc.messages import TextSource
 from stretto.settings.places import cache_home
 from stretto.settings.used_by import check_used
+from stretto.worker.adapter_sources import adapter_sources
 from stretto.worker.llamacpp_loading import load_llamacpp
 from stretto.worker.loaded import Beat, LoadedModel, Progress
 from stretto.worker.model import ModelRuntime
@@ -67,21 +69,34 @@ def _simulated(chosen: settings_.ModelSettings, unused: list[str], beat: Beat | 
     Its output is the same from run to run: the default seed is 0.
     """
     from stretto.backends.simulated import SimulatedModel
+    from stretto.backends.simulated.model import SimulatedAdapter
     from stretto.backends.simulated.paced import PacedBackend
     from stretto.backends.simulated.text import SpellingTokenizer
     from stretto.core.capabilities import Capabilities, Share
 
     window = 8192 if chosen.context_window == "auto" else chosen.context_window
-    can = Capabilities(sequences_max=chosen.n_seq_max, window=window, vocab=512, rows_max=chosen.n_batch)
+    sources = adapter_sources(chosen)
+    can = Capabilities(
+        sequences_max=chosen.n_seq_max,
+        window=window,
+        vocab=512,
+        rows_max=chosen.n_batch,
+        adapters=bool(sources),
+        one_group=bool(sources),
+    )
     if chosen.n_ctx != "auto":
         can = replace(can, share=Share.RANGE, pages=chosen.n_ctx)
     backend = PacedBackend(can, model=SimulatedModel(vocab=512), tick_s=chosen.simulated_tick_ms / 1000)
-    runtime = ModelRuntime(backend, SpellingTokenizer(), chosen.limits(), beat=beat)
+    adapters = AdapterStore(sources, lambda *_: SimulatedAdapter(), loaded_max=chosen.adapters_loaded_max)
+    runtime = ModelRuntime(
+        backend, SpellingTokenizer(), chosen.limits(), beat=beat, adapters=adapters if sources else None
+    )
     description = {
         "model": "simulated",
         "backend": "simulated",
         "slots": chosen.n_seq_max,
         "context_window": window,
+        "adapters": sorted(chosen.adapters),
         "tools": runtime.text.tools_shown_by,
         "warnings": tuple(unused),
     }

@@ -58,6 +58,7 @@ _OTHERS = (
     "regex",
     "grammar",
     "seed",
+    "lora",
 )
 
 
@@ -71,6 +72,7 @@ class RequestOptions:
     tenant: str
     cache_salt: str
     timeout_s: float | None
+    lora: tuple[tuple[str, float | None], ...] = ()  # adapters; None: their own scale
 
 
 def parse(
@@ -106,7 +108,25 @@ def parse(
         tenant=str(options.get("tenant", "")),
         cache_salt=str(options.get("cache_salt", "")),
         timeout_s=_timeout(options.get("timeout_s")),
+        lora=_lora(options.get("lora")),
     )
+
+
+def _lora(value: Any) -> tuple[tuple[str, float | None], ...]:
+    """A name, a list of names, or a mapping of names to scales."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return ((value, None),)
+    items = value.items() if isinstance(value, Mapping) else [(name, None) for name in value]
+    found = tuple(items)
+    if not all(isinstance(name, str) and (scale is None or _is_number(scale)) for name, scale in found):
+        raise InvalidRequestError("lora names adapters", hint='lora="name", ["a", "b"] or {"a": 0.5}')
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -42,6 +42,7 @@ class Loader(Protocol):
 
     def ids(self) -> Sequence[str]: ...
     def resolve(self, model_id: str) -> str: ...
+    def adapters(self, model_id: str) -> Sequence[str]: ...
     def estimate_bytes(self, model_id: str, progress: Callable[[str, float], None]) -> int: ...
     def load(self, model_id: str, progress: Callable[[str, float], None]) -> Resident: ...
 
@@ -117,7 +118,7 @@ class ModelPool:
         """By canonical id, loaded or not."""
         entry = self._entries.get(model_id)
         if entry is None:
-            return ModelInfo(id=model_id)
+            return ModelInfo(id=model_id, adapters=list(self._loader.adapters(model_id)))
         about = dict(entry.resident.description) if entry.resident is not None else {}
         return ModelInfo(
             id=entry.id,
@@ -133,6 +134,7 @@ class ModelPool:
             description=about,
             vocabulary=dict(getattr(entry.resident, "vocabulary", {})),
             text=getattr(entry.resident, "text_source", None),
+            adapters=list(self._loader.adapters(model_id)),
         )
 
     # --- unloading -------------------------------------------------------------------------------

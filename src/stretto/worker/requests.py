@@ -31,6 +31,7 @@ def prepare(loaded: LoadedModel, params: GenerateParams, parent: Prompt | None =
             f"draft_model {params.draft_model[:80]!r} cannot be used", hint="set speculation: ngram instead"
         )
     model = loaded.runtime.text
+    adapters, lease = loaded.runtime.use_adapters(params.lora)
     options = _options(loaded, params)
     prepared = _tokens_only(model, params) if params.number else texts.prepare_text(model, params, parent)
     return PreparedRequest(
@@ -46,6 +47,8 @@ def prepare(loaded: LoadedModel, params: GenerateParams, parent: Prompt | None =
         priority=options.priority,
         tenant=options.tenant,
         cache_salt=_salt(params, options),
+        adapters=adapters,
+        lease=lease,
         streamed=params.streamed,
         shown=prepared.shown,
         progress=params.progress,

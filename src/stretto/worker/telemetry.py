@@ -14,7 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stretto.errors import ShuttingDownError
-from stretto.rpc.messages import EngineEvents, HistogramStats, ModelStats, SlotInfo, TickEvent, TickSpan
+from stretto.rpc.messages import (
+    AdapterStats,
+    EngineEvents,
+    HistogramStats,
+    ModelStats,
+    SlotInfo,
+    TickEvent,
+    TickSpan,
+)
 from stretto.worker.inspection import SchedulerView, SlotView, TickRecord
 from stretto.worker.model import ModelRuntime
 from stretto.worker.terminal_errors import stream_of
@@ -46,6 +54,8 @@ async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> Mode
         slots=stats.slots,
         queued=view.queued if view is not None else {},
         parked=stats.parked,
+        adapters=_adapters(model),
+        adapter_loads=model.adapters.loads if model.adapters is not None else 0,
         kv_used=view.kv_used if view is not None else 0.0,
         cache_bytes=view.cache_bytes if view is not None else 0,
         backlog_s=view.backlog_s if view is not None else 0.0,
@@ -64,6 +74,13 @@ async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> Mode
             for name, found in model.measures.histograms().items()
         },
     )
+
+
+def _adapters(model: ModelRuntime) -> list[AdapterStats]:
+    usage = model.adapters.usage() if model.adapters is not None else []
+    return [
+        AdapterStats(name=a.name, loaded=a.loaded, requests=a.requests, bytes=a.size_bytes) for a in usage
+    ]
 
 
 def memory_bytes() -> int:

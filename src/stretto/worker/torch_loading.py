@@ -14,6 +14,7 @@ from stretto.rpc.messages import TextSource
 from stretto.settings.used_by import check_used
 from stretto.text.model_text import template_of
 from stretto.text.tokenizer import Tokenizer
+from stretto.worker.adapter_sources import adapter_sources
 from stretto.worker.chat_templates import template_source
 from stretto.worker.grammars import Grammars, words_of
 from stretto.worker.loaded import Beat, LoadedModel, Progress
@@ -47,6 +48,7 @@ def load_torch(
             grammars=_grammars(opened),
             beat=beat,
             late_work=lambda: opened.backend.late_work,
+            adapters=opened.backend.adapters.store if opened.backend.adapters is not None else None,
         )
     except BaseException:
         opened.backend.close()
@@ -93,6 +95,8 @@ def _open(
             warm_up=chosen.warm_up,
             kernel_cache=home,
             threads=0 if chosen.n_threads == "auto" else chosen.n_threads,
+            adapters=adapter_sources(chosen),
+            adapters_loaded_max=chosen.adapters_loaded_max,
         ),
         progress,
     )
@@ -134,6 +138,7 @@ def _description(
         "quantization": "fp8" if place.fp8 else "none",
         "pages": f"{can.pages} of {can.page_tokens} tokens",
         "cache": chosen.cache,
+        "adapters": sorted(chosen.adapters),
         "load_s": {name: round(seconds, 3) for name, seconds in opened.seconds.items()},
         "origins": dict(loaded.origin),
     }

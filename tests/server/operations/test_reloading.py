@@ -31,6 +31,9 @@ class SlowLoads:
     def resolve(self, model_id: str) -> str:
         return self._catalogue.resolve(model_id)
 
+    def adapters(self, model_id: str) -> tuple[str, ...]:
+        return ()
+
     def estimate_bytes(self, model_id: str, progress: Callable[[str, float], None]) -> int:
         return self._catalogue.estimate_bytes(model_id, progress)
 

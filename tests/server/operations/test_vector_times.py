@@ -43,6 +43,9 @@ class Vectors:
     def resolve(self, model_id: str) -> str:
         return MODEL
 
+    def adapters(self, model_id: str) -> tuple[str, ...]:
+        return ()
+
     def estimate_bytes(self, model_id: str, progress: Callable[[str, float], None]) -> int:
         return 1
 

@@ -52,6 +52,9 @@ class Shelf:
             raise ModelNotFoundError(f"no {model_id}")
         return model_id or next(iter(self.sizes))
 
+    def adapters(self, model_id: str) -> tuple[str, ...]:
+        return ()
+
     def estimate_bytes(self, model_id: str, progress) -> int:
         return self.sizes[model_id]
 

@@ -20,6 +20,12 @@ DECODED = 1 << 20  # in a cell: written by a decode row, if that makes a differe
 DRAFTED = 1 << 21  # several rows of a sequence in one decode span
 
 
+class SimulatedAdapter(NamedTuple):
+    """Needs no file: its name changes every token."""
+
+    size_bytes: int = 0
+
+
 def cell_scope(request: Request) -> Scope:
     """What a request's cells depend on beside tokens: its adapters do, whatever caches take for equal."""
     return request.scope._replace(adapters=request.adapters)

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from stretto.backends.adapters import AdapterSource
+from stretto.backends.torch.adapters import TorchAdapters
 from stretto.backends.torch.bound_requests import DeviceRequest, DeviceRequests, MakeGrammars, accepted
 from stretto.backends.torch.compile_count import COMPILES
 from stretto.backends.torch.graphs import Graphs, Recorded
@@ -79,8 +81,11 @@ class TorchBackend:
         suppressed: frozenset[int] = frozenset(),
         make_grammars: MakeGrammars | None = None,
         on_close: Callable[[], None] | None = None,
+        adapters: Mapping[str, AdapterSource] | None = None,
+        adapters_loaded_max: int = 8,
     ) -> None:
         self.model = model
+        self.adapters: TorchAdapters | None = None
         shape, device = model.shape, _with_index(model.place.device)
         on_cuda = device.type == "cuda"
         self._device, self._on_close = device, on_close
@@ -101,6 +106,9 @@ class TorchBackend:
             if graphs is None or isinstance(graphs, bool):
                 graphs = Graphs(device) if on_cuda and graphs is not False else None
             self.runner = Runner(model, self.pool, self._tables, table, staging, graphs=graphs)
+            if adapters:
+                self.adapters = TorchAdapters(model, adapters, loaded_max=adapters_loaded_max, slots=slots)
+                self.runner.adapter_scales = self.adapters.scales
         self._requests = DeviceRequests(
             table, vocab=shape.vocab, eos=eos, suppressed=suppressed, make_grammars=make_grammars
         )
@@ -121,6 +129,7 @@ class TorchBackend:
             parts=Parts.EVEN,
             plan_ahead=plan_ahead,
             vocab=shape.vocab,
+            adapters=self.adapters is not None,
         )
         self._when_ready = LateWork(COMPILES.late, 0)
 
@@ -150,6 +159,8 @@ class TorchBackend:
         for binding in tick.bind:
             self._requests.bind(binding)
         self._tables.update(tick.tables, tick.bind)
+        if self.adapters is not None:
+            self.adapters.update(tick.unbind, tick.bind)
         flight = Flight(tick, Outcome(tick.id, ran=False))
         self._flights.append(flight)
         if self._broken:
@@ -199,6 +210,7 @@ class TorchBackend:
             self.model,
             self._tables,
             self._requests,
+            self.adapters,
         )  # references to a closed backend hold no GPU memory
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -252,11 +264,12 @@ class TorchBackend:
         flight.logprobs = mode.logprobs >= 0
         on_host = any(bound.sampler is not None for bound in flight.special.values())
         logits: torch.Tensor | None = None
+        adapted = self.adapters is not None and self.adapters.active(flight.tick.slots)
         if batch.is_decode and not on_host:
-            sampled: SampledTokens | None = self.runner.decode(batch, mode)
+            sampled: SampledTokens | None = self.runner.decode(batch, mode, adapted=adapted)
         else:
             self._measure(flight, batch)
-            sampled, logits, measured = self.runner.ragged(batch, mode)
+            sampled, logits, measured = self.runner.ragged(batch, mode, adapted=adapted)
             flight.measured = None if measured is None else measured.on_host()
         if logits is not None and on_host:
             self._sample_on_host(flight, logits)

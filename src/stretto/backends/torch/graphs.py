@@ -1,4 +1,4 @@
-"""CUDA graphs of the decode pass, one per (row bucket, sampling mode).
+"""CUDA graphs of the decode pass, one per (row bucket, sampling mode, adapters or none).
 
 All share one memory pool, because they never run at the same time. A capture takes tens of milliseconds, so
 all are captured before a model is ready (see `warm_up`).
@@ -13,7 +13,7 @@ import torch
 
 from stretto.backends.torch.ops import SampledTokens, SamplingMode
 
-Key = tuple[int, SamplingMode]
+Key = tuple[int, SamplingMode, bool]  # rows, mode, whether rows have adapters
 STEPS = ((8, 2), (32, 8), (128, 16), (512, 32), (1 << 20, 128))  # (rows up to, step)
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from stretto.backends.adapters import AdapterSource
 from stretto.backends.torch.backend import TorchBackend
 from stretto.backends.torch.compile_count import COMPILES, use_kernel_cache
 from stretto.backends.torch.config import TransformerShape, read_config
@@ -58,6 +59,8 @@ class TorchOptions:
     warm_up: bool = True  # on a GPU
     kernel_cache: Path | None = None  # parent directory; default: Triton's own
     threads: int = 0
+    adapters: Mapping[str, AdapterSource] = field(default_factory=dict)
+    adapters_loaded_max: int = 8
 
     def __post_init__(self) -> None:
         if self.load_format not in LOAD_FORMATS:
@@ -152,6 +155,8 @@ def _backend(
         graphs=options.graphs,
         eos=eos,
         make_grammars=grammars,
+        adapters=options.adapters,
+        adapters_loaded_max=options.adapters_loaded_max,
     )
 
 

@@ -68,35 +68,38 @@ class Runner:
         self._steps = torch.arange(most + 1, dtype=torch.int32, device=self.device)
         self._graphs = graphs
         self.captures = 0
+        self.adapter_scales: torch.Tensor | None = None  # [slots + 1, adapters], where the model has some
         self._sealed = False
         # The same shapes eagerly and in graphs: cuBLAS selects kernels, and so the order of sums, by shape.
         self._padded = graphs is not None or self.device.type == "cuda"
 
     # --- decode ----------------------------------------------------------------------------------
 
-    def decode(self, batch: Ragged, mode: SamplingMode) -> SampledTokens:
+    def decode(self, batch: Ragged, mode: SamplingMode, *, adapted: bool = False) -> SampledTokens:
         """One row per span. The result is in static memory: copy it before the next pass."""
         count = len(batch.slots)
         bucket = next(b for b in self._buckets if b >= count) if self._padded else count
         mode = self._mode(mode)
         inputs = self._inputs[: 3 * bucket]
-        graph = self._graph(bucket, mode)
+        graph = self._graph(bucket, mode, adapted=adapted)
         pad = np.full(bucket - count, -1, dtype=np.int32)
         slots = np.concatenate([batch.slots, np.full(bucket - count, self.padding_slot, dtype=np.int32)])
         inputs.copy_(self._staging.pack(slots, batch.starts, pad, batch.tokens, pad), non_blocking=True)
-        return self._decode(bucket, mode) if graph is None else graph.replay((bucket, mode))
+        if graph is None:
+            return self._decode(bucket, mode, adapted=adapted)
+        return graph.replay((bucket, mode, adapted))
 
     def _mode(self, mode: SamplingMode) -> SamplingMode:
         return prepared_mode(mode) if self._padded else mode
 
-    def _graph(self, bucket: int, mode: SamplingMode) -> Recorded | None:
+    def _graph(self, bucket: int, mode: SamplingMode, *, adapted: bool) -> Recorded | None:
         """The graphs, if they have this one; before `seal` it is captured when it is missing."""
         if self._graphs is None:
             return None
-        if (bucket, mode) not in self._graphs:
+        if (bucket, mode, adapted) not in self._graphs:
             if self._sealed:
                 return None
-            self._capture(bucket, mode)
+            self._capture(bucket, mode, adapted=adapted)
         return self._graphs
 
     # --- before the model is ready ---------------------------------------------------------------
@@ -123,20 +126,21 @@ class Runner:
         )
 
     def warm(self, bucket: int, mode: SamplingMode) -> None:
-        """Captures the graph of a bucket; without graphs, runs its pass once."""
-        if self._graph(bucket, mode) is None:
-            self._set_padding(bucket)
-            self._decode(bucket, mode)
+        """Captures the graphs of a bucket; without graphs, runs its passes once."""
+        for adapted in (False,) if self.adapter_scales is None else (False, True):
+            if self._graph(bucket, mode, adapted=adapted) is None:
+                self._set_padding(bucket)
+                self._decode(bucket, mode, adapted=adapted)
 
     def seal(self) -> None:
         """From now on nothing is captured: a pass without a graph runs without."""
         self._sealed = True
 
-    def _capture(self, bucket: int, mode: SamplingMode) -> None:
+    def _capture(self, bucket: int, mode: SamplingMode, *, adapted: bool) -> None:
         """A run with padding rows only compiles missing kernels and changes nothing."""
         assert self._graphs is not None
         self._set_padding(bucket)
-        self._graphs.capture((bucket, mode), lambda: self._decode(bucket, mode))
+        self._graphs.capture((bucket, mode, adapted), lambda: self._decode(bucket, mode, adapted=adapted))
         self.captures += 1
 
     def _set_padding(self, bucket: int) -> None:
@@ -144,7 +148,14 @@ class Runner:
         inputs[0] = self.padding_slot
         inputs[1:] = -1
 
-    def _decode(self, bucket: int, mode: SamplingMode) -> SampledTokens:
+    def _scales(self, slots: torch.Tensor, *, adapted: bool) -> torch.Tensor | None:
+        return (
+            self.adapter_scales.index_select(0, slots)
+            if adapted and self.adapter_scales is not None
+            else None
+        )
+
+    def _decode(self, bucket: int, mode: SamplingMode, *, adapted: bool = False) -> SampledTokens:
         found = decode_inputs(self._inputs[: 3 * bucket].view(3, bucket), self._tables)
         step = Step(
             positions=found.positions,
@@ -154,6 +165,7 @@ class Runner:
             context_lens=found.context_lens,
             max_query=1,
             decode_only=True,
+            adapter_scales=self._scales(found.slots, adapted=adapted),
         )
         with pdl_for(bucket, self.model.shape.hidden):
             logits = self.model.logits(found.tokens, step, self._pool.layers)
@@ -162,7 +174,7 @@ class Runner:
     # --- ragged ----------------------------------------------------------------------------------
 
     def ragged(
-        self, batch: Ragged, mode: SamplingMode
+        self, batch: Ragged, mode: SamplingMode, *, adapted: bool = False
     ) -> tuple[SampledTokens | None, torch.Tensor | None, MeasuredRows | None]:
         """Any spans. Returns the sampled tokens of all output rows, their logits, and prompt scores."""
         spans = np.repeat(np.arange(len(batch.slots), dtype=np.int32), batch.counts)
@@ -186,6 +198,7 @@ class Runner:
             context_lens=lengths,
             max_query=int(batch.counts.max()),
             decode_only=False,
+            adapter_scales=self._scales(row_slots, adapted=adapted),
         )
         wanted = torch.cat([output_at, measured_at]) if len(batch.measured) else output_at
         logits = self.model.logits(known, step, self._pool.layers, wanted)

@@ -11,7 +11,7 @@ from stretto.rpc.messages import GenerateParams
 from stretto.server.anthropic.events import MessageEvents
 from stretto.server.anthropic.request import AnthropicConversation, MessagesRequest
 from stretto.server.anthropic.shapes import MessageReply, TokenCount, blocks_of, message_of
-from stretto.server.generation import Services, collect, start
+from stretto.server.generation import Services, adapted, collect, start
 from stretto.server.http.bodies import BodyRoute
 from stretto.server.http.caller import caller_of
 from stretto.server.http.error_boundary import new_id
@@ -31,7 +31,9 @@ def router(services: Services) -> APIRouter:
     async def messages(body: MessagesRequest, request: Request) -> Response:
         model = await services.catalog.find(body.model)
         message_id = new_id("msg_")
-        params = body.params(stream_id=message_id, model_id=model.id, caller=caller_of(request.scope))
+        params = adapted(
+            model, body.params(stream_id=message_id, model_id=model.id, caller=caller_of(request.scope))
+        )
         work = _Message(services, params)
         if body.stream:
             return services.events(work.stream)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stretto.rpc.messages import GenerateParams
-from stretto.server.generation import Answer, Services, collect, start, total_usage
+from stretto.server.generation import Answer, Services, adapted, collect, start, total_usage
 from stretto.server.http.bodies import BodyRoute
 from stretto.server.http.caller import caller_of
 from stretto.server.http.error_boundary import new_id
@@ -38,7 +38,9 @@ def router(services: Services) -> APIRouter:
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         model = await services.catalog.find(body.model)
         completion_id = new_id("chatcmpl-")
-        params = body.params(stream_id=completion_id, model_id=model.id, caller=caller_of(request.scope))
+        params = adapted(
+            model, body.params(stream_id=completion_id, model_id=model.id, caller=caller_of(request.scope))
+        )
         chat = _Chat(services, body, params, completion_id, int(time.time()))
         if body.stream:
             return services.events(chat.stream)

@@ -25,6 +25,7 @@ from stretto.server.openai.guided import GuidedByAnyName
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 PROMPT_TOKENS_MAX = 1 << 24
+ADAPTERS_MAX = 8
 
 
 class OllamaOptions(SamplingFields):
@@ -34,6 +35,16 @@ class OllamaOptions(SamplingFields):
 
     num_predict: MaxTokensOrAll = None
     stop: Stops | None = None
+
+
+class AdapterChoice(Body):
+    """One of `lora`."""
+
+    where: ClassVar[str] = "lora"
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    scale: Annotated[float, Field(ge=-100.0, le=100.0)] | None = None
+    """Default: the one in the model's settings."""
 
 
 class Generating(GuidedByAnyName, SamplingFields, Extensions):
@@ -51,7 +62,8 @@ class Generating(GuidedByAnyName, SamplingFields, Extensions):
     add_special_tokens: only(True) = None  # type: ignore[valid-type]
     use_beam_search: only(False) = None  # type: ignore[valid-type]
     mirostat: only(0) = None  # type: ignore[valid-type]
-    lora: only([]) = None  # type: ignore[valid-type]
+    lora: Annotated[list[AdapterChoice], Field(max_length=ADAPTERS_MAX)] | None = None
+    """Adapters of the model, each with a scale."""
     prompt_embeds: None = None
     """Send text or token ids."""
     logits_processors: None = None
@@ -91,6 +103,7 @@ class Generating(GuidedByAnyName, SamplingFields, Extensions):
             "truncate_prompt_tokens": self._truncation(),
             "show_control": self.skip_special_tokens is False,
             "include_stop": bool(self.include_stop_str_in_output),
+            "lora": [(each.name, each.scale) for each in self.lora or ()],
         }
 
     def _truncation(self) -> int | None:

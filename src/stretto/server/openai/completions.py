@@ -15,7 +15,7 @@ from starlette.responses import Response
 from stretto.client.api import GenerationStream
 from stretto.errors import InvalidFieldError, UnsupportedFieldError
 from stretto.rpc.messages import DetokenizeParams, GenerateParams, TokenLogprob, UsageMessage
-from stretto.server.generation import Answer, Services, collect, start, total_usage
+from stretto.server.generation import Answer, Services, adapted, collect, start, total_usage
 from stretto.server.http.bodies import BodyRoute
 from stretto.server.http.caller import Caller, caller_of
 from stretto.server.http.error_boundary import new_id
@@ -131,10 +131,11 @@ def router(services: Services) -> APIRouter:
         model = await services.catalog.find(body.model)
         completion_id = new_id("cmpl-")
         caller = caller_of(request.scope)
-        calls = [
+        made = [
             body.params(prompt, stream_id=f"{completion_id}.{at}", model_id=model.id, caller=caller)
             for at, prompt in enumerate(body.prompt)
         ]
+        calls = [adapted(model, call) for call in made]
         work = _Completions(services, body, calls, completion_id, int(time.time()))
         if body.stream:
             return services.events(work.stream)

@@ -25,7 +25,8 @@ def router(services: Services) -> APIRouter:
         summary="List models",
     )
     async def models() -> Response:
-        found = [_shown(model, services.catalog.since) for model in await services.catalog.models()]
+        since = services.catalog.since
+        found = [shown for model in await services.catalog.models() for shown in _all_shown(model, since)]
         ids = [model["id"] for model in found]
         edges = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
         return _json({"object": "list", "data": found, "has_more": False, **edges})
@@ -46,14 +47,22 @@ def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
+def _all_shown(model: ModelInfo, since: int) -> list[dict[str, Any]]:
+    """The model, then each of its adapters as a model of its own."""
+    adapters = [msgspec.structs.replace(model, asked_adapter=name) for name in model.adapters]
+    return [_shown(each, since) for each in (model, *adapters)]
+
+
 def _shown(model: ModelInfo, since: int) -> dict[str, Any]:
+    name = f"{model.id}:{model.asked_adapter}" if model.asked_adapter else model.id
     return {
-        "id": model.id,
+        "id": name,
         "object": "model",
         "created": since,
         "owned_by": "stretto",
         "type": "model",
-        "display_name": model.id,
+        "display_name": name,
+        "parent": model.id if model.asked_adapter else None,
         "created_at": datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "loaded": model.loaded,
         "kind": model.kind,

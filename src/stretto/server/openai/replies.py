@@ -144,6 +144,8 @@ class ModelReply(ReplyModel):
     owned_by: str
     type: Literal["model"]
     display_name: str
+    parent: str | None
+    """Of an adapter: the model that it changes."""
     created_at: str
     loaded: bool
     kind: str

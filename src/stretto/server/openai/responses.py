@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from stretto.errors import StrettoError
 from stretto.rpc.messages import GenerateParams
-from stretto.server.generation import Services, collect, merged, start
+from stretto.server.generation import Services, adapted, collect, merged, start
 from stretto.server.http.bodies import BodyRoute
 from stretto.server.http.caller import caller_of
 from stretto.server.http.error_boundary import new_id
@@ -36,7 +36,9 @@ def router(services: Services) -> APIRouter:
     async def create_response(body: ResponseRequest, request: Request) -> Response:
         model = await services.catalog.find(body.model)
         response_id = new_id("resp_")
-        params = body.params(stream_id=response_id, model_id=model.id, caller=caller_of(request.scope))
+        params = adapted(
+            model, body.params(stream_id=response_id, model_id=model.id, caller=caller_of(request.scope))
+        )
         work = _Response(services, params, Envelope(body, response_id, model.id, int(time.time())))
         if body.stream:
             return services.events(work.stream)

@@ -168,6 +168,7 @@ def _worker(stats: Stats) -> Iterator[Metric]:
             counter.add_metric([model.model_id], getattr(model, field))
         yield counter
     yield from _preemptions(stats.models)
+    yield from _adapters(stats.models)
     yield from metrics_ticks.families(stats.models)
 
 
@@ -181,6 +182,19 @@ def _preemptions(models: list[ModelStats]) -> Iterator[Metric]:
             counter.add_metric([model.model_id, reason.value], model.preemptions.get(reason.value, 0))
         slices.add_metric([model.model_id], model.preemptions.get(PreemptReason.TIME_SLICE.value, 0))
     yield from (counter, slices)
+
+
+def _adapters(models: list[ModelStats]) -> Iterator[Metric]:
+    labels = ["model", "adapter"]
+    requests = GaugeMetricFamily("stretto_adapter_requests", "Requests with this adapter.", labels=labels)
+    loaded = GaugeMetricFamily("stretto_adapter_loaded", "1: the adapter is in memory.", labels=labels)
+    loads = CounterMetricFamily("stretto_adapter_loads", "Adapters read from files.", labels=["model"])
+    for model in models:
+        loads.add_metric([model.model_id], model.adapter_loads)
+        for adapter in model.adapters:
+            requests.add_metric([model.model_id, adapter.name], adapter.requests)
+            loaded.add_metric([model.model_id, adapter.name], float(adapter.loaded))
+    yield from (requests, loaded, loads)
 
 
 def _queue(models: list[ModelStats]) -> Metric:

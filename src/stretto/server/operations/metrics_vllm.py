@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -52,7 +53,7 @@ def _gauges(models: list[ModelStats]) -> Iterator[Metric]:
         waiting.add_metric([model.model_id], sum(model.queued.values()) + model.parked)
         usage.add_metric([model.model_id], model.kv_used)
         older.add_metric([model.model_id], model.kv_used)
-    yield from (running, waiting, usage, older, _cache_config(models))
+    yield from (running, waiting, usage, older, _cache_config(models), _lora_info(models))
     preemptions = CounterMetricFamily(
         "vllm:num_preemptions", "Requests that lost their slot.", labels=[LABEL]
     )
@@ -60,6 +61,20 @@ def _gauges(models: list[ModelStats]) -> Iterator[Metric]:
         lost = sum(n for reason, n in model.preemptions.items() if reason != PreemptReason.TIME_SLICE.value)
         preemptions.add_metric([model.model_id], lost)
     yield preemptions
+
+
+def _lora_info(models: list[ModelStats]) -> Metric:
+    """Adapters in use, as labels; the value is the time, as vLLM has it, so that the last one wins."""
+    family = GaugeMetricFamily(
+        "vllm:lora_requests_info",
+        "Adapters of running and waiting requests, as labels.",
+        labels=["max_lora", "waiting_lora_adapters", "running_lora_adapters"],
+    )
+    used = [adapter.name for model in models for adapter in model.adapters if adapter.requests]
+    most = max((len(model.adapters) for model in models), default=0)
+    if any(model.adapters for model in models):
+        family.add_metric([str(most), "", ",".join(sorted(used))], time.time())
+    return family
 
 
 def _cache_config(models: list[ModelStats]) -> Metric:

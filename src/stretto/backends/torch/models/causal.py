@@ -22,6 +22,7 @@ from stretto.backends.torch.models.layers import (
     quantized,
     vector,
 )
+from stretto.backends.torch.models.low_rank import LowRank
 from stretto.backends.torch.rotary import cos_sin_table
 from stretto.backends.torch.weights import WeightSource
 
@@ -74,6 +75,11 @@ class CausalModel:
             residual = None if residual is None else residual.index_select(0, output_rows)
         x, _ = self._norm(x, residual)
         return ops.linear(x, self._head)
+
+    def add_adapters(self, *, count: int, rank: int) -> list[LowRank]:
+        """Tables for so many adapters in every linear layer that they may change."""
+        found = [linear for layer in self._layers for linear in layer.linears]
+        return [linear.add_adapters(count=count, rank=rank, place=self.place) for linear in found]
 
 
 def _matrix(source: WeightSource, name: str, shape: TransformerShape, place: Placement) -> torch.Tensor:

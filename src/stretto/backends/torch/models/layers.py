@@ -14,6 +14,7 @@ import torch
 
 from stretto.backends.torch import ops
 from stretto.backends.torch.config import TransformerShape
+from stretto.backends.torch.models.low_rank import LowRank
 from stretto.backends.torch.weights import WeightSource
 
 FP8_MULTIPLE = 16  # of rows and columns
@@ -39,6 +40,7 @@ class Step:
     context_lens: torch.Tensor
     max_query: int
     decode_only: bool
+    adapter_scales: torch.Tensor | None = None  # [rows, adapters]; None: no row of the pass has an adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,17 @@ class Norm:
 class Mixer(Protocol):
     """The part of a layer after attention: an MLP or experts, with the norm before it."""
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm) -> Pair: ...
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, step: Step) -> Pair: ...
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Those that adapters may change."""
 
 
 class Linear:
     """y = x Wᵀ (+ b), with W concatenated by rows from one or more tensors of the source."""
 
-    __slots__ = ("bias", "weight")
+    __slots__ = ("adapters", "bias", "columns", "names", "weight")
 
     def __init__(
         self,
@@ -95,9 +101,22 @@ class Linear:
                 self.bias[at : at + count].copy_(source.read(f"{name}.bias", (count,)))
             at += count
         self.weight = quantized(weight) if place.fp8 else weight
+        self.names, self.columns = names, columns
+        self.adapters: LowRank | None = None
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return ops.linear(x, self.weight, self.bias)
+    def __call__(self, x: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
+        product = ops.linear(x, self.weight, self.bias)
+        return product if scales is None else product + self.low_rank(x, scales)
+
+    def low_rank(self, x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        assert self.adapters is not None
+        return self.adapters(x, scales)
+
+    def add_adapters(self, *, count: int, rank: int, place: Placement) -> LowRank:
+        self.adapters = LowRank(
+            self.names, self.columns, count=count, rank=rank, dtype=place.dtype, device=place.device
+        )
+        return self.adapters
 
 
 def quantized(weight: torch.Tensor) -> ops.Weight:
@@ -140,7 +159,12 @@ class PagedAttention:
         cos_sin: torch.Tensor,
     ) -> Pair:
         heads, kv_heads = self._heads, self._kv_heads
-        qkv, total = ops.norm_linear(x, residual, norm.gain, norm.eps, self._qkv.weight, self._qkv.bias)
+        scales = step.adapter_scales
+        if scales is None:
+            qkv, total = ops.norm_linear(x, residual, norm.gain, norm.eps, self._qkv.weight, self._qkv.bias)
+        else:
+            normed, total = norm(x, residual)
+            qkv = self._qkv(normed, scales)
         qkv = qkv.view(-1, heads + 2 * kv_heads, self._dim)
         q, k, v = qkv[:, :heads], qkv[:, heads:-kv_heads], qkv[:, -kv_heads:]
         out = ops.rotary_attention(
@@ -150,7 +174,12 @@ class PagedAttention:
             q_weight=self._q_norm, k_weight=self._k_norm, eps=self._eps, scales=pages.scales,
         )  # fmt: skip
         out = out.view(-1, heads * self._dim)
-        return ops.linear_add(out, total, self._output.weight, self._output.bias)
+        y, rest = ops.linear_add(out, total, self._output.weight, self._output.bias)
+        return (y if scales is None else y + self._output.low_rank(out, scales)), rest
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return (self._qkv, self._output)
 
 
 class Mlp:
@@ -163,8 +192,17 @@ class Mlp:
         down = {f"{prefix}.down_proj": shape.hidden}
         self._down = Linear(source, down, inner, place, bias=shape.mlp_bias)
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm) -> Pair:
-        weight, bias = self._gate_up.weight, self._gate_up.bias
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return (self._gate_up, self._down)
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, step: Step) -> Pair:
+        weight, bias, scales = self._gate_up.weight, self._gate_up.bias, step.adapter_scales
+        if scales is not None:
+            normed, total = norm(x, residual)
+            adapted = ops.silu_mul(self._gate_up(normed, scales))
+            y, rest = ops.linear_add(adapted, total, self._down.weight, self._down.bias)
+            return y + self._down.low_rank(adapted, scales), rest
         if bias is None:
             inner, total = ops.norm_gated(x, residual, norm.gain, norm.eps, weight)
         else:
@@ -196,4 +234,8 @@ class DecoderLayer:
         cos_sin: torch.Tensor,
     ) -> Pair:
         x, residual = self._attention(x, residual, self._input_norm, step, pages, cos_sin)
-        return self._mixer(x, residual, self._middle_norm)
+        return self._mixer(x, residual, self._middle_norm, step)
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return (*self._attention.linears, *self._mixer.linears)

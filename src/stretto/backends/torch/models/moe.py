@@ -8,7 +8,7 @@ import torch
 
 from stretto.backends.torch import ops
 from stretto.backends.torch.config import TransformerShape
-from stretto.backends.torch.models.layers import DecoderLayer, Linear, Norm, Pair, Placement, quantized
+from stretto.backends.torch.models.layers import DecoderLayer, Linear, Norm, Pair, Placement, Step, quantized
 from stretto.backends.torch.models.qwen import qwen_layer
 from stretto.backends.torch.weights import WeightSource
 from stretto.errors import ModelFileError
@@ -31,7 +31,11 @@ class SparseMlp:
         self._gate_up: ops.Weight = quantized(gate_up) if place.fp8 else gate_up
         self._down: ops.Weight = quantized(down) if place.fp8 else down
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm) -> Pair:
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return ()  # adapters of experts are not supported
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, step: Step) -> Pair:
         x, total = norm(x, residual)
         x = ops.moe_experts(x, self._router(x), self._gate_up, self._down, self._top_k, self._renormalize)
         return x, total
