@@ -185,7 +185,6 @@ REFUSED: dict[str, dict[str, Any]] = {
         "logits_processors": ["x"],
         "use_beam_search": True,
         "mirostat": 2,
-        "lora": [{"id": 0, "scale": 1.0}],
     },
     TEXT: {"suffix": "end", "draft_model": "small", "prompt_embeds": "AAAA", "best_of": 3},
     RESPONSES: {

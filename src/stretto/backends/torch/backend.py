@@ -12,7 +12,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -65,6 +65,8 @@ def _with_index(device: torch.device) -> torch.device:
 
 
 class TorchBackend:
+    adapters: TorchAdapters | None = None
+
     def __init__(
         self,
         model: CausalModel,
@@ -81,14 +83,10 @@ class TorchBackend:
         suppressed: frozenset[int] = frozenset(),
         make_grammars: MakeGrammars | None = None,
         on_close: Callable[[], None] | None = None,
-        adapters: Mapping[str, AdapterSource] | None = None,
-        adapters_loaded_max: int = 8,
     ) -> None:
-        self.model = model
-        self.adapters: TorchAdapters | None = None
         shape, device = model.shape, _with_index(model.place.device)
         on_cuda = device.type == "cuda"
-        self._device, self._on_close = device, on_close
+        self.model, self._device, self._on_close = model, device, on_close
         with torch.inference_mode():
             self.pool = KvPool(shape, model.place, pages=pages, page_tokens=page_tokens, scales=kv_scales)
             staging = Staging(device, STAGING_INTS)
@@ -106,9 +104,6 @@ class TorchBackend:
             if graphs is None or isinstance(graphs, bool):
                 graphs = Graphs(device) if on_cuda and graphs is not False else None
             self.runner = Runner(model, self.pool, self._tables, table, staging, graphs=graphs)
-            if adapters:
-                self.adapters = TorchAdapters(model, adapters, loaded_max=adapters_loaded_max, slots=slots)
-                self.runner.adapter_scales = self.adapters.scales
         self._requests = DeviceRequests(
             table, vocab=shape.vocab, eos=eos, suppressed=suppressed, make_grammars=make_grammars
         )
@@ -129,11 +124,17 @@ class TorchBackend:
             parts=Parts.EVEN,
             plan_ahead=plan_ahead,
             vocab=shape.vocab,
-            adapters=self.adapters is not None,
         )
         self._when_ready = LateWork(COMPILES.late, 0)
 
     # --- before the first tick -------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def add_adapters(self, sources: Mapping[str, AdapterSource], *, loaded_max: int) -> None:
+        """Tables for adapters that requests may name."""
+        can = self.capabilities = replace(self.capabilities, adapters=True)
+        self.adapters = TorchAdapters(self.model, sources, loaded_max=loaded_max, slots=can.sequences_max)
+        self.runner.adapter_scales = self.adapters.scales
 
     def warm_up(self, progress: Progress | None = None) -> None:
         """Compiles and captures everything that ticks can need. Without it, each on first use."""
@@ -159,16 +160,16 @@ class TorchBackend:
         for binding in tick.bind:
             self._requests.bind(binding)
         self._tables.update(tick.tables, tick.bind)
-        if self.adapters is not None:
+        if self.adapters:
             self.adapters.update(tick.unbind, tick.bind)
         flight = Flight(tick, Outcome(tick.id, ran=False))
         self._flights.append(flight)
         if self._broken:
             flight.outcome.failure = PassFailure.VOID
             return
-        started = time.perf_counter()
+        began_s = time.perf_counter()
         flight.outcome.op_results = tuple(self._execute(op) for op in tick.ops)
-        flight.outcome.ops_s = time.perf_counter() - started
+        flight.outcome.ops_s = time.perf_counter() - began_s
         if tick.slots:
             self._run(flight)
 
@@ -202,6 +203,7 @@ class TorchBackend:
 
     def close(self) -> None:
         self._flights.clear()
+        self.adapters = None
         if not hasattr(self, "runner"):
             return
         del (
@@ -210,7 +212,6 @@ class TorchBackend:
             self.model,
             self._tables,
             self._requests,
-            self.adapters,
         )  # references to a closed backend hold no GPU memory
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

@@ -143,7 +143,7 @@ def _backend(
         page_tokens=options.page_tokens,
         kv_item_bytes=1 if small else 0,
     )
-    return TorchBackend(
+    backend = TorchBackend(
         model,
         slots=options.slots,
         window=window,
@@ -155,9 +155,10 @@ def _backend(
         graphs=options.graphs,
         eos=eos,
         make_grammars=grammars,
-        adapters=options.adapters,
-        adapters_loaded_max=options.adapters_loaded_max,
     )
+    if options.adapters:
+        backend.add_adapters(options.adapters, loaded_max=options.adapters_loaded_max)
+    return backend
 
 
 def _check_all_read(weights: WeightSource) -> None:

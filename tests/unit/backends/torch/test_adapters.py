@@ -46,7 +46,9 @@ def adapters(tmp_path_factory) -> dict[str, Path]:
 
 def opened(adapters: dict[str, Path], *, loaded_max: int = 8, **more):
     sources = {name: AdapterSource(path) for name, path in adapters.items()}
-    return make_backend(load(folder("llama")), adapters=sources, adapters_loaded_max=loaded_max, **more)
+    backend = make_backend(load(folder("llama")), **more)
+    backend.add_adapters(sources, loaded_max=loaded_max)
+    return backend
 
 
 LEASES: list[object] = []
