@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stretto.core.capabilities import Capabilities, Parts, Share
+from stretto.core.capabilities import Capabilities, Share
 from stretto.core.limits import Limits
 from stretto.core.ops import KvOp, OpKind, OpResult
 from stretto.core.request import Request, SamplingParams
@@ -64,7 +64,7 @@ class Machine:
     prompt_row_s: float
     prompt_context_s: float
     chunk_multiple: int
-    efficient_quanta: int
+    efficient_chunk: int
 
     def pass_s(self, tick: Tick) -> float:
         decode = tick.decode_spans
@@ -85,16 +85,15 @@ class Machine:
             snapshot_bytes_per_s=SNAPSHOT_BYTES_PER_S,
             chunk_max=512,
             chunk_multiple=self.chunk_multiple,
-            parts=Parts.EVEN,
-            efficient_quanta=self.efficient_quanta,
+            efficient_chunk=self.efficient_chunk,
             contiguous=True,
             mixed_batches=False,
         )
 
 
 MACHINES = {
-    "arm": Machine(4e-3, 1.8e-3, 6.1e-6, 1.55e-3, 5.4e-6, 14, 4),
-    "x86": Machine(5e-3, 2.6e-3, 4.0e-6, 2.1e-3, 2.7e-6, 16, 4),
+    "arm": Machine(4e-3, 1.8e-3, 6.1e-6, 1.55e-3, 5.4e-6, 14, 56),
+    "x86": Machine(5e-3, 2.6e-3, 4.0e-6, 2.1e-3, 2.7e-6, 16, 64),
 }
 
 
@@ -312,7 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seeds", type=int, default=24)
     parser.add_argument(
-        "--first-seed", type=int, default=0, help="to confirm a rule on seeds that it was not tuned on"
+        "--first-seed", type=int, default=0, help="others than those that a rule was tuned on"
     )
     parser.add_argument("--requests", type=int, default=REQUESTS, help="the first so many of each trace")
     parser.add_argument("--divide", type=float, help="of lengths; default: 8 for CSV, 64 for JSONL")

@@ -20,7 +20,7 @@ from itertools import chain, repeat
 
 from stretto.core import victims
 from stretto.core.capabilities import Rewind
-from stretto.core.prefill_budget import ChunkSharer
+from stretto.core.prefill_budget import PrefillSharer, budget_of
 from stretto.core.recovery import Recovery
 from stretto.core.request import AdapterGroup
 from stretto.core.rotation import GroupRotation
@@ -36,7 +36,7 @@ class RowPlanner:
     def __init__(self, state: State, recovery: Recovery) -> None:
         self._state = state
         self._recovery = recovery
-        self._sharer = ChunkSharer(state.cost, quantum=state.chunk_multiple, chunk_max=state.chunk_max)
+        self._sharer = PrefillSharer(state.cost, chunk_max=state.chunk_max)
         self._budget = min(state.limits.n_batch, state.can.rows_max)
         self._rotation = GroupRotation(state.cost)
         self._groups = 1  # that take turns now
@@ -174,21 +174,19 @@ class RowPlanner:
         if not prompts:
             return []
         decode_s = state.cost.decode_s(len(decode) + extra, sum(slot.planned for slot in decode))
-        oldest = min(prompts, key=lambda slot: slot.arrival)
         target_s = state.limits.target_itl_s  # all groups have a tick between two tokens of a stream
-        shared_s = target_s / self._groups if target_s is not None else None
-        allowance_s = state.cost.allowance_s(decode_s, shared_s, len(oldest.known))
-        least, enough = 0, None
-        if len(prompts) > 1:
-            if target_s is None:
-                least = enough = state.cost.together(decode_s, oldest.planned)
-            if not state.can.mixed_batches:
-                enough = state.cost.enough(decode_s, oldest.planned)
-        given = self._sharer.share(prompts, allowance_s=allowance_s, rows=rows, least=least, enough=enough)
+        budget = budget_of(
+            state.cost,
+            prompts,
+            decode_s=decode_s,
+            target_s=target_s / self._groups if target_s is not None else None,
+            mixed_batches=state.can.mixed_batches,
+        )
+        given = self._sharer.share(prompts, budget, rows=rows)
         fitted = self._fit(given)
         if not fitted and not decode:  # those that got rows have no memory for them
             alone = sorted((s for s in prompts if s.job is not None), key=lambda slot: slot.arrival)[:1]
-            fitted = self._fit(self._sharer.share(alone, allowance_s=allowance_s, rows=rows))
+            fitted = self._fit(self._sharer.share(alone, budget, rows=rows))
         return fitted
 
     def _fit(self, shares: list[tuple[Slot, int]]) -> list[tuple[Slot, int]]:

@@ -26,14 +26,6 @@ class Share(Enum):
     PAGES = "pages"  # block tables with reference counts (torch)
 
 
-class Parts(Enum):
-    """What a part of a quantum of rows takes."""
-
-    DEAR = "dear"  # there may be a cliff: 63 rows can take twice as long as 64
-    WHOLE = "whole"  # as long as a whole one
-    EVEN = "even"  # its share
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     rewind: Rewind = Rewind.ANY
@@ -54,8 +46,8 @@ class Capabilities:
     outputs_max: int = 2048
     measured_max: int = 64  # rows of one prompt in a tick whose logprobs are wanted
     chunk_multiple: int = 1
-    parts: Parts = Parts.DEAR
-    efficient_quanta: int = 1  # quanta of a tick from which on more of them save little
+    efficient_chunk: int = 1  # rows of a tick from which on more of them save little
+    tile_rows: int = 1  # of attention, for prompts: a partial tile takes as long as a whole one
     contiguous: bool = False
     equal_spans: bool = False
     mixed_batches: bool = True  # one pass holds decode and prefill rows; else their ticks alternate

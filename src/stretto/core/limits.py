@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from stretto.core.capabilities import Capabilities
 
+TARGET_S = 0.05  # between two tokens of a stream, where the operator did not say
 CACHE_POLICIES = ("none", "system_prompt", "incremental", "prefix")
 
 
@@ -30,7 +31,7 @@ class Limits:
     n_seq_max: int = 4
     n_batch: int = 2048
     prefill_chunk: int = 512
-    target_itl_s: float | None = None  # None: what this machine can do, see core/cost.py
+    target_itl_s: float | None = None  # None: what this machine can do, see core/prefill_budget.py
     queue_depth: int = 2
     max_queue: int = 512
     max_queue_wait_s: float | None = None

@@ -1,48 +1,80 @@
-"""Shares a tick's prefill rows among prompts: the shortest first.
+"""Shares a tick's time for prompts. One unit, seconds, and one rule:
 
-Short prompts overtake long ones, which keeps most first tokens early. The oldest prompt cannot starve: every
-fourth tick half of the rows go to it first (a single chunk multiple is not halved), so it gets rows after
-three ticks at most. A prompt that needs only slightly more rows than are left (`NEARLY`) is completed in this
-tick.
+Whole prompts may fill the tick up to `whole_s`, part of a prompt only up to `part_s`; shortest first; every
+fourth tick half of it goes to the oldest first.
 
-Higher priorities come first regardless of age. As at admission, every fourth time the oldest prompt of any
-priority leads, so a steady flow of urgent prompts cannot starve the others.
+The first prompt of a tick always gets rows, at least one chunk multiple, and as a part up to `whole_s`:
+`part_s` is for parts beside other prompts. Short prompts overtake long ones, which keeps most first tokens
+early, and the oldest prompt gets rows after three ticks at most. Higher priorities come first regardless of
+age. As at admission, every fourth time the oldest prompt of any priority leads, so a steady flow of urgent
+prompts cannot starve the others. Rows are only limits here: of a batch, of a chunk, of what was measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from stretto.core.capabilities import Parts
 from stretto.core.cost import CostModel
 from stretto.core.fairness import AGEING_PERIOD
+from stretto.core.limits import TARGET_S
 from stretto.core.slot import Slot
 
-NEARLY = 1.1  # times the room: rows that may be given to end a prompt
+DECODE_TICKS = 4.0  # auto: the target in decode-only ticks; prompts get three quarters of a slow machine
+NEAR_THE_END = 0.75  # of a prompt: where the time of an efficient chunk is taken
+IDLE_TARGETS = 4.0  # without decode rows a tick may take this many targets, …
+IDLE_S = 0.3  # … but no more than this, or one target: newcomers get in soon
+TOGETHER = 2  # efficient chunks for several prompts in a tick: with less, each waits for many decode passes
+TOGETHER_S = 0.31  # … but no more than this, …
+TOGETHER_TICKS = 6.0  # … or this many decode-only ticks: completed prompts wait for the other rows
+PART_TICKS = 3.0  # decode-only ticks beside which a decode pass is short: more time for parts saves nothing
 
 
-class ChunkSharer:
-    def __init__(self, cost: CostModel, *, quantum: int, chunk_max: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Seconds of a tick for prompts: for whole ones, and for parts beside them."""
+
+    whole_s: float
+    part_s: float
+
+
+def budget_of(
+    cost: CostModel,
+    prompts: Sequence[Slot],
+    *,
+    decode_s: float,
+    target_s: float | None,
+    mixed_batches: bool = True,
+) -> Budget:
+    """The budget of a tick beside decode rows that take `decode_s`.
+
+    Prompts always get at least half the machine; a fixed target would starve them. With no target (auto) a
+    tick may also take as long as the last efficient chunk of the oldest prompt must: shorter ones before
+    would not make the longest gap shorter, only the prompt later. Where ticks alternate, a completed prompt
+    waits for the whole tick, and parts beside it only have the time in which they save decode passes.
+    """
+    oldest = min(prompts, key=lambda slot: slot.arrival)
+    least_s = decode_s
+    if target_s is None:
+        target_s = max(TARGET_S, DECODE_TICKS * decode_s)
+        least_s = cost.chunk_s(cost.efficient_chunk, int(len(oldest.known) * NEAR_THE_END))
+        if len(prompts) > 1:
+            together_s = cost.chunk_s(TOGETHER * cost.efficient_chunk, oldest.planned)
+            least_s = max(least_s, min(together_s, max(TOGETHER_S, TOGETHER_TICKS * decode_s)))
+    idle_s = max(target_s, min(IDLE_TARGETS * target_s, IDLE_S))
+    whole_s = max(target_s - decode_s if decode_s else idle_s, least_s)
+    return Budget(whole_s, whole_s if mixed_batches else min(whole_s, PART_TICKS * decode_s))
+
+
+class PrefillSharer:
+    def __init__(self, cost: CostModel, *, chunk_max: int) -> None:
         self._cost = cost
-        self._quantum = quantum
         self._chunk_max = chunk_max
         self._stood = 0  # ticks since the oldest of its class led
         self._passed_over = 0
 
-    def share(
-        self,
-        prompts: Sequence[Slot],
-        *,
-        allowance_s: float,
-        rows: int,
-        least: int = 0,
-        enough: int | None = None,
-    ) -> list[tuple[Slot, int]]:
-        """Rows of each prompt that gets any in this tick, in the order in which they were granted.
-
-        `least`: rows to grant in total, however long they take. Completed prompts wait for the whole tick
-        to be computed, so a part that does not complete its prompt gets only up to `enough` rows in all.
-        """
+    def share(self, prompts: Sequence[Slot], budget: Budget, *, rows: int) -> list[tuple[Slot, int]]:
+        """Rows of each prompt that gets any in this tick, the shortest first."""
         if not prompts or rows <= 0:
             return []
         oldest = self._leader(prompts)
@@ -50,19 +82,15 @@ class ChunkSharer:
         top = order[0].priority
         rivals = oldest.priority == top and sum(slot.priority == top for slot in prompts) > 1
         leads = not rivals or self._stood + 1 == AGEING_PERIOD
-        context = (oldest if leads else order[0]).planned
-        left = min(self._cost.largest_chunk(context, allowance_s, least=least), rows)
-        enough = left if enough is None else enough
-        shares: dict[int, int] = {}
-        if leads:
-            half = min(left, max(left // 2, self._quantum)) if len(order) > 1 else left
-            left -= self._give(shares, oldest, half, least=1)
-        self._give_shortest(shares, order, left, enough, rows=rows, context=context)
-        if not shares:
-            self._give(shares, oldest, left, least=1)
+        shares = _Shares(self._cost, rows=min(rows, self._cost.rows_trusted), chunk_max=self._chunk_max)
+        if leads and len(order) > 1:
+            shares.grant_half(oldest, budget)
+        for slot in order:
+            if not shares.grant(slot, budget):
+                break
         if oldest.priority == top:
             self._stood = 0 if leads else self._stood + 1  # a new prompt leads first
-        return [(slot, shares[slot.index]) for slot in order if shares.get(slot.index)]
+        return [(slot, shares.rows_of[slot.index]) for slot in order if slot.index in shares.rows_of]
 
     def _leader(self, prompts: Sequence[Slot]) -> Slot:
         """The oldest of the most urgent ones, and regularly the oldest of all."""
@@ -74,68 +102,53 @@ class ChunkSharer:
         self._passed_over = (self._passed_over + 1) % AGEING_PERIOD
         return first if self._passed_over else oldest
 
-    def _give_shortest(
-        self,
-        shares: dict[int, int],
-        order: Sequence[Slot],
-        left: int,
-        enough: int,
-        *,
-        rows: int,
-        context: int,
-    ) -> None:
-        """`left` counts rows at context length `context`; at a greater length there are fewer."""
-        if self._nearly_done(shares, order[0], left, rows):
-            shares[order[0].index] = order[0].prefill_due
-            return
-        done = False
-        for slot in order:
-            if left <= 0:
-                break
-            have = shares.get(slot.index, 0)
-            dearer = max(1.0, self._cost.dearer(slot.planned, context))
-            room = int(left / dearer)
-            if done and have + room < slot.prefill_due:
-                room = min(room, enough - sum(shares.values()))
-            if room > 0:
-                left -= round(self._give(shares, slot, room) * dearer)
-            done = done or shares.get(slot.index) == slot.prefill_due
 
-    def _nearly_done(self, shares: dict[int, int], slot: Slot, left: int, rows: int) -> bool:
-        """Whether slightly more rows than are left complete the prompt; partial chunks cost their share."""
-        due, room = slot.prefill_due, sum(shares.values()) + left
-        missing = due - shares.get(slot.index, 0) - left
-        if self._cost.parts is not Parts.EVEN or any(mark > slot.planned for mark in slot.checkpoint_at):
-            return False
-        known = due <= self._chunk_max and self._cost.trusts(due)
-        return known and 0 < missing <= min(NEARLY * room, rows) - room
+class _Shares:
+    """What the prompts of one tick have got so far."""
 
-    def _give(self, shares: dict[int, int], slot: Slot, count: int, *, least: int = 0) -> int:
-        """Grant up to `count` more rows: to the end of the prompt, to a checkpoint, or a chunk multiple.
+    def __init__(self, cost: CostModel, *, rows: int, chunk_max: int) -> None:
+        self.rows_of: dict[int, int] = {}  # by slot index
+        self._cost = cost
+        self._chunk_max = chunk_max
+        self._rows_left = rows
+        self._spent_s = 0.0
 
-        With `Parts.WHOLE` the remainder of a prompt gets a tick of its own. Returns the rows to account for.
-        """
-        have = shares.get(slot.index, 0)
-        due = next(
-            (mark - slot.planned for mark in slot.checkpoint_at if mark > slot.planned), slot.prefill_due
-        )
-        total = min(have + count, due, self._chunk_max)
-        if total < due or (total > self._quantum and self._cost.parts is Parts.WHOLE):
-            total = max(total - total % self._quantum, min(least, total))
-        while total > have + 1 and total < self._quantum and self._is_dear(total, slot.planned):
-            total = (total + 1) // 2
-        total = max(total, have)
-        billed = self._cost.billed(total) - self._cost.billed(have)
-        if billed > count and not least:
-            return 0
-        shares[slot.index] = total
-        return billed
+    def grant_half(self, slot: Slot, budget: Budget) -> None:
+        """Half of the tick; one chunk multiple is not halved."""
+        half = max(self._rows_left // 2, min(self._cost.chunk_multiple, self._rows_left))
+        kept, self._rows_left = self._rows_left - half, half
+        self.grant(slot, Budget(budget.whole_s / 2, budget.part_s / 2))
+        self._rows_left += kept
 
-    def _is_dear(self, count: int, context: int) -> bool:
-        """Whether a partial chunk costs more than a whole multiple; it is then computed in two parts."""
-        if self._cost.parts is not Parts.DEAR:
-            return False
-        return self._cost.chunk_s(count, context) > self._cost.chunk_s(self._quantum, context)
+    def grant(self, slot: Slot, budget: Budget) -> bool:
+        """More rows: to the end of the prompt, to a checkpoint, or a multiple. False: the tick is full."""
+        cost, context = self._cost, slot.planned
+        have = self.rows_of.get(slot.index, 0)
+        others_s = self._spent_s - cost.chunk_s(have, context)
+        end = next((mark - context for mark in slot.checkpoint_at if mark > context), slot.prefill_due)
+        most = min(end, self._chunk_max, have + self._rows_left)
+        left_s = budget.whole_s - others_s
+        part_left_s = left_s if others_s <= 0.0 else budget.part_s - others_s
+        full = False
+        total = most
+        if most < end or cost.chunk_s(most, context) > (left_s if end == slot.prefill_due else part_left_s):
+            total = cost.rows_within(part_left_s, context, rows_max=most)
+            full = total + cost.chunk_multiple <= most  # by time, not by rows
+            if not self.rows_of:
+                total = max(total, self._least(most, context))
+        if total > have:
+            self.rows_of[slot.index] = total
+            self._rows_left -= total - have
+            self._spent_s = others_s + cost.chunk_s(total, context)
+        return not full and self._rows_left > 0
+
+    def _least(self, rows: int, context: int) -> int:
+        """A chunk multiple, however long it takes; fewer rows that would take longer than one are halved."""
+        multiple = self._cost.chunk_multiple
+        rows, multiple_s = min(rows, multiple), self._cost.chunk_s(multiple, context)
+        while rows > 1 and self._cost.chunk_s(rows, context) > multiple_s:
+            rows = (rows + 1) // 2
+        return rows
 
 
 def _rank(slot: Slot) -> tuple[int, int]:

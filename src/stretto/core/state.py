@@ -47,8 +47,8 @@ class State:
         self.cost = CostModel(
             chunk_multiple=self.chunk_multiple,
             chunk_max=limits.n_batch,
-            parts=capabilities.parts,
-            efficient_quanta=capabilities.efficient_quanta,
+            efficient_chunk=capabilities.efficient_chunk,
+            tile_rows=capabilities.tile_rows,
         )
         self.swap_cost = SwapCost(capabilities.snapshot_bytes_per_s)
         self.drafts = DraftPlanner(self.cost)

@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass, replace
 
 from stretto.backends.simulated.model import LatencyModel
-from stretto.core.capabilities import Capabilities, Parts, Rewind, Share
+from stretto.core.capabilities import Capabilities, Rewind, Share
 from stretto.core.limits import CACHE_POLICIES, Limits, Preemption
 from stretto.testing.faults import FaultWeights
 
@@ -137,8 +137,8 @@ def _capabilities(r: random.Random, layout: str, slots: int, window: int, limits
         "window": window,
         "bytes_per_token": 10,
         "chunk_multiple": r.choice((1, 8, 16)),
-        "parts": tuple(Parts)[slots % 3],
-        "efficient_quanta": 1 + slots % 3 // 2,
+        "efficient_chunk": (1, 8, 32)[slots % 3],
+        "tile_rows": (1, 8, 16)[slots % 3],
         "rows_max": max(limits.n_batch, 1),
         "chunk_max": max(limits.n_batch // 2, 1),
         "vocab": VOCAB,

@@ -10,11 +10,10 @@ import pytest
 
 from stretto.backends.simulated import LatencyModel
 from stretto.backends.simulated.faults import NO_FAULTS, TickFaults
-from stretto.core.capabilities import Parts
 from stretto.core.cost import CostModel
 from stretto.core.fairness import AGEING_PERIOD, Account
 from stretto.core.limits import Limits
-from stretto.core.prefill_budget import ChunkSharer
+from stretto.core.prefill_budget import Budget, PrefillSharer, budget_of
 from stretto.core.request import Priority
 from stretto.core.slot import Job, Slot
 from tests.unit.core.rig import Rig, ask, streams
@@ -33,13 +32,30 @@ def prompts(*lengths: int) -> list[Slot]:
     return slots
 
 
+AMPLE = Budget(whole_s=1e9, part_s=1e9)
+
+
 def sharer(
-    *, trusted: int = 256, quantum: int = 1, chunk_max: int = 512, parts: Parts = Parts.DEAR
-) -> ChunkSharer:
-    cost = CostModel(chunk_multiple=quantum, chunk_max=trusted, parts=parts)
+    *, trusted: int = 256, multiple: int = 1, chunk_max: int = 512, tile_rows: int = 1
+) -> PrefillSharer:
+    return PrefillSharer(
+        measured(trusted=trusted, multiple=multiple, tile_rows=tile_rows), chunk_max=chunk_max
+    )
+
+
+def measured(*, trusted: int, multiple: int = 1, tile_rows: int = 1, **more: int) -> CostModel:
+    """A model of a backend whose rows take a millisecond each, up to `trusted` of them in a tick."""
+    cost = CostModel(chunk_multiple=multiple, chunk_max=trusted, tile_rows=tile_rows, **more)
     for _ in range(20):
-        cost.observe(rows=0, contexts=0, chunks=[(cost.largest_chunk(0, 1e9), 0)], pass_s=1e-3)
-    return ChunkSharer(cost, quantum=quantum, chunk_max=chunk_max)
+        count = cost.rows_trusted
+        cost.observe(rows=0, contexts=0, chunks=[(count, 0)], pass_s=count * 1e-3)
+    return cost
+
+
+def at_most(cost: CostModel, rows: int, context: int = 0) -> Budget:
+    """The time of so many rows."""
+    seconds = cost.chunk_s(rows, context)
+    return Budget(whole_s=seconds, part_s=seconds)
 
 
 def shares(found) -> dict[int, int]:
@@ -48,41 +64,43 @@ def shares(found) -> dict[int, int]:
 
 def test_shortest_first_and_every_fourth_time_half_to_the_senior():
     sharing = sharer(trusted=64)
-    turns = [shares(sharing.share(prompts(1000, 500, 20), allowance_s=1e9, rows=64)) for _ in range(8)]
+    turns = [shares(sharing.share(prompts(1000, 500, 20), AMPLE, rows=64)) for _ in range(8)]
     assert turns == [*[{2: 20, 1: 44}] * 3, {0: 32, 2: 20, 1: 12}] * 2
 
 
 def test_of_equal_prompts_one_is_done_before_the_other():
     """Side by side both would be late."""
-    sharing, slots = sharer(trusted=64, quantum=32), prompts(128, 128)
+    sharing, slots = sharer(trusted=64, multiple=32), prompts(128, 128)
     for left in ({0: 64}, {0: 64}, {1: 64}, {1: 64}):
-        found = shares(sharing.share([s for s in slots if s.rows_due], allowance_s=1e9, rows=64))
+        found = shares(sharing.share([s for s in slots if s.rows_due], AMPLE, rows=64))
         assert found == left
         for index, count in found.items():
             slots[index].planned += count
 
 
 def test_what_others_leave_goes_back_to_the_senior():
-    found = sharer(trusted=64).share(prompts(1000, 10), allowance_s=1e9, rows=64)
+    found = sharer(trusted=64).share(prompts(1000, 10), AMPLE, rows=64)
     assert shares(found) == {0: 54, 1: 10}
 
 
-def test_a_single_quantum_is_shared_in_turns():
-    sharing = sharer(trusted=64, quantum=64)
-    turns = [shares(sharing.share(prompts(640, 320), allowance_s=1e9, rows=64)) for _ in range(8)]
+def test_a_single_multiple_is_shared_in_turns():
+    sharing = sharer(trusted=64, multiple=64)
+    turns = [shares(sharing.share(prompts(640, 320), AMPLE, rows=64)) for _ in range(8)]
     assert turns == [*[{1: 64}] * 3, {0: 64}] * 2
 
 
-def test_a_prompt_ends_with_what_is_left_over():
-    """Where a sliver costs as much as a whole quantum, whole ones go first; else it goes with them."""
-    sharing = sharer(trusted=256, quantum=64, parts=Parts.WHOLE)
-    slots = prompts(100)
-    assert shares(sharing.share(slots, allowance_s=1e9, rows=256)) == {0: 64}
-    slots[0].planned = 64
-    assert shares(sharing.share(slots, allowance_s=1e9, rows=256)) == {0: 36}
-    sharing = sharer(trusted=256, quantum=64)
-    assert shares(sharing.share(prompts(100), allowance_s=1e9, rows=256)) == {0: 100}
-    assert shares(sharing.share(prompts(300), allowance_s=1e9, rows=256)) == {0: 256}
+def test_a_prompt_is_completed_where_its_last_tile_has_time():
+    """A partial tile takes as long as a whole one; without tiles the remainder only takes its share."""
+    tiled = measured(trusted=256, multiple=64, tile_rows=64)
+    for rows, given in ((64, 64), (127, 100), (128, 100)):
+        sharing = PrefillSharer(tiled, chunk_max=512)
+        assert shares(sharing.share(prompts(100), at_most(tiled, rows), rows=256)) == {0: given}
+    almost = Budget(whole_s=0.99 * tiled.chunk_s(128, 0), part_s=1e9)
+    assert shares(PrefillSharer(tiled, chunk_max=512).share(prompts(100), almost, rows=256)) == {0: 64}
+    cost = measured(trusted=256, multiple=64)
+    sharing = PrefillSharer(cost, chunk_max=512)
+    assert shares(sharing.share(prompts(100), at_most(cost, 101), rows=256)) == {0: 100}
+    assert shares(sharing.share(prompts(300), AMPLE, rows=256)) == {0: 256}
 
 
 def leveled(*given: tuple[int, Priority]) -> list[Slot]:
@@ -95,102 +113,119 @@ def leveled(*given: tuple[int, Priority]) -> list[Slot]:
 
 
 def test_urgent_prompts_lead_and_the_most_senior_one_does_so_every_fourth_time():
-    sharing = sharer(trusted=64, quantum=64)
+    sharing = sharer(trusted=64, multiple=64)
     slots = leveled((640, Priority.BACKGROUND), (640, Priority.URGENT))
-    turns = [shares(sharing.share(slots, allowance_s=1e9, rows=64)) for _ in range(8)]
+    turns = [shares(sharing.share(slots, AMPLE, rows=64)) for _ in range(8)]
     assert turns == [{1: 64}, {1: 64}, {1: 64}, {0: 64}] * 2
 
 
 def test_urgent_prompts_take_turns_among_themselves_and_leave_what_they_do_not_need():
-    sharing = sharer(trusted=64, quantum=64)
+    sharing = sharer(trusted=64, multiple=64)
     slots = leveled((640, Priority.BACKGROUND), (640, Priority.URGENT), (320, Priority.URGENT))
-    turns = [shares(sharing.share(slots, allowance_s=1e9, rows=64)) for _ in range(8)]
+    turns = [shares(sharing.share(slots, AMPLE, rows=64)) for _ in range(8)]
     assert turns == [{2: 64}, {2: 64}, {2: 64}, {0: 64}, {1: 64}, {2: 64}, {2: 64}, {0: 64}]
     slots = leveled((640, Priority.BACKGROUND), (640, Priority.BACKGROUND), (640, Priority.URGENT))
-    turns = [shares(sharing.share(slots, allowance_s=1e9, rows=64)) for _ in range(8)]
+    turns = [shares(sharing.share(slots, AMPLE, rows=64)) for _ in range(8)]
     assert turns == [{2: 64}, {2: 64}, {2: 64}, {0: 64}] * 2, "whoever else is in the class of the oldest one"
     wide = sharer(trusted=256)
     slots = leveled((640, Priority.BACKGROUND), (100, Priority.URGENT))
-    assert shares(wide.share(slots, allowance_s=1e9, rows=256)) == {1: 100, 0: 156}
+    assert shares(wide.share(slots, AMPLE, rows=256)) == {1: 100, 0: 156}
 
 
 def test_a_chunk_ends_at_a_mark():
     slots = prompts(300)
     slots[0].checkpoint_at = (37,)
-    assert shares(sharer().share(slots, allowance_s=1e9, rows=256)) == {0: 37}
+    assert shares(sharer().share(slots, AMPLE, rows=256)) == {0: 37}
 
 
 def test_no_chunk_is_over_the_cap_and_no_tick_over_the_rows():
-    found = shares(
-        sharer(trusted=512, chunk_max=100).share(prompts(900, 900, 900), allowance_s=1e9, rows=220)
-    )
+    found = shares(sharer(trusted=512, chunk_max=100).share(prompts(900, 900, 900), AMPLE, rows=220))
     assert max(found.values()) <= 100
     assert sum(found.values()) <= 220
 
 
-def test_fewer_rows_than_a_quantum_are_not_made_one():
-    sharing = sharer(trusted=256, quantum=64)
-    turns = [shares(sharing.share(prompts(640, 320), allowance_s=1e9, rows=5)) for _ in range(2)]
+def test_fewer_rows_than_a_multiple_are_not_made_one():
+    sharing = sharer(trusted=256, multiple=64)
+    turns = [shares(sharing.share(prompts(640, 320), AMPLE, rows=5)) for _ in range(2)]
     assert all(sum(turn.values()) <= 5 for turn in turns)
 
 
 def test_no_prompts_or_no_rows():
-    assert sharer().share([], allowance_s=1e9, rows=10) == []
-    assert sharer().share(prompts(10), allowance_s=1e9, rows=0) == []
+    assert sharer().share([], AMPLE, rows=10) == []
+    assert sharer().share(prompts(10), AMPLE, rows=0) == []
 
 
-def test_whole_quanta_are_shared_out():
-    """Two short rests cost two quanta: only as many as the tick has room for get theirs."""
-    cost = CostModel(chunk_multiple=64, chunk_max=128, parts=Parts.WHOLE)
-    for _ in range(20):
-        cost.observe(rows=0, contexts=0, chunks=[(cost.largest_chunk(0, 1e9), 0)], pass_s=1e-3)
-    sharing = ChunkSharer(cost, quantum=64, chunk_max=512)
+def test_whole_tiles_are_shared_out():
+    """Two short remainders take two tiles: only as many as the tick has time for get theirs."""
+    cost = measured(trusted=256, multiple=64, tile_rows=64)
+    sharing, one = PrefillSharer(cost, chunk_max=512), at_most(cost, 64)
+    two = Budget(2 * one.whole_s, 2 * one.part_s)
     for given in (*[{1: 20, 2: 30}] * 3, {0: 33, 1: 20}):
-        assert shares(sharing.share(prompts(33, 20, 30), allowance_s=1e9, rows=256)) == given
+        assert shares(sharing.share(prompts(33, 20, 30), two, rows=256)) == given
     for given in (*[{1: 20, 2: 30}] * 3, {0: 64, 1: 20}):
-        assert shares(sharing.share(prompts(640, 20, 30), allowance_s=1e9, rows=256)) == given
+        assert shares(sharing.share(prompts(640, 20, 30), two, rows=256)) == given
     for given in (*[{1: 20}] * 3, {0: 33}):
-        assert shares(sharing.share(prompts(33, 20), allowance_s=0.0, rows=256)) == given
-    assert shares(sharing.share(prompts(33, 20), allowance_s=0.0, rows=256, least=128)) == {
-        0: 33,
-        1: 20,
-    }
+        assert shares(sharing.share(prompts(33, 20), Budget(0.0, 0.0), rows=256)) == given
 
 
-def test_who_is_done_does_not_wait_for_a_part_of_another():
-    """Unless there are so few rows in all that decode passes would take the time."""
-    for enough, given in ((None, {0: 38, 1: 14}), (28, {0: 38}), (56, {0: 38, 1: 14})):
-        sharing = sharer(trusted=112, quantum=14)
-        allowance_s = sharing._cost.chunk_s(56, 0)
-        found = sharing.share(prompts(38, 38), allowance_s=allowance_s, rows=256, enough=enough)
-        assert shares(found) == given
-    for enough in (28, 76):  # whole ones come along, if there is room
-        sharing = sharer(trusted=112, quantum=14)
-        found = sharing.share(prompts(38, 38), allowance_s=0.0, rows=256, least=76, enough=enough)
-        assert shares(found) == {0: 38, 1: 38}
-    sharing = sharer(trusted=56, quantum=14)
-    assert shares(sharing.share(prompts(900, 800), allowance_s=1e9, rows=256, enough=28)) == {1: 56}
+def test_at_least_one_multiple_whatever_it_takes():
+    cost = measured(trusted=256, multiple=64)
+    for length, given in ((640, 64), (64, 64), (20, 20)):
+        sharing = PrefillSharer(cost, chunk_max=512)
+        assert shares(sharing.share(prompts(length), Budget(0.0, 0.0), rows=256)) == {0: given}
 
 
-def test_nobody_waits_another_tick_for_a_few_rows():
-    """Where parts of quanta cost their share, a prompt that nearly has room is given whole."""
-    for length, given in ((56, 56), (61, 61), (62, 56), (200, 56)):
-        sharing = sharer(trusted=224, quantum=14, parts=Parts.EVEN)
-        allowance_s = sharing._cost.chunk_s(56, 0)
-        assert shares(sharing.share(prompts(length), allowance_s=allowance_s, rows=256)) == {0: given}
-    assert shares(sharing.share(prompts(61), allowance_s=allowance_s, rows=60)) == {0: 56}, "over the rows"
-    marked = prompts(61)
-    marked[0].checkpoint_at = (59,)
-    assert shares(sharing.share(marked, allowance_s=allowance_s, rows=256)) == {0: 56}
-    tiled = sharer(trusted=224, quantum=14)
-    assert shares(tiled.share(prompts(61), allowance_s=allowance_s, rows=256)) == {0: 56}
+def test_a_short_chunk_that_takes_longer_than_a_multiple_is_halved():
+    """Unless there is time for it."""
+    cost = measured(trusted=128, multiple=64)
+    cost.observe(rows=0, contexts=0, chunks=[(63, 0)], pass_s=0.126)
+    assert cost.chunk_s(60, 0) > cost.chunk_s(64, 0)
+    sharing = PrefillSharer(cost, chunk_max=512)
+    assert shares(sharing.share(prompts(60), at_most(cost, 64), rows=256)) == {0: 30}
+    assert shares(sharing.share(prompts(60), at_most(cost, 128), rows=256)) == {0: 60}
 
 
-def test_rows_behind_a_long_context_count_for_more():
-    """What the shortest leaves is no room for as many rows of a prompt that is far on."""
-    cost = CostModel(chunk_multiple=14, chunk_max=448, parts=Parts.EVEN)
+def test_a_completed_prompt_waits_for_a_part_of_another_only_within_part_s():
+    cost = measured(trusted=112, multiple=14)
+    for rows, given in ((56, {0: 38, 1: 14}), (28, {0: 38}), (0, {0: 38})):
+        sharing = PrefillSharer(cost, chunk_max=512)
+        budget = Budget(whole_s=cost.chunk_s(57, 0), part_s=1.02 * cost.chunk_s(rows, 0))
+        assert shares(sharing.share(prompts(38, 38), budget, rows=256)) == given
+    for part_s in (0.0, 1e9):  # whole ones fill the tick
+        sharing = PrefillSharer(cost, chunk_max=512)
+        budget = Budget(whole_s=2.01 * cost.chunk_s(38, 0), part_s=part_s)
+        assert shares(sharing.share(prompts(38, 38), budget, rows=256)) == {0: 38, 1: 38}
+
+
+def test_the_first_prompt_is_not_limited_by_part_s():
+    cost = measured(trusted=112, multiple=14)
+    budget = Budget(whole_s=1.01 * cost.chunk_s(56, 0), part_s=cost.chunk_s(14, 0))
+    sharing = PrefillSharer(cost, chunk_max=512)
+    turns = [shares(sharing.share(prompts(900, 800), budget, rows=256)) for _ in range(4)]
+    assert turns == [*[{1: 56}] * 3, {0: 28}], (
+        "and half of the tick, which is over part_s, is the oldest one's"
+    )
+
+
+def test_a_whole_prompt_over_the_rows_or_over_its_checkpoint_is_a_part():
+    cost = measured(trusted=224, multiple=14)
+    for length, rows, given in ((61, 256, 61), (61, 60, 56), (62, 256, 56), (200, 256, 56)):
+        sharing = PrefillSharer(cost, chunk_max=512)
+        budget = Budget(whole_s=cost.chunk_s(61, 0), part_s=cost.chunk_s(61, 0))
+        assert shares(sharing.share(prompts(length), budget, rows=rows)) == {0: given}
+    marked = prompts(20, 61)
+    marked[1].checkpoint_at = (59,)
+    for part_rows, given in ((85, {0: 20, 1: 59}), (50, {0: 20, 1: 28}), (14, {0: 20})):
+        sharing = PrefillSharer(cost, chunk_max=512)
+        budget = Budget(whole_s=1e9, part_s=1.01 * cost.chunk_s(part_rows, 0))
+        assert shares(sharing.share(marked, budget, rows=256)) == given
+
+
+def test_rows_behind_a_long_context_take_more_of_the_budget():
+    """What the shortest leaves is no time for as many rows of a prompt that is far on."""
+    cost = CostModel(chunk_multiple=14, chunk_max=448)
     for at in range(60):
-        count, context = cost.largest_chunk(0, 1e9), 100 * (at % 30)
+        count, context = cost.rows_trusted, 100 * (at % 30)
         cost.observe(
             rows=0,
             contexts=0,
@@ -199,11 +234,72 @@ def test_rows_behind_a_long_context_count_for_more():
         )
     far, near = prompts(3000, 20)
     far.planned = 2500
-    sharing = ChunkSharer(cost, quantum=14, chunk_max=512)
-    found = shares(sharing.share([far, near], allowance_s=cost.chunk_s(112, 0), rows=256))
-    assert found == {1: 20}, "a quantum of the other would take longer than the tick may"
-    found = shares(sharing.share([far, near], allowance_s=cost.chunk_s(28, 2500), rows=256))
-    assert found == {0: 14, 1: 20}
+    sharing = PrefillSharer(cost, chunk_max=512)
+    found = shares(sharing.share([far, near], at_most(cost, 112), rows=256))
+    assert found[1] == 20
+    assert found.get(0, 0) <= 14, "92 rows near the beginning"
+    found = shares(sharing.share([far, near], at_most(cost, 35, 2500), rows=256))
+    assert found == {0: 28, 1: 20}
+
+
+# --- the budget -------------------------------------------------------------------------------------
+
+
+def test_prompts_get_half_the_machine_where_the_target_is_out_of_reach():
+    cost, one = CostModel(chunk_multiple=1, chunk_max=64), prompts(100)
+    for decode_s, target_s, whole_s in (
+        (0.24, 0.05, 0.24),
+        (0.01, 0.05, 0.04),
+        (0.0, 0.05, 0.2),  # no stream waits for a token
+        (0.0, 0.1, 0.3),  # newcomers still get in soon
+        (0.0, 0.4, 0.4),
+    ):
+        budget = budget_of(cost, one, decode_s=decode_s, target_s=target_s)
+        assert budget.whole_s == budget.part_s == pytest.approx(whole_s)
+
+
+def test_auto_gives_prompts_three_quarters_and_never_less_than_their_last_chunks_take():
+    cost = measured(trusted=512, multiple=64, efficient_chunk=128)
+    for at in range(200):
+        context = 100 * (at % 30)
+        cost.observe(rows=0, contexts=0, chunks=[(64, context)], pass_s=0.064 + 64 * 2e-6 * (context + 32))
+    short_s, long_s = (
+        budget_of(cost, prompts(length), decode_s=0.01, target_s=None).whole_s for length in (1, 3000)
+    )
+    assert short_s == pytest.approx(cost.chunk_s(128, 0))
+    assert long_s == pytest.approx(cost.chunk_s(128, 2250))
+    assert budget_of(cost, prompts(1), decode_s=0.4, target_s=None).whole_s == pytest.approx(1.2)
+    assert cost.rows_within(long_s, 2200, rows_max=512) == 128
+    assert cost.rows_within(long_s, 2990, rows_max=512) == 64
+    assert cost.rows_within(long_s, 200, rows_max=512) > 128
+
+
+@pytest.mark.parametrize(("row_s", "seconds"), [(0.0018, 112 * 0.0018), (0.007, 0.3), (0.1, 5.6)])
+def test_several_prompts_get_two_efficient_chunks_as_long_as_these_are_cheap(row_s, seconds):
+    cost = CostModel(chunk_multiple=14, chunk_max=512, efficient_chunk=56)
+    for _ in range(200):
+        count = cost.rows_trusted
+        cost.observe(rows=0, contexts=0, chunks=[(count, 0)], pass_s=count * row_s)
+    several = budget_of(cost, prompts(1, 1), decode_s=0.01, target_s=None)
+    assert several.whole_s == pytest.approx(seconds, rel=0.3)
+    alone = budget_of(cost, prompts(1), decode_s=0.01, target_s=None)
+    assert alone.whole_s == pytest.approx(max(0.04, 56 * row_s), rel=0.3)
+    slow = budget_of(cost, prompts(1, 1), decode_s=20.0 * row_s, target_s=None)
+    assert slow.whole_s >= 98 * row_s, "many decode rows: prompts may take longer"
+
+
+def test_where_ticks_alternate_parts_beside_others_have_the_time_of_three_decode_passes():
+    cost = measured(trusted=512, multiple=16)
+    apart, mixed = (
+        budget_of(cost, prompts(100, 100), decode_s=0.03, target_s=0.4, mixed_batches=together)
+        for together in (False, True)
+    )
+    assert apart.whole_s == mixed.whole_s == mixed.part_s == pytest.approx(0.37)
+    assert apart.part_s == pytest.approx(0.09)
+    idle = budget_of(cost, prompts(100, 100), decode_s=0.0, target_s=0.4, mixed_batches=False)
+    assert idle.part_s == 0.0
+    slow = budget_of(cost, prompts(100, 100), decode_s=0.3, target_s=0.4, mixed_batches=False)
+    assert slow.part_s == slow.whole_s == 0.3, "part_s is never over whole_s"
 
 
 # --- the gap guarantee, replayed against tables ------------------------------------------------------

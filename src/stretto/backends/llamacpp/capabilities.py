@@ -17,7 +17,7 @@ from stretto.backends.llamacpp.attention import TILE_ROWS
 from stretto.backends.llamacpp.calibration import ContextMeasures
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.quirks import Quirks
-from stretto.core.capabilities import Capabilities, Parts, Rewind, Share
+from stretto.core.capabilities import Capabilities, Rewind, Share
 from stretto.model_files.fit import padded
 
 
@@ -75,13 +75,6 @@ def chunk_rows(context: Context, measures: ContextMeasures, quirks: Quirks) -> t
     return TILE_ROWS, efficient_tiled_chunk(context.model.n_head, threads)
 
 
-def _parts(quirks: Quirks) -> Parts:
-    """The tiled kernel begins at a full tile; where rows can be recomputed, a partial one is filled up."""
-    if not quirks.tiled_attention:
-        return Parts.EVEN
-    return Parts.WHOLE if quirks.tile_fill else Parts.DEAR
-
-
 def capabilities_of(
     context: Context,
     measures: ContextMeasures,
@@ -113,8 +106,8 @@ def capabilities_of(
         outputs_max=context.outputs_max,
         measured_max=context.outputs_max,
         chunk_multiple=multiple,
-        parts=_parts(quirks),
-        efficient_quanta=efficient // multiple,
+        efficient_chunk=efficient,
+        tile_rows=TILE_ROWS if quirks.tile_fill else 1,  # unfilled tiles use a kernel whose cost is measured
         contiguous=not pooled,
         mixed_batches=not quirks.separate_calls,
         equal_spans=not context.plan.unified or model.is_hybrid or model.is_recurrent,

@@ -30,7 +30,7 @@ from stretto.backends.torch.runner import Ragged, Runner
 from stretto.backends.torch.staging import Staging, Stopwatch, to_host
 from stretto.backends.torch.tables import Tables
 from stretto.backends.torch.warm_up import LateWork, Progress, warm_up
-from stretto.core.capabilities import Capabilities, Parts, Share
+from stretto.core.capabilities import Capabilities, Share
 from stretto.core.ops import KvOp, OpKind, OpResult
 from stretto.core.tick import Outcome, PassFailure, Tick
 from stretto.errors import BadOutputError, InvariantError, TorchError
@@ -121,7 +121,6 @@ class TorchBackend:
             rows_max=rows_max,
             outputs_max=min(rows_max, OUTPUTS_PER_SLOT * slots),
             chunk_multiple=CHUNK_MULTIPLE_CUDA if on_cuda else CHUNK_MULTIPLE_CPU,
-            parts=Parts.EVEN,
             plan_ahead=plan_ahead,
             vocab=shape.vocab,
         )

@@ -9,10 +9,9 @@ reads them.
 from __future__ import annotations
 
 from stretto.core import event_names
-from stretto.core.cost import TARGET_S
 from stretto.core.kv.prefix_store import CachedPrefix, Checkpoint
 from stretto.core.kv.sequence import Sequence, SequenceTable
-from stretto.core.limits import Limits
+from stretto.core.limits import TARGET_S, Limits
 from stretto.core.ops import KvOp, OpKind, OpResult
 from stretto.core.slot import Job, Slot
 from stretto.core.tick import Note

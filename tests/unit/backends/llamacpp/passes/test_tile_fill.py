@@ -8,7 +8,6 @@ import pytest
 
 from stretto.backends.llamacpp.capabilities import efficient_tiled_chunk, tiles
 from stretto.backends.llamacpp.passes.tile_fill import TileFill
-from stretto.core.capabilities import Parts
 from stretto.core.limits import Limits
 from stretto.core.tick import Tick
 from tests.unit.backends.llamacpp.rig import TOLERANCE, Loop, Reference, ask, make_backend, text, tiny
@@ -95,7 +94,7 @@ class Always(TileFill):
 def test_redone_rows_change_no_token(kind):
     """Prompts that share a head, cached and not, in chunks of odd sizes beside streams that go on."""
     backend = make_backend(kind, n_seq_max=4, flash_attention="on")
-    assert backend.capabilities.parts is Parts.WHOLE
+    assert backend.capabilities.tile_rows == 64
     backend._calls.tile_fill = tile_fill = Always(64, rows_min=2)
     head = text(90, 5)
     requests = [ask(f"r{i}", [*head, *text(7 + 11 * i, 20 + i)], max_tokens=10) for i in range(6)]
@@ -114,7 +113,7 @@ def test_redone_rows_change_no_token(kind):
 @pytest.mark.parametrize("more", [{"unified": True, "pool_tokens": 1024}, {"flash_attention": "off"}])
 def test_only_streams_with_the_tiled_kernel_fill_up(more):
     backend = make_backend("dense", **more)
-    assert backend.capabilities.parts is not Parts.WHOLE
+    assert backend.capabilities.tile_rows == 1
     backend.close()
 
 
@@ -126,6 +125,6 @@ def test_tiles_are_cut_where_threads_meet(rows, heads, threads, count):
     assert tiles(rows, heads, threads) == count
 
 
-def test_two_quanta_where_heads_do_not_divide_among_threads():
+def test_two_tiles_where_heads_do_not_divide_among_threads():
     assert efficient_tiled_chunk(9, 2) == efficient_tiled_chunk(14, 4) == 128
     assert efficient_tiled_chunk(9, 1) == efficient_tiled_chunk(32, 8) == 64
