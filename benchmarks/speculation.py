@@ -5,7 +5,8 @@
 SmolLM2 through the SDK, greedy. Two models are loaded, with and without speculation, and asked alternately:
 code edits (the answer repeats most of the prompt), summaries and chat, for 1 to 8 users at once. `--check`
 exits 1 if speculation is slower than 0.98 times plain decoding in any case, if code edits of one user are not
-at least 1.6 times as fast, or if a text differs. Draft models, adapters and llama-server are not part of it.
+at least 1.6 times as fast, or if a text differs. Draft models and llama-server are not part of it; `lora.py`
+measures adapters.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -49,12 +50,35 @@ def show(
         line(file.template or "")
         return
     shape = shape_of(file)
+    adapters = _adapters(context, model, file)
     if json:
-        print_json(_as_json(file, shape))
+        print_json({**_as_json(file, shape), "adapters": adapters})
         return
     _print(file, shape)
+    if adapters:
+        line()
+        heading("Adapters")
+        rows = [(each["name"], each["scale"], each["state"], each["path"]) for each in adapters]
+        print_table(["NAME", "SCALE", "STATE", "PATH"], rows)
     if (advice := advice_for(type_of(file.tensors.values()), model)) is not None:
         note(advice)
+
+
+def _adapters(context: GlobalOptions, model: str, file: GgufFile) -> list[dict[str, Any]]:
+    """The adapters in the model's settings, each checked against the file."""
+    from stretto.errors import AdapterFileError
+    from stretto.model_files.adapter import rank_of, read_adapter
+
+    settings = context.settings().settings
+    found = []
+    for name, each in settings.models.get(model, settings.defaults).adapters.items():
+        try:
+            adapter = read_adapter(Path(each.path).expanduser(), file)
+            state = f"rank {rank_of(adapter)}, {size(adapter.weights_bytes)}"
+        except AdapterFileError as error:
+            state = one_line(error.message)
+        found.append({"name": name, "scale": each.scale, "state": state, "path": each.path})
+    return found
 
 
 @dataclass(frozen=True, slots=True)
