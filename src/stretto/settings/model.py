@@ -141,8 +141,8 @@ class ModelSettings(BaseModel):
     """torch: type of the KV cache; auto: the weights'. fp8 (e4m3) holds twice as many tokens; scales of
     heads are measured when the model is loaded."""
     quantization: Literal["auto", "none", "fp8"] = "auto"
-    """torch: fp8 quantizes the matrices to e4m3 when they are loaded, with a scale for each row; auto: if the
-    model's files are FP8. none widens such files to dtype."""
+    """torch: fp8 quantizes the matrices of the layers to e4m3 at load, with a scale for each row; auto: if
+    the model's files are FP8. none widens such files to dtype."""
     page_tokens: Annotated[Count, Field(ge=1, le=256)] = 32
     """torch: tokens in a page of the KV pool."""
     warm_up: bool = True

@@ -48,3 +48,22 @@ def test_a_check_of_a_model_without_a_bar_fails(tmp_path):
     done = _run("latency.py", tmp_path / "out.json", *flags)
     assert done.returncode == 1
     assert "none was measured" in done.stderr
+
+
+def test_perplexity(tmp_path):
+    """A random model: FP8 changes its perplexity, and what does is reported with its error."""
+    from stretto.testing import tiny_models
+
+    target = tmp_path / "out.json"
+    flags = ["--tokens", "600", "--json", str(target)]
+    command = [sys.executable, str(BENCH / "perplexity.py"), str(tiny_models.make("dense")), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(target.read_text())
+    assert found["tokens"] == 600
+    for name in ("fp8 kv", "fp8 weights", "fp8 weights and kv"):
+        part = found[name]
+        assert part["perplexity"] / found["perplexity"] == pytest.approx(1 + part["increase"], rel=1e-4)
+        assert part["increase_error"] > 0
+        assert 0 < part["greedy_agreement"] <= 1
+        assert (name in found["missed"]) == (part["increase"] > 0.01)

@@ -166,6 +166,17 @@ def test_random_weights_of_a_shape():
         TorchOptions(load_format="pickle")
 
 
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_the_head_is_never_fp8(kind):
+    """Tied with the embedding or not."""
+    from stretto.backends.torch.ops import Fp8Matrix
+
+    options = TorchOptions(load_format="dummy", device="cpu", window=64, quantization="fp8")
+    model = open_model(folder(kind), options).backend.model
+    assert isinstance(model._layers[0]._attention._qkv.weight, Fp8Matrix)
+    assert model._head.dtype == torch.float32
+
+
 # --- tokenizers -----------------------------------------------------------------------------------
 
 
