@@ -36,7 +36,7 @@ TICK_MS = 50
 FLAGS = f"--backend simulated --context-window 4096 --simulated-tick-ms {TICK_MS}".split()
 FAMILIES, FAMILY_CHARS, USERS = 8, 2000, 64
 REPLICAS, GATES, SLOTS = 4, 2, 24  # slots of a replica: 64 streams fit, also where they are spread unevenly
-TENANTS = {"key-of-tenant-a": 60, "key-of-tenant-b": 6, "key-of-tenant-c": 6}  # requests at a time
+TENANTS = {"key-of-tenant-a": 100, "key-of-tenant-b": 10, "key-of-tenant-c": 10}  # requests at a time
 LIGHT = "key-of-tenant-b"
 WARM_S = 4.0
 

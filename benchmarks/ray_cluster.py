@@ -137,7 +137,8 @@ def client_ports(pid: int) -> frozenset[int]:
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             inodes.add(os.readlink(path).removeprefix("socket:[").removesuffix("]"))
-    return frozenset(int(row[2].split(":")[1], 16) for row in _tcp() if row[9] in inodes)
+    ports = (int(row[2].split(":")[1], 16) for row in _tcp() if row[9] in inodes)
+    return frozenset(port for port in ports if port)  # 0: its listener
 
 
 def _tcp() -> list[list[str]]:
