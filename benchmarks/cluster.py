@@ -114,7 +114,7 @@ async def conversations(url: str, turns: int, seed: int) -> int:
 
 
 def prefixes(bench: Bench, cluster: RayCluster) -> None:
-    turns = 2 if bench.quick else 4
+    turns = 4
     ours = asyncio.run(conversations(cluster.url, turns, 1))
     server = ServerProcess(*FLAGS, "--n-seq-max", str(SLOTS * REPLICAS))
     try:

@@ -183,3 +183,37 @@ def test_a_lost_replica_is_forgotten_and_its_requests_may_still_end():
     router.report(report("a"), 1.0)
     assert router.replicas == ("b",)
     assert router.in_flight == 0
+
+
+def test_gates_that_meet_a_prefix_at_the_same_time_choose_the_same_replica():
+    names = [f"replica-{index}" for index in range(4)]
+    homes = set()
+    for family in range(40):
+        hint = RouteHint([family * 7919 + block for block in range(30)], 2000, 8)
+        chosen = []
+        for gate in range(3):
+            router = Router(RoutingPolicy(gates=3))
+            router.set_replicas((name, "") for name in names)
+            for index, name in enumerate(names):
+                backlog = Backlog(slots=8, occupied=(gate + index) % 3, prefill_s=0.0, service_s=1.0)
+                router.report(
+                    ReplicaReport(replica_id=name, backlog=backlog, prefill_s_per_token=1e-3, row_s=1e-3), 0.0
+                )
+            chosen.append(router.choose(hint, 1.0).replica_id)
+        assert len(set(chosen)) == 1
+        homes.add(chosen[0])
+    assert homes == set(names)
+
+
+def test_a_home_that_is_busy_is_not_waited_for():
+    router = Router(RoutingPolicy(gates=2))
+    router.set_replicas([("a", ""), ("b", "")])
+    hint = RouteHint(list(range(30)), 2000, 8)
+    for name in ("a", "b"):
+        router.report(
+            ReplicaReport(replica_id=name, backlog=Backlog(8, 0, 0.0, 1.0), prefill_s_per_token=1e-3), 0.0
+        )
+    home = router.choose(hint, 1.0).replica_id
+    busy = Backlog(slots=8, occupied=40, prefill_s=0.0, service_s=1.0)
+    router.report(ReplicaReport(replica_id=home, backlog=busy, prefill_s_per_token=1e-3), 2.0)
+    assert router.choose(hint, 3.0).replica_id != home

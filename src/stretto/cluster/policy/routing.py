@@ -7,6 +7,9 @@ A replica that holds a prefix keeps getting its requests until its queue costs m
 elsewhere: the prefix is then copied, so imbalance is bounded by the price of a prefill. Among equal scores
 the emptiest replica is chosen, then the one with fewest blocks, then one on the same node.
 
+A prompt that begins like none before has a home, the same for all gates (rendezvous hashing of its first
+block): gates that meet a prefix at the same time do not copy it.
+
 Reports of replicas are old by the time they are used. Until the next one a router adds what it has sent
 since, times the number of gates: the others see the same reports and decide alike. Several routers share
 nothing else. Pure: `now` is an argument; not thread-safe, one thread (or event loop) owns a router.
@@ -14,6 +17,7 @@ nothing else. Pure: `now` is an argument; not thread-safe, one thread (or event 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,6 +28,7 @@ from stretto.cluster.policy.reports import ReplicaReport
 from stretto.core.backlog import Backlog, slot_wait_s
 
 NO_LIMIT = 1 << 60
+HOME_SHARE = 0.5  # of a prompt: how much of it other gates are expected to have sent to its home
 UNKNOWN = Backlog(slots=1, occupied=0, prefill_s=0.0, service_s=0.0)  # of a replica that has not reported
 
 
@@ -253,12 +258,22 @@ class Router:
     def _scores(self, hint: RouteHint, now: float, able: list[_Replica]) -> list[_Scored]:
         matched = self._prefixes.matched(hint.blocks)
         tokens, gates = hint.prompt_tokens, self.policy.gates
+        home = None if matched or gates < 2 else self._home(hint, able)
         scores = []
         for replica in able:
             blocks = matched.get(replica.id)
             cached = self._cached(blocks, tokens) if blocks else 0
-            scores.append((replica.seconds(tokens - cached, hint, now, gates), cached, replica))
+            likely = int(HOME_SHARE * tokens) if replica is home else 0
+            scores.append((replica.seconds(tokens - cached - likely, hint, now, gates), cached, replica))
         return scores
+
+    @staticmethod
+    def _home(hint: RouteHint, able: list[_Replica]) -> _Replica | None:
+        """Where other gates send a prompt that begins like this one, if they know as little about it."""
+        if not hint.blocks or not able:
+            return None
+        first = hint.blocks[0] & 0xFFFFFFFF
+        return max(able, key=lambda replica: (zlib.crc32(replica.id.encode(), first), replica.id))
 
     def _cached(self, blocks: int, prompt_tokens: int) -> int:
         """Prompt tokens that need no prefill there: at least the last one does."""
