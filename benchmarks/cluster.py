@@ -38,7 +38,7 @@ FAMILIES, FAMILY_CHARS, USERS = 8, 2000, 64
 REPLICAS, GATES, SLOTS = 4, 2, 24  # slots of a replica: 64 streams fit, also where they are spread unevenly
 TENANTS = {"key-of-tenant-a": 100, "key-of-tenant-b": 10, "key-of-tenant-c": 10}  # requests at a time
 LIGHT = "key-of-tenant-b"
-WARM_S = 4.0
+WARM_S = 3.0
 
 
 class Bench:
@@ -160,7 +160,7 @@ def figures(answers: list[Answer]) -> dict[str, float]:
 
 
 def overhead(bench: Bench, cluster: RayCluster) -> None:
-    rounds, tokens = (3, 40) if bench.quick else (8, 80)
+    rounds, tokens = (2, 40) if bench.quick else (8, 80)
     found: dict[str, list[dict[str, float]]] = {"server": [], "cluster": []}
     server = ServerProcess(*FLAGS, "--n-seq-max", str(SLOTS * REPLICAS))
     try:
@@ -207,7 +207,7 @@ async def under_load(cluster: RayCluster, kinds: list[str]) -> Load:
 
 
 def kills(bench: Bench, cluster: RayCluster) -> None:
-    count = 6 if bench.quick else 50
+    count = 4 if bench.quick else 50
     kinds = ["worker" if index % 2 else "replica" for index in range(count)]
     load = asyncio.run(under_load(cluster, kinds))
     bench.note(
@@ -220,7 +220,7 @@ def kills(bench: Bench, cluster: RayCluster) -> None:
 
 
 def gates(bench: Bench, cluster: RayCluster) -> None:
-    count = 2 if bench.quick else 20
+    count = 1 if bench.quick else 20
     cluster.until_listening(GATES)
     load = asyncio.run(under_load(cluster, ["gate"] * count))
     bench.note(
@@ -307,7 +307,7 @@ def step(bench: Bench) -> None:
         keys.chmod(0o600)
         with RayCluster(*options, "--api-key-file", str(keys)) as cluster:
             ready(cluster, 1, LIGHT)
-            load = Step(cluster, window_s=10.0 if bench.quick else 30.0)
+            load = Step(cluster, window_s=8.0 if bench.quick else 30.0)
             result = asyncio.run(load.run())
     result |= {"failed": len(load.failed), "errors": load.failed[:3]}
     value = jain(list(map(float, result["tokens"].values())))
