@@ -46,8 +46,8 @@ CLUSTER_DEFECTS = (
     Defect(
         "hashes without the tenant's scope",
         "core/blocks.py",
-        'text = f"{len(scope.group)}:{scope.group}|{len(scope.salt)}:{scope.salt}|"',
-        'text = f"{len(scope.salt)}:{scope.salt}|"',
+        "hashlib.blake2b(scope.text.encode(), ",
+        "hashlib.blake2b(scope.salt.encode(), ",
     ),
     Defect(
         "a stream that lost its replica starts again from its prompt",

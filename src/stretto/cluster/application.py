@@ -9,21 +9,24 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import msgspec
+import structlog
 
 from stretto.cluster.exchange import forget_counters
 from stretto.cluster.options import RayOptions, read_options
-from stretto.errors import SettingsError
+from stretto.errors import NotReadyError, SettingsError
 
 INSTALL = "pip install 'stretto[ray]'"
 OBJECT_STORE_BYTES = 80 << 20  # nothing of ours is stored there; Ray wants at least 75 MiB
 ONGOING_MAX = 1 << 20  # limits are the workers' own
 STATS_PERIOD_S = 0.5
 LOOK_BACK_S = 2.0
+STARTS = 3
 RAY_SETTINGS = {  # of a Ray that is started here; Ray reads them from the environment alone
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # 15 by default: gates and replicas would yield to everything on the machine
@@ -31,7 +34,7 @@ RAY_SETTINGS = {  # of a Ray that is started here; Ray reads them from the envir
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
 }
 
-
+log = structlog.get_logger("stretto.cluster")
 _temporary = ""  # directory of the Ray that was started here
 
 
@@ -126,13 +129,33 @@ def connect(options: RayOptions, *, address: str | None) -> None:
     global _temporary  # noqa: PLW0603 - one Ray in a process
     _temporary = tempfile.mkdtemp(prefix="ray-")
     actors = max(options.replicas, options.replicas_max) * options.replica_cpus
-    ray.init(
+    start = partial(
+        ray.init,
         num_cpus=int(actors + options.gates * options.gate_cpus) + 2,  # places, not cores
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,
         namespace=options.name,
         log_to_driver=False,
         _temp_dir=_temporary,
+    )
+    patiently(start, give_up=ray.shutdown)
+
+
+def patiently(start: Callable[[], object], *, give_up: Callable[[], object]) -> None:
+    """Ray waits 30 s for its own processes, a fixed time: a crowded machine needs another attempt."""
+    for attempt in range(1, STARTS + 1):
+        try:
+            start()
+            return
+        except Exception as error:
+            if type(error) is not Exception:  # Ray's class for processes that did not come up in time
+                raise
+            log.warning("ray-start-failed", attempt=attempt, error=str(error))
+            give_up()
+            reason = str(error)
+    raise NotReadyError(
+        f"Ray did not start: {reason}",
+        hint="the machine may be overloaded; or start Ray yourself and use --address",
     )
 
 

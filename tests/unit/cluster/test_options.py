@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stretto.cluster.application import patiently
 from stretto.cluster.options import RayOptions, read_options
-from stretto.errors import SettingsError
+from stretto.errors import NotReadyError, SettingsError
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "ray" / "serve.yaml"
 
@@ -63,3 +64,25 @@ def test_the_serve_config_in_deploy_is_valid():
     assert application["import_path"] == "stretto.cluster:app"
     options = read_options(application["args"])
     assert options.loaded().server.port == 8000
+
+
+def test_a_ray_that_does_not_come_up_in_time_is_started_again():
+    tries, ended = [], []
+
+    def start() -> None:
+        tries.append(1)
+        if len(tries) < 3:
+            raise Exception("The current node timed out during startup.")
+
+    patiently(start, give_up=lambda: ended.append(1))
+    assert (len(tries), len(ended)) == (3, 2)
+    with pytest.raises(ValueError, match="num_cpus"):
+        patiently(lambda: (_ for _ in ()).throw(ValueError("num_cpus")), give_up=lambda: None)
+
+
+def test_a_ray_that_never_comes_up_is_not_our_bug():
+    def start() -> None:
+        raise Exception("timed out")
+
+    with pytest.raises(NotReadyError, match="Ray did not start: timed out"):
+        patiently(start, give_up=lambda: None)
