@@ -17,7 +17,7 @@ nothing else. Pure: `now` is an argument; not thread-safe, one thread (or event 
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -272,8 +272,8 @@ class Router:
         """Where other gates send a prompt that begins like this one, if they know as little about it."""
         if not hint.blocks or not able:
             return None
-        first = hint.blocks[0] & 0xFFFFFFFF
-        return max(able, key=lambda replica: (zlib.crc32(replica.id.encode(), first), replica.id))
+        first = hint.blocks[0].to_bytes(8, "little")
+        return max(able, key=lambda replica: hashlib.blake2b(first + replica.id.encode()).digest())
 
     def _cached(self, blocks: int, prompt_tokens: int) -> int:
         """Prompt tokens that need no prefill there: at least the last one does."""
