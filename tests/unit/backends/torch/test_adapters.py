@@ -15,6 +15,7 @@ from stretto.core.request import Request
 from stretto.errors import AdapterFileError
 from stretto.testing.tiny_adapters import peft_adapter
 from tests.unit.backends.torch.rig import TOLERANCE, Loop, ask, folder, hf_model, load, make_backend
+from tests.unit.backends.torch.test_logits import Repeated
 
 NAMES = ("ada", "bob", "cyd", "dot")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -177,3 +178,14 @@ def test_a_wrong_adapter_is_refused_and_nothing_else_is_touched(kind, adapters, 
     alone = opened(adapters)
     expected = Loop(alone).run([using(alone, ask("r", 12), ("ada", None))])
     assert Loop(backend).run([using(backend, ask("r", 12), ("ada", None))]) == expected
+
+
+def test_adapted_passes_have_graphs_of_their_own(adapters):
+    graphs = Repeated()
+    backend = opened(adapters, graphs=graphs)
+    requests = [ask("plain", 8), using(backend, ask("adapted", 8), ("ada", None))]
+    together = Loop(backend).run(requests)
+    Loop(backend).run([replace(requests[0], id="alone")])
+    assert {adapted for _, _, adapted in graphs.runs} == {False, True}
+    eager = opened(adapters)
+    assert Loop(eager).run([requests[0], using(eager, requests[1], ("ada", None))]) == together
