@@ -192,11 +192,12 @@ def test_a_violated_invariant_answers_all_requests_and_ends_the_loop():
 @pytest.mark.parametrize("preemption", Preemption)
 def test_every_victim_is_counted_by_its_reason(preemption):
     """Also one that ends with an error: operators look for these first."""
-    can = Capabilities(sequences_max=1, window=512, vocab=512)
-    limits = Limits(n_seq_max=1, cache="incremental", cache_slot_timeout_s=0.1, preemption=preemption)
+    can = Capabilities(sequences_max=1, window=1024, vocab=512)
+    timeout_s = 0.3  # far more than one tick, also on a busy machine: the victim must not become the waiter
+    limits = Limits(n_seq_max=1, cache="incremental", cache_slot_timeout_s=timeout_s, preemption=preemption)
     loop, collector = run_loop(SlowBackend(can, 0.001), limits=limits)
-    loop.submit(replace(request(1), params=SamplingParams(max_tokens=400)))
-    loop.submit(replace(request(2), params=SamplingParams(max_tokens=4), tenant="other"))
+    loop.submit(replace(request(1), params=SamplingParams(max_tokens=800)))
+    loop.submit(replace(request(2), params=SamplingParams(max_tokens=1), tenant="other"))
     ends = collector.wait(2)
     loop.close()
     assert loop.stats.preemptions == {"timeout": 1}
@@ -205,4 +206,4 @@ def test_every_victim_is_counted_by_its_reason(preemption):
         assert (ends["r1"].end, ends["r1"].preemptions, record) == (End.FINISHED, 1, None)
     else:
         assert (record.waiter_id, record.same_tenant, record.resumes) == ("r2", False, False)
-        assert record.waited_s >= 0.1
+        assert record.waited_s >= timeout_s
