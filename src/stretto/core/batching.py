@@ -40,9 +40,8 @@ class RowPlanner:
         self._budget = min(state.limits.n_batch, state.can.rows_max)
         self._rotation = GroupRotation(state.cost)
         self._groups = 1  # that take turns now
-        self._prompts_next: dict[
-            AdapterGroup, bool
-        ] = {}  # with alternating ticks: the last one was for decode
+        # with alternating ticks, by group: the last tick was for decode
+        self._prompts_next: dict[AdapterGroup, bool] = {}
         self._exact = state.exact
 
     def fill(self, tick: Tick) -> list[Slot]:
