@@ -29,9 +29,7 @@ from stretto.text_client.client import TextClient
 
 LISTEN_WITHIN_S = 15.0  # without a replica: then /readyz says why
 CHECK_S = 0.02
-SWITCH_S = (
-    0.0005  # a request passes from the event loop to Ray's router thread and back: 5 ms each, by default
-)
+SWITCH_S = 0.0005  # a request goes to Ray's router thread and back: 5 ms each with Python's default
 
 
 class ClusterGate:

@@ -165,5 +165,6 @@ def test_serving_goes_on_while_rays_controller_restarts(cluster):
 
 def test_cancelled_streams_leave_nothing_running(cluster):
     until(lambda: connected(cluster) == 2)
-    asyncio.run(many(cluster, 40, max_tokens=2000, stop_after=1))
+    answers = asyncio.run(many(cluster, 40, max_tokens=2000, stop_after=1))
+    assert [len(answer.times_s) for answer in answers] == [1] * 40
     until(lambda: get(cluster, "/health")["runtime"]["streams"] == 0, timeout_s=5.0)

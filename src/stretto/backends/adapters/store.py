@@ -66,7 +66,7 @@ class AdapterStore(Generic[Adapter]):
         self._loaded: OrderedDict[str, Adapter] = OrderedDict()  # the least recently used first
         self._users: dict[str, int] = dict.fromkeys(self.sources, 0)
         self._retired: list[Adapter] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a lease may be collected, and returned, while it is held
         self._loading = threading.Lock()
 
     # --- for requests ----------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 llama.cpp applies adapters to a whole context, so all rows of a tick have the same group. Files are read by
 the threads that prepare requests (a model's tensors are only looked up meanwhile); contexts are changed, and
-adapters freed, by the thread that runs ticks.
+adapters freed, by the thread that runs ticks. The model keeps a set of its adapters, so one is never loaded
+while another is freed; ticks do not wait for a file, they free later.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,12 +34,14 @@ class NativeAdapter:
 class Adapters:
     def __init__(self, model: Model, sources: Mapping[str, AdapterSource], *, loaded_max: int) -> None:
         self._model = model
+        self._changing = threading.Lock()  # the set of adapters that the native model has
         self.store: AdapterStore[NativeAdapter] = AdapterStore(sources, self._load, loaded_max=loaded_max)
 
     def _load(self, name: str, path: Path) -> NativeAdapter:
         file = read_adapter(path, self._model.file)
         forget_log()
-        handle = library().llama_adapter_lora_init(self._model.weights.handle, str(file.path).encode())
+        with self._changing:
+            handle = library().llama_adapter_lora_init(self._model.weights.handle, str(file.path).encode())
         if not handle:
             raise AdapterFileError(f"llama.cpp does not load adapter {name}: {last_error()}")
         return NativeAdapter(name, handle, file.weights_bytes)
@@ -47,8 +51,14 @@ class Adapters:
 
     def free_retired(self, main: Context, side: SideContext | None) -> None:
         """Free what no request uses any more, after every context has let go of it."""
-        if not self.store.has_retired:
+        if not self.store.has_retired or not self._changing.acquire(blocking=False):
             return
+        try:
+            self._free(main, side)
+        finally:
+            self._changing.release()
+
+    def _free(self, main: Context, side: SideContext | None) -> None:
         retired = {adapter.name: adapter for adapter in self.store.take_retired()}
         if any(use.name in retired for use in main.adapters):
             main.set_adapters((), ())
@@ -61,5 +71,6 @@ class Adapters:
 
     def close(self) -> None:
         """After the contexts were closed."""
-        for adapter in self.store.close():
-            library().llama_adapter_lora_free(adapter.handle)
+        with self._changing:
+            for adapter in self.store.close():
+                library().llama_adapter_lora_free(adapter.handle)
