@@ -10,6 +10,7 @@ import pytest
 from stretto.backends.adapters import AdapterSource
 from stretto.backends.llamacpp import Context, LlamaCppBackend
 from stretto.backends.llamacpp.adapters import Adapters
+from stretto.backends.llamacpp.native.library import library
 from stretto.core.request import AdapterGroup, AdapterUse, Priority, Request
 from stretto.errors import AdapterFileError, AdapterNotFoundError, AdaptersBusyError, InvalidRequestError
 from stretto.testing import tiny_models
@@ -121,6 +122,28 @@ def test_an_adapter_in_use_is_not_dropped(files):
         using(backend, ask("s", 8), ("bob", None))
     vars(backend)["leases"].clear()
     using(backend, ask("s", 8), ("bob", None))
+
+
+def test_ticks_do_not_wait_for_an_adapter_that_is_being_loaded(files, monkeypatch):
+    """The native model has one set of adapters: freeing waits for the load, and a tick does not."""
+    backend = opened(files, loaded_max=1)
+    adapters = backend.adapters
+    assert adapters is not None
+    using(backend, ask("r", 8), ("ada", None))
+    vars(backend)["leases"].clear()
+    during: list[bool] = []
+    real = library().llama_adapter_lora_init
+
+    def load(weights, path):
+        adapters.free_retired(backend.context, None)  # as a tick would meanwhile
+        during.append(adapters.store.has_retired)
+        return real(weights, path)
+
+    monkeypatch.setattr(library(), "llama_adapter_lora_init", load)
+    using(backend, ask("s", 8), ("bob", None))
+    assert during == [True]
+    adapters.free_retired(backend.context, None)
+    assert not adapters.store.has_retired
 
 
 def test_unknown_repeated_and_too_many_adapters_are_refused(files):
