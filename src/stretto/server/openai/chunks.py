@@ -47,12 +47,15 @@ class _Chunks:
         self._head = b"data: " + _encode(self._envelope)[:-1] + b',"choices":[{"index":'
         self._plain_after = b',"usage":null}\n\n' if include_usage else b"}\n\n"
         self._plain_close = b"}]" + self._plain_after
-        self.continuous = continuous
+        self._continuous = continuous
+        self.counts_deltas = continuous or timings_per_token
         self._counts = [UsageMessage() for _ in range(answers)]
         self._running = [RunningTimings() for _ in range(answers)] if timings_per_token else []
 
     def count(self, index: int, prompt_tokens: int, delta: Delta) -> None:
-        """Token counts so far, for the chunks of this delta."""
+        """Token counts and timings so far, for the chunks of this delta."""
+        if self._running:
+            self._running[index].count(delta)
         so_far = self._counts[index]
         so_far.prompt_tokens = prompt_tokens
         so_far.completion_tokens += delta.token_count
@@ -60,12 +63,12 @@ class _Chunks:
             self._counts[index] = delta.end.usage
 
     def _after(self, index: int) -> bytes:
-        if not self.continuous:
+        if not self._continuous:
             return self._plain_after
         return b',"usage":' + _encode(usage_of(self._counts[index])) + b"}\n\n"
 
     def _close(self, index: int) -> bytes:
-        return b"}]" + self._after(index) if self.continuous else self._plain_close
+        return b"}]" + self._after(index) if self._continuous else self._plain_close
 
     def _progress(self, progress: PromptProgress) -> bytes:
         """llama-server's `prompt_progress`, in a chunk without a choice."""
@@ -80,7 +83,7 @@ class _Chunks:
     def _closed(self, index: int, delta: Delta) -> bytes:
         """The end of a chunk, with timings if it is the last of its answer or if all chunks have them."""
         if self._running:
-            timings = self._running[index].take(delta)
+            timings = self._running[index].so_far(delta.end)
         elif delta.end is not None:
             timings = timings_of(delta.end)
         else:

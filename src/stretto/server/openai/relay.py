@@ -16,7 +16,7 @@ from stretto.server.http.sse import DONE, SseWriter
 class Chunks(Protocol):
     """Renders the events of one reply. `render` returns empty bytes if there is nothing to send yet."""
 
-    continuous: bool
+    counts_deltas: bool
     """Whether every chunk contains the usage so far."""
 
     def count(self, index: int, prompt_tokens: int, delta: Delta) -> None: ...
@@ -41,7 +41,7 @@ async def relay(
         async for index, delta in merged(streams):
             if delta.end is not None:
                 ends[index] = delta.end
-            if chunks.continuous:
+            if chunks.counts_deltas:
                 chunks.count(index, streams[index].prompt_tokens, delta)
             if data := chunks.render(index, delta):
                 await wire.write(data)

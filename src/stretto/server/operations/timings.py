@@ -69,20 +69,24 @@ class RunningTimings:
         self._tokens = 0
         self._start: StreamStart | None = None
 
-    def take(self, delta: Delta) -> dict[str, Any]:
-        now_s = self._clock()
-        if self._first_s is None:
-            self._first_s = now_s
-        self._tokens += delta.token_count
+    def count(self, delta: Delta) -> None:
+        """Every delta, also one without text to send: a token may be half a character."""
         self._start = delta.start or self._start
-        if delta.end is not None:
-            return timings_of(delta.end)
+        self._tokens += delta.token_count
+        if self._first_s is None and self._tokens:
+            self._first_s = self._clock()
+
+    def so_far(self, end: StreamEnd | None) -> dict[str, Any]:
+        if end is not None:
+            return timings_of(end)
+        now_s = self._clock()
+        first_s = now_s if self._first_s is None else self._first_s
         start = self._start
         waited_s = 0.0 if start is None else start.queue_wait_s
         return _shape(
             cache_n=0 if start is None else start.cached_tokens,
             prompt_n=0 if start is None else start.prompt_tokens - start.cached_tokens,
-            prompt_s=max(0.0, self._first_s - self._asked_s - waited_s),
+            prompt_s=max(0.0, first_s - self._asked_s - waited_s),
             predicted_n=self._tokens,
-            predicted_s=now_s - self._first_s,
+            predicted_s=now_s - first_s,
         )

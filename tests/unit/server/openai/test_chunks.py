@@ -3,13 +3,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
 from stretto.client.api import Delta
-from stretto.rpc.messages import StreamEnd, ToolCallDelta, UsageMessage
+from stretto.rpc.messages import StreamEnd, StreamStart, ToolCallDelta, UsageMessage
 from stretto.server.openai.chunks import ChatChunks, TextChunks
 from tests.server.scripted import end, logprob
 
@@ -116,3 +117,28 @@ def test_a_call_in_pieces_is_one_call_to_the_client() -> None:
     assert [call["index"] for call in calls] == [0, 0, 0, 1]
     assert "".join(c["function"]["arguments"] for c in calls if c["index"] == 0) == '{"a": 1}'
     assert [bool(call.get("id")) for call in calls] == [True, False, False, True]
+
+
+@pytest.mark.parametrize("kind", [ChatChunks, TextChunks])
+def test_each_chunk_has_timings_that_count_every_token(kind: type[ChatChunks | TextChunks]) -> None:
+    """Also a token that had no text of its own: it was the first half of a character."""
+    chunks = (
+        chat(timings_per_token=True)
+        if kind is ChatChunks
+        else TextChunks(
+            "cmpl-1", "tiny", 5, echoes=[""], include_usage=False, logprobs=None, timings_per_token=True
+        )
+    )
+    assert chunks.counts_deltas
+    start = StreamStart(stream_id="s", prompt_tokens=9, cached_tokens=4, queue_wait_s=0.0)
+    seen = []
+    for delta in (
+        Delta(start=start),
+        Delta(token_count=1),
+        Delta(text="é", token_count=1),
+        Delta(text="a", token_count=1),
+    ):
+        chunks.count(0, 9, delta)
+        seen += [chunk["timings"] for chunk in read(chunks.render(0, delta)) if "timings" in chunk]
+    assert [timings["predicted_n"] for timings in seen[-2:]] == [2, 3]
+    assert {(timings["prompt_n"], timings["cache_n"]) for timings in seen} == {(5, 4)}
