@@ -124,7 +124,7 @@ class OfflineRun:
     outputs: dict[str, list[int]] = field(default_factory=dict)
     token_times: dict[str, list[float]] = field(default_factory=dict)
     host: HostTimes = field(default_factory=HostTimes)
-    parks: int = 0
+    preemptions: int = 0
     cached: int = 0
 
     @property
@@ -210,7 +210,7 @@ class OfflineLoop:
             run.token_times[request].append(now)
             at += count
         for end in events.ends:
-            run.parks += end.preemptions
+            run.preemptions += end.preemptions
             run.cached += end.cached_tokens
             if end.end is not End.FINISHED:
                 raise SystemExit(f"{end.request_id} ended as {end.end.value}: {end.reason}")

@@ -57,7 +57,7 @@ def describe(run: OfflineRun, requests: list[Request]) -> dict[str, Any]:
         "gap_ms_p50": round(gaps[len(gaps) // 2] * 1e3, 3),
         "gap_ms_p99": round(gaps[len(gaps) * 99 // 100] * 1e3, 3),
         "cached_tokens": run.cached,
-        "parks": run.parks,
+        "preemptions": run.preemptions,
         "host": run.host.table(),
     }
 

@@ -7,7 +7,7 @@ belongs to an older epoch and is discarded. After a failed pass nothing grows: r
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 from operator import mul
 from typing import NamedTuple
@@ -32,8 +32,8 @@ class InFlight(NamedTuple):
     def of(cls, tick: Tick, slots: list[Slot]) -> InFlight:
         return cls(tick, slots, [slot.epoch for slot in slots])
 
-    def alive(self) -> list[Slot]:
-        return [s for s, epoch in zip(self.slots, self.epochs, strict=True) if s.epoch == epoch]
+    def alive(self) -> Iterator[Slot]:
+        return (s for s, epoch in zip(self.slots, self.epochs, strict=True) if s.epoch == epoch)
 
 
 class Committer:
@@ -53,7 +53,7 @@ class Committer:
             self._take_rows(flight, outcome)
             self._learn(tick, outcome)
             if flight.slots:
-                self._recovery.passed([s.job.id for s in flight.alive() if s.job is not None])
+                self._recovery.passed(s.job.id for s in flight.alive() if s.job is not None)
         state.events.tick = TickMeasures(
             batch_size=tick.rows,
             decode_tokens=tick.decode_rows,
@@ -238,7 +238,7 @@ class Committer:
             slot = state.ledger.lose(sequence)
             if slot is not None and slot.job is not None:
                 self._rebuild(slot)
-        suspects = flight.alive()
+        suspects = list(flight.alive())
         for slot in suspects:
             state.ledger.overrun(slot)
             slot.planned, slot.pending = slot.computed, 0

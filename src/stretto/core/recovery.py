@@ -6,7 +6,7 @@ request that fails again. Only that request fails. A failure that does not recur
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class Recovery:
@@ -47,12 +47,14 @@ class Recovery:
         self._failed_before.update(dict.fromkeys(requests))
         return None
 
-    def passed(self, requests: Sequence[str]) -> None:
+    def passed(self, requests: Iterable[str]) -> None:
+        """`requests` are read only after a failure: nearly every tick passes."""
         self.rows_max, self.tight = 0, False
         if self._groups:
             self._groups.pop(0)
-        for request_id in requests if self._failed_before else ():
-            self._failed_before.pop(request_id, None)
+        if self._failed_before:
+            for request_id in requests:
+                self._failed_before.pop(request_id, None)
 
     def skip(self) -> None:
         """The first group cannot run on its own (memory is short): let it run with the others."""
