@@ -41,11 +41,13 @@ class GrammarProcess:
         """A verdict, or the typed error of a rejected grammar."""
         future: Future[Verdict] = Future()
         try:
-            life = self._living()
-            life.ask(next(self._numbers), grammar, future)
+            for _ in range(2):  # a process may have died since the last grammar
+                if self._living().ask(next(self._numbers), grammar, future):
+                    return future
+            raise BrokenPipeError("it ends at once")
         except OSError as error:
             future.set_exception(CapacityError(f"the grammar compiler is not available: {error}"))
-        return future
+            return future
 
     def close(self) -> None:
         with self._lock:
@@ -77,31 +79,34 @@ class _GrammarProcess:
         self.over = False
         self._lock = threading.Lock()
         self._open: dict[int, Future[Verdict]] = {}
-        self._send(msgspec.msgpack.encode(words))
+        self._write(msgspec.msgpack.encode(words))
         threading.Thread(target=self._read, name="stretto-grammar-verdicts", daemon=True).start()
 
-    def ask(self, number: int, grammar: str, future: Future[Verdict]) -> None:
+    def ask(self, number: int, grammar: str, future: Future[Verdict]) -> bool:
+        """False if the process has ended and has not got the grammar; then it is over."""
         with self._lock:
+            try:
+                if not self.over:
+                    self._write(msgspec.msgpack.encode(Ask(id=number, grammar=grammar)))
+                    self._open[number] = future
+            except (OSError, ValueError):  # ValueError: its pipe was closed here
+                self.over = True
             if self.over:
-                raise BrokenPipeError("it has just ended")
-            self._open[number] = future
+                return False
         future.add_done_callback(lambda done: self._cancel(number) if done.cancelled() else None)
-        self._send(msgspec.msgpack.encode(Ask(id=number, grammar=grammar)))
+        return True
 
     def end(self) -> None:
         with contextlib.suppress(OSError):
             self._pipe(self.process.stdin).close()
 
     def _cancel(self, number: int) -> None:
-        with self._lock:
-            known = self._open.pop(number, None)
-        if known is not None:
-            with contextlib.suppress(OSError):
-                self._send(msgspec.msgpack.encode(Ask(id=number)))
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            if self._open.pop(number, None) is not None:
+                self._write(msgspec.msgpack.encode(Ask(id=number)))
 
-    def _send(self, body: bytes) -> None:
-        with self._lock:
-            write_frame(self._pipe(self.process.stdin).fileno(), body)
+    def _write(self, body: bytes) -> None:
+        write_frame(self._pipe(self.process.stdin).fileno(), body)
 
     def _read(self) -> None:
         """Read verdicts until the process ends. Trials pending then fail with a retryable error."""

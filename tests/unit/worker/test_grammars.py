@@ -17,7 +17,7 @@ from stretto.errors import GrammarTooComplexError, InvalidGrammarError
 from stretto.text import grammar, grammar_factory
 from stretto.text.grammar import build_ll_tokenizer
 from stretto.text.grammar_factory import GrammarFactory
-from stretto.worker.grammar_server import WALL_S, Words
+from stretto.worker.grammar_server import WALL_S, Words, read_frame
 from stretto.worker.grammars import Grammars, Leaving, byte_words
 
 SMALL = grammar.from_json_schema({"type": "object", "properties": {"a": {"type": "string"}}})
@@ -123,6 +123,32 @@ def test_a_compiler_that_was_killed_is_started_anew(grammars):
     os.kill(before, signal.SIGKILL)
     assert grammars.check(chain(3)) is not None
     assert grammars.process_id != before
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_compiler_is_replaced_even_if_its_end_was_not_read_yet(monkeypatch):
+    """The writer may meet the broken pipe before the reader sees the end of the output."""
+    seen = threading.Event()
+
+    def read(descriptor):
+        frame = read_frame(descriptor)
+        if frame is None:
+            seen.wait(30)
+        return frame
+
+    monkeypatch.setattr("stretto.worker.grammar_process.read_frame", read)
+    made = Grammars(byte_words)
+    try:
+        made.check(SMALL)
+        before = made.process_id
+        os.kill(before, signal.SIGKILL)
+        os.waitid(os.P_PID, before, os.WEXITED | os.WNOWAIT)
+        made.check(chain(3))
+        assert made.known(chain(3), "")
+        assert made.process_id != before
+    finally:
+        seen.set()
+        made.close()
 
 
 def test_closing_leaves_no_process():
