@@ -74,7 +74,7 @@ class Tally:
     identical: int = 0
     tolerated: int = 0
     wrong: list[str] = field(default_factory=list)
-    parks: int = 0
+    preemptions: int = 0
     seconds: float = 0.0
 
     @property
@@ -93,7 +93,7 @@ def settings(*, full: bool) -> Iterator[tuple[str, dict[str, object]]]:
         )
     yield "speculation", {"n_seq_max": 8, "cache": "prefix", "speculation": "ngram"}
     yield "preemption forced", {"n_seq_max": 2, "cache": "incremental", "cache_slot_timeout": 0.05}
-    yield "turns of four tokens", {"n_seq_max": 4, "slice_tokens": 4, "queue_depth": 16}
+    yield "time slices of four tokens", {"n_seq_max": 4, "slice_tokens": 4, "queue_depth": 16}
     yield from choices_of_auto()
 
 
@@ -161,12 +161,12 @@ def run(count: int, *, full: bool, path: Path, share: int = 0, of: int = 1) -> l
                 tally = Tally(f"{name}, {state}")
                 for prompt, want, answer in zip(prompts, expected, answers, strict=True):
                     compare(tally, loop, prompt, want, list(answer.tokens))
-                    tally.parks += answer.parks
+                    tally.preemptions += answer.preemptions
                 tally.seconds = time.monotonic() - started
                 tallies.append(tally)
                 print(
                     f"{tally.setting}: {tally.identical} identical, {tally.tolerated} within {TOLERANCE}, "
-                    f"{len(tally.wrong)} wrong, {tally.parks} parks, {tally.seconds:.1f} s",
+                    f"{len(tally.wrong)} wrong, {tally.preemptions} preemptions, {tally.seconds:.1f} s",
                     flush=True,
                 )
     for loop in loops.values():
@@ -213,7 +213,7 @@ def main() -> int:
                 "identical": t.identical,
                 "tolerated": t.tolerated,
                 "wrong": t.wrong,
-                "parks": t.parks,
+                "preemptions": t.preemptions,
             }
             for t in tallies
         ]

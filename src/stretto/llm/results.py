@@ -39,7 +39,7 @@ class Completion:
     finish_reason: str
     usage: Usage
     timing: Timing
-    parks: int = 0
+    preemptions: int = 0
     logprobs: tuple[object, ...] = ()
     index: int = 0
     error: StrettoError | None = None
@@ -66,7 +66,7 @@ def assemble(deltas: Sequence[TextDelta], index: int = 0) -> Completion:
             terminal.accepted_drafts,
         ),
         timing=Timing(terminal.queue_wait_s, terminal.ttft_s, terminal.duration_s),
-        parks=terminal.preemptions,
+        preemptions=terminal.preemptions,
         logprobs=tuple(delta.extras for delta in deltas if delta.extras is not None),
         index=index,
         error=error_of(terminal),

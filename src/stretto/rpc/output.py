@@ -57,7 +57,7 @@ class TimingMessage(Message):
     queue_wait_s: float = 0.0
     ttft_s: float | None = None
     duration_s: float = 0.0
-    parks: int = 0
+    preemptions: int = 0
     admitted: bool = True
 
 

@@ -154,7 +154,7 @@ def _terminal(end: StreamEnd) -> Terminal:
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
         generated_tokens=usage.completion_tokens,
-        preemptions=timing.parks,
+        preemptions=timing.preemptions,
         duration_s=timing.duration_s,
         queue_wait_s=timing.queue_wait_s,
         ttft_s=timing.ttft_s,

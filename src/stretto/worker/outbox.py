@@ -262,7 +262,7 @@ def stream_end(stream_id: str, delta: TextDelta, terminal: Terminal, waited_s: f
             queue_wait_s=terminal.queue_wait_s + waited_s,
             ttft_s=ttft_s,
             duration_s=terminal.duration_s + waited_s,
-            parks=terminal.preemptions,
+            preemptions=terminal.preemptions,
             admitted=terminal.admitted,
         ),
     )

@@ -28,7 +28,7 @@ class ModelCounters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
-    parks: int = 0
+    preemptions: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
 
 

@@ -48,7 +48,7 @@ class _Marks(NamedTuple):
     admitted_s: float | None
     first_s: float | None
     usage: UsageMessage
-    parks: int
+    preemptions: int
 
 
 class InstrumentedStream:
@@ -182,7 +182,9 @@ class InstrumentedStream:
         admitted_s = None
         if timing.admitted or first_s is not None:
             admitted_s = min(self._started_s + timing.queue_wait_s, now_s if first_s is None else first_s)
-        return _Marks(admitted_s, first_s, end.usage if end is not None else UsageMessage(), timing.parks)
+        return _Marks(
+            admitted_s, first_s, end.usage if end is not None else UsageMessage(), timing.preemptions
+        )
 
     def _count(self, outcome: str, marks: _Marks, now_s: float) -> None:
         record, usage = self._record, marks.usage
@@ -199,7 +201,7 @@ class InstrumentedStream:
             counters.request_time.observe(now_s - record.arrived_s)
             counters.prompt_tokens += usage.prompt_tokens
             counters.cached_tokens += usage.cached_tokens
-            counters.parks += marks.parks
+            counters.preemptions += marks.preemptions
             prefill_s = (now_s if marks.first_s is None else marks.first_s) - marks.admitted_s
         record.stream_id = record.stream_id or self.stream_id
         record.prompt_tokens += usage.prompt_tokens

@@ -21,7 +21,7 @@ from stretto.telemetry.histogram import Histogram
 
 ANSWER_S = 0.5
 LOOK_AGAIN_S = 0.02
-_SUMS = ("prompt_tokens", "cached_tokens", "generated_tokens", "parks")
+_SUMS = ("prompt_tokens", "cached_tokens", "generated_tokens", "preemptions")
 _HISTOGRAMS = ("queue_wait", "queue_wait_in_vain", "first_token", "inter_token", "request_time")
 
 
