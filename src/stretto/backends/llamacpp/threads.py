@@ -63,10 +63,11 @@ class ThreadGovernor:
         self._pressures.close()
 
     def _lowered(self, seen: Pressure) -> int:
+        """As many threads as there are processors for; short bursts of other work leave enough of them."""
         if self.count == 1 or seen.waited_s < WAITED_SHARE * min(self._computing_s, seen.wall_s):
             return self.count
         fewest = min(2, self.count) if self._crowded(seen) else 1
-        return max(fewest, min(self.count - 1, round(seen.free_cores)))
+        return max(fewest, min(self.count, round(seen.free_cores)))
 
     def _raised(self, seen: Pressure) -> int:
         if self.count == 1 and self._crowded(seen):

@@ -84,6 +84,16 @@ def test_clients_and_server_on_the_same_cores_take_no_thread() -> None:
     assert serving.run(2) == [1, 2]
 
 
+def test_a_burst_of_requests_takes_no_thread_while_processors_are_free_enough() -> None:
+    """Eight requests at once: threads waited for half of 100 ms, the others computed for 30 ms of it."""
+
+    class Bursts(Machine):
+        def since(self, *, computing_s: float) -> Pressure:
+            return Pressure(wall_s=computing_s, waited_s=0.6 * computing_s, free_cores=1.66)
+
+    assert Serving(2, Bursts).run(5) == [2]
+
+
 def test_several_busy_processes_take_as_many_threads_in_one_step() -> None:
     serving = Serving(8)
     serving.machine.others = 5.0
