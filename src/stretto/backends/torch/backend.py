@@ -12,7 +12,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -21,12 +21,15 @@ from stretto.backends.adapters import AdapterSource
 from stretto.backends.torch.adapters import TorchAdapters
 from stretto.backends.torch.bound_requests import DeviceRequest, DeviceRequests, MakeGrammars, accepted
 from stretto.backends.torch.compile_count import COMPILES
+from stretto.backends.torch.flight import Flight
 from stretto.backends.torch.graphs import Graphs, Recorded
-from stretto.backends.torch.measuring import MeasuredRows, MeasuredShare, columns, scores
+from stretto.backends.torch.measuring import MeasuredShare, columns, logprobs_of, scores
 from stretto.backends.torch.models import CausalModel
 from stretto.backends.torch.ops import KvScales, SampledTokens, SamplingTable
+from stretto.backends.torch.parallel.followers import Followers
 from stretto.backends.torch.pool import KvPool
-from stretto.backends.torch.runner import Ragged, Runner
+from stretto.backends.torch.ragged import Ragged
+from stretto.backends.torch.runner import Runner
 from stretto.backends.torch.staging import Staging, Stopwatch, to_host
 from stretto.backends.torch.tables import Tables
 from stretto.backends.torch.warm_up import LateWork, Progress, warm_up
@@ -43,25 +46,19 @@ OUTPUTS_PER_SLOT = 8
 STAGING_INTS = 1 << 18
 
 
-@dataclass(slots=True)
-class Flight:
-    """A launched tick, and where its tokens will be."""
-
-    tick: Tick
-    outcome: Outcome
-    watch: Stopwatch | None = None
-    sampled: SampledTokens | None = None
-    special: dict[int, DeviceRequest] = field(default_factory=dict)  # requests with host work, by slot
-    on_host: dict[int, list[int]] = field(default_factory=dict)  # slot -> tokens chosen on the host
-    logprobs: bool = False
-    shares: list[MeasuredShare] = field(default_factory=list)  # spans with rows that are measured
-    measured: MeasuredRows | None = None
-
-
 def _with_index(device: torch.device) -> torch.device:
     """`cuda` is the current device, by its number."""
     unnumbered = device.type == "cuda" and device.index is None
     return torch.device("cuda", torch.cuda.current_device()) if unnumbered else device
+
+
+def _recorded(
+    graphs: bool | Recorded | None, device: torch.device, followers: Followers | None
+) -> Recorded | None:
+    """With several ranks there are no graphs: passes run as they are sent to the others."""
+    if graphs is not None and not isinstance(graphs, bool):
+        return graphs
+    return Graphs(device) if device.type == "cuda" and graphs is not False and followers is None else None
 
 
 class TorchBackend:
@@ -83,10 +80,11 @@ class TorchBackend:
         suppressed: frozenset[int] = frozenset(),
         make_grammars: MakeGrammars | None = None,
         on_close: Callable[[], None] | None = None,
+        followers: Followers | None = None,
     ) -> None:
         shape, device = model.shape, _with_index(model.place.device)
         on_cuda = device.type == "cuda"
-        self.model, self._device, self._on_close = model, device, on_close
+        self.model, self._device, self._on_close, self.followers = model, device, on_close, followers
         with torch.inference_mode():
             self.pool = KvPool(shape, model.place, pages=pages, page_tokens=page_tokens, scales=kv_scales)
             staging = Staging(device, STAGING_INTS)
@@ -101,9 +99,10 @@ class TorchBackend:
             table = SamplingTable.allocate(
                 slots + 1, vocab=shape.vocab, context_max=window + 1, device=device
             )
-            if graphs is None or isinstance(graphs, bool):
-                graphs = Graphs(device) if on_cuda and graphs is not False else None
-            self.runner = Runner(model, self.pool, self._tables, table, staging, graphs=graphs)
+            recorded = _recorded(graphs, device, followers)
+            self.runner = Runner(
+                model, self.pool, self._tables, table, staging, graphs=recorded, followers=followers
+            )
         self._requests = DeviceRequests(
             table, vocab=shape.vocab, eos=eos, suppressed=suppressed, make_grammars=make_grammars
         )
@@ -159,6 +158,8 @@ class TorchBackend:
         for binding in tick.bind:
             self._requests.bind(binding)
         self._tables.update(tick.tables, tick.bind)
+        if self.followers:
+            self.followers.tables(tick.tables)
         if self.adapters:
             self.adapters.update(tick.unbind, tick.bind)
         flight = Flight(tick, Outcome(tick.id, ran=False))
@@ -203,6 +204,8 @@ class TorchBackend:
     def close(self) -> None:
         self._flights.clear()
         self.adapters = None
+        if self.followers:
+            self.followers.close()
         if not hasattr(self, "runner"):
             return
         del (
@@ -226,6 +229,8 @@ class TorchBackend:
         if not (0 <= op.sequence < self.pool.pages and 0 <= op.other < self.pool.pages):
             raise InvariantError("a copy of a page that does not exist")
         self.pool.copy_page(op.other, op.sequence, op.length)
+        if self.followers:
+            self.followers.copy(op.other, op.sequence, op.length)
         return OpResult(ok=True, bytes=op.length * self.pool.bytes_per_token)
 
     # --- rows ------------------------------------------------------------------------------------
@@ -255,6 +260,8 @@ class TorchBackend:
             flight.outcome.ran = True
 
     def _fail(self, flight: Flight, failure: PassFailure, error: Exception) -> None:
+        if self.followers:
+            raise self.followers.failed(error) from error
         self._broken, self.last_error = True, error
         log.warning("a pass of %d rows failed: %s", flight.tick.rows, failure.value, exc_info=error)
         flight.outcome.failure = failure
@@ -365,7 +372,9 @@ class TorchBackend:
             outcome.counts[span] = len(tokens)
             outcome.tokens.extend(tokens)
             if flight.logprobs and slot in self._requests and slot not in flight.on_host:
-                self._add_logprobs(flight, slot, row - outputs, len(tokens))
+                wanted = self._requests[slot].params.logprobs
+                if found := logprobs_of(flight.sampled, wanted, row - outputs, len(tokens)):
+                    outcome.extras[slot] = found
 
     def _host_checked(self, flight: Flight, span: int, bound: DeviceRequest, tokens: list[int]) -> list[int]:
         tick = flight.tick
@@ -377,22 +386,6 @@ class TorchBackend:
         index = tick.starts[span] + tick.counts[span] - tick.outputs[span] + 1 - bound.prompt
         bound.take(index, tokens)
         return tokens
-
-    def _add_logprobs(self, flight: Flight, slot: int, row: int, count: int) -> None:
-        from stretto.backends.sampling.logprobs import TokenLogprobs
-
-        sampled, wanted = flight.sampled, self._requests[slot].params.logprobs
-        assert sampled is not None
-        if wanted < 0 or sampled.logprobs is None:
-            return
-        found: list[TokenLogprobs] = []
-        for at in range(row, row + count):
-            top: tuple[tuple[int, ...], tuple[float, ...]] = ((), ())
-            if wanted and sampled.top_ids is not None and sampled.top_logprobs is not None:
-                ids, values = sampled.top_ids[at, :wanted], sampled.top_logprobs[at, :wanted]
-                top = (tuple(ids.tolist()), tuple(values.tolist()))
-            found.append(TokenLogprobs(float(sampled.logprobs[at]), *top))
-        flight.outcome.extras[slot] = found
 
 
 def _ints(column: array[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

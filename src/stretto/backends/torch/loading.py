@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,11 @@ from stretto.backends.torch.gguf_tokenizer import gguf_tokenizer
 from stretto.backends.torch.graphs import Recorded
 from stretto.backends.torch.kv_scales import measure_scales
 from stretto.backends.torch.models import CausalModel, Placement, build
+from stretto.backends.torch.parallel import messages
+from stretto.backends.torch.parallel.checks import check_supported, rank_devices
+from stretto.backends.torch.parallel.followers import Followers, OnLost
+from stretto.backends.torch.parallel.group import RankGroup
+from stretto.backends.torch.parallel.shard import PartSource, ShardedSource, shard_shape
 from stretto.backends.torch.pool import PAGE_TOKENS, pages_that_fit
 from stretto.backends.torch.tokenizer import HfTokenizer, read_template, read_tokenizer
 from stretto.backends.torch.weights import DummySource, SafetensorsSource, WeightSource
@@ -50,6 +55,9 @@ class TorchOptions:
     page_tokens: int = PAGE_TOKENS
     pages: int = 0
     device: str = "auto"
+    tensor_parallel: int = 1  # ranks, each a process
+    rank_devices: tuple[str, ...] = ()  # default: the first GPUs, else the CPU
+    on_lost: OnLost | None = None  # told why, when a rank has ended; default: the model fails
     dtype: str = "auto"
     kv_dtype: str = "auto"
     quantization: str = "auto"
@@ -91,9 +99,10 @@ def open_model(
     """A folder, a GGUF file, or just a shape (then with random weights). Ready for its first tick."""
     seconds: dict[str, float] = {}
     clock = _Clock(seconds)
-    device = choose_device(options.device)
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    devices = _devices(options)
+    device = devices[0]
+    if threads := _threads(options, device):
+        torch.set_num_threads(threads)
     with clock("device"):
         torch.empty(1, device=device)
     use_kernel_cache(options.kernel_cache, device)
@@ -101,23 +110,111 @@ def open_model(
     window = min(options.window or WINDOW_AUTO, shape.context_max)
     with clock("tokenizer"):
         tokenizer, template = _text(source, weights, shape)
+    followers = _start_followers(source, shape, place, devices, window, options)
     warming = options.warm_up and (device.type == "cuda" or bool(options.graphs))
     half = 0.5 if warming else 1.0  # of the progress bar
-    with clock("weights"), torch.inference_mode():
-        model = build(weights, shape, place, window=window, progress=_stage(progress, "loading", 0.0, half))
-        _check_all_read(weights)
-        weights.close()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
     grammars = LazyGrammarFactory(tokenizer) if tokenizer is not None else None
-    with COMPILES.preparing():
-        with clock("pool"):
-            eos = tokenizer.eos if tokenizer is not None else shape.eos
-            backend = _backend(model, window, options, eos=eos, grammars=grammars)
-        if warming:
-            with clock("warm-up"):
-                backend.warm_up(_stage(progress, "compiling", half, 1.0))
+    try:
+        with clock("weights"), torch.inference_mode():
+            report = _stage(progress, "loading", 0.0, half)
+            group = followers.group if followers is not None else None
+            model = _build(weights, shape, place, group, window=window, progress=report)
+            _check_all_read(weights)
+            weights.close()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        with COMPILES.preparing():
+            with clock("pool"):
+                eos = tokenizer.eos if tokenizer is not None else shape.eos
+                backend = _backend(model, window, options, eos=eos, grammars=grammars, followers=followers)
+            if warming:
+                with clock("warm-up"):
+                    backend.warm_up(_stage(progress, "compiling", half, 1.0))
+    except BaseException:
+        if followers is not None:
+            followers.close()
+        raise
     return Opened(backend, shape, tokenizer, template, seconds, grammars)
+
+
+# --- several ranks -------------------------------------------------------------------------------
+
+
+def _devices(options: TorchOptions) -> list[torch.device]:
+    if options.tensor_parallel > 1:
+        return rank_devices(options.rank_devices, options.tensor_parallel)
+    return [choose_device(options.device)]
+
+
+def _threads(options: TorchOptions, device: torch.device) -> int:
+    """Ranks on one CPU share its threads. 0: as torch chose."""
+    if options.tensor_parallel == 1 or device.type != "cpu":
+        return options.threads
+    return max(1, (options.threads or torch.get_num_threads()) // options.tensor_parallel)
+
+
+def _start_followers(
+    source: Path | TransformerShape,
+    shape: TransformerShape,
+    place: Placement,
+    devices: list[torch.device],
+    window: int,
+    options: TorchOptions,
+) -> Followers | None:
+    """They load their parts while this process loads its own."""
+    ranks = options.tensor_parallel
+    if ranks == 1:
+        return None
+    adapters = bool(options.adapters)
+    check_supported(source, shape, fp8=place.fp8, kv_dtype=options.kv_dtype, adapters=adapters)
+    shard_shape(shape, ranks)  # raises where it cannot be divided
+    followers = Followers(RankGroup(0, ranks, devices[0]), on_lost=options.on_lost)
+    setups = [
+        messages.Setup(
+            path=str(source),
+            rank=rank,
+            ranks=ranks,
+            device=str(devices[rank]),
+            dtype=str(place.dtype).removeprefix("torch."),
+            load_format=options.load_format,
+            slots=options.slots,
+            window=window,
+            rows_max=options.rows_max,
+            page_tokens=options.page_tokens,
+            threads=_threads(options, devices[rank]) or torch.get_num_threads(),
+            kernel_cache=str(options.kernel_cache or ""),
+            meeting=str(followers.meeting),
+        )
+        for rank in range(1, ranks)
+    ]
+    followers.load(setups)
+    return followers
+
+
+def build_part(setup: messages.Setup, group: RankGroup) -> CausalModel:
+    """A follower's part of the model."""
+    options = TorchOptions(dtype=setup.dtype, load_format=setup.load_format)
+    shape, weights, place = _weights(Path(setup.path), group.device, options)
+    model = _build(weights, shape, place, group, window=setup.window)
+    weights.close()
+    return model
+
+
+def _build(
+    weights: PartSource | GgufSource,
+    shape: TransformerShape,
+    place: Placement,
+    group: RankGroup | None,
+    *,
+    window: int,
+    progress: Callable[[float], None] | None = None,
+) -> CausalModel:
+    if group is None:
+        return build(weights, shape, place, window=window, progress=progress)
+    assert not isinstance(weights, GgufSource)
+    own = ShardedSource(weights, shape, rank=group.rank, ranks=group.count)
+    part = shard_shape(shape, group.count)
+    return build(own, part, replace(place, ranks=group), window=window, progress=progress)
 
 
 def _stage(progress: Progress | None, name: str, begin: float, end: float) -> Callable[[float], None] | None:
@@ -132,6 +229,7 @@ def _backend(
     *,
     eos: frozenset[int],
     grammars: LazyGrammarFactory | None,
+    followers: Followers | None = None,
 ) -> TorchBackend:
     small = options.kv_dtype == "fp8"
     pages = options.pages or pages_that_fit(
@@ -143,6 +241,8 @@ def _backend(
         page_tokens=options.page_tokens,
         kv_item_bytes=1 if small else 0,
     )
+    if followers is not None:
+        pages = followers.begin(pages)
     backend = TorchBackend(
         model,
         slots=options.slots,
@@ -155,6 +255,7 @@ def _backend(
         graphs=options.graphs,
         eos=eos,
         make_grammars=grammars,
+        followers=followers,
     )
     if options.adapters:
         backend.add_adapters(options.adapters, loaded_max=options.adapters_loaded_max)
@@ -177,7 +278,7 @@ def choose_device(name: str) -> torch.device:
 
 def _weights(
     source: Path | TransformerShape, device: torch.device, options: TorchOptions
-) -> tuple[TransformerShape, WeightSource, Placement]:
+) -> tuple[TransformerShape, PartSource | GgufSource, Placement]:
     """Half precision is slow and inaccurate on CPUs: there the default is float32."""
     gguf = GgufSource(source) if isinstance(source, Path) and source.suffix == ".gguf" else None
     if isinstance(source, TransformerShape):

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompt tokens, from the unmodified logits in float32.
+"""Log-probabilities: of prompt tokens, from the unmodified logits in float32, and of sampled tokens.
 
 Few rows at a time (`Capabilities.measured_max`), so that the float32 copy stays small. Kept on the device
 until the tick is collected.
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from stretto.backends.torch.ops import SampledTokens
 from stretto.backends.torch.sampling_table import TOP_LOGPROBS_MAX
 from stretto.backends.torch.staging import Ints, to_host
 from stretto.core.request import Request
@@ -77,3 +78,19 @@ def scores(shares: list[MeasuredShare], found: MeasuredRows) -> dict[int, Prompt
         made[share.slot] = PromptScores(share.start + 1, measured)
         at += share.rows
     return made
+
+
+def logprobs_of(sampled: SampledTokens | None, wanted: int, row: int, count: int) -> list[object]:
+    """Of sampled tokens: `count` rows from `row` on, each with the `wanted` best. Empty if not wanted."""
+    from stretto.backends.sampling.logprobs import TokenLogprobs
+
+    if wanted < 0 or sampled is None or sampled.logprobs is None:
+        return []
+    found: list[object] = []
+    for at in range(row, row + count):
+        top: tuple[tuple[int, ...], tuple[float, ...]] = ((), ())
+        if wanted and sampled.top_ids is not None and sampled.top_logprobs is not None:
+            ids, values = sampled.top_ids[at, :wanted], sampled.top_logprobs[at, :wanted]
+            top = (tuple(ids.tolist()), tuple(values.tolist()))
+        found.append(TokenLogprobs(float(sampled.logprobs[at]), *top))
+    return found

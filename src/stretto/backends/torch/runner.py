@@ -8,41 +8,22 @@ overhead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import torch
 
 from stretto.backends.torch import ops
 from stretto.backends.torch.graphs import Recorded, buckets_up_to
-from stretto.backends.torch.inputs import decode_inputs, keep_last
+from stretto.backends.torch.inputs import DecodeInputs, decode_inputs, keep_last
 from stretto.backends.torch.measuring import MeasuredRows, measure
 from stretto.backends.torch.models import CausalModel, Step
 from stretto.backends.torch.modes import prepared_mode
 from stretto.backends.torch.ops import SampledTokens, SamplingMode, SamplingTable
+from stretto.backends.torch.parallel.followers import Followers
 from stretto.backends.torch.pdl_mode import pdl_for
 from stretto.backends.torch.pool import KvPool
-from stretto.backends.torch.staging import Ints, Staging
+from stretto.backends.torch.ragged import Ragged, ragged_inputs
+from stretto.backends.torch.staging import Staging
 from stretto.backends.torch.tables import Tables
-
-NO_ROWS: Ints = np.zeros(0, dtype=np.int32)
-
-
-@dataclass(slots=True)
-class Ragged:
-    """A batch in host columns: spans (slots, starts, counts), the tokens of their rows, and output rows."""
-
-    slots: Ints
-    starts: Ints
-    counts: Ints
-    outputs: Ints  # per span: number of its last rows that are outputs
-    tokens: Ints
-    measured: Ints = field(default_factory=lambda: NO_ROWS)  # flat rows whose logits are scored, not sampled
-    followers: Ints = field(default_factory=lambda: NO_ROWS)  # the token after each of them
-
-    @property
-    def is_decode(self) -> bool:
-        return len(self.tokens) == len(self.slots) and bool((self.outputs == 1).all())
 
 
 class Runner:
@@ -55,6 +36,7 @@ class Runner:
         staging: Staging,
         *,
         graphs: Recorded | None,
+        followers: Followers | None = None,
     ) -> None:
         self.model = model
         self._pool = pool
@@ -67,6 +49,7 @@ class Runner:
         self._inputs = torch.zeros(3 * most, dtype=torch.int32, device=self.device)
         self._steps = torch.arange(most + 1, dtype=torch.int32, device=self.device)
         self._graphs = graphs
+        self._followers = followers
         self.captures = 0
         self.adapter_scales: torch.Tensor | None = None  # [slots + 1, adapters], where the model has some
         self._sealed = False
@@ -85,6 +68,8 @@ class Runner:
         pad = np.full(bucket - count, -1, dtype=np.int32)
         slots = np.concatenate([batch.slots, np.full(bucket - count, self.padding_slot, dtype=np.int32)])
         inputs.copy_(self._staging.pack(slots, batch.starts, pad, batch.tokens, pad), non_blocking=True)
+        if self._followers is not None:
+            self._followers.send(slots, np.concatenate([batch.starts, pad]))
         if graph is None:
             return self._decode(bucket, mode, adapted=adapted)
         return graph.replay((bucket, mode, adapted))
@@ -109,6 +94,10 @@ class Runner:
         return self._buckets
 
     @property
+    def is_parallel(self) -> bool:
+        return self._followers is not None
+
+    @property
     def padding_slot(self) -> int:
         return self._tables.slots
 
@@ -130,6 +119,9 @@ class Runner:
         for adapted in (False,) if self.adapter_scales is None else (False, True):
             if self._graph(bucket, mode, adapted=adapted) is None:
                 self._set_padding(bucket)
+                if self._followers is not None:
+                    unused = np.full((2, bucket), -1, dtype=np.int32)
+                    self._followers.send(unused[0] + 1 + self.padding_slot, unused[1])
                 self._decode(bucket, mode, adapted=adapted)
 
     def seal(self) -> None:
@@ -157,16 +149,8 @@ class Runner:
 
     def _decode(self, bucket: int, mode: SamplingMode, *, adapted: bool = False) -> SampledTokens:
         found = decode_inputs(self._inputs[: 3 * bucket].view(3, bucket), self._tables)
-        step = Step(
-            positions=found.positions,
-            slot_mapping=found.slot_mapping,
-            block_tables=found.block_tables,
-            query_starts=self._steps[: bucket + 1],
-            context_lens=found.context_lens,
-            max_query=1,
-            decode_only=True,
-            adapter_scales=self._scales(found.slots, adapted=adapted),
-        )
+        step = decode_step(found, self._steps[: bucket + 1])
+        step.adapter_scales = self._scales(found.slots, adapted=adapted)
         with pdl_for(bucket, self.model.shape.hidden):
             logits = self.model.logits(found.tokens, step, self._pool.layers)
         return self._sample(logits, found.slots, found.output_index, found.context_lens, mode)
@@ -177,38 +161,20 @@ class Runner:
         self, batch: Ragged, mode: SamplingMode, *, adapted: bool = False
     ) -> tuple[SampledTokens | None, torch.Tensor | None, MeasuredRows | None]:
         """Any spans. Returns the sampled tokens of all output rows, their logits, and prompt scores."""
-        spans = np.repeat(np.arange(len(batch.slots), dtype=np.int32), batch.counts)
-        ends = np.cumsum(batch.counts, dtype=np.int32)
-        positions = np.arange(len(spans), dtype=np.int32) + (batch.starts - (ends - batch.counts))[spans]
-        outputs = output_rows(ends, batch.outputs)
-        sent = self._staging.send(
-            batch.tokens, batch.slots[spans], positions, batch.slots,
-            np.concatenate([np.zeros(1, dtype=np.int32), ends]), batch.starts + batch.counts, outputs,
-            batch.measured, batch.followers,
-        )  # fmt: skip
-        tokens, row_slots, places, slots, query_starts, lengths, output_at, measured_at, followers = sent
-        tables = self._tables
-        known = torch.where(tokens >= 0, tokens, tables.last_tokens[row_slots.long()])
-        own = tables.block_tables.index_select(0, slots)
-        step = Step(
-            positions=places,
-            slot_mapping=tables.mapping(row_slots.long(), places),
-            block_tables=own,
-            query_starts=query_starts,
-            context_lens=lengths,
-            max_query=int(batch.counts.max()),
-            decode_only=False,
-            adapter_scales=self._scales(row_slots, adapted=adapted),
-        )
-        wanted = torch.cat([output_at, measured_at]) if len(batch.measured) else output_at
-        logits = self.model.logits(known, step, self._pool.layers, wanted)
-        measured = measure(logits[len(outputs) :], followers) if len(batch.measured) else None
-        if not len(outputs):
+        found = ragged_inputs(batch, self._tables, self._staging)
+        found.step.adapter_scales = self._scales(found.row_slots, adapted=adapted)
+        if self._followers is not None:
+            self._followers.send(batch.slots, batch.starts, batch.counts)
+        output_at, outputs = found.output_at, len(found.output_at)
+        wanted = torch.cat([output_at, found.measured_at]) if len(batch.measured) else output_at
+        logits = self.model.logits(found.tokens, found.step, self._pool.layers, wanted)
+        measured = measure(logits[outputs:], found.followers) if len(batch.measured) else None
+        if not outputs:
             return None, None, measured
-        logits = logits[: len(outputs)]
-        rows = row_slots.index_select(0, output_at).long()
-        lengths = places.index_select(0, output_at) + 1
-        index = lengths - tables.prompt_lens[rows]
+        logits = logits[:outputs]
+        rows = found.row_slots.index_select(0, output_at).long()
+        lengths = found.places.index_select(0, output_at) + 1
+        index = lengths - self._tables.prompt_lens[rows]
         sampled = self._sample(logits, rows, index, lengths, self._mode(mode))
         return sampled, logits, measured
 
@@ -232,8 +198,14 @@ class Runner:
         self._tables.last_tokens[slot] = token
 
 
-def output_rows(ends: Ints, outputs: Ints) -> Ints:
-    """The flat output rows: the last `outputs` of each span."""
-    total = np.cumsum(outputs, dtype=np.int32)
-    first = np.repeat(ends - total, outputs)
-    return first + np.arange(len(first), dtype=np.int32)
+def decode_step(found: DecodeInputs, query_starts: torch.Tensor) -> Step:
+    """One row per span."""
+    return Step(
+        positions=found.positions,
+        slot_mapping=found.slot_mapping,
+        block_tables=found.block_tables,
+        query_starts=query_starts,
+        context_lens=found.context_lens,
+        max_query=1,
+        decode_only=True,
+    )

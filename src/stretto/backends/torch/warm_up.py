@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from stretto.backends.torch.modes import PREPARED
-from stretto.backends.torch.runner import Ragged, Runner
+from stretto.backends.torch.ragged import Ragged
+from stretto.backends.torch.runner import Runner
 from stretto.backends.torch.staging import Ints
 
 log = logging.getLogger("stretto.runtime")
@@ -41,6 +42,8 @@ def warm_up(runner: Runner, *, rows_max: int, window: int, progress: Progress | 
         try:
             step()
         except Exception as error:
+            if runner.is_parallel:  # the ranks are out of step
+                raise
             log.warning("warm-up of %s failed: %s", name, error, exc_info=error)
         if progress is not None:
             progress((done + 1) / len(steps))

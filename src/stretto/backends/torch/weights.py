@@ -85,6 +85,20 @@ class SafetensorsSource:
         tensor = checked(tensor, name, shape)
         return tensor if tensor.dtype != torch.float8_e4m3fn else self._widened(tensor, name)
 
+    def read_part(
+        self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int
+    ) -> torch.Tensor:
+        """Only this part is read from the file. `shape` is that of the whole tensor."""
+        file = self._places.get(name)
+        if file is None:
+            raise ModelFileError(f"{self._folder} has no tensor {name}")
+        self._read.add(name)
+        whole = self._shard(file).get_slice(name)
+        if tuple(whole.get_shape()) != shape:
+            raise ModelFileError(f"the tensor {name} has the shape {tuple(whole.get_shape())}, not {shape}")
+        part: torch.Tensor = whole[start:stop] if dim == 0 else whole[:, start:stop]
+        return checked(part, name, tuple(part.shape))
+
     def _widened(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """FP8 in float32, by its scales: one, one for each row, or one for each block."""
         for other in (f"{name}_scale_inv", f"{name}_scale"):
@@ -130,6 +144,12 @@ class DummySource:
         generator.manual_seed(zlib.crc32(name.encode()) ^ self._seed)
         made = torch.empty(shape, dtype=self._dtype, device=self._device)
         return made.normal_(0.0, DUMMY_STD, generator=generator)
+
+    def read_part(
+        self, name: str, shape: tuple[int, ...], *, dim: int, start: int, stop: int
+    ) -> torch.Tensor:
+        """The whole is made first: each rank must get its part of the same numbers."""
+        return self.read(name, shape).narrow(dim, start, stop - start)
 
     def experts(self, prefix: str, projection: str, shape: tuple[int, int, int]) -> torch.Tensor:
         return self.read(f"{prefix}.{projection}", shape)

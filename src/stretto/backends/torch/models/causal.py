@@ -1,6 +1,7 @@
 """A causal language model: embedding, layers, norm, output matrix. Families differ in their layers.
 
-`hidden` computes all rows, `logits` only the output rows.
+`hidden` computes all rows, `logits` only the output rows. Of several ranks only rank 0 has the embedding and
+the output matrix.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class CausalModel:
     ) -> None:
         self.shape = shape
         self.place = place
-        self._embedding = _matrix(source, "model.embed_tokens.weight", shape, place)
+        self._leads = place.ranks is None or place.ranks.leads
+        embedding = _matrix(source, "model.embed_tokens.weight", shape, place) if self._leads else None
+        self._embedding = embedding
         self._layers: list[DecoderLayer] = []
         for index in range(shape.layers):
             self._layers.append(make_layer(source, f"model.layers.{index}", shape, place))
@@ -50,7 +53,8 @@ class CausalModel:
                 progress((index + 1) / shape.layers)
         self._norm = Norm(vector(source, "model.norm", shape.hidden, place), shape.norm_eps)
         # Never FP8: the head alone would raise SmolLM2's perplexity by a tenth.
-        self._head = self._embedding if shape.tied else _matrix(source, "lm_head.weight", shape, place)
+        untied = self._leads and not shape.tied
+        self._head = _matrix(source, "lm_head.weight", shape, place) if untied else embedding
         self._cos_sin = cos_sin_table(
             shape.rope, head_dim=shape.head_dim, positions=window, device=place.device
         )
@@ -63,17 +67,32 @@ class CausalModel:
         output_rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[outputs, vocab]; without `output_rows` every row is an output."""
-        x = functional.embedding(tokens, self._embedding)
-        residual: torch.Tensor | None = None
-        for layer, own in zip(self._layers, pages, strict=True):
-            x, residual = layer(x, residual, step, own, self._cos_sin)
+        x, residual = self.hidden(tokens, step, pages)
         if output_rows is not None and not output_rows.numel():
             return x.new_empty(0, self.shape.vocab)
         if output_rows is not None:
             x = x.index_select(0, output_rows)
             residual = None if residual is None else residual.index_select(0, output_rows)
         x, _ = self._norm(x, residual)
+        assert self._head is not None
         return ops.linear(x, self._head)
+
+    def hidden(
+        self, tokens: torch.Tensor, step: Step, pages: Sequence[LayerPages]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """All rows after the last layer, as a pair to be summed. Of several ranks, only rank 0 has tokens."""
+        ranks = self.place.ranks
+        if self._embedding is not None:
+            x = functional.embedding(tokens, self._embedding)
+        else:
+            size = (tokens.shape[0], self.shape.hidden)
+            x = torch.empty(size, dtype=self.place.dtype, device=self.place.device)
+        if ranks is not None:
+            x = ranks.broadcast(x)
+        residual: torch.Tensor | None = None
+        for layer, own in zip(self._layers, pages, strict=True):
+            x, residual = layer(x, residual, step, own, self._cos_sin)
+        return x, residual
 
     def add_adapters(self, *, count: int, rank: int) -> list[LowRank]:
         """Tables for so many adapters in every linear layer that they may change."""

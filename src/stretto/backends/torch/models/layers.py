@@ -15,6 +15,7 @@ import torch
 from stretto.backends.torch import ops
 from stretto.backends.torch.config import TransformerShape
 from stretto.backends.torch.models.low_rank import LowRank
+from stretto.backends.torch.parallel.group import RankGroup
 from stretto.backends.torch.weights import WeightSource
 
 FP8_MULTIPLE = 16  # of rows and columns
@@ -22,11 +23,15 @@ FP8_MULTIPLE = 16  # of rows and columns
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Device and type of weights. `fp8`: matrices of the layers are quantized when they are loaded."""
+    """Device and type of weights. `fp8`: matrices of the layers are quantized when they are loaded.
+
+    With `ranks` the shape of a layer is that of this rank's part.
+    """
 
     device: torch.device
     dtype: torch.dtype
     fp8: bool = False
+    ranks: RankGroup | None = None  # of which this process computes one part
 
 
 @dataclass(slots=True)
@@ -134,6 +139,19 @@ def vector(source: WeightSource, name: str, size: int, place: Placement) -> torc
     return copied(source, f"{name}.weight", (size,), place)
 
 
+def closing(
+    x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+    residual: torch.Tensor,
+    linear: Linear,
+    ranks: RankGroup | None,
+) -> Pair:
+    """The product that ends a block, plus the residual. Several ranks sum their parts of it first."""
+    if ranks is None:
+        return ops.linear_add(x, residual, linear.weight, linear.bias)
+    assert isinstance(x, torch.Tensor)
+    return ranks.sum(ops.linear(x, linear.weight, linear.bias)), residual
+
+
 class PagedAttention:
     """Grouped-query attention over pages. Writes K and V of its rows first, so a chunk attends to itself."""
 
@@ -146,6 +164,7 @@ class PagedAttention:
         self._output = Linear(source, output, q_rows, place, bias=shape.output_bias)
         self._q_norm = vector(source, f"{prefix}.q_norm", shape.head_dim, place) if shape.qk_norm else None
         self._k_norm = vector(source, f"{prefix}.k_norm", shape.head_dim, place) if shape.qk_norm else None
+        self._ranks = place.ranks
         self._eps = shape.norm_eps
         self._scale = shape.head_dim**-0.5
 
@@ -174,7 +193,7 @@ class PagedAttention:
             q_weight=self._q_norm, k_weight=self._k_norm, eps=self._eps, scales=pages.scales,
         )  # fmt: skip
         out = out.view(-1, heads * self._dim)
-        y, rest = ops.linear_add(out, total, self._output.weight, self._output.bias)
+        y, rest = closing(out, total, self._output, self._ranks)
         return (y if scales is None else y + self._output.low_rank(out, scales)), rest
 
     @property
@@ -191,6 +210,7 @@ class Mlp:
         self._gate_up = Linear(source, names, shape.hidden, place, bias=shape.mlp_bias)
         down = {f"{prefix}.down_proj": shape.hidden}
         self._down = Linear(source, down, inner, place, bias=shape.mlp_bias)
+        self._ranks = place.ranks
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -208,7 +228,7 @@ class Mlp:
         else:
             product, total = ops.norm_linear(x, residual, norm.gain, norm.eps, weight, bias)
             inner = ops.silu_mul(product)
-        return ops.linear_add(inner, total, self._down.weight, self._down.bias)
+        return closing(inner, total, self._down, self._ranks)
 
 
 class DecoderLayer:

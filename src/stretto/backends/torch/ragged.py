@@ -1,0 +1,74 @@
+"""A flat ragged batch: its host columns, and the device inputs of its pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from stretto.backends.torch.models import Step
+from stretto.backends.torch.staging import Ints, Staging
+from stretto.backends.torch.tables import Tables
+
+NO_ROWS: Ints = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(slots=True)
+class Ragged:
+    """A batch in host columns: spans (slots, starts, counts), the tokens of their rows, and output rows."""
+
+    slots: Ints
+    starts: Ints
+    counts: Ints
+    outputs: Ints  # per span: number of its last rows that are outputs
+    tokens: Ints
+    measured: Ints = field(default_factory=lambda: NO_ROWS)  # flat rows whose logits are scored, not sampled
+    followers: Ints = field(default_factory=lambda: NO_ROWS)  # the token after each of them
+
+    @property
+    def is_decode(self) -> bool:
+        return len(self.tokens) == len(self.slots) and bool((self.outputs == 1).all())
+
+
+class RaggedInputs(NamedTuple):
+    """On the device. `tokens` has pending tokens filled in."""
+
+    tokens: torch.Tensor
+    row_slots: torch.Tensor
+    places: torch.Tensor
+    output_at: torch.Tensor
+    measured_at: torch.Tensor
+    followers: torch.Tensor
+    step: Step
+
+
+def ragged_inputs(batch: Ragged, tables: Tables, staging: Staging) -> RaggedInputs:
+    spans = np.repeat(np.arange(len(batch.slots), dtype=np.int32), batch.counts)
+    ends = np.cumsum(batch.counts, dtype=np.int32)
+    positions = np.arange(len(spans), dtype=np.int32) + (batch.starts - (ends - batch.counts))[spans]
+    sent = staging.send(
+        batch.tokens, batch.slots[spans], positions, batch.slots,
+        np.concatenate([np.zeros(1, dtype=np.int32), ends]), batch.starts + batch.counts,
+        output_rows(ends, batch.outputs), batch.measured, batch.followers,
+    )  # fmt: skip
+    tokens, row_slots, places, slots, query_starts, lengths, output_at, measured_at, followers = sent
+    step = Step(
+        positions=places,
+        slot_mapping=tables.mapping(row_slots.long(), places),
+        block_tables=tables.block_tables.index_select(0, slots),
+        query_starts=query_starts,
+        context_lens=lengths,
+        max_query=int(batch.counts.max()),
+        decode_only=False,
+    )
+    known = torch.where(tokens >= 0, tokens, tables.last_tokens[row_slots.long()])
+    return RaggedInputs(known, row_slots, places, output_at, measured_at, followers, step)
+
+
+def output_rows(ends: Ints, outputs: Ints) -> Ints:
+    """The flat output rows: the last `outputs` of each span."""
+    total = np.cumsum(outputs, dtype=np.int32)
+    first = np.repeat(ends - total, outputs)
+    return first + np.arange(len(first), dtype=np.int32)
