@@ -145,6 +145,8 @@ class ModelSettings(BaseModel):
     the model's files are FP8. none widens such files to dtype."""
     page_tokens: Annotated[Count, Field(ge=1, le=256)] = 32
     """torch: tokens in a page of the KV pool."""
+    tensor_parallel: Annotated[Count, Field(ge=1, le=64)] = 1
+    """torch: processes that share a model, each with a part of every layer; one for each GPU."""
     warm_up: bool = True
     """torch, on a GPU: compile kernels and capture graphs before the model is ready; false: on first use."""
 

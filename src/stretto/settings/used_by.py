@@ -78,7 +78,8 @@ USERS: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("speculation", "speculation_tokens"), ("llamacpp", "simulated")),
     **dict.fromkeys(
-        ("load_format", "dtype", "kv_dtype", "quantization", "page_tokens", "warm_up"), ("torch",)
+        ("load_format", "dtype", "kv_dtype", "quantization", "page_tokens", "tensor_parallel", "warm_up"),
+        ("torch",),
     ),
     **dict.fromkeys(("embed_inputs_max", "embed_batch_tokens"), ("embedding",)),
     "cache_ram_bytes": ("llamacpp", "simulated"),
@@ -159,8 +160,9 @@ def _check_torch(chosen: ModelSettings) -> None:
             f"n_gpu_layers is {chosen.n_gpu_layers}, but the torch backend cannot split a model by layers",
             hint="set all or 0; the llama.cpp backend takes any number",
         )
-    if chosen.devices is not None and len(chosen.devices) != 1:
+    if chosen.devices is not None and len(chosen.devices) not in (1, chosen.tensor_parallel):
         raise SettingsError(
-            f"devices names {len(chosen.devices)} devices, but the torch backend runs on one",
-            hint="name one, such as cuda:0 or cpu",
+            f"devices names {len(chosen.devices)} devices, but the torch backend runs on "
+            f"{chosen.tensor_parallel}",
+            hint="name one, such as cuda:0 or cpu, or set tensor_parallel to their number",
         )

@@ -19,6 +19,7 @@ from stretto.worker.chat_templates import template_source
 from stretto.worker.grammars import Grammars, words_of
 from stretto.worker.loaded import Beat, LoadedModel, Progress
 from stretto.worker.model import ModelRuntime
+from stretto.worker.own_process import end_with_rank, is_claimed
 
 if TYPE_CHECKING:
     from stretto.backends.torch.loading import Opened
@@ -88,6 +89,9 @@ def _open(
             page_tokens=chosen.page_tokens,
             pages=0 if chosen.n_ctx == "auto" else -(-chosen.n_ctx // chosen.page_tokens),
             device="cpu" if chosen.n_gpu_layers == 0 else device,
+            tensor_parallel=chosen.tensor_parallel,
+            rank_devices=("cpu",) if chosen.n_gpu_layers == 0 else tuple(chosen.devices or ()),
+            on_lost=end_with_rank if is_claimed() else None,
             dtype=chosen.dtype,
             kv_dtype=chosen.kv_dtype,
             quantization=chosen.quantization,
@@ -133,6 +137,7 @@ def _description(
         "slots": can.sequences_max,
         "context_window": can.window,
         "device": str(place.device),
+        "tensor_parallel": chosen.tensor_parallel,
         "dtype": str(place.dtype).removeprefix("torch."),
         "kv_dtype": "fp8" if opened.backend.pool.is_fp8 else str(place.dtype).removeprefix("torch."),
         "quantization": "fp8" if place.fp8 else "none",
