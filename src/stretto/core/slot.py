@@ -88,6 +88,7 @@ class Job:
         "id",
         "known",
         "length_max",
+        "page_digests",
         "preempted_at_s",
         "preemptions",
         "prepaid",
@@ -112,6 +113,7 @@ class Job:
         self.id = request.id
         self.scope = request.scope
         self.known = array("i", request.tokens) + request.resumed
+        self.page_digests: dict[str, list[bytes]] = {}  # of `known`, by owner: see kv.page_index
         self.prompt_tokens = len(request.tokens)
         self.length_max = length_max  # prompt and output together
         self.stops = frozenset() if params.ignore_eos else params.stop_token_ids

@@ -50,18 +50,22 @@ class PageIndex:
             del self._roots[next(iter(self._roots))]
         return digest
 
-    def chain(self, tokens: array[int], digest: Digest) -> tuple[list[int], Digest]:
-        """The known pages with which these tokens begin, and the digest at their end."""
+    def chain(self, tokens: array[int], digests: list[Digest]) -> tuple[list[int], Digest]:
+        """The known pages with which these tokens begin, and the digest at their end.
+
+        `digests`: the start of the chain, then those of the tokens' pages that were needed before; grows.
+        """
         pages: list[int] = []
         for start in range(0, len(tokens) - self._size + 1, self._size):
             part = tokens[start : start + self._size]
-            following = _next_digest(digest, part.tobytes())
-            page = self._known.get(following)
+            at = len(pages) + 1
+            if at == len(digests):
+                digests.append(_next_digest(digests[-1], part.tobytes()))
+            page = self._known.get(digests[at])
             if page is None or self._pages[page].tokens != part:
                 break
             pages.append(page)
-            digest = following
-        return pages, digest
+        return pages, digests[len(pages)]
 
     def closest(self, digest: Digest, tail: array[int], limit: int) -> tuple[int, int]:
         """The page after `digest` that has most in common with the tail, and how much (-1, 0: none)."""

@@ -80,7 +80,7 @@ class PageLedger:
     def _walk(self, job: Job, owner: str) -> Source | None:
         """As many whole pages as are known, then part of one more."""
         known = self._findable(job, owner)
-        pages, last = self._index.chain(known, root_digest(job.scope, owner))
+        pages, last = self._chain(job, known, owner)
         cap = min(len(known), len(job.known) - 1)
         whole = len(pages) * self._size
         length = min(whole, cap)
@@ -90,6 +90,12 @@ class PageLedger:
         if length == 0:
             return None
         return Source(PrefixKind.PAGES, length, length, length, pages[0] if pages else -1, 0.0)
+
+    def _chain(self, job: Job, known: array[int], owner: str) -> tuple[list[int], Digest]:
+        """A waiting request is looked up every tick: its digests are computed once."""
+        if owner not in job.page_digests:
+            job.page_digests[owner] = [root_digest(job.scope, owner)]
+        return self._index.chain(known, job.page_digests[owner])
 
     def _running(self, job: Job) -> Source | None:
         """A fork's parent shares its pages under every policy, also those not in the index."""
@@ -179,7 +185,7 @@ class PageLedger:
             return donor[:whole], donor[whole] if rest else -1
         for owner in ("", job.id):
             known = self._findable(job, owner)
-            pages, last = self._index.chain(known, root_digest(job.scope, owner))
+            pages, last = self._chain(job, known, owner)
             if len(pages) > whole or (len(pages) == whole and not rest):
                 return pages[:whole], pages[whole] if rest else -1
             if len(pages) == whole:
