@@ -5,6 +5,7 @@ Several stood in the code for an hour until the simulator found them; they are m
 
 from __future__ import annotations
 
+from tests.simulation.media_defects import MEDIA_DEFECTS
 from tools.plant import Defect
 
 DEFECTS = (
@@ -23,9 +24,9 @@ DEFECTS = (
     Defect(
         "reuse of the whole prompt",
         "core/kv/matching.py",
-        "common = common_prefix(job.known, prefix.tokens, min(len(job.known) - 1, held))"
+        "common = job.cut(common_prefix(job.known, prefix.tokens, min(len(job.known) - 1, held)))"
         "\n    if common == 0:\n        return None\n    if sequence.slot is None:",
-        "common = common_prefix(job.known, prefix.tokens, min(len(job.known), held))"
+        "common = job.cut(common_prefix(job.known, prefix.tokens, min(len(job.known), held)))"
         "\n    if common == 0:\n        return None\n    if sequence.slot is None:",
     ),
     Defect(
@@ -123,8 +124,8 @@ DEFECTS = (
     Defect(
         "a cancelled deferred request stays on the list",
         "core/queue.py",
-        "        if job.status is Status.DEFERRED:\n            self.deferred.remove(job)\n        self.size -= 1",
-        "        self.size -= 1",
+        "        if job.status is Status.DEFERRED:\n            self.deferred.remove(job)\n        elif",
+        "        if",
     ),
     Defect(
         "a preempted request loses its text",
@@ -286,8 +287,8 @@ DEFECTS = (
     Defect(
         "a drain forgets what is queued",
         "core/scheduler.py",
-        "if job.status in (Status.WAITING, Status.DEFERRED):",
-        "if job.status is Status.DEFERRED:",
+        "if job.status in (Status.WAITING, Status.DEFERRED, Status.ENCODING):",
+        "if job.status in (Status.DEFERRED, Status.ENCODING):",
     ),
     Defect(
         "cancellation waits for the request to end by itself",
@@ -336,4 +337,5 @@ DEFECTS = (
         "True for group in present",
         ("--where", "groups=apart"),
     ),
+    *MEDIA_DEFECTS,
 )

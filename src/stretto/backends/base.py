@@ -22,7 +22,11 @@ The contract of a backend:
    means "what the tick before samples for this slot".
 8. Where `Request.measured_rows` says so, the first rows of a span are measured: `Outcome.scores` holds the
    logprob of the prompt token after each, of the model's own logits (a function of the prompt alone).
-9. Times are measured where the work happens. No method blocks for longer than a pass.
+9. The rows of a span are all tokens, or all rows of one picture or sound that was encoded (`Tick.media`):
+   then they are what the encoder gave, `tick.tokens` holds only an id, and none of them has an output. Where
+   `MediaRows.whole` says so they attend to each other, and the span has all of them. Rows of media and tokens
+   run in different calls; `Capabilities.rows_max` is for tokens. A backend with `media_rows_max` 0 gets none.
+10. Times are measured where the work happens. No method blocks for longer than a pass.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ __all__ = [
     "Idle",
     "KvOp",
     "Limits",
+    "MediaChunk",
+    "MediaRows",
     "Note",
     "OpKind",
     "OpResult",
@@ -44,6 +46,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from stretto.core.capabilities import Capabilities, Rewind, Share
     from stretto.core.limits import Limits, Preemption
+    from stretto.core.media import MediaRows
     from stretto.core.ops import KvOp, OpKind, OpResult
     from stretto.core.request import Priority, Request, SamplingParams, Scope
     from stretto.core.scheduler import Scheduler, Submitted
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
         End,
         Events,
         Idle,
+        MediaChunk,
         Note,
         Outcome,
         PassFailure,
@@ -70,9 +74,9 @@ if not TYPE_CHECKING:  # a type checker must not take every unknown name for gra
 
     def __getattr__(name: str) -> object:
         if name in __all__:
-            from stretto.core import capabilities, limits, ops, request, scheduler, tick
+            from stretto.core import capabilities, limits, media, ops, request, scheduler, tick
 
-            for module in (capabilities, limits, ops, request, scheduler, tick):
+            for module in (capabilities, limits, media, ops, request, scheduler, tick):
                 if name in vars(module):
                     return vars(module)[name]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

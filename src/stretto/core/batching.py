@@ -4,6 +4,9 @@ Decode rows come first: one for each generating slot, 1 + k with k drafts. Promp
 all of them is reserved before any row is written, because reserving may preempt a request, and a victim must
 not have rows in the batch.
 
+A chunk is all tokens, or all rows of one picture, and a picture whose rows attend to each other is one chunk.
+It does not count towards `n_batch`, because backends run such rows apart; a tick has at most one.
+
 Where the rows of a tick must have the same adapters (`Capabilities.one_group`), only the slots of one group
 take part, and groups take turns (`rotation.py`).
 
@@ -20,13 +23,14 @@ from itertools import chain, repeat
 
 from stretto.core import victims
 from stretto.core.capabilities import Rewind
+from stretto.core.media import is_whole, place_of
 from stretto.core.prefill_budget import PrefillSharer, budget_of
 from stretto.core.recovery import Recovery
 from stretto.core.request import AdapterGroup
 from stretto.core.rotation import GroupRotation
 from stretto.core.slot import Slot
 from stretto.core.state import State
-from stretto.core.tick import PENDING_TOKEN, End, PreemptReason, Tick
+from stretto.core.tick import PENDING_TOKEN, End, MediaChunk, PreemptReason, Tick
 from stretto.errors import OutOfMemoryError
 
 NO_DRAFTS: array[int] = array("i")
@@ -199,6 +203,8 @@ class RowPlanner:
         state = self._state
         if slot.job is None:
             return 0
+        if slot.media and is_whole(slot.media, slot.planned):
+            return self._fit_whole(slot, count)
         if self._recovery.rows_max:
             count = min(count, self._recovery.rows_max)
         if slot.job.request.params.prompt_logprobs >= 0:
@@ -208,6 +214,14 @@ class RowPlanner:
                 return 1 if self._make_room(slot, slot.planned + 1) else 0
             count //= 2
         return count
+
+    def _fit_whole(self, slot: Slot, count: int) -> int:
+        """All rows of a picture or none, by the same rule."""
+        state, length = self._state, slot.planned + count
+        if state.ledger.reserve(slot, length):
+            return count
+        may_preempt = slot is state.oldest_running() or self._outranks(slot)
+        return count if may_preempt and self._make_room(slot, length) else 0
 
     def _outranks(self, slot: Slot) -> bool:
         assert slot.job is not None
@@ -254,6 +268,8 @@ class RowPlanner:
         if slot.checkpoint_at and start >= slot.checkpoint_at[0]:
             self._state.ledger.checkpoint(slot, start)
             slot.checkpoint_at = tuple(mark for mark in slot.checkpoint_at if mark > start)
+        if slot.media and (place := place_of(slot.media, start)) is not None:
+            tick.media += (MediaChunk(len(tick.slots), *place),)
         last = start + count == len(slot.known)
         self._write_span(tick, slot, count, int(last), slot.known[start : start + count])
         slot.pending += last

@@ -55,6 +55,7 @@ class Capabilities:
     adapters: bool = False  # requests may name adapters
     one_group: bool = False  # the rows of a tick have the same adapters: groups take turns
     batch_invariant: bool = True  # a token's KV has the same bits from a decode row and from a prompt's row
+    media_rows_max: int = 0  # rows of a picture that is computed whole; 0: the model takes no media
     vocab: int = 0  # 0: not known, outputs are not checked
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from operator import mul
 from typing import NamedTuple
 
 from stretto.core import event_names, victims
+from stretto.core.media import is_whole
 from stretto.core.recovery import Recovery
 from stretto.core.slot import Job, Slot
 from stretto.core.state import State
@@ -260,17 +261,21 @@ class Committer:
                 state.finish(slot, End.FAILED, PassFailedError.code)
 
     def _take_no_room(self, running: Sequence[Slot], tick: Tick) -> None:
-        """Evict idle entries, then preempt, then halve the chunk; only a lone request of one row fails."""
+        """Evict idle entries, then preempt, then halve the chunk.
+
+        Only a lone request of one row, or of a picture that is computed whole, fails.
+        """
         state = self._state
         self._recovery.tight = True
         if not running or state.ledger.relieve():
             return
-        rows = max(tick.counts)
+        lone = running[0]
+        rows = 1 if is_whole(lone.media, lone.planned) else max(tick.counts)
         several = len(state.active) > 1  # in this tick or in another
-        victim = victims.for_memory(state.active, state.oldest_running(), running[0]) if several else None
+        victim = victims.for_memory(state.active, state.oldest_running(), lone) if several else None
         if victim is not None:
             state.preempt(victim, PreemptReason.MEMORY)
         elif rows > 1:
             self._recovery.rows_max = rows // 2
         else:
-            state.finish(running[0], End.FAILED, OutOfMemoryError.code)
+            state.finish(lone, End.FAILED, OutOfMemoryError.code)

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 from stretto.core.kv.pages import PageLedger
 from stretto.core.kv.sequences import SequenceLedger
+from stretto.core.media import rows_alike
 from stretto.core.ops import OpKind, check_order
 from stretto.core.request import Priority
 from stretto.core.scheduler import Scheduler
 from stretto.core.slot import Job, Status
-from stretto.core.tick import Preempted, PreemptReason, Tick
+from stretto.core.tick import Preempted, PreemptReason, Span, Tick
 from stretto.errors import InvariantError
 
 
@@ -27,13 +28,16 @@ def check_tick(scheduler: Scheduler, tick: Tick) -> None:
     """After a plan that gave a tick."""
     state = scheduler.state
     limits, can = state.limits, state.can
-    _need(tick.rows <= min(limits.n_batch, can.rows_max), f"tick of {tick.rows} rows is over the budget")
+    whole = [c.span for c in tick.media if state.slots[tick.slots[c.span]].media[c.number].whole]
+    _need(len(whole) <= 1, "two pictures that are computed whole in a tick")
+    counted = tick.rows - sum(tick.counts[span] for span in whole)
+    _need(counted <= min(limits.n_batch, can.rows_max), f"tick of {counted} rows is over the budget")
     _need(sum(tick.counts) == len(tick.tokens), "spans and tokens disagree")
     _need(len(set(tick.slots)) == len(tick.slots), "a slot has two spans")
     _need(len(set(tick.sequences)) == len(tick.sequences), "a sequence has two spans")
     check_order(tick.ops)
     rows = 0
-    for span in tick.spans():
+    for at, span in enumerate(tick.spans()):
         slot = state.slots[span.slot]
         _need(slot.job is not None, f"slot {span.slot} has rows and no request")
         _need(slot.planned == span.start + span.rows, f"slot {span.slot}: planned is not where its span ends")
@@ -42,8 +46,7 @@ def check_tick(scheduler: Scheduler, tick: Tick) -> None:
         _need(tick.adapters == group, f"slot {span.slot}: its adapters are not those of tick {tick.id}")
         _need(0 <= span.outputs <= span.rows, "more outputs than rows")
         if rows >= tick.decode_rows:
-            _need(span.rows <= limits.prefill_chunk, f"a chunk of {span.rows} rows is over prefill_chunk")
-            _need(span.rows <= can.chunk_max, f"a chunk of {span.rows} rows is over what the backend takes")
+            _check_chunk(scheduler, span, whole=at in whole)
             ends = span.start + span.rows == len(slot.known)
             _need(
                 span.outputs == int(ends), "logits belong on the last row of the last chunk, and only there"
@@ -51,6 +54,16 @@ def check_tick(scheduler: Scheduler, tick: Tick) -> None:
         rows += span.rows
     _check_decode_first(scheduler, tick)
     _check_saves(scheduler, tick)
+
+
+def _check_chunk(scheduler: Scheduler, span: Span, *, whole: bool) -> None:
+    """Its size, and that it is all tokens or all of one picture."""
+    limits, can, media = scheduler.state.limits, scheduler.state.can, scheduler.state.slots[span.slot].media
+    chunk_max = can.media_rows_max if whole else can.chunk_max
+    _need(whole or span.rows <= limits.prefill_chunk, f"a chunk of {span.rows} rows is over prefill_chunk")
+    _need(span.rows <= chunk_max, f"a chunk of {span.rows} rows is over what the backend takes")
+    alike = rows_alike(media, span.start, span.start + span.rows)
+    _need(alike == span.rows, "a chunk holds tokens and rows of media, or rows of two pictures")
 
 
 def _check_decode_first(scheduler: Scheduler, tick: Tick) -> None:
@@ -87,11 +100,16 @@ def check_books(scheduler: Scheduler) -> None:
     queue = state.queue
     for job in state.jobs.values():
         _need(job.status is not Status.ENDED, f"request {job.id} has ended and is still known")
-    for status, held in ((Status.DEFERRED, queue.deferred), (Status.PREEMPTED, queue.preempted)):
+    for status, held in (
+        (Status.ENCODING, queue.encoding),
+        (Status.DEFERRED, queue.deferred),
+        (Status.PREEMPTED, queue.preempted),
+    ):
         listed = sorted(job.id for job in held)
         known = sorted(job.id for job in state.jobs.values() if job.status is status)
         _need(listed == known, f"the {status.value} list and the jobs disagree: {listed} != {known}")
-    waiting = [job for job in state.jobs.values() if job.status in (Status.WAITING, Status.DEFERRED)]
+    outside = (Status.ENCODING, Status.WAITING, Status.DEFERRED)
+    waiting = [job for job in state.jobs.values() if job.status in outside]
     _need(queue.size == len(waiting), f"the queue counts {queue.size}, and {len(waiting)} wait")
     seen = sorted(job.id for job in queue.waiting())
     _need(seen == sorted(j.id for j in waiting if j.status is Status.WAITING), "a request waits in no line")
@@ -140,9 +158,10 @@ def check_none_blocked(scheduler: Scheduler) -> None:
 
 
 def check_idle(scheduler: Scheduler) -> None:
-    """After an idle plan with nothing in flight: nothing waits, and all memory is free or cached."""
+    """After an idle plan with nothing in flight: nothing waits for a slot; memory is free or cached."""
     state = scheduler.state
-    _need(not state.jobs, f"idle, and {sorted(state.jobs)[:5]} are not done")
+    waiting = sorted(job.id for job in state.jobs.values() if job.status is not Status.ENCODING)
+    _need(not waiting, f"idle, and {waiting[:5]} are not done")
     _need(not state.active, "idle, and a slot is busy")
     ledger = state.ledger
     if isinstance(ledger, PageLedger):

@@ -7,7 +7,8 @@ The first prompt of a tick always gets rows, at least one chunk multiple, and as
 `part_s` is for parts beside other prompts. Short prompts overtake long ones, which keeps most first tokens
 early, and the oldest prompt gets rows after three ticks at most. Higher priorities come first regardless of
 age. As at admission, every fourth time the oldest prompt of any priority leads, so a steady flow of urgent
-prompts cannot starve the others. Rows are only limits here: of a batch, of a chunk, of what was measured.
+prompts cannot starve the others. Rows are only limits here: of a batch, of a chunk, of what was measured. A
+picture that must be computed whole gets all its rows or none.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from stretto.core.cost import CostModel
 from stretto.core.fairness import AGEING_PERIOD
 from stretto.core.limits import TARGET_S
+from stretto.core.media import is_whole, rows_alike
 from stretto.core.slot import Slot
 
 DECODE_TICKS = 4.0  # auto: the target in decode-only ticks; prompts get three quarters of a slow machine
@@ -112,6 +114,7 @@ class _Shares:
         self._chunk_max = chunk_max
         self._rows_left = rows
         self._spent_s = 0.0
+        self._has_whole = False
 
     def grant_half(self, slot: Slot, budget: Budget) -> None:
         """Half of the tick; one chunk multiple is not halved."""
@@ -126,6 +129,10 @@ class _Shares:
         have = self.rows_of.get(slot.index, 0)
         others_s = self._spent_s - cost.chunk_s(have, context)
         end = next((mark - context for mark in slot.checkpoint_at if mark > context), slot.prefill_due)
+        if slot.media:
+            end = rows_alike(slot.media, context, context + end)
+            if is_whole(slot.media, context):
+                return self._grant_whole(slot, end, budget)
         most = min(end, self._chunk_max, have + self._rows_left)
         left_s = budget.whole_s - others_s
         part_left_s = left_s if others_s <= 0.0 else budget.part_s - others_s
@@ -141,6 +148,16 @@ class _Shares:
             self._rows_left -= total - have
             self._spent_s = others_s + cost.chunk_s(total, context)
         return not full and self._rows_left > 0
+
+    def _grant_whole(self, slot: Slot, rows: int, budget: Budget) -> bool:
+        """All rows of a picture or none, and one such picture a tick: they have a call of their own."""
+        seconds = self._cost.chunk_s(rows, slot.planned)
+        in_time = not self.rows_of or self._spent_s + seconds <= budget.whole_s
+        if in_time and not self._has_whole:
+            self.rows_of[slot.index] = rows
+            self._spent_s += seconds
+            self._has_whole = True
+        return self._rows_left > 0
 
     def _least(self, rows: int, context: int) -> int:
         """A chunk multiple, however long it takes; fewer rows that would take longer than one are halved."""

@@ -8,7 +8,8 @@ lock out urgent work. Submitting never blocks: a request is accepted or refused.
 Order of first admission: priority, then the tenant's counter, then arrival; but every fourth admission goes
 to the oldest waiting request of any class (ageing), which bounds every wait without a clock. Preempted
 requests resume first unless a strictly more urgent one waits, or, for time-sliced ones, one that precedes
-them in the order. A deferred request is skipped until what it waits for is over.
+them in the order. A deferred request is skipped until what it waits for is over. A request whose media are
+being encoded is in no line; once they are, it has the place of its arrival.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ class Queue:
         self._callers: list[deque[Job]] = [deque() for _ in Priority]  # not entered yet, oldest first
         self._entered = [0 for _ in Priority]  # in flight, slots included
         self._waiting = [0 for _ in Priority]  # callers that have not entered
+        self.encoding: list[Job] = []  # their media are being encoded
         self.deferred: list[Job] = []
         self.preempted: list[Job] = []  # by arrival
         self.admissions = 0  # first admissions, and resumed time slices, which take slots as these do
         self._aged_at = 0  # how many there were when a preempted request last passed a more urgent one
-        self.size = 0  # waiting or deferred, preempted not included
+        self.size = 0  # encoding, waiting or deferred, preempted not included
 
     # --- coming in -------------------------------------------------------------------------------
 
@@ -50,10 +52,12 @@ class Queue:
         )
 
     def push(self, job: Job, now: float) -> None:
-        self._lines.setdefault((job.priority, job.account.tenant), deque()).append(job)
-        self._by_age.append(job)
-        if job.request.streamed and job.priority != Priority.BACKGROUND:
-            self._streaming.append(job)
+        if job.status is Status.ENCODING:
+            self.encoding.append(job)
+        else:
+            self._lines.setdefault((job.priority, job.account.tenant), deque()).append(job)
+            self._by_age.append(job)
+            self._add_streaming(job)
         self.size += 1
         if max(len(self._by_age), len(self._streaming)) > 2 * self.size + PRUNE_SLACK:
             self._prune()
@@ -62,6 +66,19 @@ class Queue:
         else:
             self._callers[job.priority].append(job)
             self._waiting[job.priority] += 1
+
+    def _add_streaming(self, job: Job) -> None:
+        if job.request.streamed and job.priority != Priority.BACKGROUND:
+            self._streaming.append(job)
+
+    def encoded(self, job: Job, now: float) -> None:
+        """Its media are encoded: from now on it waits for a slot, in the place of its arrival."""
+        self.encoding.remove(job)
+        job.status = Status.WAITING
+        if job.entered_s is not None:
+            job.entered_s = now  # the time-out for a slot does not count the encoder's time
+        self._line_up(job)
+        self._add_streaming(job)
 
     def _enter(self, job: Job, now: float) -> None:
         job.entered_s = now
@@ -155,7 +172,7 @@ class Queue:
 
     def _step_back(self, priority: int, now: float) -> None:
         """A caller overtook entered requests: the youngest of these becomes a caller again."""
-        entered = [j for j in (*self.waiting(), *self.deferred) if j.entered_s is not None]
+        entered = [j for j in (*self.waiting(), *self.deferred, *self.encoding) if j.entered_s is not None]
         last = max((j for j in entered if j.priority == priority), key=lambda j: j.arrival, default=None)
         if last is not None:
             last.entered_s, last.caller_since_s = None, now
@@ -167,12 +184,14 @@ class Queue:
         """The job ends without running (any more)."""
         if job.status is Status.PREEMPTED:
             self.preempted.remove(job)
-        elif job.status in (Status.WAITING, Status.DEFERRED):
+        elif _waits(job):
             self._take(job)
 
     def _take(self, job: Job) -> None:
         if job.status is Status.DEFERRED:
             self.deferred.remove(job)
+        elif job.status is Status.ENCODING:
+            self.encoding.remove(job)
         self.size -= 1
 
     # --- preempted and deferred -----------------------------------------------------------------------
@@ -196,6 +215,9 @@ class Queue:
         self.deferred.remove(job)
         job.status = Status.WAITING
         job.wait_for = None
+        self._line_up(job)
+
+    def _line_up(self, job: Job) -> None:
         _insert(self._lines.setdefault((job.priority, job.account.tenant), deque()), job)
         _insert(self._by_age, job)
 
@@ -261,7 +283,7 @@ class Queue:
 
 
 def _waits(job: Job) -> bool:
-    return job.status in (Status.WAITING, Status.DEFERRED)
+    return job.status in (Status.WAITING, Status.DEFERRED, Status.ENCODING)
 
 
 def order(job: Job) -> tuple[int, float, int]:

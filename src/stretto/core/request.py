@@ -13,6 +13,9 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
+from stretto.core.media import Media
+from stretto.core.media import check as check_media
+
 
 class Priority(IntEnum):
     """Smaller is more urgent. The names are the wire's names, in lower case."""
@@ -99,6 +102,8 @@ class Request:
     `fork_of` names a request with the same prompt (n > 1): its KV is shared under every cache policy.
     `resumed` are tokens that another scheduler generated for it before: they count as its own output, so that
     limits, penalties and seeds go on from there.
+    `media` are pictures and sounds: `tokens` has `MEDIA_ROW` in their places. Such a request is admitted once
+    the scheduler was told that they are encoded.
     """
 
     id: str
@@ -116,6 +121,7 @@ class Request:
     resumed: array[int] = field(default_factory=lambda: array("i"))
     predicted: array[int] = field(default_factory=lambda: array("i"))  # what the caller expects, for drafts
     progress: bool = False  # events report how much of the prompt is computed
+    media: Media = ()
 
     @property
     def scope(self) -> Scope:
@@ -134,3 +140,5 @@ class Request:
             if not last < offset <= len(self.tokens):
                 raise ValueError(f"boundaries must ascend within the prompt: {self.boundaries}")
             last = offset
+        if self.media:
+            check_media(self.media, self.tokens, self.boundaries)

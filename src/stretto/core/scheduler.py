@@ -1,6 +1,7 @@
 """The scheduler: a pure state machine that plans ticks and is told their outcomes.
 
     submit / cancel / stop    at any time
+    encoded(request)          once its media are, if it has any
     plan(now)                 -> Tick | Idle
     commit(outcome, now)      -> Events
 
@@ -36,6 +37,7 @@ from stretto.errors import (
     InvariantError,
     PromptTooLongError,
     QueueFullError,
+    ServerBusyError,
     ShuttingDownError,
     StrettoError,
 )
@@ -80,6 +82,8 @@ class Scheduler:
             length_max=min(len(request.tokens) + request.params.max_tokens, state.can.pool_tokens),
         )
         self._arrivals += 1
+        if request.media:
+            state.media_ids.write(job.known, request.media)
         state.jobs[request.id] = job
         state.queue.push(job, now)
         if request.deadline_s is not None:
@@ -99,13 +103,46 @@ class Scheduler:
         if request.params.max_tokens <= len(request.resumed):
             least = len(request.resumed) + 1
             return InvalidRequestError(f"max_tokens must be at least {least}", hint="send more max_tokens")
-        if min(tokens) < 0 or (can.vocab and max(tokens) >= can.vocab):
+        media_rows = sum(item.rows for item in request.media)
+        strays = sum(token < 0 for token in tokens) != media_rows if media_rows else min(tokens) < 0
+        if strays or (can.vocab and max(tokens) >= can.vocab):
             return InvalidTokenError("the prompt holds a token id outside the vocabulary")
+        if request.media and (error := self._media_refusal(request)) is not None:
+            return error
         if request.adapters and not can.adapters:
             return InvalidRequestError("this model runs without adapters", hint="leave out lora")
         if not self.state.queue.has_place(request.priority):
             return QueueFullError(f"{self.state.limits.max_queue} callers already wait to enter the queue")
         return None
+
+    def _media_refusal(self, request: Request) -> StrettoError | None:
+        most = self.state.can.media_rows_max
+        if not most:
+            return InvalidRequestError("this model takes no pictures or sounds", hint="send text only")
+        if any(item.whole and item.rows > most for item in request.media):
+            return InvalidRequestError(
+                f"a picture has more than {most} rows", hint="send a smaller one, or raise n_batch"
+            )
+        if request.params.prompt_logprobs >= 0:
+            return InvalidRequestError("prompt_logprobs are for prompts of text", hint="leave it out")
+        if not self.state.media_ids.has_room(request.media):
+            return ServerBusyError(
+                "too many different pictures were sent to this model", hint="load it again"
+            )
+        return None
+
+    def encoded(self, request_id: str, now: float) -> None:
+        """The media of a request are encoded: it may be admitted. Ignored where it has ended meanwhile."""
+        job = self.state.jobs.get(request_id)
+        if job is not None and job.status is Status.ENCODING:
+            self.state.queue.encoded(job, now)
+
+    def encoding_failed(self, request_id: str, code: str, now: float) -> None:
+        """The media of a request cannot be encoded: it ends with this error."""
+        job = self.state.jobs.get(request_id)
+        if job is not None and job.status is Status.ENCODING:
+            self.state.now = now
+            self._end(job, End.FAILED, code)
 
     def cancel(self, request_id: str, reason: str = "client") -> None:
         """Takes effect at the next plan. Unknown ids are ignored: the request may just have ended."""
@@ -126,7 +163,7 @@ class Scheduler:
         self.state.now = now
         self.draining = True
         for job in list(self.state.jobs.values()):
-            if job.status in (Status.WAITING, Status.DEFERRED):
+            if job.status in (Status.WAITING, Status.DEFERRED, Status.ENCODING):
                 self.state.end(job, End.REJECTED, ShuttingDownError.code)
 
     def shutdown(self, now: float) -> None:

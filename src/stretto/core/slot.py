@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from stretto.core.fairness import TOKEN_COST, Account
+from stretto.core.media import Media, cut
 from stretto.core.request import AdapterGroup, Request
 
 _EMPTY: array[int] = array("i")
@@ -29,6 +30,7 @@ NEVER = 1 << 62
 class Status(Enum):
     """The status of a job. Its progress is in its slot."""
 
+    ENCODING = "encoding"  # its media are being encoded
     WAITING = "waiting"
     DEFERRED = "deferred"
     PREEMPTED = "preempted"
@@ -88,6 +90,7 @@ class Job:
         "id",
         "known",
         "length_max",
+        "media",
         "page_digests",
         "preempted_at_s",
         "preemptions",
@@ -115,6 +118,7 @@ class Job:
         self.known = array("i", request.tokens) + request.resumed
         self.page_digests: dict[str, list[bytes]] = {}  # of `known`, by owner: see kv.page_index
         self.prompt_tokens = len(request.tokens)
+        self.media = request.media
         self.length_max = length_max  # prompt and output together
         self.stops = frozenset() if params.ignore_eos else params.stop_token_ids
         self.priority = int(request.priority)
@@ -127,7 +131,7 @@ class Job:
         self.entered_s: float | None = None  # when it took one of the in-flight places
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
-        self.status = Status.WAITING
+        self.status = Status.ENCODING if request.media else Status.WAITING
         self.preemptions = 0
         self.slice_preemptions = 0  # of these, for a time slice of another stream
         self.time_sliced = False  # the last preemption was for a time slice
@@ -140,6 +144,10 @@ class Job:
         self.deferrals = 0
         self.drafts = DraftRecord()
         self.wait_for: Defer | None = None  # while deferred
+
+    def cut(self, length: int) -> int:
+        """As much of a cached prefix as it may start from."""
+        return cut(self.media, length) if self.media else length
 
     def pay(self, cost: float) -> None:
         """Charge the prepaid amount first. What it overdraws is settled when the slot is released."""
@@ -175,6 +183,7 @@ class Slot:
         "index",
         "job",
         "known",
+        "media",
         "pending",
         "planned",
         "rebuilds",
@@ -194,6 +203,7 @@ class Slot:
     def clear(self) -> None:
         self.job: Job | None = None
         self.known = _EMPTY
+        self.media: Media = ()  # of its request
         self.sequence = -1
         self.computed = 0  # tokens whose KV is certain
         self.planned = 0  # computed, and what is in flight

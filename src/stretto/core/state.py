@@ -14,6 +14,7 @@ from stretto.core.kv.ledger import KvLedger, Source
 from stretto.core.kv.pages import PageLedger
 from stretto.core.kv.sequences import SequenceLedger
 from stretto.core.limits import Limits, is_exact
+from stretto.core.media import MediaIds
 from stretto.core.queue import Queue
 from stretto.core.request import AdapterGroup
 from stretto.core.slot import NEVER, Job, Slot, Status
@@ -52,6 +53,7 @@ class State:
         )
         self.swap_cost = SwapCost(capabilities.snapshot_bytes_per_s)
         self.drafts = DraftPlanner(self.cost)
+        self.media_ids = MediaIds()
         self.slots = [Slot(index) for index in range(limits.n_seq_max)]
         self.active: list[Slot] = []
         self.jobs: dict[str, Job] = {}
@@ -95,7 +97,7 @@ class State:
             return False
         resumed = job.status is Status.PREEMPTED
         self.queue.admit(job, self.now, counted=counted)
-        slot.job, slot.known = job, job.known
+        slot.job, slot.known, slot.media = job, job.known, job.media
         job.prepaid = self.accounts.pay_ahead(job.account, job.generated)
         job.high_water = max(job.high_water, slot.computed)
         slot.started_s, slot.started_at = self.now, job.high_water

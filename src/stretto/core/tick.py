@@ -3,6 +3,7 @@
 Per-token data are columns (arrays), because one object per token costs more than the scheduling.
 A span is one slot's share of the tick: `counts[i]` rows from position `starts[i]`, of which the last
 `outputs[i]` produce a token. `tokens` holds the rows of all spans one after the other, never padded.
+The rows of a span are all tokens, or all rows of one picture or sound (`Tick.media`).
 A token of -1 means the one that the previous tick samples for this slot (only with `plan_ahead`).
 """
 
@@ -32,6 +33,14 @@ class Span(NamedTuple):
     start: int
     rows: int
     outputs: int
+
+
+class MediaChunk(NamedTuple):
+    """Span `span` of the tick holds rows of media `number` of its request, from row `offset` of those on."""
+
+    span: int
+    number: int
+    offset: int
 
 
 class TableUpdate(NamedTuple):
@@ -68,6 +77,7 @@ class Tick:
     predicted_s: float = 0.0
     adapters: AdapterGroup = ()  # of all its rows, where a tick has one group (`Capabilities.one_group`)
     changes_adapters: bool = False  # the tick before it had others
+    media: tuple[MediaChunk, ...] = ()  # the spans that hold no tokens
 
     def spans(self) -> Iterator[Span]:
         return map(Span, self.slots, self.sequences, self.starts, self.counts, self.outputs)

@@ -9,6 +9,7 @@ StrettoError
 │   ├── InvalidTokenError       a token id outside the vocabulary
 │   ├── InvalidMessageError     a message has a shape or a part that cannot be rendered
 │   ├── TemplateRefusedError    the template itself refused these messages (raise_exception)
+│   ├── InvalidMediaError       a picture or a sound that cannot be read
 │   ├── InvalidStopError        too many stop strings, or one too long or empty
 │   ├── InvalidToolError        a tool definition or tool_choice that makes no sense
 │   ├── InvalidGrammarError     a schema, regex or grammar that does not compile
@@ -168,6 +169,7 @@ from stretto.errors.request import (
     InvalidFieldError,
     InvalidGrammarError,
     InvalidJsonError,
+    InvalidMediaError,
     InvalidMessageError,
     InvalidRequestError,
     InvalidStopError,
@@ -231,6 +233,7 @@ __all__ = [
     "InvalidGrammarError",
     "InvalidJsonError",
     "InvalidKeyError",
+    "InvalidMediaError",
     "InvalidMessageError",
     "InvalidModelNameError",
     "InvalidRequestError",

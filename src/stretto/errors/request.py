@@ -47,6 +47,11 @@ class TemplateRefusedError(InvalidRequestError):
     hint = "use the order and the roles of messages that this model expects"
 
 
+class InvalidMediaError(InvalidRequestError):
+    code = "invalid_media"
+    hint = "send a picture or a sound that is not damaged, in a format that the documentation names"
+
+
 class InvalidStopError(InvalidRequestError):
     code = "invalid_stop"
     hint = "send at most 16 stop strings of 1 to 256 characters"

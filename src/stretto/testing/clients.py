@@ -10,24 +10,32 @@ import random
 from array import array
 
 from stretto.backends.simulated.model import SimulatedModel, cell_scope
+from stretto.core.media import MediaRows
 from stretto.core.request import AdapterGroup, AdapterUse, Priority, Request, SamplingParams
 from stretto.core.tick import End, Terminal
 from stretto.errors import InvariantError
 from stretto.testing.scenario import VOCAB, Scenario
+from stretto.testing.simulated_media import picture, tokens_of
 
 EOS = 0
 
 
 class Conversation:
-    """Messages so far, as tokens, with the offsets where they end."""
+    """Messages so far, as tokens and pictures, with the offsets where they end."""
 
-    __slots__ = ("boundaries", "salt", "tenant", "tokens")
+    __slots__ = ("boundaries", "media", "salt", "tenant", "tokens")
 
     def __init__(self, tenant: str, salt: str) -> None:
         self.tenant = tenant
         self.salt = salt
         self.tokens: array[int] = array("i")
         self.boundaries: list[int] = []
+        self.media: list[MediaRows] = []
+
+    def show(self, item: MediaRows) -> None:
+        """The next message begins with a picture; `add` ends it."""
+        self.media.append(item)
+        self.tokens.extend(tokens_of(item))
 
     def add(self, tokens: array[int]) -> None:
         self.tokens.extend(tokens)
@@ -55,7 +63,7 @@ class Witness:
         self.conversation = conversation
         self.model = model
         self.scope = cell_scope(request)
-        self.cells = model.cells(self.scope, request.tokens)
+        self.cells = model.prompt_cells(request)
         self.output: array[int] = array("i")
         self.end: Terminal | None = None
         self.plans_left: int | None = None  # set when cancelled: plans until it must be over
@@ -100,6 +108,7 @@ class Clients:
         self._model = model
         self._r = random.Random(f"{scenario.seed}:clients")
         self._groups_r = random.Random(f"{scenario.seed}:adapters")
+        self._media_r = random.Random(f"{scenario.seed}:pictures")
         self._number = 0
         self._systems = self._system_prompts()
         self._resting: list[Conversation] = []
@@ -137,6 +146,7 @@ class Clients:
             conversation = self._r.choice(running)
         elif self._resting and self._r.random() < self._t.next_turn:
             conversation = self._resting.pop(self._r.randrange(len(self._resting)))
+            self._show(conversation)
             conversation.add(self._text(self._r.randint(1, self._t.message_tokens)))
         else:
             conversation = self._begin()
@@ -155,8 +165,17 @@ class Clients:
         length = self._r.randint(1, self._t.message_tokens)
         if self._r.random() < self._t.long_prompt:
             length = self._r.randrange(1, self._s.capabilities.pool_tokens)
+        self._show(conversation)
         conversation.add(self._text(length))
         return conversation
+
+    def _show(self, conversation: Conversation) -> None:
+        """At times one picture, or two in a row."""
+        traffic, rows_max = self._t.media, self._s.capabilities.media_rows_max
+        for _ in range(2 if traffic.share else 0):
+            if self._media_r.random() < traffic.share:
+                number = self._media_r.randrange(traffic.pictures)
+                conversation.show(picture(number, len(conversation.tokens), rows_max))
 
     def _params(self) -> SamplingParams:
         return SamplingParams(
@@ -192,6 +211,7 @@ class Clients:
             tenant=conversation.tenant,
             cache_salt=conversation.salt,
             adapters=self._adapters(),
+            media=tuple(conversation.media),
             streamed=self._number % 4 < 4 * self._t.streamed,
         )
 
@@ -208,6 +228,7 @@ class Clients:
             cache_salt=parent.cache_salt,
             adapters=parent.adapters,
             fork_of=parent.id,
+            media=parent.media,
             streamed=parent.streamed,
         )
 

@@ -31,6 +31,7 @@ from stretto.core.tick import (
 from stretto.core.time_slicing import PAUSE_MAX_S, SHORT_SLICE
 from stretto.errors import InvariantError
 from stretto.testing.ageing import record_waits
+from stretto.testing.media_law import MediaLaw
 from stretto.testing.rotation_law import RotationLaw
 from stretto.testing.sometimes import SOMETIMES
 
@@ -40,6 +41,7 @@ class Laws:
         self._scheduler = scheduler
         self._waits = record_waits(scheduler)
         self._rotation = RotationLaw(scheduler, self.saw)
+        self.media = MediaLaw(scheduler, self.saw)
         self._seen_admitted: set[str] = set()
         self._oldest_running: Job | None = None
         self._running_before: dict[str, Job] = {}
@@ -87,6 +89,7 @@ class Laws:
         elif not in_flight:
             invariants.check_idle(scheduler)
             self.saw("everything free again")
+        self.media.check(planned)
         invariants.check_books(scheduler)
         preempted = any(record.resumes for record in scheduler.preemptions)
         if not self._recovering_before and not preempted and (isinstance(planned, Tick) or not in_flight):
@@ -146,7 +149,8 @@ class Laws:
         if policy == "system_prompt" and not request.fork_of:
             own = request.boundaries[0] if request.boundaries else 0
             pages = self._scheduler.state.can.page_tokens if self._scheduler.state.can.pages else 1
-            exact = job.cached in (0, own) or (pages > 1 and own - own % pages <= job.cached <= own)
+            least = 1 if request.media else own - own % pages  # less where whole pages end inside a picture
+            exact = job.cached in (0, own) or (pages > 1 and least <= job.cached <= own)
             _need(exact, f"{job.id} was given {job.cached} tokens, its system prompt has {own}")
             if job.cached:
                 self.saw("system prompt shared")
@@ -315,6 +319,7 @@ class Laws:
             ):
                 seen.discard(request_id)
             self._chunks.pop(request_id, None)
+            self.media.ended(request_id)
 
     def _observe_end(self, terminal: Terminal) -> None:
         request_id, how = terminal.request_id, (terminal.end, terminal.reason)

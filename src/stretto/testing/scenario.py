@@ -12,6 +12,7 @@ from stretto.backends.simulated.model import LatencyModel
 from stretto.core.capabilities import Capabilities, Rewind, Share
 from stretto.core.limits import CACHE_POLICIES, Limits, Preemption
 from stretto.testing.faults import FaultWeights
+from stretto.testing.simulated_media import NO_MEDIA, MediaTraffic
 
 VOCAB = 512
 STORM = 0.1  # chance per tick that a pass finds no room, and as much that it breaks at once
@@ -37,6 +38,7 @@ class Scenario:
             "share": self.capabilities.share.value,
             "snapshots": str(self.capabilities.snapshots).lower(),
             "groups": "apart" if self.capabilities.one_group else "together",
+            "media": "some" if self.traffic.media.share else "none",
             "deterministic": str(self.limits.deterministic).lower(),
             "weather": "storm" if storm else "fair" if self.faults == FaultWeights() else "mixed",
         }
@@ -73,6 +75,7 @@ class SimulatedTraffic:
     drain: float  # chance per run that the operator drains half-way
     streamed: float  # share of requests that are streamed
     adapter_groups: int = 1  # of which one is the model alone
+    media: MediaTraffic = NO_MEDIA
 
 
 def draw(seed: int) -> Scenario:
@@ -99,6 +102,8 @@ def draw(seed: int) -> Scenario:
     can = replace(can, adapters=True, one_group=one_group)
     adapter_groups = groups.choice((1, 1, 2, 3, 5))
     change_s = groups.choice((0.0, 1e-3, 0.05))
+    media_rows_max, media = _media(random.Random(f"{seed}:media"))
+    can = replace(can, media_rows_max=media_rows_max)
     return Scenario(
         seed=seed,
         layout=layout,
@@ -106,7 +111,7 @@ def draw(seed: int) -> Scenario:
         capabilities=can,
         latency=replace(_latency(r, can), change_s=change_s),
         faults=_faults(r),
-        traffic=replace(_traffic(r, slots, window), adapter_groups=adapter_groups),
+        traffic=replace(_traffic(r, slots, window), adapter_groups=adapter_groups, media=media),
     )
 
 
@@ -162,6 +167,19 @@ def _capabilities(r: random.Random, layout: str, slots: int, window: int, limits
         equal_spans=r.random() < 0.5,
         state_bytes=50 if rewind is not Rewind.ANY else 0,
         **common,  # type: ignore[arg-type]
+    )
+
+
+def _media(r: random.Random) -> tuple[int, MediaTraffic]:
+    """The most rows of a picture that is computed whole (0: the model takes none), and the traffic."""
+    rows_max = r.choice((0, 0, 3, 12, 30))
+    if not rows_max:
+        return 0, NO_MEDIA
+    return rows_max, MediaTraffic(
+        share=r.choice((0.1, 0.5)),
+        pictures=r.choice((2, 5, 20)),
+        encode_s=r.choice((0.0, 0.05, 0.5)),
+        failure=r.choice((0.0, 0.0, 0.1)),
     )
 
 

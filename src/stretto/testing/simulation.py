@@ -19,12 +19,13 @@ from stretto.core.request import Request
 from stretto.core.scheduler import Scheduler
 from stretto.core.slot import Status
 from stretto.core.tick import Events, Idle, Outcome, Tick
-from stretto.errors import InvariantError, QueueFullError, ShuttingDownError
+from stretto.errors import InvalidMediaError, InvariantError, QueueFullError, ShuttingDownError
 from stretto.testing.clients import Clients, Conversation, Witness
 from stretto.testing.clock import FakeClock
 from stretto.testing.faults import SeededFaults
 from stretto.testing.laws import Laws
 from stretto.testing.scenario import VOCAB, Scenario, draw
+from stretto.testing.simulated_media import SimulatedEncoder
 from stretto.testing.trace import TraceRecorder
 
 SETTLING_TICKS_MAX = 20_000
@@ -60,6 +61,8 @@ class Simulation:
         self.backend = SimulatedBackend(
             can, model=self.model, latency=self.scenario.latency, faults=self._faults
         )
+        self.encoder = SimulatedEncoder(f"{seed}:encoder", self.scenario.traffic.media)
+        self.backend.encoded = self.encoder.encoded
         self.scheduler = Scheduler(limits, can)
         self.clients = Clients(self.scenario, self.model)
         self.clock = FakeClock()
@@ -90,7 +93,7 @@ class Simulation:
     def _settle(self) -> None:
         """Without faults and new requests, every accepted request must end."""
         for _ in range(SETTLING_TICKS_MAX):
-            if not self._step() and not self._flying:
+            if not self._step() and not self._flying and self.encoder.next_s is None:
                 break
         else:
             raise InvariantError(f"not done {SETTLING_TICKS_MAX} ticks after the last request came")
@@ -100,6 +103,7 @@ class Simulation:
     def _step(self) -> bool:
         """One plan and, where due, one commit. False when there was nothing to do."""
         now = self.clock.now
+        self._finish_encodings(now)
         self.laws.before_step()
         planned = self.scheduler.plan(now)
         self._plans += 1
@@ -119,6 +123,15 @@ class Simulation:
             self._rest(planned)
         return isinstance(planned, Tick)
 
+    def _finish_encodings(self, now: float) -> None:
+        for request, succeeds in self.encoder.finished(now):
+            if succeeds:
+                self.laws.media.encoded(request.id)
+                self.scheduler.encoded(request.id, now)
+            elif request.id in self.scheduler.state.jobs:
+                self.laws.saw("media that cannot be encoded")
+                self.scheduler.encoding_failed(request.id, InvalidMediaError.code, now)
+
     def _commit(self) -> None:
         tick = self._flying.popleft()
         self.laws.before_step()
@@ -137,6 +150,8 @@ class Simulation:
         until_s = self.clock.now + pause_s
         if idle.until_s is not None:
             until_s = min(until_s, max(idle.until_s, self.clock.now))
+        if self.encoder.next_s is not None:
+            until_s = min(until_s, max(self.encoder.next_s, self.clock.now))
         self.clock.advance_to(until_s)
 
     def _check_blobs(self, outcome: Outcome) -> None:
@@ -191,6 +206,8 @@ class Simulation:
         answer = self.scheduler.submit(request, self.clock.now)
         if answer.accepted:
             self.clients.accepted(request, conversation)
+            if request.media:
+                self.encoder.take(request, self.clock.now)
             if self._random.random() < self.scenario.traffic.poison:
                 self._faults.poison_request = request.id
             return

@@ -58,5 +58,12 @@ SOMETIMES = (
     "an adapter group had several ticks in a turn while others waited",
     "adapter groups shared a tick",
     "a preempted request resumed with its adapters",
+    "cancelled while encoding",
+    "media that cannot be encoded",
+    "a request ran while an older one waited for the encoder",
+    "a prefix with a picture was reused",
+    "a preempted request resumed with its pictures",
+    "a picture was computed in several chunks",
+    "a whole picture was a chunk over prefill_chunk",
     "everything free again",
 )

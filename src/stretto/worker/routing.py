@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -67,8 +68,18 @@ async def model_routing(model_id: str, model: ModelRuntime, params: RoutingParam
     return None
 
 
+def text_before_media(tokens: array[int]) -> array[int]:
+    """What other schedulers can compare: ids of media are this scheduler's own."""
+    if not tokens or min(tokens) >= 0:
+        return tokens
+    return tokens[: next(at for at, token in enumerate(tokens) if token < 0)]
+
+
 def described(model_id: str, view: RoutingView, secret: bytes) -> ModelRouting:
-    hashed = [block_hashes(tokens, scope, secret=secret) for scope, tokens in view.cached.prefixes]
+    hashed = [
+        block_hashes(text_before_media(tokens), scope, secret=secret)
+        for scope, tokens in view.cached.prefixes
+    ]
     digest = digest_of(hashed, 0)
     return ModelRouting(
         model_id=model_id,

@@ -126,9 +126,9 @@ PLANTED = (
         "policy_prefix",
         "the whole prompt is reused",
         "core/kv/matching.py",
-        "common = common_prefix(job.known, prefix.tokens, min(len(job.known) - 1, held))"
+        "common = job.cut(common_prefix(job.known, prefix.tokens, min(len(job.known) - 1, held)))"
         "\n    if common == 0:\n        return None\n    if sequence.slot is None:",
-        "common = common_prefix(job.known, prefix.tokens, min(len(job.known), held))"
+        "common = job.cut(common_prefix(job.known, prefix.tokens, min(len(job.known), held)))"
         "\n    if common == 0:\n        return None\n    if sequence.slot is None:",
     ),
     _planted(

@@ -17,7 +17,7 @@ from stretto.rpc import messages as m
 from stretto.rpc.connection import memory_pair
 from stretto.rpc.routing import RoutingParams
 from stretto.worker.catalogue import Catalogue, Launch
-from stretto.worker.routing import exchange
+from stretto.worker.routing import exchange, text_before_media
 from stretto.worker.server import WorkerServer
 from tests.system.process.client import Client
 from tests.unit.core.rig import Rig, ask, streams
@@ -81,3 +81,11 @@ def test_service_elsewhere_reaches_the_scheduler():
     assert rig.state.accounts.of("a").served == before + 500
     assert view.service["a"].served == pytest.approx(before)
     assert view.backlog.occupied == 2
+
+
+def test_routers_hear_only_of_the_text_before_a_picture():
+    """Ids of media are one scheduler's own: another replica gives them to other pictures."""
+    text = array("i", [5, 6, 7])
+    assert text_before_media(text) == text
+    assert text_before_media(text + array("i", [-3, -3, 8])) == text
+    assert text_before_media(array("i")) == array("i")

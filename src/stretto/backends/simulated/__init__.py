@@ -14,6 +14,7 @@ from stretto.backends.simulated.faults import NO_FAULTS, FaultScript, NoFaults, 
 from stretto.backends.simulated.memory import ContractError, PagedMemory, make_memory
 from stretto.backends.simulated.model import LatencyModel, SimulatedModel, cell_scope
 from stretto.core.capabilities import Capabilities
+from stretto.core.media import MEDIA_ROW, MediaPlace, place_of, rows_alike
 from stretto.core.ops import WRITES, OpKind, OpResult, check_order
 from stretto.core.request import AdapterGroup, Request
 from stretto.core.tick import PENDING_TOKEN, Binding, Outcome, PassFailure, PromptScores, Span, Tick
@@ -50,6 +51,7 @@ class SimulatedBackend:
         self._outcomes: deque[Outcome] = deque()
         self._broken: TickFaults | None = None
         self._adapters: AdapterGroup = ()  # of the last pass
+        self.encoded: set[bytes] = set()  # digests of media whose rows it has
         self.faults_hit: Counter[str] = Counter()
 
     # --- the protocol ----------------------------------------------------------------------------
@@ -68,6 +70,7 @@ class SimulatedBackend:
             return
         check_order(tick.ops)
         self._check_adapters(tick)
+        self._check_media(tick)
         faults = self._faults.at(tick.id)
         outcome = Outcome(tick.id, op_results=tuple(self._execute(tick, faults)))
         broken = {
@@ -99,6 +102,31 @@ class SimulatedBackend:
         for slot in tick.slots if self.capabilities.one_group else ():
             if self._bound[slot].request.adapters != tick.adapters:
                 raise ContractError(f"slot {slot} has rows in a pass with other adapters than its own")
+
+    def _check_media(self, tick: Tick) -> None:
+        """A span is all tokens, or encoded rows of one picture; all of them where it is computed whole."""
+        chunks = {chunk.span: MediaPlace(chunk.number, chunk.offset) for chunk in tick.media}
+        at = 0
+        for index, span in enumerate(tick.spans()):
+            tokens, at = tick.tokens[at : at + span.rows], at + span.rows
+            media, place = self._bound[span.slot].request.media, chunks.get(index)
+            if place != place_of(media, span.start):
+                raise ContractError(f"slot {span.slot} has rows of media, and the tick names others: {place}")
+            if rows_alike(media, span.start, span.start + span.rows) != span.rows:
+                raise ContractError(f"slot {span.slot} has tokens and rows of media in one span")
+            if place is None:
+                if min(tokens) < PENDING_TOKEN:
+                    raise ContractError(f"slot {span.slot} has media where its request has text")
+                continue
+            item = media[place.number]
+            if item.whole and span.rows != item.rows:
+                raise ContractError(
+                    f"slot {span.slot} has {span.rows} of {item.rows} rows that belong together"
+                )
+            if item.digest not in self.encoded:
+                raise ContractError(f"slot {span.slot} has rows of media that are not encoded")
+            if max(tokens) >= MEDIA_ROW or min(tokens) != max(tokens):
+                raise ContractError(f"slot {span.slot} has rows of one picture with several ids")
 
     def _execute(self, tick: Tick, faults: TickFaults) -> list[OpResult]:
         results: list[OpResult] = []
@@ -180,7 +208,12 @@ class SimulatedBackend:
         last = self._sampled.get(span.slot, self.model.eos)
         known = [last if token == PENDING_TOKEN else token for token in tokens]
         generated = decodes and span.start >= len(request.tokens)  # the last row of a prompt is a prompt row
-        cells = self.model.decoded(scope, known) if generated else self.model.cells(scope, known)
+        place = place_of(request.media, span.start)
+        if place is not None:
+            item = request.media[place.number]
+            cells = self.model.media_cells(scope, item, place.offset, len(tokens))
+        else:
+            cells = self.model.decoded(scope, known) if generated else self.model.cells(scope, known)
         self.memory.append(span.sequence, span.start, cells)
 
     def _run_span(

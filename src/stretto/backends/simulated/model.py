@@ -1,8 +1,8 @@
 """The simulated model: the next token is a hash of the scope, the whole prefix and the seed.
 
 Any leak between requests or tenants, any gap, any stale cell changes the output. A cell stands for a row of a
-real KV cache: here it is the token and the scope that computed it. `LatencyModel` gives ticks a duration,
-optionally with the cost cliff of CPU kernels.
+real KV cache: here it is the token, or the row of a picture, and the scope that computed it. `LatencyModel`
+gives ticks a duration, optionally with the cost cliff of CPU kernels.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from stretto.core.media import MediaRows
 from stretto.core.request import Request, Scope
 
 POISON = -(1 << 40)
 DECODED = 1 << 20  # in a cell: written by a decode row, if that makes a difference
 DRAFTED = 1 << 21  # several rows of a sequence in one decode span
+MEDIA = 1 << 22  # a row of a picture or a sound
 
 
 class SimulatedAdapter(NamedTuple):
@@ -65,6 +67,20 @@ class SimulatedModel:
         bits = self.scope_bits(scope)
         return array("q", [bits | token for token in tokens])
 
+    def media_cells(self, scope: Scope, item: MediaRows, offset: int, count: int) -> array[int]:
+        """Rows of a picture: each depends on the picture and on which row of it this is."""
+        bits = self.scope_bits(scope) ^ zlib.crc32(item.digest) << 24
+        return array("q", [bits | MEDIA | row for row in range(offset, offset + count)])
+
+    def prompt_cells(self, request: Request) -> array[int]:
+        scope = cell_scope(request)
+        cells, at = array("q"), 0
+        for item in request.media:
+            cells += self.cells(scope, request.tokens[at : item.start])
+            cells += self.media_cells(scope, item, 0, item.rows)
+            at = item.end
+        return cells + self.cells(scope, request.tokens[at:])
+
     def next_token(self, cells: bytes, seed: int) -> int:
         value = zlib.crc32(cells, seed & 0xFFFFFFFF) ^ (len(cells) * 2654435761 & 0xFFFFFFFF)
         if value % self.eos_every == 0:
@@ -82,7 +98,7 @@ class SimulatedModel:
     def continuation(self, request: Request, *, count: int) -> array[int]:
         """The expected output of a request, computed in isolation: the oracle of simulator and tests."""
         scope = cell_scope(request)
-        cells = self.cells(scope, request.tokens)
+        cells = self.prompt_cells(request)
         stops = frozenset() if request.params.ignore_eos else request.params.stop_token_ids
         output: array[int] = array("i")
         while len(output) < count:

@@ -33,7 +33,7 @@ def _in_sequence(table: SequenceTable, sequence: Sequence, job: Job) -> Source |
     ):
         return None
     held = prefix.usable(job)
-    common = common_prefix(job.known, prefix.tokens, min(len(job.known) - 1, held))
+    common = job.cut(common_prefix(job.known, prefix.tokens, min(len(job.known) - 1, held)))
     if common == 0:
         return None
     if sequence.slot is None:
@@ -70,7 +70,7 @@ def _in_snapshot(table: SequenceTable, snapshot: Snapshot, job: Job) -> Source |
     if not snapshot.ready and prefix.reserved_for != job.id:  # its own SAVE runs before its RESTORE
         return None
     held = prefix.usable(job)
-    common = common_prefix(job.known, prefix.tokens, min(len(job.known) - 1, held))
+    common = job.cut(common_prefix(job.known, prefix.tokens, min(len(job.known) - 1, held)))
     if common == 0:
         return None
     length, _ = table.reach(prefix, common)
@@ -91,7 +91,7 @@ def _coming(table: SequenceTable, job: Job) -> Donor | None:
             continue
         if not prefix.visible_to(job.scope, job.id):
             continue
-        ahead = common_prefix(job.known, slot.known, min(len(job.known) - 1, prefix.prefilled))
+        ahead = job.cut(common_prefix(job.known, slot.known, min(len(job.known) - 1, prefix.prefilled)))
         if table.can.rewind is not Rewind.ANY:  # only a state saved at a mark, with the rows after it
             last = min(ahead, len(job.known) - 2)
             ahead = max((mark + 1 for mark in slot.checkpoint_at if mark <= last), default=0)
@@ -113,6 +113,7 @@ def _busy(table: SequenceTable, job: Job) -> Donor | None:
         if slot is None or slot.job is None or prefix is None or not prefix.visible_to(job.scope, job.id):
             continue
         common = common_prefix(job.known, slot.known, min(len(job.known) - 1, slot.job.prompt_tokens))
+        common = job.cut(common)
         if table.can_copy(sequence, common) or table.can_copy_by_snapshot(sequence, common):
             continue
         if table.can.rewind is Rewind.CHECKPOINT:

@@ -83,10 +83,8 @@ class PageLedger:
         pages, last = self._chain(job, known, owner)
         cap = min(len(known), len(job.known) - 1)
         whole = len(pages) * self._size
-        length = min(whole, cap)
         _, partial = self._index.closest(last, known[whole : whole + self._size], cap - whole)
-        if partial * WORTH_COPYING >= self._size:
-            length = whole + partial
+        length = job.cut(whole + partial if partial * WORTH_COPYING >= self._size else min(whole, cap))
         if length == 0:
             return None
         return Source(PrefixKind.PAGES, length, length, length, pages[0] if pages else -1, 0.0)
@@ -102,11 +100,9 @@ class PageLedger:
         parent = job.request.fork_of
         for table in self._tables.values():
             slot = table.slot
-            if not parent or slot.job is None or slot.job.id != parent or table.unsettled:
+            if slot.job is None or slot.job.id != parent or slot.job.scope != job.scope or table.unsettled:
                 continue
-            if slot.job.scope != job.scope:
-                continue
-            common = common_prefix(job.known, slot.known, min(len(job.known) - 1, slot.computed))
+            common = job.cut(common_prefix(job.known, slot.known, min(len(job.known) - 1, slot.computed)))
             if common > 0:
                 return Source(PrefixKind.RUNNING, common, common, slot.computed, slot.index, 0.0, slot.index)
         return None
@@ -118,7 +114,7 @@ class PageLedger:
             if slot.job is None or slot.job.scope != job.scope or len(slot.known) - slot.computed <= 1:
                 continue
             limit = slot.job.prompt_tokens if self._exact else len(slot.known)
-            ahead = common_prefix(job.known, slot.known, min(len(job.known) - 1, limit))
+            ahead = job.cut(common_prefix(job.known, slot.known, min(len(job.known) - 1, limit)))
             if ahead > slot.computed and (best is None or ahead > best.length):
                 best = Donor(slot.index, slot.job.id, ahead)
         return best
@@ -157,6 +153,9 @@ class PageLedger:
             and self._copy_page(table, partial, source.length % self._size)
         ):
             length = source.length
+        while length != job.cut(length):  # the copy failed, and the whole pages end inside a picture
+            self._let_go([table.pages.pop()])
+            length -= self._size
         self._tables[slot.index] = table
         slot.sequence = slot.index
         slot.computed = slot.planned = length
