@@ -152,8 +152,9 @@ class Followers:
 
     def send(self, slots: Ints, starts: Ints, counts: Ints | None = None) -> None:
         """A pass that all ranks run; without `counts` one row for each slot."""
-        if self._lost:
-            raise TorchError(self._lost)
+        with self._lock:
+            if self._lost:
+                raise TorchError(self._lost)
         rows = [] if counts is None else counts.tolist()
         order = m.Pass(slots.tolist(), starts.tolist(), rows, self._tables, self._copies)
         for follower in self._all:
@@ -178,10 +179,10 @@ class Followers:
             if self._closing or self._lost:
                 return
             self._lost = reason
-        if self._on_lost is not None:
-            self._on_lost(reason)
-        else:
-            log.error("%s; the model ends", reason)
+            if self._on_lost is not None:
+                self._on_lost(reason)  # may end the process: until then other threads wait here
+            else:
+                log.error("%s; the model ends", reason)
 
     def _described(self, follower: _Process) -> str:
         status = follower.status
