@@ -164,11 +164,13 @@ class Followers:
     # --- ends ------------------------------------------------------------------------------------
 
     def failed(self, error: Exception) -> TorchError:
-        """A pass failed in this process: the ranks are out of step, and the model ends."""
-        for follower in self._all:
-            if follower.ended.wait(NOTICE_S / len(self._all)):
-                break
-        self._lose(f"a pass failed on rank 0 of {self.group.count}: {one_line(str(error))}")
+        """A pass failed in this process: the ranks are out of step, and the model ends.
+
+        Mostly because another one has died. Then that is the reason, whichever thread sees it first.
+        """
+        dead = [each for each in self._all if each.ended.wait(NOTICE_S / len(self._all))]
+        here = f"a pass failed on rank 0 of {self.group.count}: {one_line(str(error))}"
+        self._lose(self._described(dead[0]) if dead else here)
         return TorchError(self._lost)
 
     def _ended(self, follower: _Process) -> None:
