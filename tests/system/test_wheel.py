@@ -83,7 +83,7 @@ def test_the_command_line_and_the_sdk_run(installed: Path, tmp_path: Path) -> No
 
 
 def test_run_answers_with_the_default_model(installed: Path, tmp_path: Path) -> None:
-    question = ["stretto", "run", "-n", "8", "Why is the sky blue?"]
+    question = ["stretto", "run", "-n", "8", "--temperature", "0", "Why is the sky blue?"]
     ended = run(installed, tmp_path, *question, cache=cache_home())
     assert ended.returncode == 0, ended.stderr
     assert "sky" in ended.stdout
