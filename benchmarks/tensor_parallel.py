@@ -1,12 +1,12 @@
 """Tensor parallelism on this machine's CPU: texts of two ranks against one, and `kill -9` of a rank.
 
-    python benchmarks/tensor_parallel.py                    20 kills under 8 streams (a few minutes)
-    python benchmarks/tensor_parallel.py --kills 2 --check  exit status 1 if anything is wrong
+    python benchmarks/tensor_parallel.py [--kills N] [--json FILE] [--check]
 
 A tiny Llama with random weights runs in real, supervised worker processes, once with one rank and once with
 two (gloo). All requests must have the same tokens. Then a follower is killed again and again while streams
 run and wait. Every request must end once; those that had no token must be replayed to their end, those that
 had some end with `runtime_lost`; later requests must have the tokens as before, and no process may remain.
+20 kills under 8 streams take a few minutes. `--check` exits 1 if anything is wrong.
 """
 
 from __future__ import annotations
