@@ -148,7 +148,7 @@ def main() -> int:
     except RuntimeError as error:  # of a collective: another rank has ended
         print(f"a rank ends: {one_line(str(error))}", file=sys.stderr)
         code = 1
-    except Exception:
+    except Exception:  # reported here, because `os._exit` skips what Python would print
         traceback.print_exc()
         code = 1
     sys.stderr.flush()
