@@ -29,6 +29,7 @@ class StreamReply:
     error: str = ""  # the code, if it ended with an error
     first_s: float | None = None
     last_s: float = 0.0
+    gap_s: float = 0.0  # the longest time between two pieces
     head: bytes = b""
     tail: bytes = b""
 
@@ -51,7 +52,10 @@ class _StreamReader(asyncio.Protocol):
             reply.head = data[:_TAIL_BYTES]
         count = data.count(b"data: ")
         if count:
-            reply.first_s = reply.first_s or now_s
+            if reply.first_s is None:
+                reply.first_s = now_s
+            else:
+                reply.gap_s = max(reply.gap_s, now_s - reply.last_s)
             reply.last_s = now_s
             reply.chunks += count
         reply.tail = (reply.tail + data)[-_TAIL_BYTES:]

@@ -15,6 +15,7 @@ FOLDER = ROOT / "benchmarks"
 RESULTS = FOLDER / "results" / "compare-neoverse-n1.json"
 NOT_MEASURING = {
     "attack/run.py",  # the child process of attacks.py
+    "gpu/http_load.py",  # the client processes of gpu/product.py
     "peers/serve.py",  # starts a server for manual experiments
 }
 
