@@ -256,6 +256,13 @@ class ModelSettings(BaseModel):
     """Low-rank adapters (LoRA) that requests may name: {name: path}, or {name: {path: …, scale: 0.5}}."""
     adapters_loaded_max: Annotated[Count, Field(ge=1, le=64)] = 8
     """Adapters in memory at once; the least recently used one that no request needs is dropped."""
+    mmproj: str = "auto"
+    """The projector, for pictures and sounds: a GGUF file, or none. auto: mmproj*.gguf beside the model, if
+    it fits. The simulated backend takes any name and then sees and hears."""
+    n_media_max: Annotated[Count, Field(ge=1, le=4096)] = 16
+    """Pictures and sounds in one request."""
+    media_cache_bytes: Bytes = 256 << 20
+    """Host memory for encoded pictures and sounds that no request needs now."""
     embed_inputs_max: Annotated[Count, Field(ge=1, le=1 << 20)] = 2048
     """Maximum inputs of an embedding request, or documents of a rerank request."""
     embed_batch_tokens: Annotated[Count, Field(ge=1, le=1 << 20)] | Literal["auto"] = "auto"

@@ -30,6 +30,7 @@ class Prompt:
     tokens: PromptTokens
     tags: Tags | None = None
     opened: bool = False
+    media: object = None  # the worker's: which rows are media, and their encodings
 
 
 @cache  # minijinja never frees an environment: one per chat would leak

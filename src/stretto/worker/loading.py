@@ -12,12 +12,14 @@ from typing import Any
 
 from stretto import settings as settings_
 from stretto.backends.adapters import AdapterStore
+from stretto.backends.media import RowStore
 from stretto.rpc.messages import TextSource
 from stretto.settings.places import cache_home
 from stretto.settings.used_by import check_used
 from stretto.worker.adapter_sources import adapter_sources
 from stretto.worker.llamacpp_loading import load_llamacpp
 from stretto.worker.loaded import Beat, LoadedModel, Progress
+from stretto.worker.media import MediaEncoding, media_limits
 from stretto.worker.model import ModelRuntime
 from stretto.worker.torch_loading import load_torch
 
@@ -76,6 +78,7 @@ def _simulated(chosen: settings_.ModelSettings, unused: list[str], beat: Beat | 
 
     window = 8192 if chosen.context_window == "auto" else chosen.context_window
     sources = adapter_sources(chosen)
+    media = _simulated_media(chosen)
     can = Capabilities(
         sequences_max=chosen.n_seq_max,
         window=window,
@@ -83,13 +86,21 @@ def _simulated(chosen: settings_.ModelSettings, unused: list[str], beat: Beat | 
         rows_max=chosen.n_batch,
         adapters=bool(sources),
         one_group=bool(sources),
+        media_rows_max=chosen.n_batch if media is not None else 0,
     )
     if chosen.n_ctx != "auto":
         can = replace(can, share=Share.RANGE, pages=chosen.n_ctx)
     backend = PacedBackend(can, model=SimulatedModel(vocab=512), tick_s=chosen.simulated_tick_ms / 1000)
+    if media is not None:
+        backend.encoded = media.store
     adapters = AdapterStore(sources, lambda *_: SimulatedAdapter(), loaded_max=chosen.adapters_loaded_max)
     runtime = ModelRuntime(
-        backend, SpellingTokenizer(), chosen.limits(), beat=beat, adapters=adapters if sources else None
+        backend,
+        SpellingTokenizer(),
+        chosen.limits(),
+        beat=beat,
+        adapters=adapters if sources else None,
+        media=media,
     )
     description = {
         "model": "simulated",
@@ -103,3 +114,13 @@ def _simulated(chosen: settings_.ModelSettings, unused: list[str], beat: Beat | 
     source = TextSource(kind="spelling", vocab=512, window=runtime.window)
     seeded = chosen.model_copy(update={"seed": chosen.seed or 0})
     return LoadedModel(runtime, seeded, description, text_source=source)
+
+
+def _simulated_media(chosen: settings_.ModelSettings) -> MediaEncoding | None:
+    """Eyes and ears for the simulated backend, if its settings name a projector."""
+    from stretto.backends.simulated.encoder import SimulatedMediaEncoder
+
+    if chosen.mmproj in ("auto", "none"):
+        return None
+    store = RowStore(chosen.media_cache_bytes)
+    return MediaEncoding(SimulatedMediaEncoder(), store, limits=media_limits(chosen))

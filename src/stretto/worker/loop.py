@@ -99,6 +99,14 @@ class EngineLoop:
     def stop(self, request_id: str, tokens_kept: int) -> None:
         self._post(lambda _: self._scheduler.stop(request_id, tokens_kept))
 
+    def encoded(self, request_id: str) -> None:
+        """All media of a request are encoded."""
+        self._post(lambda now: self._scheduler.encoded(request_id, now))
+
+    def encoding_failed(self, request_id: str, code: str) -> None:
+        """A request ends with this error, because media of it cannot be encoded."""
+        self._post(lambda now: self._scheduler.encoding_failed(request_id, code, now))
+
     def drain(self) -> None:
         """Reject new requests, end queued ones, let running ones finish."""
         self._post(self._scheduler.drain)

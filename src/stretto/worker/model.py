@@ -31,6 +31,7 @@ from stretto.text.tokenizer import Tokenizer
 from stretto.worker.grammars import Grammars, byte_words
 from stretto.worker.inspection import SchedulerView, TickRecord
 from stretto.worker.loop import EngineLoop, LoopStats
+from stretto.worker.media import MediaEncoding, PlacedMedia
 from stretto.worker.output import OutputPump, OutputStream
 
 T = TypeVar("T")
@@ -74,6 +75,7 @@ class ModelRuntime:
         threads: Callable[[], int] = lambda: 0,
         late_work: Callable[[], tuple[int, int]] = lambda: (0, 0),
         adapters: AdapterStore[Any] | None = None,
+        media: MediaEncoding | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
@@ -84,6 +86,7 @@ class ModelRuntime:
         self._threads = threads
         self._late_work = late_work
         self.adapters = adapters
+        self.media = media
         self._numbers = itertools.count(1)
         self.measures = Measures()
         self._observers: tuple[Callable[[Events], None], ...] = (self.measures.take,)
@@ -96,6 +99,8 @@ class ModelRuntime:
         self._loop = EngineLoop(backend, limits, self._deliver, clock=clock, beat=beat)
         self._pump.start()
         self._loop.start()
+        if media is not None:
+            media.start(self._loop.encoded, self._loop.encoding_failed)
 
     @property
     def window(self) -> int:
@@ -172,26 +177,33 @@ class ModelRuntime:
         self._pump.register(request_id, stream)
         if call.lease is not None:
             self._leases[request_id] = call.lease
-        deadline_s = None if call.timeout_s is None else self._clock() + call.timeout_s
-        self._loop.submit(
-            Request(
-                id=request_id,
-                tokens=call.prompt.tokens.tokens,
-                params=self._fitting(call),
-                boundaries=call.prompt.tokens.boundaries,
-                priority=call.priority,
-                tenant=call.tenant,
-                cache_salt=call.cache_salt,
-                adapters=call.adapters,
-                deadline_s=deadline_s,
-                fork_of=call.fork_of,
-                streamed=call.streamed,
-                resumed=array("i", call.resumed),
-                predicted=array("i", call.predicted),
-                progress=call.progress,
-            )
-        )
+        placed = call.prompt.media if isinstance(call.prompt.media, PlacedMedia) else None
+        if placed is not None and self.media is not None:
+            self.media.admit(request_id, placed)
+        self._loop.submit(self._request(request_id, call, placed))
+        if placed is not None and self.media is not None:
+            self.media.go(request_id)
         return request_id
+
+    def _request(self, request_id: str, call: PreparedRequest, placed: PlacedMedia | None) -> Request:
+        deadline_s = None if call.timeout_s is None else self._clock() + call.timeout_s
+        return Request(
+            id=request_id,
+            tokens=call.prompt.tokens.tokens,
+            params=self._fitting(call),
+            boundaries=call.prompt.tokens.boundaries,
+            priority=call.priority,
+            tenant=call.tenant,
+            cache_salt=call.cache_salt,
+            adapters=call.adapters,
+            deadline_s=deadline_s,
+            fork_of=call.fork_of,
+            streamed=call.streamed,
+            resumed=array("i", call.resumed),
+            predicted=array("i", call.predicted),
+            progress=call.progress,
+            media=placed.rows if placed is not None else (),
+        )
 
     def _fitting(self, call: PreparedRequest) -> SamplingParams:
         """Limit max_tokens to the room in the window, so that a grammar can close its text in time."""
@@ -279,6 +291,8 @@ class ModelRuntime:
         with self._closing:
             self._loop.close()
             self._pump.close()
+            if self.media is not None:
+                self.media.close()
         for subscription in self._subscriptions:
             subscription.close()
         self.grammars.close()
@@ -287,6 +301,7 @@ class ModelRuntime:
         for observer in self._observers:
             observer(events)
         self._pump.deliver(events)
-        if self._leases:
-            for end in events.ends:
-                self._leases.pop(end.request_id, None)
+        for end in events.ends:
+            self._leases.pop(end.request_id, None)
+            if self.media is not None:
+                self.media.ended(end.request_id)

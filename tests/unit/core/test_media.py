@@ -37,7 +37,7 @@ def seeing(slots: int = 4, **more):
 
 def rig(can=None, **limits) -> Rig:
     made = Rig(Limits(**{"cache_min_tokens": 1} | limits), can or seeing(limits.get("n_seq_max", 4)))
-    made.backend.encoded |= {CAT, DOG}
+    made.backend.encoded = {CAT, DOG}
     return made
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from stretto.backends.simulated.faults import NO_FAULTS, FaultScript, NoFaults, TickFaults
 from stretto.backends.simulated.memory import ContractError, PagedMemory, make_memory
@@ -51,7 +51,7 @@ class SimulatedBackend:
         self._outcomes: deque[Outcome] = deque()
         self._broken: TickFaults | None = None
         self._adapters: AdapterGroup = ()  # of the last pass
-        self.encoded: set[bytes] = set()  # digests of media whose rows it has
+        self.encoded: Container[bytes] = set()  # digests of media whose rows it has
         self.faults_hit: Counter[str] = Counter()
 
     # --- the protocol ----------------------------------------------------------------------------
