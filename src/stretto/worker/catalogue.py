@@ -134,7 +134,8 @@ class Catalogue:
 
 def _id_of(name: str) -> str:
     """File name for a path, otherwise the name itself."""
-    return Path(name).stem if name.endswith(".gguf") or name.startswith(("/", "./", "~")) else name
+    is_path = name.endswith(".gguf") or name.startswith(("/", "./", "../", "~"))
+    return Path(name).name.removesuffix(".gguf") if is_path else name
 
 
 def _default_name() -> str:

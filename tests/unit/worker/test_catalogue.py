@@ -37,6 +37,12 @@ def test_a_requested_model_name_is_never_used_as_a_path(name, tmp_path):
         Catalogue(Launch(cache_dir=str(tmp_path))).resolve(name)
 
 
+def test_a_folder_is_served_by_its_whole_name(tmp_path):
+    folder = tmp_path / "Tiny-0.6B"
+    catalogue = Catalogue(Launch(models=(str(folder),), cache_dir=str(tmp_path)))
+    assert catalogue.ids() == ("Tiny-0.6B",)
+
+
 def test_pulled_models_are_served_by_name_and_near_misses_get_a_hint(tmp_path):
     folder = tmp_path / "models" / "user" / "repo"
     folder.mkdir(parents=True)

@@ -1,19 +1,28 @@
-"""CUDA graphs of the decode pass, one per (row bucket, sampling mode, adapters or none).
+"""CUDA graphs of the decode pass: one of the layers per row bucket, and one of head and sampler per mode.
 
-All share one memory pool, because they never run at the same time. A capture takes tens of milliseconds, so
-all are captured before a model is ready (see `warm_up`).
+A pass replays both. Capturing the layers takes tens of milliseconds and does not depend on the mode, so there
+is one for all modes. All share one memory pool, because they never run at the same time, and all are captured
+before a model is ready (see `warm_up`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from stretto.backends.torch.ops import SampledTokens, SamplingMode
+from stretto.backends.torch.ops import SamplingMode
 
-Key = tuple[int, SamplingMode, bool]  # rows, mode, whether rows have adapters
+
+class Key(NamedTuple):
+    """Without a mode: the layers."""
+
+    rows: int
+    adapted: bool
+    mode: SamplingMode | None = None
+
+
 STEPS = ((8, 2), (32, 8), (128, 16), (512, 32), (1 << 20, 128))  # (rows up to, step)
 
 
@@ -27,23 +36,25 @@ def buckets_up_to(rows: int) -> tuple[int, ...]:
 
 
 class Recorded(Protocol):
-    """Passes that are captured once and replayed. `capture` calls `run` at least once."""
+    """Work that is captured once and replayed. `capture` calls `run` at least once."""
 
     def __contains__(self, key: Key) -> bool: ...
-    def capture(self, key: Key, run: Callable[[], SampledTokens]) -> None: ...
-    def replay(self, key: Key) -> SampledTokens: ...
+    def capture(self, key: Key, run: Callable[[], object]) -> None: ...
+    def replay(self, key: Key) -> Any:
+        """What `run` returned, in static memory."""
+        ...
 
 
 class Graphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
-        self._graphs: dict[Key, tuple[Any, SampledTokens]] = {}
+        self._graphs: dict[Key, tuple[Any, object]] = {}
 
     def __contains__(self, key: Key) -> bool:
         return key in self._graphs
 
-    def capture(self, key: Key, run: Callable[[], SampledTokens]) -> None:
+    def capture(self, key: Key, run: Callable[[], object]) -> None:
         """Calls `run` twice: once to compile and allocate, once to capture."""
         run()
         torch.cuda.synchronize(self._device)
@@ -51,10 +62,10 @@ class Graphs:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            sampled = run()
-        self._graphs[key] = (graph, sampled)
+            result = run()
+        self._graphs[key] = (graph, result)
 
-    def replay(self, key: Key) -> SampledTokens:
-        graph, sampled = self._graphs[key]
+    def replay(self, key: Key) -> Any:
+        graph, result = self._graphs[key]
         graph.replay()
-        return sampled
+        return result

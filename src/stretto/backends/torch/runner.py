@@ -1,18 +1,20 @@
 """Runs passes: a flat ragged batch of any spans, or a decode batch of one row per slot.
 
 The decode batch is the hot path: its inputs are in one static buffer, everything from the block tables to the
-sampled ids is computed on the device, and on CUDA it is a graph per batch-size bucket and sampling mode (see
+sampled ids is computed on the device, and on CUDA it is two graphs, the layers and then head and sampler (see
 `graphs`, `modes`). Prompts are in mixed batches, which run eagerly: they are large enough to hide launch
 overhead.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
 from stretto.backends.torch import ops
-from stretto.backends.torch.graphs import Recorded, buckets_up_to
+from stretto.backends.torch.graphs import Key, Recorded, buckets_up_to
 from stretto.backends.torch.inputs import DecodeInputs, decode_inputs, keep_last
 from stretto.backends.torch.measuring import MeasuredRows, measure
 from stretto.backends.torch.models import CausalModel, Step
@@ -24,6 +26,14 @@ from stretto.backends.torch.pool import KvPool
 from stretto.backends.torch.ragged import Ragged, ragged_inputs
 from stretto.backends.torch.staging import Staging
 from stretto.backends.torch.tables import Tables
+
+
+class DecodeRows(NamedTuple):
+    """A decode pass after its last layer: what the head and the sampler need."""
+
+    inputs: DecodeInputs
+    x: torch.Tensor
+    residual: torch.Tensor | None
 
 
 class Runner:
@@ -64,15 +74,17 @@ class Runner:
         bucket = next(b for b in self._buckets if b >= count) if self._padded else count
         mode = self._mode(mode)
         inputs = self._inputs[: 3 * bucket]
-        graph = self._graph(bucket, mode, adapted=adapted)
+        recorded = self._graph(bucket, mode, adapted=adapted)
         pad = np.full(bucket - count, -1, dtype=np.int32)
         slots = np.concatenate([batch.slots, np.full(bucket - count, self.padding_slot, dtype=np.int32)])
         inputs.copy_(self._staging.pack(slots, batch.starts, pad, batch.tokens, pad), non_blocking=True)
         if self._followers is not None:
             self._followers.send(slots, np.concatenate([batch.starts, pad]))
-        if graph is None:
+        if recorded is None:
             return self._decode(bucket, mode, adapted=adapted)
-        return graph.replay((bucket, mode, adapted))
+        recorded.replay(Key(bucket, adapted))
+        sampled: SampledTokens = recorded.replay(Key(bucket, adapted, mode))
+        return sampled
 
     def _mode(self, mode: SamplingMode) -> SamplingMode:
         return prepared_mode(mode) if self._padded else mode
@@ -81,7 +93,7 @@ class Runner:
         """The graphs, if they have this one; before `seal` it is captured when it is missing."""
         if self._graphs is None:
             return None
-        if (bucket, mode, adapted) not in self._graphs:
+        if Key(bucket, adapted, mode) not in self._graphs:
             if self._sealed:
                 return None
             self._capture(bucket, mode, adapted=adapted)
@@ -130,9 +142,14 @@ class Runner:
 
     def _capture(self, bucket: int, mode: SamplingMode, *, adapted: bool) -> None:
         """A run with padding rows only compiles missing kernels and changes nothing."""
-        assert self._graphs is not None
+        graphs, layers = self._graphs, Key(bucket, adapted)
+        assert graphs is not None
         self._set_padding(bucket)
-        self._graphs.capture((bucket, mode, adapted), lambda: self._decode(bucket, mode, adapted=adapted))
+        if layers not in graphs:
+            graphs.capture(layers, lambda: self._layers(bucket, adapted=adapted))
+            self.captures += 1
+        rows = graphs.replay(layers)
+        graphs.capture(Key(bucket, adapted, mode), lambda: self._choose(rows, mode))
         self.captures += 1
 
     def _set_padding(self, bucket: int) -> None:
@@ -148,11 +165,19 @@ class Runner:
         )
 
     def _decode(self, bucket: int, mode: SamplingMode, *, adapted: bool = False) -> SampledTokens:
+        return self._choose(self._layers(bucket, adapted=adapted), mode)
+
+    def _layers(self, bucket: int, *, adapted: bool) -> DecodeRows:
         found = decode_inputs(self._inputs[: 3 * bucket].view(3, bucket), self._tables)
         step = decode_step(found, self._steps[: bucket + 1])
         step.adapter_scales = self._scales(found.slots, adapted=adapted)
         with pdl_for(bucket, self.model.shape.hidden):
-            logits = self.model.logits(found.tokens, step, self._pool.layers)
+            return DecodeRows(found, *self.model.hidden(found.tokens, step, self._pool.layers))
+
+    def _choose(self, rows: DecodeRows, mode: SamplingMode) -> SampledTokens:
+        found = rows.inputs
+        with pdl_for(len(found.slots), self.model.shape.hidden):
+            logits = self.model.head(rows.x, rows.residual)
         return self._sample(logits, found.slots, found.output_index, found.context_lens, mode)
 
     # --- ragged ----------------------------------------------------------------------------------

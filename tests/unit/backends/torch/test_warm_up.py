@@ -69,7 +69,7 @@ def test_after_the_warm_up_nothing_is_captured_and_texts_are_the_same():
     warm.warm_up(seen.append)
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
-    assert warm.runner.captures == len(warm.runner.buckets) * len(PREPARED)
+    assert warm.runner.captures == len(warm.runner.buckets) * (1 + len(PREPARED))  # layers, then each mode
     texts = Loop(warm).run(mixed_requests())
     assert warm.late_work == (0, 0)
     assert texts == Loop(make_backend("qwen3", slots=4)).run(mixed_requests())

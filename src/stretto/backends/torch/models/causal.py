@@ -73,6 +73,10 @@ class CausalModel:
         if output_rows is not None:
             x = x.index_select(0, output_rows)
             residual = None if residual is None else residual.index_select(0, output_rows)
+        return self.head(x, residual)
+
+    def head(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """[rows, vocab], of what `hidden` returned."""
         x, _ = self._norm(x, residual)
         assert self._head is not None
         return ops.linear(x, self._head)
