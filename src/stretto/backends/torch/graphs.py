@@ -15,7 +15,7 @@ import torch
 from stretto.backends.torch.ops import SamplingMode
 
 
-class Key(NamedTuple):
+class GraphKey(NamedTuple):
     """Without a mode: the layers."""
 
     rows: int
@@ -38,9 +38,9 @@ def buckets_up_to(rows: int) -> tuple[int, ...]:
 class Recorded(Protocol):
     """Work that is captured once and replayed. `capture` calls `run` at least once."""
 
-    def __contains__(self, key: Key) -> bool: ...
-    def capture(self, key: Key, run: Callable[[], object]) -> None: ...
-    def replay(self, key: Key) -> Any:
+    def __contains__(self, key: GraphKey) -> bool: ...
+    def capture(self, key: GraphKey, run: Callable[[], object]) -> None: ...
+    def replay(self, key: GraphKey) -> Any:
         """What `run` returned, in static memory."""
         ...
 
@@ -49,12 +49,12 @@ class Graphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
-        self._graphs: dict[Key, tuple[Any, object]] = {}
+        self._graphs: dict[GraphKey, tuple[Any, object]] = {}
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: GraphKey) -> bool:
         return key in self._graphs
 
-    def capture(self, key: Key, run: Callable[[], object]) -> None:
+    def capture(self, key: GraphKey, run: Callable[[], object]) -> None:
         """Calls `run` twice: once to compile and allocate, once to capture."""
         run()
         torch.cuda.synchronize(self._device)
@@ -65,7 +65,7 @@ class Graphs:
             result = run()
         self._graphs[key] = (graph, result)
 
-    def replay(self, key: Key) -> Any:
+    def replay(self, key: GraphKey) -> Any:
         graph, result = self._graphs[key]
         graph.replay()
         return result

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from stretto.backends.torch import ops
-from stretto.backends.torch.graphs import Key, Recorded, buckets_up_to
+from stretto.backends.torch.graphs import GraphKey, Recorded, buckets_up_to
 from stretto.backends.torch.inputs import DecodeInputs, decode_inputs, keep_last
 from stretto.backends.torch.measuring import MeasuredRows, measure
 from stretto.backends.torch.models import CausalModel, Step
@@ -82,8 +82,8 @@ class Runner:
             self._followers.send(slots, np.concatenate([batch.starts, pad]))
         if recorded is None:
             return self._decode(bucket, mode, adapted=adapted)
-        recorded.replay(Key(bucket, adapted))
-        sampled: SampledTokens = recorded.replay(Key(bucket, adapted, mode))
+        recorded.replay(GraphKey(bucket, adapted))
+        sampled: SampledTokens = recorded.replay(GraphKey(bucket, adapted, mode))
         return sampled
 
     def _mode(self, mode: SamplingMode) -> SamplingMode:
@@ -93,7 +93,7 @@ class Runner:
         """The graphs, if they have this one; before `seal` it is captured when it is missing."""
         if self._graphs is None:
             return None
-        if Key(bucket, adapted, mode) not in self._graphs:
+        if GraphKey(bucket, adapted, mode) not in self._graphs:
             if self._sealed:
                 return None
             self._capture(bucket, mode, adapted=adapted)
@@ -142,14 +142,14 @@ class Runner:
 
     def _capture(self, bucket: int, mode: SamplingMode, *, adapted: bool) -> None:
         """A run with padding rows only compiles missing kernels and changes nothing."""
-        graphs, layers = self._graphs, Key(bucket, adapted)
+        graphs, layers = self._graphs, GraphKey(bucket, adapted)
         assert graphs is not None
         self._set_padding(bucket)
         if layers not in graphs:
             graphs.capture(layers, lambda: self._layers(bucket, adapted=adapted))
             self.captures += 1
         rows = graphs.replay(layers)
-        graphs.capture(Key(bucket, adapted, mode), lambda: self._choose(rows, mode))
+        graphs.capture(GraphKey(bucket, adapted, mode), lambda: self._choose(rows, mode))
         self.captures += 1
 
     def _set_padding(self, bucket: int) -> None:
