@@ -96,6 +96,8 @@ class Repeated:
 
     def replay(self, key):
         run, result = self.runs[key]
+        if key.mode is not None:
+            return run()  # on a CPU nobody copies it before the next pass
         for kept, new in zip(tensors(result), tensors(run()), strict=True):
             kept.copy_(new)
         return result

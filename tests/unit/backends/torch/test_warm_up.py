@@ -135,7 +135,7 @@ def test_a_model_is_ready_only_when_everything_is_captured(monkeypatch):
     stats = asyncio.run(run())
     assert list(dict.fromkeys(stages)) == ["loading", "compiling", "ready"]
     assert shares == sorted(shares)
-    assert captured["ready"] == 2 * len(PREPARED)
+    assert captured["ready"] == 2 * (1 + len(PREPARED))  # layers, then each mode
     assert (stats.late_compiles, stats.late_captures) == (0, 0)
 
 
