@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from itertools import chain, repeat
 
 from stretto.core import victims
-from stretto.core.capabilities import Rewind
+from stretto.core.draft_rows import NO_DRAFTS, DraftRows
 from stretto.core.media import is_whole, place_of
 from stretto.core.prefill_budget import PrefillSharer, budget_of
 from stretto.core.recovery import Recovery
@@ -32,8 +32,6 @@ from stretto.core.slot import Slot
 from stretto.core.state import State
 from stretto.core.tick import PENDING_TOKEN, End, MediaChunk, PreemptReason, Tick
 from stretto.errors import OutOfMemoryError
-
-NO_DRAFTS: array[int] = array("i")
 
 
 class RowPlanner:
@@ -47,9 +45,16 @@ class RowPlanner:
         # with alternating ticks, by group: the last tick was for decode
         self._prompts_next: dict[AdapterGroup, bool] = {}
         self._exact = state.exact
+        self._drafts = DraftRows(state, self._budget) if DraftRows.possible(state) else None
 
     def fill(self, tick: Tick) -> list[Slot]:
         """Write rows for every slot that can have some. Returns the slots in the order of the spans."""
+        spans = self._fill(tick)
+        if self._state.drafting and self._drafts is not None:
+            self._drafts.ask(tick, spans)
+        return spans
+
+    def _fill(self, tick: Tick) -> list[Slot]:
         running = self._allowed()
         if not self._state.can.one_group:
             return self._fill_group(tick, running, ())
@@ -113,7 +118,8 @@ class RowPlanner:
 
     def _plan_decode(self, ready: Sequence[Slot]) -> tuple[list[Slot], dict[int, array[int]]]:
         decode = self._reserve_decode([s for s in ready if not s.pending or _may_run_ahead(s)])
-        return decode, self._plan_drafts(decode)
+        drafts = self._drafts.plan(decode) if self._state.drafting and self._drafts is not None else {}
+        return decode, drafts
 
     # --- memory ----------------------------------------------------------------------------------
 
@@ -138,33 +144,6 @@ class RowPlanner:
             else:
                 state.finish(slot, End.FAILED, OutOfMemoryError.code)
         return False
-
-    # --- speculation -----------------------------------------------------------------------------
-
-    def _plan_drafts(self, decode: list[Slot]) -> dict[int, array[int]]:
-        """Proposals to verify: those that pay, within the budget and what the model can take back."""
-        state = self._state
-        drafting = [s for s in decode if s.drafts and not s.pending]
-        if not drafting or state.can.rewind is Rewind.CHECKPOINT or self._exact:
-            return {}  # several rows of a sequence may round differently from one
-        spare = min(self._budget, state.can.outputs_max) - len(decode)
-        most = state.can.rewind_tokens if state.can.rewind is Rewind.WINDOW else spare
-        lengths = [(slot, count) for slot in drafting if (count := self._draft_length(slot, most)) > 0]
-        counts = state.drafts.choose(decode, lengths, spare) if lengths else {}
-        if state.can.equal_spans and counts:
-            counts = dict.fromkeys(counts, min(counts.values()))
-        plans: dict[int, array[int]] = {}
-        for slot, _ in lengths:
-            count = counts.get(slot.index, 0)
-            if count > 0 and state.ledger.reserve(slot, slot.planned + 1 + count):
-                plans[slot.index] = slot.drafts[:count]
-        return plans
-
-    @staticmethod
-    def _draft_length(slot: Slot, most: int) -> int:
-        job = slot.job
-        assert job is not None
-        return max(0, min(len(slot.drafts), job.length_max - len(slot.known) - 1, most))
 
     # --- prompts ---------------------------------------------------------------------------------
 
@@ -254,7 +233,6 @@ class RowPlanner:
         self._write_span(tick, slot, rows, 0 if replays else rows, chain((last,), drafts))
         tick.decode_rows += rows
         tick.decode_spans += 1
-        slot.drafts = NO_DRAFTS
         slot.pending += not replays
 
     def _write_chunks(self, tick: Tick, shares: Sequence[tuple[Slot, int]]) -> list[Slot]:
@@ -288,7 +266,11 @@ class RowPlanner:
 
 
 def _may_run_ahead(slot: Slot) -> bool:
-    """Not where a grammar needs the last token on the host, nor where that token may be the final one."""
+    """Not where a grammar or a drafter needs the last token, nor where that token may be the final one."""
     job = slot.job
     assert job is not None
-    return not job.request.params.host_side and len(slot.known) + slot.pending < job.length_max
+    return (
+        not job.request.params.host_side
+        and not slot.proposing
+        and len(slot.known) + slot.pending < job.length_max
+    )

@@ -74,7 +74,7 @@ class Committer:
             ended = self._take_plain(flight, outcome)
         else:
             ended = self._take_mixed(flight, outcome)
-        if outcome.drafts or outcome.extras or outcome.scores:
+        if tick.propose or outcome.drafts or outcome.extras or outcome.scores:
             self._pass_on(flight, outcome)
         for slot, end, reason in ended:
             self._state.finish(slot, end, reason)
@@ -177,8 +177,13 @@ class Committer:
             state.ledger.rollback(slot, slot.computed)
         if outputs > 1:
             slot.planned = slot.computed
-            if end is None:  # the end of a request says nothing about the drafts after it
-                state.drafts.learn(job.drafts, proposed=outputs - 1, accepted=len(taken) - 1)
+            if end is None and slot.proposals:  # the end of a request says nothing about the drafts after it
+                state.drafts.learn(
+                    job.drafts,
+                    proposed=slot.proposals,
+                    accepted=min(len(taken) - 1, slot.proposals),
+                    drafter=slot.drafter,
+                )
         state.events.requests.append(job.id)
         state.events.counts.append(len(taken))
         state.events.tokens.extend(taken)
@@ -197,25 +202,38 @@ class Committer:
         """Drafts for the next tick, and logprobs for the caller."""
         for slot in flight.alive():
             assert slot.job is not None
+            slot.proposing = False
             if slot.index in outcome.drafts:
                 slot.drafts = outcome.drafts[slot.index]
+                slot.drafter = outcome.drafters.get(slot.index, "")
             if slot.index in outcome.extras:
                 self._state.events.extras[slot.job.id] = outcome.extras[slot.index]
             if slot.index in outcome.scores:
                 self._state.events.scores[slot.job.id] = outcome.scores[slot.index]
 
     def _learn(self, tick: Tick, outcome: Outcome) -> None:
-        """Teach the cost model. Decode spans come first in a tick."""
-        spans = tick.decode_spans
+        """Teach the cost model, and what drafts have saved. Decode spans come first in a tick."""
+        state, spans = self._state, tick.decode_spans
         chunks = list(zip(tick.counts[spans:], tick.starts[spans:], strict=True))
         contexts = sum(map(mul, tick.starts[:spans], tick.counts[:spans]))  # drafts attend as well
-        self._state.cost.observe(
+        drafts = tick.decode_rows > spans
+        state.cost.observe(
             rows=tick.decode_rows,
             contexts=contexts,
             chunks=chunks,
             pass_s=outcome.pass_s,
             changed=tick.changes_adapters,
+            passes=state.drafts.passes(tick.sequences[:spans], tick.counts[:spans]) if drafts else 1,
         )
+        if not state.drafting and not drafts:
+            return
+        if spans and not chunks and not tick.changes_adapters:
+            gain, own = state.drafts.gain, sum(tick.starts[:spans])
+            if drafts:
+                gain.verified(spans, own, tokens=len(outcome.tokens), seconds=outcome.pass_s)
+            else:
+                gain.plain(spans, own, outcome.pass_s)
+        state.drafts.drafted(spans, list(tick.propose.values()), outcome.draft_s)
 
     # --- failures --------------------------------------------------------------------------------
 
@@ -242,7 +260,7 @@ class Committer:
         suspects = list(flight.alive())
         for slot in suspects:
             state.ledger.overrun(slot)
-            slot.planned, slot.pending = slot.computed, 0
+            slot.planned, slot.pending, slot.proposing = slot.computed, 0, False
         if outcome.failure is PassFailure.VOID:
             return
         state.note(event_names.PASS_FAILED, None, -1, len(flight.slots))

@@ -1,6 +1,7 @@
 """How long a tick takes, learned from ticks: what the prefill budget is spent by.
 
-t = decode + f[chunk] * chunk * (beta + gamma * context), where decode = a + b * rows + c * (sum of contexts).
+t = decode + f[chunk] * chunk * (beta + gamma * context), where decode = a * passes + b * rows + c * (sum of
+contexts); there is one pass, except where drafts make spans unequal and the backend splits it (`verify_s`).
 Fitted as ticks end, from the backend's own `pass_s`, never from wall time. No linear formula sees a kernel's
 cliff (a 63-row chunk can cost twice a 64-row one), hence the factor f per chunk step. The factors of steps
 that are not used drift to that of the one that is: a size that was slow once is tried again. A chunk shorter
@@ -12,6 +13,7 @@ Starts by trusting nothing: the smallest chunk, then twice as much, as measureme
 from __future__ import annotations
 
 from stretto.core.least_squares import LeastSquares
+from stretto.core.row_factors import RowFactors
 
 OUTLIER = 3.0
 OUTLIERS_BELIEVED = 3  # the third outlier in a row is the new truth
@@ -36,14 +38,23 @@ class CostModel:
         self._tile_rows = tile_rows
         self._decode = LeastSquares(3)
         self._prefill = LeastSquares(2)
+        self._row_factors = RowFactors()
         self._factor: dict[int, float] = {}  # chunk in multiples -> measured / predicted
         self._outliers = 0
         self._margin = 1.2  # about the 80th percentile of measured / predicted
         self._chunk_max = max(chunk_max, chunk_multiple)
         self.change_s = 0.0  # what a tick takes longer when its adapters are not those of the tick before
 
-    def decode_s(self, rows: int, contexts: int) -> float:
+    def decode_s(self, rows: float, contexts: float) -> float:
         return self._decode.predict([1.0, rows, contexts]) if rows else 0.0
+
+    def verify_s(self, rows: int, contexts: int, *, passes: int = 1) -> float:
+        """Predicted time of decode rows with drafts among them: the line, and what its rows differ from it.
+
+        `decode_s` is the line alone, which is steady enough to plan prompts by.
+        """
+        factor = self._row_factors.of(rows) if passes == 1 else 1.0
+        return self._decode.predict([passes, rows, contexts]) * factor
 
     def chunk_s(self, chunk: int, context: int) -> float:
         """Predicted time of one prompt's chunk, margin included."""
@@ -78,6 +89,7 @@ class CostModel:
         chunks: list[tuple[int, int]],
         pass_s: float,
         changed: bool = False,
+        passes: int = 1,
     ) -> None:
         """One finished tick: `chunks` are (count, context) of the prompts in it.
 
@@ -94,8 +106,12 @@ class CostModel:
         if changed:
             pass_s = max(pass_s - self.change_s, 0.5 * pass_s)
         if not chunks:
-            if self._believable(pass_s, self._decode.predict([1.0, rows, contexts]), self._decode):
-                self._decode.update([1.0, rows, contexts], pass_s)
+            x = [passes, rows, contexts]
+            predicted_s = self._decode.predict(x)
+            if self._believable(pass_s, predicted_s, self._decode):
+                self._decode.update(x, pass_s)
+                if predicted_s > 0.0 and passes == 1:
+                    self._row_factors.observe(rows, pass_s / predicted_s)
             return
         total = sum(self._computed(count) for count, _ in chunks)
         rest = pass_s - self.decode_s(rows, contexts)

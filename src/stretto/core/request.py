@@ -88,7 +88,7 @@ class SamplingParams:
 
         Such a request is planned only when its last token is known, also with `plan_ahead`.
         """
-        return bool(self.grammar) or self.draft_tokens > 0
+        return bool(self.grammar)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,20 +54,30 @@ class Defer:
 
 
 class DraftRecord:
-    """Draft tokens of a request: how many were verified and accepted, in all and recently."""
+    """Draft tokens of a request: how many were verified and accepted, in all and by drafter recently."""
 
-    __slots__ = ("accepted", "hits", "proposed", "trials", "tries")
+    __slots__ = ("_recent", "accepted", "by_drafter", "proposed", "trials")
 
     def __init__(self) -> None:
         self.proposed = 0
         self.accepted = 0
         self.trials = 0  # ticks with drafts
-        self.hits = 0.0  # accepted, the older the less
-        self.tries = 0.0  # judged, likewise: those after a rejected draft are not
+        self.by_drafter: dict[str, tuple[int, int]] = {}  # proposed, accepted
+        self._recent: dict[str, tuple[float, float]] = {}
 
-    def observe(self, hits: int, tries: int, memory: float) -> None:
-        self.hits = self.hits * memory + hits
-        self.tries = self.tries * memory + tries
+    def of(self, drafter: str) -> tuple[float, float]:
+        """Drafts accepted and judged, the older the less: those after a rejected draft are not judged."""
+        return self._recent.get(drafter, (0.0, 0.0))
+
+    def add(self, drafter: str, proposed: int, accepted: int) -> None:
+        self.proposed += proposed
+        self.accepted += accepted
+        before = self.by_drafter.get(drafter, (0, 0))
+        self.by_drafter[drafter] = (before[0] + proposed, before[1] + accepted)
+
+    def observe(self, drafter: str, hits: int, tries: int, memory: float) -> None:
+        before = self.of(drafter)
+        self._recent[drafter] = (before[0] * memory + hits, before[1] * memory + tries)
 
 
 class Job:
@@ -178,6 +188,7 @@ class Slot:
     __slots__ = (
         "checkpoint_at",
         "computed",
+        "drafter",
         "drafts",
         "epoch",
         "index",
@@ -186,6 +197,8 @@ class Slot:
         "media",
         "pending",
         "planned",
+        "proposals",
+        "proposing",
         "rebuilds",
         "replay_from",
         "room",
@@ -210,6 +223,9 @@ class Slot:
         self.pending = 0  # outputs in flight: known will grow by at least as many
         self.room = 0  # tokens for which the ledger has reserved memory
         self.drafts = _EMPTY  # drafts to verify next
+        self.drafter = ""  # that made them
+        self.proposals = 0  # of the draft rows in flight; the others are padding
+        self.proposing = False  # the tick in flight makes drafts for it
         self.checkpoint_at: tuple[int, ...] = ()  # lengths still ahead at which state is saved
         self.started_s = 0.0
         self.started_at = 0  # tokens computed when this residency began: progress counts from here

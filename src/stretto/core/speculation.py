@@ -1,19 +1,25 @@
 """How many draft tokens each slot verifies in a tick: as many as raise the tokens per second.
 
 A draft is a row of the pass whether or not it is accepted. If the drafts of a slot are accepted with
-probability p each, its n-th draft yields a token with probability p to the n. Drafts are added in the order
-of that probability while expected tokens divided by the predicted time of the pass grow: many for one stream
-whose drafts are good, none beside fifteen others, whose rows already fill the pass.
+probability p each, its n-th draft yields a token with probability p to the n. Of the ways to spend rows
+(`draft_shapes`), the one with the most expected tokens per predicted second is taken: many drafts for one
+stream whose drafts are good, none beside fifteen others, whose rows already fill the pass.
 
-Acceptance is learned for each request, starting from that of all requests. Where no draft is worth its row,
-one slot verifies a few of them now and then, so that both estimates stay current.
+Two decisions in each tick: which of the proposals at hand are verified (`choose`), and which slots make
+proposals for the next tick (`wanted`), because looking for drafts takes time as well. Acceptance is learned
+for each request and drafter, starting from that of all requests. Where no draft is worth its row, one slot
+verifies a few now and then. Measured losses have the last word (`draft_gain`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from stretto.core.cost import CostModel
+from stretto.core.draft_gain import DraftGain
+from stretto.core.draft_shapes import Offer, Shapes
+from stretto.core.least_squares import LeastSquares
 from stretto.core.slot import DraftRecord, Slot
 
 GAIN_MIN = 1.02  # tokens per second with drafts, over those without: less is noise
@@ -22,78 +28,151 @@ PRIOR_WEIGHT = 4.0  # verified drafts that the estimate of all requests counts a
 MEMORY = 0.9  # what a verification leaves of the weight of earlier ones, for a request
 MEMORY_ALL = 0.99  # … and for all of them
 TRIALS_MIN = 8  # verifications before predictions decide
-EXPLORE_EVERY = 64  # ticks without a draft, where there were proposals
+EXPLORE_EVERY, EXPLORE_RARELY = 64, 1024  # ticks without a draft: twice as many after each exploration
 EXPLORE_TOKENS = 2
+EXPLORE_FOR = 8  # ticks in which proposals are looked for, if there are none
+WANTED_FOR = 8  # ticks for which the slots that make proposals stay the same, if the batch does
 
 
 class DraftPlanner:
-    def __init__(self, cost: CostModel) -> None:
+    def __init__(self, cost: CostModel, *, equal_spans: bool = False) -> None:
+        self.gain = DraftGain(cost)
         self._cost = cost
+        self._equal_spans = equal_spans
         self._all = DraftRecord()
+        self._drafter_s = LeastSquares(3)  # depth, drafts, slots -> seconds
         self._idle_ticks = 0
+        self._explore_every = EXPLORE_EVERY
+        self._wanted: dict[int, int] = {}
+        self._wanted_of: tuple[object, ...] = ()
+        self._wanted_for = 0
+
+    # --- decisions -------------------------------------------------------------------------------
 
     def choose(
-        self, decode: Sequence[Slot], proposed: Sequence[tuple[Slot, int]], spare: int
+        self,
+        decode: Sequence[Slot],
+        proposed: Sequence[tuple[Slot, int]],
+        spare: int,
+        *,
+        level_max: int = 0,
     ) -> dict[int, int]:
-        """Drafts that each slot verifies, by slot index, of `proposed` ones, in `spare` rows."""
-        steps = sorted(
-            (-(chance**nth), slot.index, nth, slot.planned)
-            for slot, count in proposed
-            for chance in (self.acceptance(slot),)
-            for nth in range(1, count + 1)
-        )[:spare]
-        worthwhile = self._worthwhile(decode, [(-chance, context) for chance, _, _, context in steps])
-        chosen = {index: nth for _, index, nth, _ in steps[:worthwhile]}
-        if chosen:
-            self._idle_ticks = 0
-            return chosen
-        return self._explore(proposed, spare)
+        """Draft rows of each slot, by slot index, for `proposed` ones, in `spare` rows.
+
+        Where spans must be equal, a slot may get more rows than it has proposals: up to `level_max`.
+        """
+        if not self.gain.allows(len(decode)):
+            return {}
+        best = self._best(decode, proposed, spare, level_max=level_max)
+        if best:
+            self._idle_ticks, self._explore_every = 0, EXPLORE_EVERY
+            return best
+        self._idle_ticks += 1
+        return self._explore(proposed, spare) if spare > 0 and self._exploring() else {}
+
+    def wanted(self, decode: Sequence[Slot], able: Sequence[tuple[Slot, int]], spare: int) -> dict[int, int]:
+        """How many proposals each slot should make for the next tick, of those that it may verify.
+
+        `decode`: the slots that decode in it. The time of the drafter counts here: later it is spent.
+        """
+        if not able or not self.gain.allows(len(decode)):
+            self._wanted_of = ()
+            return {}
+        batch = (len(decode), *(slot.arrival for slot, _ in able))
+        if batch != self._wanted_of or self._wanted_for == 0:
+            self._wanted = self._best(decode, able, spare, level_max=spare, drafting=True)
+            self._wanted_of, self._wanted_for = batch, WANTED_FOR if self._all.trials >= TRIALS_MIN else 1
+        self._wanted_for -= 1
+        if self._wanted:
+            chosen = self._wanted
+            return {slot.index: min(chosen[slot.index], most) for slot, most in able if slot.index in chosen}
+        return self._wanted_to_explore(able)
+
+    def _wanted_to_explore(self, able: Sequence[tuple[Slot, int]]) -> dict[int, int]:
+        """Nothing pays: proposals are made only when it is time to try, and not for long if none is found."""
+        self._idle_ticks += 1
+        if not self._exploring():
+            return {}
+        if self._idle_ticks >= self._explore_every + EXPLORE_FOR:
+            self._explored()
+        return {slot.index: min(count, EXPLORE_TOKENS) for slot, count in able}
 
     def acceptance(self, slot: Slot) -> float:
         """The probability that a draft of this slot is accepted, if those before it were."""
-        overall = (self._all.hits + PRIOR * PRIOR_WEIGHT) / (self._all.tries + PRIOR_WEIGHT)
         assert slot.job is not None
-        own = slot.job.drafts
-        return (own.hits + overall * PRIOR_WEIGHT) / (own.tries + PRIOR_WEIGHT)
+        hits, tries = self._all.of(slot.drafter)
+        overall = (hits + PRIOR * PRIOR_WEIGHT) / (tries + PRIOR_WEIGHT)
+        hits, tries = slot.job.drafts.of(slot.drafter)
+        return (hits + overall * PRIOR_WEIGHT) / (tries + PRIOR_WEIGHT)
 
-    def learn(self, record: DraftRecord, *, proposed: int, accepted: int) -> None:
+    # --- measurements ----------------------------------------------------------------------------
+
+    def learn(self, record: DraftRecord, *, proposed: int, accepted: int, drafter: str = "") -> None:
         """One verification. Drafts after a rejected one were never judged."""
         tries = min(proposed, accepted + 1)
-        record.proposed += proposed
-        record.accepted += accepted
-        record.observe(accepted, tries, MEMORY)
-        self._all.proposed += proposed
-        self._all.accepted += accepted
+        record.add(drafter, proposed, accepted)
+        record.observe(drafter, accepted, tries, MEMORY)
+        self._all.add(drafter, proposed, accepted)
         self._all.trials += 1
-        self._all.observe(accepted, tries, MEMORY_ALL)
+        self._all.observe(drafter, accepted, tries, MEMORY_ALL)
 
-    def _worthwhile(self, decode: Sequence[Slot], steps: Sequence[tuple[float, int]]) -> int:
-        """How many drafts, the most likely first, give the most tokens per second; 0 until it is known.
+    def drafted(self, slots: int, counts: Sequence[int], seconds: float) -> None:
+        """The drafter took so long to make proposals of these lengths, in a tick of `slots` slots."""
+        if counts and seconds > 0.0:
+            self._drafter_s.update([max(counts), sum(counts), len(counts)], seconds)
+            self.gain.drafting(slots, seconds)
 
-        `steps` are chance and context of each.
-        """
+    def passes(self, sequences: Sequence[int], counts: Sequence[int]) -> int:
+        """Passes that the backend makes of decode spans with so many rows."""
+        least = min(counts)
+        if not self._equal_spans or least == max(counts):
+            return 1
+        longer = sorted(sequence for sequence, count in zip(sequences, counts, strict=True) if count > least)
+        return 2 + sum(after - before > 1 for before, after in pairwise(longer))
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _best(
+        self,
+        decode: Sequence[Slot],
+        able: Sequence[tuple[Slot, int]],
+        spare: int,
+        *,
+        level_max: int,
+        drafting: bool = False,
+    ) -> dict[int, int]:
+        """Draft rows with the most tokens per second; empty: no drafts, or not enough is known."""
         contexts = sum(slot.planned for slot in decode)
-        alone_s = self._cost.decode_s(len(decode), contexts)
+        alone_s = self._cost.verify_s(len(decode), contexts)
         if self._all.trials < TRIALS_MIN or alone_s <= 0.0:
-            return 0
-        expected = float(len(decode))
-        best, count = GAIN_MIN * expected / alone_s, 0
-        for extra, (chance, context) in enumerate(steps, 1):
-            expected += chance
-            contexts += context
-            rate = expected / self._cost.decode_s(len(decode) + extra, contexts)
+            return {}
+        offers = [Offer(s.index, s.sequence, count, self.acceptance(s), s.planned) for s, count in able]
+        where = [(slot.index, slot.planned) for slot in decode]
+        shapes = Shapes(where, offers, spare, level_max=level_max if self._equal_spans else None)
+        best, found = GAIN_MIN * len(decode) / alone_s, None
+        for shape in shapes:
+            rows = len(decode) + shape.extra
+            seconds = self._cost.verify_s(rows, contexts + shape.contexts, passes=shape.passes)
+            if drafting:
+                seconds += self._drafter_s.predict([shape.depth, shape.drafts, shape.slots])
+            rate = (len(decode) + shape.expected) / seconds
             if rate > best:
-                best, count = rate, extra
-        return count
+                best, found = rate, shape
+        return shapes.rows_of(found) if found is not None else {}
+
+    def _exploring(self) -> bool:
+        return self._all.trials < TRIALS_MIN or self._idle_ticks >= self._explore_every
 
     def _explore(self, proposed: Sequence[tuple[Slot, int]], spare: int) -> dict[int, int]:
         """Now and then, and until enough is known, the slot that has verified least tries a few."""
-        self._idle_ticks += 1
-        if spare < 1 or (self._all.trials >= TRIALS_MIN and self._idle_ticks < EXPLORE_EVERY):
-            return {}
-        self._idle_ticks = 0
+        self._explored()
         slot, count = min(proposed, key=lambda each: (_verified(each[0]), each[0].index))
         return {slot.index: min(count, EXPLORE_TOKENS, spare)}
+
+    def _explored(self) -> None:
+        self._idle_ticks = 0
+        if self._all.trials >= TRIALS_MIN:
+            self._explore_every = min(EXPLORE_RARELY, 2 * self._explore_every)
 
 
 def _verified(slot: Slot) -> int:

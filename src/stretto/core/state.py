@@ -52,7 +52,7 @@ class State:
             tile_rows=capabilities.tile_rows,
         )
         self.swap_cost = SwapCost(capabilities.snapshot_bytes_per_s)
-        self.drafts = DraftPlanner(self.cost)
+        self.drafts = DraftPlanner(self.cost, equal_spans=capabilities.equal_spans)
         self.media_ids = MediaIds()
         self.slots = [Slot(index) for index in range(limits.n_seq_max)]
         self.active: list[Slot] = []
@@ -61,6 +61,7 @@ class State:
         self.bindings: dict[int, Binding] = {}
         self.unbound: dict[int, None] = {}
         self.in_flight = 0
+        self.drafting = 0  # running requests that may have drafts
         self.service_s: float | None = None  # how long requests hold their slots, recently; None: none ended
         self.missed = 0  # requests that waited too long, or found no place in the queue
         self.now = 0.0
@@ -113,6 +114,7 @@ class State:
                 Started(job.id, self.now - job.arrival_s, job.prompt_tokens, job.cached)
             )
         self.active.append(slot)
+        self.drafting += job.request.params.draft_tokens > 0
         self.bindings[slot.index] = Binding(slot.index, job.request, job.output)
         self.unbound.pop(slot.index, None)
         self.note(
@@ -154,6 +156,7 @@ class State:
         job.prepaid = 0.0
         self.ledger.close(slot, keep, private=private)
         self.active.remove(slot)
+        self.drafting -= job.request.params.draft_tokens > 0
         if self.bindings.pop(slot.index, None) is None:
             self.unbound[slot.index] = None
         slot.epoch += 1

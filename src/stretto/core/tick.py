@@ -78,6 +78,7 @@ class Tick:
     adapters: AdapterGroup = ()  # of all its rows, where a tick has one group (`Capabilities.one_group`)
     changes_adapters: bool = False  # the tick before it had others
     media: tuple[MediaChunk, ...] = ()  # the spans that hold no tokens
+    propose: dict[int, int] = field(default_factory=dict)  # slot -> drafts of the next tick that may pay
 
     def spans(self) -> Iterator[Span]:
         return map(Span, self.slots, self.sequences, self.starts, self.counts, self.outputs)
@@ -124,6 +125,8 @@ class Outcome:
     failed: dict[int, str] = field(default_factory=dict)  # slot -> error code; other slots are not affected
     op_results: tuple[OpResult, ...] = ()
     drafts: dict[int, array[int]] = field(default_factory=dict)  # proposals for the next tick
+    drafters: dict[int, str] = field(default_factory=dict)  # slot -> what made them; several learn apart
+    draft_s: float = 0.0  # what making them took, not part of pass_s
     extras: dict[int, object] = field(default_factory=dict)  # slot -> logprobs and the like, passed through
     scores: dict[int, PromptScores] = field(default_factory=dict)  # slot -> logprobs of prompt tokens
     ran: bool = True  # did rows run where sequences live? Copies between them happen only then

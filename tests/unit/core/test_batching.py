@@ -7,6 +7,7 @@ from array import array
 import pytest
 
 from stretto.core.capabilities import Rewind
+from stretto.core.draft_gain import PLAIN_MIN
 from stretto.core.limits import Limits
 from stretto.core.tick import PENDING_TOKEN, Tick
 from tests.unit.core.rig import Rig, ask, paged, prompt, streams
@@ -174,11 +175,25 @@ def test_prompts_alone_have_every_tick():
 
 def test_drafts_wait_for_the_tick_of_decode():
     rig = apart(2, prefill_chunk=16)
-    rig.accept(ask("d", 3, max_tokens=60))
-    rig.run(until=lambda: len(rig.output("d")) > 1)
+    rig.accept(ask("d", 3, max_tokens=60, draft_tokens=2))
+    rig.run(until=lambda: len(rig.output("d")) > PLAIN_MIN)
     slot = rig.slot_of("d")
     slot.drafts = array("i", [1, 2])
     rig.accept(ask("long", 20, max_tokens=2))
     first, second = rig.step(), rig.step()
     assert kinds([first, second]) == "pd"
     assert list(second.counts) == [3]
+
+
+def test_a_tick_with_drafts_asks_for_more():
+    rig = Rig(Limits(n_seq_max=1, cache="none"), streams(1))
+    rig.serve(ask("a", 10, max_tokens=60, draft_tokens=4))
+    drafted = [tick for tick in rig.ticks if max(tick.counts, default=0) > 1 and tick.decode_spans]
+    assert len(drafted) > 10
+    assert sum(bool(tick.propose) for tick in drafted) > len(drafted) // 2
+
+
+def test_drafts_are_not_asked_for_where_requests_have_none():
+    rig = Rig(Limits(n_seq_max=2, cache="none"), streams(2))
+    rig.serve(ask("a", 10, max_tokens=40), ask("b", 10, max_tokens=40))
+    assert not any(tick.propose for tick in rig.ticks)

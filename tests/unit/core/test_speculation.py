@@ -7,10 +7,11 @@ from array import array
 import pytest
 
 from stretto.core.cost import CostModel
+from stretto.core.draft_gain import JUDGED_FROM, PLAIN_EVERY, PLAIN_MIN, REST_MIN
 from stretto.core.fairness import Account
 from stretto.core.request import Request
 from stretto.core.slot import Job, Slot
-from stretto.core.speculation import EXPLORE_EVERY, EXPLORE_TOKENS, TRIALS_MIN, DraftPlanner
+from stretto.core.speculation import EXPLORE_EVERY, EXPLORE_FOR, EXPLORE_TOKENS, TRIALS_MIN, DraftPlanner
 
 SPARE = 1000
 
@@ -35,11 +36,21 @@ def slots(count: int) -> list[Slot]:
     return made
 
 
-def planner(cost: CostModel, running: list[Slot], acceptance: float) -> DraftPlanner:
-    """One that has seen drafts of every slot accepted at this rate."""
-    made = DraftPlanner(cost)
+def planner(
+    cost: CostModel, running: list[Slot], acceptance: float, *, equal_spans: bool = False
+) -> DraftPlanner:
+    """One that has seen drafts of every slot accepted at this rate, and plain ticks of all of them."""
+    made = fresh(cost, len(running), equal_spans=equal_spans)
     for slot in running:
         teach(made, slot, acceptance)
+    return made
+
+
+def fresh(cost: CostModel, running: int, *, equal_spans: bool = False) -> DraftPlanner:
+    """One that has seen nothing but plain ticks."""
+    made = DraftPlanner(cost, equal_spans=equal_spans)
+    for _ in range(PLAIN_MIN):
+        made.gain.plain(running, 100 * running, cost.decode_s(running, 100 * running))
     return made
 
 
@@ -51,7 +62,7 @@ def teach(drafts: DraftPlanner, slot: Slot, acceptance: float) -> None:
 
 
 def chosen(drafts: DraftPlanner, running: list[Slot], proposed: int = 8, spare: int = SPARE) -> list[int]:
-    found = drafts.choose(running, [(slot, proposed) for slot in running], spare)
+    found = drafts.choose(running, [(slot, proposed) for slot in running], spare, level_max=64)
     return [found.get(slot.index, 0) for slot in running]
 
 
@@ -73,7 +84,7 @@ def test_bad_drafts_are_not_verified() -> None:
 
 def test_the_better_request_gets_the_rows() -> None:
     good, bad = running = slots(2)
-    drafts = DraftPlanner(measured(0.020, 0.004))
+    drafts = fresh(measured(0.020, 0.004), 2)
     teach(drafts, good, 0.95)
     teach(drafts, bad, 0.05)
     counts = chosen(drafts, running)
@@ -90,7 +101,7 @@ def test_no_more_than_there_are_rows() -> None:
 
 def test_until_something_is_known_one_slot_tries_a_few() -> None:
     running = slots(4)
-    drafts = DraftPlanner(measured(0.020, 0.002))
+    drafts = fresh(measured(0.020, 0.002), 4)
     for _ in range(TRIALS_MIN):
         counts = chosen(drafts, running)
         assert sorted(counts) == [0, 0, 0, EXPLORE_TOKENS]
@@ -104,8 +115,8 @@ def test_until_something_is_known_one_slot_tries_a_few() -> None:
 def test_a_request_that_was_given_up_is_tried_again() -> None:
     running = slots(1)
     drafts = planner(measured(0.020, 0.010), running, 0.1)
-    tried = [chosen(drafts, running)[0] for _ in range(4 * EXPLORE_EVERY)]
-    assert tried.count(EXPLORE_TOKENS) == 4
+    tried = [chosen(drafts, running)[0] for _ in range(7 * EXPLORE_EVERY)]
+    assert tried.count(EXPLORE_TOKENS) == 3  # after 64, 128 and 256 ticks: less often, the longer it holds
     teach(drafts, running[0], 0.99)
     assert chosen(drafts, running)[0] > 0
 
@@ -122,3 +133,145 @@ def test_acceptance_is_learned_from_judged_drafts_alone() -> None:
     assert drafts.acceptance(running[0]) == pytest.approx(2 / 3, abs=0.05)
     assert running[0].job.drafts.proposed == 1600
     assert running[0].job.drafts.accepted == 200
+
+
+# --- passes of equal spans -----------------------------------------------------------------------
+
+
+def consecutive(count: int) -> list[Slot]:
+    running = slots(count)
+    for slot in running:
+        slot.sequence = slot.index
+    return running
+
+
+def test_unequal_spans_are_counted_as_the_passes_they_are() -> None:
+    equal, any_length = DraftPlanner(measured(1, 1), equal_spans=True), DraftPlanner(measured(1, 1))
+    assert equal.passes([0, 1, 2, 3], [3, 3, 3, 3]) == 1
+    assert equal.passes([0, 1, 2, 3], [1, 3, 3, 1]) == 2
+    assert equal.passes([0, 1, 2, 3], [3, 1, 1, 3]) == 3  # two runs of sequences
+    assert any_length.passes([0, 1, 2, 3], [3, 1, 1, 3]) == 1
+
+
+def test_one_draft_does_not_buy_a_second_pass() -> None:
+    """Seven plain streams and one whose drafts are good: a pass of its own costs more than it gives."""
+    running = consecutive(8)
+    drafts = planner(measured(0.010, 0.001), running, 0.9, equal_spans=True)
+    assert drafts.choose(running, [(running[0], 4)], SPARE, level_max=0) == {}
+
+
+def test_slots_without_proposals_are_padded_where_one_pass_is_cheaper() -> None:
+    running = consecutive(4)
+    drafts = planner(measured(0.020, 0.0005), running, 0.95, equal_spans=True)
+    found = drafts.choose(running, [(slot, 4) for slot in running[:3]], SPARE, level_max=64)
+    assert set(found) == {0, 1, 2, 3}
+    assert len(set(found.values())) == 1
+
+
+def test_some_slots_have_a_pass_of_their_own_where_padding_is_dear() -> None:
+    running = consecutive(16)
+    drafts = planner(measured(0.002, 0.004), running, 0.95, equal_spans=True)
+    found = drafts.choose(running, [(slot, 8) for slot in running[:2]], SPARE, level_max=64)
+    assert set(found) in ({0, 1}, set())
+
+
+# --- what was measured ---------------------------------------------------------------------------
+
+
+def test_a_measured_loss_ends_drafts_whatever_is_predicted() -> None:
+    running = slots(8)
+    drafts = planner(measured(0.020, 0.0001), running, 0.9)
+    assert sum(chosen(drafts, running)) > 0
+    for _ in range(JUDGED_FROM):
+        drafts.gain.verified(8, 800, tokens=12, seconds=0.050)
+    assert sum(chosen(drafts, running)) == 0
+    assert drafts.wanted(running, [(slot, 4) for slot in running], SPARE) == {}
+    for _ in range(REST_MIN):
+        drafts.gain.plain(8, 800, 0.020)
+    assert sum(chosen(drafts, running)) > 0  # tried again
+    for _ in range(JUDGED_FROM):
+        drafts.gain.verified(8, 800, tokens=12, seconds=0.050)
+    for _ in range(REST_MIN):
+        drafts.gain.plain(8, 800, 0.020)
+    assert sum(chosen(drafts, running)) == 0  # for longer after the second loss
+
+
+def test_a_loss_at_eight_slots_says_nothing_about_one() -> None:
+    running = slots(1)
+    drafts = planner(measured(0.020, 0.0001), running, 0.9)
+    for _ in range(JUDGED_FROM):
+        drafts.gain.verified(8, 800, tokens=8, seconds=0.050)
+    assert chosen(drafts, running)[0] > 0
+
+
+def test_lookups_that_find_nothing_are_a_loss() -> None:
+    running = slots(8)
+    drafts = planner(measured(0.020, 0.0001), running, 0.9)
+    for _ in range(4 * JUDGED_FROM):
+        drafts.drafted(8, [4] * 8, 0.002)
+        drafts.gain.verified(8, 800, tokens=8, seconds=0.0205)
+    assert drafts.wanted(running, [(slot, 4) for slot in running], SPARE) == {}
+
+
+def test_plain_ticks_are_measured_again_now_and_then() -> None:
+    running = slots(1)
+    drafts = planner(measured(0.020, 0.0001), running, 0.9)
+    for _ in range(PLAIN_EVERY):
+        assert chosen(drafts, running)[0] > 0
+        drafts.gain.verified(1, 100, tokens=4, seconds=0.025)
+    assert chosen(drafts, running) == [0]
+    drafts.gain.plain(1, 100, 0.020)
+    assert chosen(drafts, running)[0] > 0
+
+
+def test_a_slow_number_of_rows_is_avoided() -> None:
+    """The line says that more rows are cheap; passes of five to eight rows were measured to be slow."""
+    running, cost = slots(1), measured(0.020, 0.0005)
+    for _ in range(40):
+        for rows in range(1, 9):
+            cost.observe(rows=rows, contexts=100 * rows, chunks=[], pass_s=0.020 if rows < 5 else 0.050)
+    assert chosen(planner(cost, running, 0.9), running) == [3]
+
+
+# --- proposals -----------------------------------------------------------------------------------
+
+
+def test_proposals_are_wanted_where_drafts_pay() -> None:
+    running = slots(1)
+    drafts = planner(measured(0.020, 0.002), running, 0.9)
+    assert drafts.wanted(running, [(running[0], 4)], SPARE) == {0: 4}
+
+
+def test_a_slow_drafter_is_not_asked() -> None:
+    running = slots(1)
+    drafts = planner(measured(0.020, 0.002), running, 0.6)
+    assert drafts.wanted(running, [(running[0], 4)], SPARE)
+    for _ in range(20):
+        drafts.drafted(2, [4], 0.080)
+    drafts.gain.plain(1, 100, 0.020)
+    running[0].planned += 1
+    asked = [drafts.wanted(running, [(running[0], 4)], SPARE) for _ in range(16)]
+    assert asked[-1] == {}
+
+
+def test_where_nothing_pays_lookups_are_rare() -> None:
+    running = slots(16)
+    drafts = planner(measured(0.004, 0.004), running, 0.3)
+    able = [(slot, 4) for slot in running]
+    asked = [bool(drafts.wanted(running, able, SPARE)) for _ in range(10 * EXPLORE_EVERY)]
+    assert 0 < sum(asked) <= 4 * (EXPLORE_FOR + 1)
+
+
+def test_acceptance_is_learned_for_each_drafter() -> None:
+    (slot,) = running = slots(1)
+    drafts = fresh(measured(0.020, 0.002), 1)
+    assert slot.job is not None
+    for _ in range(50):
+        drafts.learn(slot.job.drafts, proposed=4, accepted=0, drafter="ngram")
+        drafts.learn(slot.job.drafts, proposed=4, accepted=4, drafter="suffix")
+    slot.drafter = "ngram"
+    assert drafts.acceptance(slot) < 0.2
+    slot.drafter = "suffix"
+    assert drafts.acceptance(slot) > 0.9
+    assert slot.job.drafts.by_drafter == {"ngram": (200, 0), "suffix": (200, 200)}
+    assert chosen(drafts, running)[0] > 0

@@ -8,7 +8,6 @@ sequences or, after a fatal error, makes a new context and reports every sequenc
 from __future__ import annotations
 
 import time
-from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -192,7 +191,7 @@ class LlamaCppBackend:
         except (HandOverError, NanIsolationError):
             self._fail(outcome, REFUSED - 1)
         if tick.slots:
-            outcome.pass_s = time.perf_counter() - started - outcome.ops_s
+            outcome.pass_s = time.perf_counter() - started - outcome.ops_s - outcome.draft_s
             self._threads.after_pass(outcome.pass_s)
             if self.drift is not None and not self._threads.reduced:
                 self.drift.note(tick, outcome.pass_s)
@@ -285,13 +284,21 @@ class LlamaCppBackend:
                 return
         if side_span is not None and not self._run_side(tick, gather(tick, [side_span]), outcome, got):
             return
-        for at, slot in enumerate(tick.slots):
+        for at in range(len(tick.slots)):
             tokens = got.get(at, ())
             outcome.counts.append(len(tokens))
             outcome.tokens.extend(tokens)
-            drafts = self._bound[slot].propose(tokens) if tokens else ()
-            if drafts:
-                outcome.drafts[slot] = array("i", drafts)
+        if tick.propose:
+            self._propose(tick, outcome)
+
+    def _propose(self, tick: Tick, outcome: Outcome) -> None:
+        """Drafts for the next tick, of the slots from which the scheduler wants some."""
+        started = time.perf_counter()
+        for slot in tick.propose:
+            found = self._bound[slot].propose() if slot not in outcome.failed else None
+            if found is not None:
+                outcome.drafts[slot], outcome.drafters[slot] = found
+        outcome.draft_s = time.perf_counter() - started
 
     def _set_adapters(self, tick: Tick, side_span: int | None) -> None:
         """Of all rows of the tick; the prompt in the side context keeps its own while others run."""

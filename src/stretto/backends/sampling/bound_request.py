@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.sampling.drafts import NONE, Drafter, RecentAnswers
+from stretto.backends.sampling.drafts import Drafter, Proposal, RecentAnswers
 from stretto.core.request import Request
 from stretto.core.tick import Binding
 from stretto.errors import BadOutputError, InvariantError
@@ -53,18 +53,11 @@ class BoundRequest:
         self._output = array("i", binding.generated)
         self._make = make_sampler
         self._sampler: SamplerLike | None = None
-        self._drafter: Drafter | None = None
+        self._drafter: Drafter | None = None  # made when drafts are first wanted
+        self._recent = recent
+        self._drafts_max = min(binding.request.params.draft_tokens, drafts_max)
         params = binding.request.params
         self._stops = frozenset() if params.ignore_eos else params.stop_token_ids
-        if min(params.draft_tokens, drafts_max) > 0:
-            known = array("i", binding.request.tokens)
-            known.extend(self._output)
-            self._drafter = Drafter(
-                known,
-                min(params.draft_tokens, drafts_max),
-                predicted=binding.request.predicted,
-                others=recent.of(binding.request.scope) if recent is not None else (),
-            )
 
     def __len__(self) -> int:
         """Known tokens: the prompt and what was generated."""
@@ -131,17 +124,25 @@ class BoundRequest:
 
     @property
     def drafts(self) -> bool:
-        return self._drafter is not None
+        return self._drafts_max > 0
 
     @property
     def output(self) -> array[int]:
         return self._output
 
-    def propose(self, tokens: Sequence[int]) -> array[int]:
-        if self._drafter is None:
-            return NONE
-        self._drafter.extend(tokens)
-        return self._drafter.propose()
+    def propose(self) -> Proposal | None:
+        """Tokens that may follow what is known, by lookup; None if nothing was found."""
+        if not self._drafts_max:
+            return None
+        if self._drafter is None or len(self._drafter) > len(self):
+            self._drafter = self._make_drafter()
+        self._drafter.extend(self._output[len(self._drafter) - self.prompt :])
+        return self._drafter.propose(self._drafts_max)
+
+    def _make_drafter(self) -> Drafter:
+        request = self.request
+        others = self._recent.of(request.scope) if self._recent is not None else ()
+        return Drafter(self.known(0, len(self)), predicted=request.predicted, others=others)
 
 
 BAD_OUTPUT = BadOutputError.code

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ MATCH_MAX = 32  # tokens compared before a place
 SCOPES_MAX = 64
 ANSWERS_MAX = 16  # of a scope: a tenant, or part of one
 ANSWER_TOKENS_MAX = 2048
+LONG_MATCH = 8  # tokens from which on a match is a suffix that the text follows, and no chance
+NGRAM, SUFFIX = "ngram", "suffix"  # drafters, by the length of the match
 NONE: array[int] = array("i")
 
 _NO_ANSWERS: OrderedDict[str, Corpus] = OrderedDict()
@@ -87,32 +90,53 @@ def _common(tokens: array[int], place: int, tail: Sequence[int]) -> int:
     return length
 
 
+class Proposal(NamedTuple):
+    """Draft tokens, and what they come from: acceptance is learned for each drafter."""
+
+    tokens: array[int]
+    drafter: str
+
+
 class Drafter:
-    """Proposals for one request."""
+    """Proposals for one request. While its text follows a place with a long match, it looks no further."""
 
     def __init__(
-        self,
-        tokens: Sequence[int],
-        count: int,
-        *,
-        predicted: Sequence[int] = (),
-        others: Sequence[Corpus] = (),
+        self, tokens: Sequence[int], *, predicted: Sequence[int] = (), others: Sequence[Corpus] = ()
     ) -> None:
         self._own = Corpus(tokens)
-        self._count = count
         self._others = [*([Corpus(predicted)] if predicted else []), *others]
+        self._last: Place = (0, 0, self._own)  # of the last proposal
+        self._last_length = 0  # tokens known then
+
+    def __len__(self) -> int:
+        return len(self._own.tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
         self._own.extend(tokens)
 
-    def propose(self) -> array[int]:
+    def propose(self, count: int) -> Proposal | None:
+        length, place, corpus = self._last = self._followed() or self._found()
+        self._last_length = len(self)
+        drafts = corpus.after(place, count) if length else NONE
+        return Proposal(drafts, SUFFIX if length >= LONG_MATCH else NGRAM) if drafts else None
+
+    def _followed(self) -> Place | None:
+        """The place of the last proposal, moved on, if the text went on as it does there."""
+        length, place, corpus = self._last
+        added = len(self) - self._last_length
+        if length + added < LONG_MATCH or not length:
+            return None
+        if corpus.tokens[place : place + added] != self._own.tokens[self._last_length :]:
+            return None
+        return min(length + added, MATCH_MAX), place + added, corpus
+
+    def _found(self) -> Place:
         known = self._own.tokens
         if len(known) < GRAM:
-            return NONE
+            return (0, 0, self._own)
         tail = known[-MATCH_MAX:]
-        found = [corpus.best(tail) for corpus in (self._own, *self._others)]
-        length, place, corpus = max(found, key=lambda each: each[0])  # the first source among equals
-        return corpus.after(place, self._count) if length else NONE
+        best = [corpus.best(tail) for corpus in (self._own, *self._others)]
+        return max(best, key=lambda each: each[0])  # the first source among equals
 
 
 class RecentAnswers:

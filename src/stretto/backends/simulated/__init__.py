@@ -47,6 +47,7 @@ class SimulatedBackend:
         self._latency = latency or LatencyModel()
         self._faults = faults or NoFaults()
         self._bound: dict[int, Binding] = {}
+        self._wanted: dict[int, int] = {}  # drafts that the tick asks for, by slot
         self._sampled: dict[int, int] = {}  # slot -> last token, for rows planned ahead
         self._outcomes: deque[Outcome] = deque()
         self._broken: TickFaults | None = None
@@ -79,6 +80,7 @@ class SimulatedBackend:
             if not result.ok and op.kind in WRITES
         }
         broken |= self._slots_of_broken_pages(tick, outcome)
+        self._wanted = tick.propose
         self._run(tick, outcome, faults, broken)
         self._outcomes.append(outcome)
 
@@ -238,7 +240,7 @@ class SimulatedBackend:
         self._sampled[span.slot] = got[-1]
         outcome.tokens.extend(got)
         outcome.counts.append(len(got))
-        if request.params.draft_tokens:
+        if span.slot in self._wanted:
             outcome.drafts[span.slot] = self._propose(span, len(got), request.params.draft_tokens)
 
     def _measure(self, span: Span, request: Request, rows: int) -> PromptScores:

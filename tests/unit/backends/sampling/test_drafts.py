@@ -7,9 +7,12 @@ from array import array
 
 from stretto.backends.sampling.drafts import (
     ANSWERS_MAX,
+    LONG_MATCH,
     MATCH_MAX,
+    NGRAM,
     PLACES,
     SCOPES_MAX,
+    SUFFIX,
     Corpus,
     Drafter,
     RecentAnswers,
@@ -17,41 +20,46 @@ from stretto.backends.sampling.drafts import (
 from stretto.core.request import Scope
 
 
+def proposed(drafter: Drafter, count: int) -> list[int]:
+    found = drafter.propose(count)
+    return [] if found is None else list(found.tokens)
+
+
 def test_it_proposes_what_followed_the_last_time() -> None:
-    drafter = Drafter([5, 6, 7, 8, 9, 10, 1, 5, 6, 7], 3)
-    assert list(drafter.propose()) == [8, 9, 10]
+    drafter = Drafter([5, 6, 7, 8, 9, 10, 1, 5, 6, 7])
+    assert proposed(drafter, 3) == [8, 9, 10]
 
 
 def test_the_longest_match_decides_and_the_latest_place_among_equals() -> None:
-    drafter = Drafter([1, 2, 3, 40, 9, 2, 3, 50, 9, 1, 2, 3], 1)
-    assert list(drafter.propose()) == [40]
+    drafter = Drafter([1, 2, 3, 40, 9, 2, 3, 50, 9, 1, 2, 3])
+    assert proposed(drafter, 1) == [40]
     drafter.extend([41, 1, 2, 3])
-    assert list(drafter.propose()) == [41]
+    assert proposed(drafter, 1) == [41]
 
 
 def test_nothing_seen_before_is_no_proposal() -> None:
     for tokens in ([1, 2, 3, 4], [1], []):
-        assert not Drafter(tokens, 4).propose()
+        assert not Drafter(tokens).propose(4)
 
 
 def test_a_predicted_text_is_followed() -> None:
-    drafter = Drafter([1, 2, 7, 8], 4, predicted=[7, 8, 9, 10, 11, 12])
-    assert list(drafter.propose()) == [9, 10, 11, 12]
+    drafter = Drafter([1, 2, 7, 8], predicted=[7, 8, 9, 10, 11, 12])
+    assert proposed(drafter, 4) == [9, 10, 11, 12]
 
 
 def test_its_own_tokens_come_before_a_prediction_of_the_same_length() -> None:
-    drafter = Drafter([7, 8, 5, 7, 8], 1, predicted=[7, 8, 9])
-    assert list(drafter.propose()) == [5]
+    drafter = Drafter([7, 8, 5, 7, 8], predicted=[7, 8, 9])
+    assert proposed(drafter, 1) == [5]
 
 
 def test_it_finds_what_a_search_through_everything_finds() -> None:
     rng = random.Random(3)
     for _ in range(200):
         tokens = [rng.randrange(6) for _ in range(rng.randrange(40))]
-        drafter = Drafter(tokens[:20], 3)
+        drafter = Drafter(tokens[:20])
         for token in tokens[20:]:
             drafter.extend([token])
-        assert list(drafter.propose()) == brute_force(tokens, 3)
+        assert proposed(drafter, 3) == brute_force(tokens, 3)
 
 
 def brute_force(tokens: list[int], count: int) -> list[int]:
@@ -66,15 +74,33 @@ def brute_force(tokens: list[int], count: int) -> list[int]:
     return [] if best is None else tokens[best : best + count]
 
 
+def test_a_text_that_is_followed_is_not_looked_up_again() -> None:
+    text = list(range(100, 140))
+    drafter = Drafter([*text, 1, *text[:LONG_MATCH]])
+    for at in range(LONG_MATCH, 30, 3):
+        assert proposed(drafter, 3) == text[at : at + 3]
+        drafter.extend(text[at : at + 3])
+    drafter.extend([text[-1], 1])
+    assert proposed(drafter, 2) == text[:2]  # it went on otherwise: looked up anew
+
+
+def test_short_and_long_matches_are_different_drafters() -> None:
+    text = list(range(100, 140))
+    short, long = Drafter([*text, *text[:2]]).propose(4), Drafter([*text, *text[:LONG_MATCH]]).propose(4)
+    assert short is not None
+    assert long is not None
+    assert (short.drafter, long.drafter) == (NGRAM, SUFFIX)
+
+
 A, B = Scope("tenant:a", ""), Scope("tenant:b", "")
 
 
 def test_recent_answers_stay_within_their_scope() -> None:
     recent = RecentAnswers()
     recent.add(A, "1", [1, 2, 3, 4])
-    assert list(Drafter([9, 1, 2], 2, others=recent.of(A)).propose()) == [3, 4]
-    assert not Drafter([9, 1, 2], 2, others=recent.of(B)).propose()
-    assert not Drafter([9, 1, 2], 2, others=recent.of(Scope("tenant:a", "salt"))).propose()
+    assert proposed(Drafter([9, 1, 2], others=recent.of(A)), 2) == [3, 4]
+    assert not Drafter([9, 1, 2], others=recent.of(B)).propose(2)
+    assert not Drafter([9, 1, 2], others=recent.of(Scope("tenant:a", "salt"))).propose(2)
 
 
 def test_recent_answers_are_bounded() -> None:

@@ -1,0 +1,101 @@
+"""Whether drafts have paid, measured by the number of decoding slots: what no prediction can talk around.
+
+Plain ticks of n slots say what n tokens cost. A tick that verifies drafts has saved the plain time of the
+tokens that it gave, less its own; every lookup or draft pass, used or not, is subtracted. Where the sum is a
+loss, n slots go without drafts for a number of ticks, which doubles as long as trials end with a loss.
+"""
+
+from __future__ import annotations
+
+from stretto.core.cost import CostModel
+
+MEMORY = 0.97  # what a verification leaves of the weight of earlier ones
+PLAIN_WEIGHT = 0.1  # of a new plain tick
+PLAIN_MIN = 3  # plain ticks before drafts are tried
+PLAIN_EVERY = 96  # ticks with drafts after which a plain one is due
+JUDGED_FROM = 8  # verifications before a loss counts
+LOSS, WIN = -0.01, 0.02  # seconds saved over seconds spent
+REST_MIN, REST_MAX = 64, 4096  # ticks without drafts after a loss
+EXACT_SLOTS = 8  # larger numbers of slots share an account with their neighbours
+
+
+class _Account:
+    """What is known about ticks with one number of decoding slots."""
+
+    __slots__ = (
+        "contexts",
+        "plain_s",
+        "plains",
+        "rest",
+        "rest_next",
+        "saved_s",
+        "since",
+        "slots",
+        "spent_s",
+        "trials",
+    )
+
+    def __init__(self) -> None:
+        self.plains = 0
+        self.plain_s = 0.0
+        self.slots = 0.0  # of the plain ticks
+        self.contexts = 0.0  # likewise
+        self.since = 0  # ticks since the last plain one
+        self.rest = 0  # ticks still to go without drafts
+        self.rest_next = REST_MIN
+        self.begin()
+
+    def begin(self) -> None:
+        self.trials = 0
+        self.saved_s = 0.0
+        self.spent_s = 0.0
+
+
+class DraftGain:
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
+        self._accounts: dict[int, _Account] = {}
+
+    def allows(self, slots: int) -> bool:
+        """Whether a tick of so many decoding slots may have drafts, or make some for the next one."""
+        account = self._of(slots)
+        return account.plains >= PLAIN_MIN and not account.rest and account.since < PLAIN_EVERY
+
+    def plain(self, slots: int, contexts: int, seconds: float) -> None:
+        """A tick of one row for each slot."""
+        account = self._of(slots)
+        weight = max(PLAIN_WEIGHT, 1.0 / (account.plains + 1))
+        account.plain_s += weight * (seconds - account.plain_s)
+        account.slots += weight * (slots - account.slots)
+        account.contexts += weight * (contexts - account.contexts)
+        account.plains += 1
+        account.since = 0
+        if account.rest:
+            account.rest -= 1
+            if not account.rest:
+                account.begin()
+
+    def drafting(self, slots: int, seconds: float) -> None:
+        """Time that finding drafts took, beside a pass."""
+        self._of(slots).saved_s -= seconds
+
+    def verified(self, slots: int, contexts: int, *, tokens: int, seconds: float) -> None:
+        """A tick with drafts gave so many tokens. `contexts`: the sum of its slots' context lengths."""
+        account = self._of(slots)
+        moved_s = self._cost.decode_s(slots, contexts) - self._cost.decode_s(account.slots, account.contexts)
+        plain_s = max(0.0, account.plain_s + moved_s)
+        account.saved_s = MEMORY * account.saved_s + tokens / slots * plain_s - seconds
+        account.spent_s = MEMORY * account.spent_s + seconds
+        account.since += 1
+        account.trials += 1
+        if account.trials < JUDGED_FROM:
+            return
+        if account.saved_s < LOSS * account.spent_s:
+            account.rest = account.rest_next
+            account.rest_next = min(REST_MAX, 2 * account.rest_next)
+        elif account.saved_s > WIN * account.spent_s:
+            account.rest_next = REST_MIN
+
+    def _of(self, slots: int) -> _Account:
+        unit = 1 if slots <= EXACT_SLOTS else 1 << (slots.bit_length() - 3)
+        return self._accounts.setdefault(-(-slots // unit) * unit, _Account())

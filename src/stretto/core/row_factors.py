@@ -1,0 +1,39 @@
+"""How far the time of a decode pass is from the fitted line, by its number of rows.
+
+Kernels work in groups of rows: the line through one and eight rows says little about nine. Each number of
+rows that was measured has a factor, measured over predicted; one that was not lies between its neighbours.
+"""
+
+from __future__ import annotations
+
+WEIGHT = 0.2  # of a new measurement
+LOWEST, HIGHEST = 0.5, 3.0
+ROWS_APART = 32  # numbers of rows from here on count in steps of eight
+
+
+class RowFactors:
+    def __init__(self) -> None:
+        self._known: dict[int, float] = {}
+
+    def observe(self, rows: int, ratio: float) -> None:
+        """A pass of so many rows took `ratio` times what was predicted."""
+        step, ratio = _step(rows), min(HIGHEST, max(LOWEST, ratio))
+        known = self._known.get(step, ratio)
+        self._known[step] = known + WEIGHT * (ratio - known)
+
+    def of(self, rows: int) -> float:
+        step = _step(rows)
+        known = self._known.get(step)
+        if known is not None:
+            return known
+        below = max((at for at in self._known if at < step), default=None)
+        above = min((at for at in self._known if at > step), default=None)
+        if below is None or above is None:
+            nearest = below if above is None else above
+            return 1.0 if nearest is None else self._known[nearest]
+        share = (step - below) / (above - below)
+        return self._known[below] * (1.0 - share) + self._known[above] * share
+
+
+def _step(rows: int) -> int:
+    return rows if rows < ROWS_APART else rows - rows % 8
