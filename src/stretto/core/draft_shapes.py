@@ -24,7 +24,7 @@ class Offer(NamedTuple):
     context: int
 
 
-class Shape(NamedTuple):
+class DraftShape(NamedTuple):
     expected: float  # tokens beyond one for each decoding slot
     extra: int  # rows beyond these
     contexts: int  # sum of the context lengths of the extra rows
@@ -34,7 +34,7 @@ class Shape(NamedTuple):
     slots: int  # with proposals
 
 
-class Shapes:
+class DraftShapes:
     """`decode`: slot index and context length of all decoding slots.
 
     `level_max`: None where spans may differ, else the most draft rows that all of them have room for.
@@ -54,10 +54,10 @@ class Shapes:
         self._offers = sorted(offers, key=lambda offer: (-offer.chance, offer.slot))
         self._steps = _steps(offers, spare) if level_max is None else []
 
-    def __iter__(self) -> Iterator[Shape]:
+    def __iter__(self) -> Iterator[DraftShape]:
         return self._prefixes() if self._level_max is None else self._levels(self._level_max)
 
-    def rows_of(self, shape: Shape) -> dict[int, int]:
+    def rows_of(self, shape: DraftShape) -> dict[int, int]:
         """Draft rows of each slot."""
         if self._level_max is None:
             return {slot: nth for _, slot, nth, _ in self._steps[: shape.extra]}
@@ -65,7 +65,7 @@ class Shapes:
             return dict.fromkeys((slot for slot, _ in self._decode), shape.depth)
         return {offer.slot: shape.depth for offer in self._able(shape.depth)[: shape.slots]}
 
-    def _prefixes(self) -> Iterator[Shape]:
+    def _prefixes(self) -> Iterator[DraftShape]:
         stride = max(1, len(self._steps) // POINTS)
         expected, contexts, depth = 0.0, 0, 0
         slots: set[int] = set()
@@ -75,9 +75,9 @@ class Shapes:
             depth = max(depth, nth)
             slots.add(slot)
             if count % stride == 0 or count == len(self._steps):
-                yield Shape(expected, count, contexts, 1, depth, count, len(slots))
+                yield DraftShape(expected, count, contexts, 1, depth, count, len(slots))
 
-    def _levels(self, level_max: int) -> Iterator[Shape]:
+    def _levels(self, level_max: int) -> Iterator[DraftShape]:
         total = len(self._decode)
         contexts_all = sum(context for _, context in self._decode)
         for depth in range(1, max((offer.most for offer in self._offers), default=0) + 1):
@@ -88,9 +88,9 @@ class Shapes:
                     _tokens(offer.chance, count) for offer, count in zip(self._offers, counts, strict=True)
                 )
                 extra, contexts = depth * total, depth * contexts_all
-                yield Shape(expected, extra, contexts, 1, depth, sum(counts), len(counts))
+                yield DraftShape(expected, extra, contexts, 1, depth, sum(counts), len(counts))
 
-    def _some(self, depth: int) -> Iterator[Shape]:
+    def _some(self, depth: int) -> Iterator[DraftShape]:
         """`depth` drafts for the best slots, fewer than all: runs of consecutive sequences share a pass."""
         expected, contexts, runs = 0.0, 0, 0
         chosen: set[int] = set()
@@ -103,7 +103,7 @@ class Shapes:
             expected += _tokens(offer.chance, depth)
             contexts += depth * offer.context
             extra = count * depth
-            yield Shape(expected, extra, contexts, 1 + runs, depth, extra, count)
+            yield DraftShape(expected, extra, contexts, 1 + runs, depth, extra, count)
 
     def _able(self, depth: int) -> list[Offer]:
         return [offer for offer in self._offers if offer.most >= depth]

@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from stretto.core.cost import CostModel
 from stretto.core.draft_gain import DraftGain
-from stretto.core.draft_shapes import Offer, Shapes
+from stretto.core.draft_shapes import Offer, DraftShapes
 from stretto.core.least_squares import LeastSquares
 from stretto.core.slot import DraftRecord, Slot
 
@@ -148,7 +148,7 @@ class DraftPlanner:
             return {}
         offers = [Offer(s.index, s.sequence, count, self.acceptance(s), s.planned) for s, count in able]
         where = [(slot.index, slot.planned) for slot in decode]
-        shapes = Shapes(where, offers, spare, level_max=level_max if self._equal_spans else None)
+        shapes = DraftShapes(where, offers, spare, level_max=level_max if self._equal_spans else None)
         best, found = GAIN_MIN * len(decode) / alone_s, None
         for shape in shapes:
             rows = len(decode) + shape.extra

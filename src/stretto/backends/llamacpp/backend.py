@@ -22,6 +22,7 @@ from stretto.backends.llamacpp.choices.chosen import NOTHING as NOTHING_CHOSEN
 from stretto.backends.llamacpp.choices.chosen import Choices, ModelChooser
 from stretto.backends.llamacpp.choices.drift import Drift
 from stretto.backends.llamacpp.context import Context
+from stretto.backends.llamacpp.drafting.drafting import Drafting
 from stretto.backends.llamacpp.invariance import batch_invariant
 from stretto.backends.llamacpp.memory.arena import Arena
 from stretto.backends.llamacpp.memory.kv_memory import KvMemory
@@ -39,7 +40,6 @@ from stretto.backends.llamacpp.quirks import resolve as resolve_quirks
 from stretto.backends.llamacpp.samplers import Samplers
 from stretto.backends.llamacpp.threads import pass_threads
 from stretto.backends.sampling.bound_request import BoundRequest, MakeSampler
-from stretto.backends.sampling.drafts import RecentAnswers
 from stretto.core.capabilities import Rewind
 from stretto.core.ops import OpResult
 from stretto.core.tick import Outcome, PassFailure, Tick
@@ -91,7 +91,8 @@ class LlamaCppBackend:
         self._make_sampler = make_sampler or self.samplers
         self._owns_model = owns_model
         self._bound: dict[int, BoundRequest] = {}
-        self._recent = RecentAnswers()
+        can_draft = rewind is not Rewind.CHECKPOINT
+        self._drafting = Drafting(self._bound, drafts_max=context.options.drafts_max if can_draft else 0)
         self._outputs = Outputs(self._bound, self._nan_isolation)
         self._outcomes: deque[Outcome] = deque()
         self.drift: Drift | None = None  # watches whether passes take what was measured
@@ -252,15 +253,14 @@ class LlamaCppBackend:
     def _bind(self, tick: Tick) -> None:
         for slot in tick.unbind:
             bound = self._bound.pop(slot, None)
-            if bound is not None and bound.drafts:
-                self._recent.add(bound.request.scope, bound.request.id, bound.output)
-        can_draft = self.capabilities.rewind is not Rewind.CHECKPOINT
+            if bound is not None:
+                self._drafting.unbind(bound)
         for binding in tick.bind:
             self._bound[binding.slot] = BoundRequest(
                 binding,
                 self._make_sampler,
-                drafts_max=self.context.options.drafts_max if can_draft else 0,
-                recent=self._recent,
+                drafts_max=self._drafting.drafts_max,
+                recent=self._drafting.recent,
             )
 
     def _run(self, tick: Tick, outcome: Outcome, broken: set[int]) -> None:
@@ -289,16 +289,7 @@ class LlamaCppBackend:
             outcome.counts.append(len(tokens))
             outcome.tokens.extend(tokens)
         if tick.propose:
-            self._propose(tick, outcome)
-
-    def _propose(self, tick: Tick, outcome: Outcome) -> None:
-        """Drafts for the next tick, of the slots from which the scheduler wants some."""
-        started = time.perf_counter()
-        for slot in tick.propose:
-            found = self._bound[slot].propose() if slot not in outcome.failed else None
-            if found is not None:
-                outcome.drafts[slot], outcome.drafters[slot] = found
-        outcome.draft_s = time.perf_counter() - started
+            self._drafting.propose(tick, outcome)
 
     def _set_adapters(self, tick: Tick, side_span: int | None) -> None:
         """Of all rows of the tick; the prompt in the side context keeps its own while others run."""
