@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from stretto.core.cost import CostModel
 from stretto.core.draft_gain import DraftGain
-from stretto.core.draft_shapes import Offer, DraftShapes
+from stretto.core.draft_shapes import DraftShapes, Offer
 from stretto.core.least_squares import LeastSquares
 from stretto.core.slot import DraftRecord, Slot
 
@@ -120,7 +120,8 @@ class DraftPlanner:
         """The drafter took so long to make proposals of these lengths, in a tick of `slots` slots."""
         if counts and seconds > 0.0:
             self._drafter_s.update([max(counts), sum(counts), len(counts)], seconds)
-            self.gain.drafting(slots, seconds)
+            if slots:
+                self.gain.drafting(slots, seconds)
 
     def passes(self, sequences: Sequence[int], counts: Sequence[int]) -> int:
         """Passes that the backend makes of decode spans with so many rows."""
