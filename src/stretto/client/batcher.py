@@ -222,7 +222,7 @@ class GenerateBatcher:
     # --- one partition ---------------------------------------------------------------------------
 
     def _key(self, params: GenerateParams) -> PartitionKey:
-        if any(getattr(params, name) for name in self._settings.bypass):
+        if params.media or any(getattr(params, name) for name in self._settings.bypass):
             return BYPASS
         return (params.model_id, params.draft_model, params.guidance_mode)
 

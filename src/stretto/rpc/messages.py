@@ -16,6 +16,7 @@ import msgspec
 from msgspec import field
 
 from stretto.rpc.base import Message as Message
+from stretto.rpc.media import MediaItem as MediaItem
 from stretto.rpc.output import Error as Error
 from stretto.rpc.output import PromptMeasures as PromptMeasures
 from stretto.rpc.output import PromptProgress as PromptProgress
@@ -84,6 +85,7 @@ class GenerateParams(Message):
     prompt: str | None = None
     tokens: list[int] | None = None
     pieces: list[str | int] | None = None  # one prompt made of texts and token ids
+    media: list[MediaItem] = field(default_factory=list)  # with messages or tokens
     tool_use: ToolUse | None = None
     template_options: dict[str, Any] = field(default_factory=dict)  # e.g. enable_thinking
     continue_final: bool = False  # the last message is the start of the answer
@@ -280,6 +282,9 @@ class ModelInfo(Message):
     )  # bos_token, eos_token, vocab_size, chat_template
     text: TextSource | None = None  # for callers that make the text themselves
     adapters: list[str] = field(default_factory=list)
+    modalities: list[str] = field(
+        default_factory=list
+    )  # what it takes in: text, image, audio; empty: not known
     asked_adapter: str = ""  # set by the server's catalog: the adapter in the name that a caller asked for
 
 

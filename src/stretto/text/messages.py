@@ -11,16 +11,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stretto.errors import InvalidMessageError, InvalidToolError
+from stretto.rpc.media import MEDIA_PART
+from stretto.text.media_marks import mark_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "model")
 DEPTH_MAX = 64
 
 
-def normalized(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies of the messages: content is text, tool call arguments are objects, text is valid Unicode."""
+def normalized(messages: Sequence[Mapping[str, Any]], marks: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Copies of the messages: content is text, tool call arguments are objects, text is valid Unicode.
+
+    A part of type media becomes the mark of its number.
+    """
     if not messages:
         raise InvalidMessageError("there are no messages")
-    return [_message(message, index) for index, message in enumerate(messages)]
+    return [_message(message, index, marks) for index, message in enumerate(messages)]
 
 
 def normalized_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -32,14 +37,14 @@ def normalized_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str
     return [_plain(tool, InvalidToolError) for tool in tools]
 
 
-def _message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], index: int, marks: Sequence[str]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidMessageError(f"message {index} is not an object")
     role = message.get("role")
     if role not in ROLES:
         raise InvalidMessageError(f"message {index} has the role {str(role)[:40]!r}")
     copy: dict[str, Any] = _plain(message, InvalidMessageError)
-    copy["content"] = _content(message.get("content"), index)
+    copy["content"] = _content(message.get("content"), index, marks)
     if copy.get("tool_calls"):
         copy["tool_calls"] = [_tool_call(call, index) for call in copy["tool_calls"]]
     else:
@@ -47,23 +52,29 @@ def _message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     return {key: value for key, value in copy.items() if value is not None}
 
 
-def _content(content: Any, index: int) -> str:
-    """The content as text. Templates concatenate it, so a missing content becomes an empty string."""
+def _content(content: Any, index: int, marks: Sequence[str]) -> str:
+    """The content as text. Templates concatenate it, so a missing content becomes an empty string.
+
+    Text parts are lines of their own; beside a picture or a sound there is no line break.
+    """
     if content is None:
         return ""
     if isinstance(content, str):
         return valid_text(content)
     if not isinstance(content, Sequence):
         raise InvalidMessageError(f"the content of message {index} is neither text nor a list of parts")
-    texts = []
+    text, after_media = "", True
     for part in content:
         kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+        if kind == MEDIA_PART:
+            text, after_media = text + mark_of(part, marks, index), True
+            continue
         if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
             raise InvalidMessageError(
                 f"message {index} has a part of type {str(kind)[:40]!r}", hint="send text parts only"
             )
-        texts.append(valid_text(part["text"]))
-    return "\n".join(texts)
+        text, after_media = text + ("" if after_media else "\n") + valid_text(part["text"]), False
+    return text
 
 
 def _tool_call(call: Any, index: int) -> dict[str, Any]:

@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
+import msgspec
+
 from stretto.errors import PromptTooLongError
+from stretto.rpc.media import MediaItem
 from stretto.rpc.text_bound import TextBound
 from stretto.text import bounds
+from stretto.text.media_marks import check_all_placed, marks_for, numbers_in
 from stretto.text.provenance import Segment
 from stretto.text.reasoning import Tags, opened_by_prompt, tags_for
 from stretto.text.templates import CHATML, ChatTemplate, Rendered
@@ -25,11 +29,15 @@ from stretto.text.tools import Dialect
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Tokens to continue, and whether the template has already opened a reasoning block."""
+    """Tokens to continue, and whether the template has already opened a reasoning block.
+
+    `files` are its media, each with its place among the tokens, in order.
+    """
 
     tokens: PromptTokens
     tags: Tags | None = None
     opened: bool = False
+    files: tuple[MediaItem, ...] = ()
     media: object = None  # the worker's: which rows are media, and their encodings
 
 
@@ -77,15 +85,18 @@ class ModelText:
         continue_final: bool = False,
         add_generation_prompt: bool = True,
         tokens_max: int | None = None,
+        media: Sequence[MediaItem] = (),
     ) -> Prompt:
         """`options` are the template's. Tokenized texts are cached within a scope; without a scope they are
         not.
 
         A text that clearly exceeds `tokens_max` tokens (default: the context window) is not tokenized.
+        `media` are named by parts of the messages, by their numbers.
         """
         most = self.window if tokens_max is None else tokens_max
         template = self.template or _chatml()
-        shown, offered = fitted(messages, tools, template.support, self.tool_dialect)
+        marks = marks_for(len(media), [messages, tools], template.source)
+        shown, offered = fitted(messages, tools, template.support, self.tool_dialect, marks=marks)
         rendered: Rendered = template.render(
             shown,
             offered,
@@ -95,9 +106,13 @@ class ModelText:
             **(options or {}),
         )
         bounds.check_segments(rendered.segments, self.tokenizer, most)
-        tokens = encode_prompt(rendered, self._tokenizer_for(scope), add_bos=self.add_bos)
+        tokens = encode_prompt(rendered, self._tokenizer_for(scope), add_bos=self.add_bos, marks=marks)
+        if marks:
+            check_all_placed(numbers_in(messages), (number for number, _ in tokens.places))
+        files = (msgspec.structs.replace(media[number], at=at) for number, at in tokens.places)
         tags = tags_for(template.source)
-        return Prompt(tokens, tags, tags is not None and opened_by_prompt(rendered.tail, tags))
+        opened = tags is not None and opened_by_prompt(rendered.tail, tags)
+        return Prompt(tokens, tags, opened, tuple(files))
 
     @property
     def tool_dialect(self) -> Dialect:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from stretto.errors import InvalidTokenError, PromptTooLongError
 from stretto.text.model_text import ModelText, Prompt
 from stretto.text.tokenizer import PromptTokens
@@ -41,13 +43,14 @@ def mixed_prompt(model: ModelText, pieces: Sequence[str | int], *, scope: Hashab
 
 
 def cut_left(prompt: Prompt, keep: int) -> Prompt:
-    """The last `keep` tokens."""
+    """The last `keep` tokens, and the media among them."""
     tokens, boundaries = prompt.tokens.tokens, prompt.tokens.boundaries
     gone = max(0, len(tokens) - keep)
     if not gone:
         return prompt
     kept = tuple(offset - gone for offset in boundaries if offset > gone)
-    return replace(prompt, tokens=PromptTokens(tokens[gone:], kept))
+    files = tuple(msgspec.structs.replace(one, at=one.at - gone) for one in prompt.files if one.at >= gone)
+    return replace(prompt, tokens=PromptTokens(tokens[gone:], kept), files=files)
 
 
 def fitting(

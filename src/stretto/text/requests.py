@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stretto.errors import EmptyPromptError, InvalidRequestError, InvalidTokenError
-from stretto.rpc.messages import GenerateParams, TokenizeParams, ToolUse
+from stretto.rpc.messages import GenerateParams, MediaItem, TokenizeParams, ToolUse
 from stretto.rpc.text_bound import TOKENS_MAX
 from stretto.text import bounds
 from stretto.text.guidance import grammar_of, guidance_options
@@ -75,7 +75,7 @@ def token_prompt(model: ModelText, params: GenerateParams) -> Prompt:
     if not tokens:
         raise EmptyPromptError("the prompt is empty")
     kept = sorted({offset for offset in params.boundaries if 0 < offset <= len(tokens)})
-    prompt = Prompt(PromptTokens(tokens, tuple(kept)))
+    prompt = Prompt(PromptTokens(tokens, tuple(kept)), files=_files(params))
     model.check_length(prompt)
     return prompt
 
@@ -87,7 +87,9 @@ def prompt_of(model: ModelText, params: GenerateParams) -> Prompt:
             f"{' and '.join(given) or 'no prompt'} given", hint=f"send one of {', '.join(_PROMPTS)}"
         )
     if params.tokens is not None:
-        return Prompt(PromptTokens(checked_tokens(model.tokenizer, params.tokens)))
+        return Prompt(PromptTokens(checked_tokens(model.tokenizer, params.tokens)), files=_files(params))
+    if params.media and params.messages is None:
+        raise InvalidRequestError("pictures and sounds need messages or tokens", hint="send messages")
     scope = (params.tenant, params.cache_salt)
     if params.pieces is not None:
         return mixed_prompt(model, params.pieces, scope=scope)
@@ -117,7 +119,12 @@ def _chat_prompt(model: ModelText, params: GenerateParams, messages: list[dict[s
         continue_final=params.continue_final,
         add_generation_prompt=params.add_generation_prompt,
         tokens_max=_tokens_max(model, params),
+        media=params.media,
     )
+
+
+def _files(params: GenerateParams) -> tuple[MediaItem, ...]:
+    return tuple(sorted(params.media, key=lambda one: one.at))
 
 
 def _tokens_max(model: ModelText, params: GenerateParams) -> int:

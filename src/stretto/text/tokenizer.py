@@ -8,9 +8,11 @@ vocabulary.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from stretto.text.media_marks import split_at
 from stretto.text.provenance import Segment
 from stretto.text.templates import Rendered
 
@@ -46,33 +48,41 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """Input for `core.Request`: ids, and ascending offsets at which messages end."""
+    """Input for `core.Request`: ids, and ascending offsets at which messages end.
+
+    `places`: media by their numbers, each with the offset of the token before which it stands.
+    """
 
     tokens: array[int]
     boundaries: tuple[int, ...] = ()
+    places: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True)
 class _Piece:
-    """Text that is encoded in one call, or whose tokens are known."""
+    """Text that is encoded in one call, or whose tokens are known; or the mark of a medium."""
 
     text: str
     known: list[int] | None = None
     user: bool = False
+    medium: int = -1
 
     def ids(self, tokenizer: Tokenizer, text: str) -> list[int]:
         return tokenizer.encode(text, not self.user) if self.known is None else self.known
 
 
-def encode_prompt(rendered: Rendered, tokenizer: Tokenizer, *, add_bos: bool = False) -> PromptTokens:
-    """The prompt's tokens and its boundaries in tokens.
+def encode_prompt(
+    rendered: Rendered, tokenizer: Tokenizer, *, add_bos: bool = False, marks: Sequence[str] = ()
+) -> PromptTokens:
+    """The prompt's tokens, its boundaries in tokens, and where the marks of media were.
 
     A boundary is kept only if the tokens of the text before it are a prefix of the prompt's tokens. `add_bos`
     prepends BOS unless the template did.
     """
-    pieces = _pieces(rendered.segments, tokenizer)
+    pieces = _pieces(rendered.segments, tokenizer, marks)
     tokens: array[int] = array("i")
     offsets: list[int] = []
+    places: list[tuple[int, int]] = []
     wanted = list(rendered.boundaries)
     position = 0
     for piece in pieces:
@@ -83,6 +93,8 @@ def encode_prompt(rendered: Rendered, tokenizer: Tokenizer, *, add_bos: bool = F
             before = ids if length == len(piece.text) else piece.ids(tokenizer, piece.text[:length])
             if (piece.known is None and ids[: len(before)] == before) or length == len(piece.text):
                 offsets.append(len(tokens) + len(before))
+        if piece.medium >= 0:
+            places.append((piece.medium, len(tokens)))
         tokens.extend(ids)
         position = end
     shift = 0
@@ -90,7 +102,7 @@ def encode_prompt(rendered: Rendered, tokenizer: Tokenizer, *, add_bos: bool = F
         tokens.insert(0, tokenizer.bos)
         shift = 1
     kept = sorted({offset + shift for offset in offsets if offset > 0})
-    return PromptTokens(tokens, tuple(kept))
+    return PromptTokens(tokens, tuple(kept), tuple((number, at + shift) for number, at in places))
 
 
 def encode_text(text: str, tokenizer: Tokenizer, *, add_bos: bool = False) -> PromptTokens:
@@ -98,18 +110,16 @@ def encode_text(text: str, tokenizer: Tokenizer, *, add_bos: bool = False) -> Pr
     return encode_prompt(Rendered((Segment(text, user=True),)), tokenizer, add_bos=add_bos)
 
 
-def _pieces(segments: tuple[Segment, ...], tokenizer: Tokenizer) -> list[_Piece]:
-    """Splits the prompt at control tokens; text between two of them is one piece, whatever its origin.
+def _pieces(segments: tuple[Segment, ...], tokenizer: Tokenizer, marks: Sequence[str]) -> list[_Piece]:
+    """Splits the prompt at control tokens and media; text between two of them is one piece, whatever its
+    origin.
 
     Splitting where the origin changes too would give tokens that the model was not trained on
     (`[INST] Hi` → `▁`, `Hi` instead of `▁Hi`). A piece with any user text is encoded without specials.
     """
     pieces: list[_Piece] = []
     for segment in segments:
-        parts = (
-            [_Piece(segment.text, user=True)] if segment.user else _template_pieces(segment.text, tokenizer)
-        )
-        for part in parts:
+        for part in _parts(segment, tokenizer, marks):
             last = pieces[-1] if pieces else None
             if last is not None and last.known is None and part.known is None:
                 last.text += part.text
@@ -117,6 +127,16 @@ def _pieces(segments: tuple[Segment, ...], tokenizer: Tokenizer) -> list[_Piece]
             elif part.text or part.known is not None:
                 pieces.append(part)
     return pieces
+
+
+def _parts(segment: Segment, tokenizer: Tokenizer, marks: Sequence[str]) -> Iterator[_Piece]:
+    for index, text in enumerate(split_at(segment.text, marks)):
+        if index % 2:
+            yield _Piece(text, known=[], medium=marks.index(text))
+        elif segment.user:
+            yield _Piece(text, user=True)
+        else:
+            yield from _template_pieces(text, tokenizer)
 
 
 def _template_pieces(text: str, tokenizer: Tokenizer) -> list[_Piece]:

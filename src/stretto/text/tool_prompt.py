@@ -45,9 +45,14 @@ def fitted(
     tools: Sequence[Mapping[str, Any]] | None,
     support: TemplateSupport,
     dialect: Dialect,
+    *,
+    marks: Sequence[str] = (),
 ) -> tuple[Messages, list[dict[str, Any]] | None]:
-    """Messages and tools that the template renders in full. Raises what `normalized` raises."""
-    plain, offered = normalized(messages), normalized_tools(tools)
+    """Messages and tools that the template renders in full. Raises what `normalized` raises.
+
+    `marks` stand for media.
+    """
+    plain, offered = normalized(messages, marks), normalized_tools(tools)
     if offered and not support.tools:
         plain, offered = _with_block(plain, _block(offered, dialect)), None
     if any(message.get("tool_calls") or message["role"] == "tool" for message in plain):

@@ -126,6 +126,7 @@ class TextClient:
                 pieces=None,
                 tokens=prepared.prompt.tokens.tokens.tolist(),
                 boundaries=list(prepared.prompt.tokens.boundaries),
+                media=list(prepared.prompt.files),
                 tool_use=None,
                 template_options={},
                 continue_final=False,

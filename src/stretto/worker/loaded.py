@@ -52,6 +52,10 @@ class LoadedModel:
         return self.runtime.text.text_bound
 
     @property
+    def modalities(self) -> list[str]:
+        return self.runtime.modalities
+
+    @property
     def vocabulary(self) -> Mapping[str, Any]:
         """Vocabulary facts for clients with their own tokenizer."""
         tokenizer, template = self.runtime.tokenizer, self.runtime.text.template

@@ -22,6 +22,7 @@ from stretto.core.request import AdapterGroup, Priority, Request, SamplingParams
 from stretto.core.state import State
 from stretto.core.tick import Events, Started, Terminal, TickMeasures
 from stretto.errors import AdapterNotFoundError
+from stretto.media_files.decoder_process import DecoderProcess
 from stretto.telemetry.measures import Measures
 from stretto.telemetry.subscription import Item, Subscription
 from stretto.text.model_text import ModelText, Prompt
@@ -87,6 +88,7 @@ class ModelRuntime:
         self._late_work = late_work
         self.adapters = adapters
         self.media = media
+        self.decoder = DecoderProcess() if media is not None else None
         self._numbers = itertools.count(1)
         self.measures = Measures()
         self._observers: tuple[Callable[[Events], None], ...] = (self.measures.take,)
@@ -120,6 +122,13 @@ class ModelRuntime:
     def late_work(self) -> tuple[int, int]:
         """Kernels compiled and graphs captured since the model was ready."""
         return self._late_work()
+
+    @property
+    def modalities(self) -> list[str]:
+        """What the model takes in: text, and pictures and sounds if it has an encoder for them."""
+        return (
+            ["text", *sorted(self.media.encoder.kinds, reverse=True)] if self.media is not None else ["text"]
+        )
 
     def compile_grammar(self, grammar: str, *, scope: Hashable = "") -> object:
         """May take most of a second the first time: do not call it on an event loop. Keep the result as long
@@ -293,6 +302,8 @@ class ModelRuntime:
             self._pump.close()
             if self.media is not None:
                 self.media.close()
+            if self.decoder is not None:
+                self.decoder.close()
         for subscription in self._subscriptions:
             subscription.close()
         self.grammars.close()

@@ -135,6 +135,7 @@ class ModelPool:
             vocabulary=dict(getattr(entry.resident, "vocabulary", {})),
             text=getattr(entry.resident, "text_source", None),
             adapters=list(self._loader.adapters(model_id)),
+            modalities=list(getattr(entry.resident, "modalities", ())),
         )
 
     # --- unloading -------------------------------------------------------------------------------

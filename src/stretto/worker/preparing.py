@@ -1,6 +1,6 @@
-"""Prepares calls off the RPC loop: rendering, tokenizing, grammar trials.
+"""Prepares calls off the RPC loop: rendering, tokenizing, decoding media, grammar trials.
 
-Texts and grammars have separate lanes (`text.lanes`): tenants are served round robin, long work never
+Texts, media and grammars have separate lanes (`text.lanes`): tenants are served round robin, long work never
 occupies all lanes, and work of cancelled calls is dropped, including running grammar trials. This module
 handles lanes and sizes; `requests` does the work.
 """
@@ -20,10 +20,12 @@ from stretto.text.sizes import HEAVY_TEXT_CHARS, TOKEN_CHARS, prompt_chars, text
 from stretto.worker.embedding import EmbeddingRuntime, Runner
 from stretto.worker.grammars import HEAVY_CHARS, Leaving
 from stretto.worker.loaded import LoadedModel
+from stretto.worker.media_input import with_media
 from stretto.worker.model import ModelRuntime, PreparedRequest
 from stretto.worker.requests import prepare, text_of, tokens_of
 
 GRAMMAR_LANES = 2
+MEDIA_LANES = 2
 T = TypeVar("T")
 
 
@@ -31,6 +33,7 @@ class Preparing:
     def __init__(self, threads: int) -> None:
         self._texts = Lanes(threads, "stretto-prepare")
         self._grammars = Lanes(GRAMMAR_LANES, "stretto-grammar")
+        self._media = Lanes(MEDIA_LANES, "stretto-media")
 
     async def call(
         self, loaded: LoadedModel, params: m.GenerateParams, parent: Prompt | None
@@ -39,6 +42,8 @@ class Preparing:
         size = 0 if parent is not None else prompt_chars(params)
         work = partial(prepare, loaded, params, parent)
         call = await self._texts.run(params.tenant, work, heavy=size > HEAVY_TEXT_CHARS)
+        if call.prompt.files and call.prompt.media is None:
+            call = await self._media.run(params.tenant, partial(with_media, loaded.runtime, call))
         if not call.params.grammar:
             return call
         return replace(call, held=await self._grammar(loaded.runtime, call))
@@ -74,6 +79,7 @@ class Preparing:
     def close(self) -> None:
         self._texts.close()
         self._grammars.close()
+        self._media.close()
 
 
 def _inputs(params: m.EmbedParams | m.RerankParams) -> Sequence[str | list[int]]:

@@ -18,6 +18,7 @@ from stretto.text.requests import PreparedText
 from stretto.text.stream import PLAIN
 from stretto.worker.embedding import EmbeddingRuntime
 from stretto.worker.loaded import LoadedModel
+from stretto.worker.media_input import check_modalities
 from stretto.worker.model import ModelRuntime, PreparedRequest
 from stretto.worker.options import SAMPLING_NAMES, RequestOptions, parse
 
@@ -30,6 +31,7 @@ def prepare(loaded: LoadedModel, params: GenerateParams, parent: Prompt | None =
         raise InvalidRequestError(
             f"draft_model {params.draft_model[:80]!r} cannot be used", hint="set speculation: ngram instead"
         )
+    check_modalities(loaded, params)
     model = loaded.runtime.text
     adapters, lease = loaded.runtime.use_adapters(params.lora)
     options = _options(loaded, params)

@@ -1,0 +1,82 @@
+"""The media of a call: refused where the model has no eyes or ears, else decoded and placed in its prompt.
+
+`with_media` runs on a thread of its own kind, because decoding a picture takes up to seconds: texts of other
+requests do not wait for it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from stretto.backends.media import Kind, Medium
+from stretto.core.request import Scope
+from stretto.errors import InvalidMediaError, UnsupportedByModelError
+from stretto.media_files.decoder_process import DecoderProcess
+from stretto.rpc.messages import GenerateParams, MediaItem
+from stretto.text.model_text import Prompt
+from stretto.worker.loaded import LoadedModel
+from stretto.worker.media import MediaFile
+from stretto.worker.model import ModelRuntime, PreparedRequest
+
+_WHAT: dict[Kind, str] = {"image": "pictures", "audio": "sounds"}
+_HINT = "name a model that takes them (/v1/models lists modalities)"
+
+
+def check_modalities(loaded: LoadedModel, params: GenerateParams) -> None:
+    """Raises where the call has media that the model cannot take."""
+    if params.media:
+        name = str(loaded.description.get("model", "")) or "the model"
+        backend = str(loaded.description.get("backend", ""))
+        check_kinds({item.kind for item in params.media}, loaded.runtime, name=name, backend=backend)
+
+
+def check_kinds(kinds: Collection[Kind], runtime: ModelRuntime, *, name: str, backend: str) -> None:
+    for kind in sorted(kinds):
+        if kind in runtime.modalities:
+            continue
+        if runtime.media is not None:
+            raise UnsupportedByModelError(f"{name} takes no {_WHAT[kind]}", hint=_HINT)
+        if backend == "torch":
+            raise UnsupportedByModelError(
+                f"{name} takes no {_WHAT[kind]}: the torch backend has text alone", hint=_HINT
+            )
+        raise UnsupportedByModelError(
+            f"{name} takes no {_WHAT[kind]}: it is loaded without a projector",
+            hint=f"{_HINT}, or give this one its projector: mmproj",
+        )
+
+
+def with_media(runtime: ModelRuntime, call: PreparedRequest) -> PreparedRequest:
+    """The call with its media decoded and in their places. Raises the error of the first bad file."""
+    scope = Scope(f"tenant:{call.tenant}", call.cache_salt, call.adapters)
+    return replace(call, prompt=placed(runtime, call.prompt, scope))
+
+
+def placed(runtime: ModelRuntime, prompt: Prompt, scope: Scope) -> Prompt:
+    assert runtime.media is not None
+    assert runtime.decoder is not None
+    rate = runtime.media.encoder.sample_rate
+    files = [_file(item, runtime.decoder, rate) for item in prompt.files]
+    return runtime.media.place(prompt, files, scope)
+
+
+def _file(item: MediaItem, decoder: DecoderProcess, rate: int) -> MediaFile:
+    data = _bytes(item)
+    return MediaFile(item.at, item.kind, data, _decoding(item.kind, data, decoder, rate))
+
+
+def _decoding(kind: Kind, data: bytes, decoder: DecoderProcess, rate: int) -> Callable[[], Medium]:
+    return lambda: decoder.decode(kind, data, sound_rate=rate)
+
+
+def _bytes(item: MediaItem) -> bytes:
+    try:
+        data = base64.b64decode(item.data, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidMediaError("a picture or a sound is not valid base64") from None
+    if not data:
+        raise InvalidMediaError("a picture or a sound is empty")
+    return data
