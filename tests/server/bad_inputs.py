@@ -274,7 +274,7 @@ def http_cases() -> Iterator[Case]:
     for name in ("no", "no/such", "%00", "..%2f..%2fetc%2fpasswd", "tiny/", "TINY", "%F0%9F%A6%8A"):
         yield Case(f"GET model {name}", f"/v1/models/{name}", 404, "model_not_found", method="GET")
     yield Case("POST /v1/models", "/v1/models", 405, "method_not_allowed", body={})
-    yield Case("too large", CHAT, 413, "body_too_large", body=b" " * (5 << 20))
+    yield Case("too large", CHAT, 413, "body_too_large", body=b" " * (17 << 20))
 
 
 def all_cases() -> list[Case]:

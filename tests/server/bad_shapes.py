@@ -33,6 +33,9 @@ from tests.server.bad_inputs import (
 # --- messages --------------------------------------------------------------------------------------
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+PICTURE = "data:image/png;base64,AAAA"
+SOURCE = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+FLAC = {"data": "AAAA", "format": "flac"}
 CHAT_MESSAGES: list[tuple[Any, tuple[int, str]]] = [
     ([], INVALID),
     ({}, INVALID),
@@ -52,8 +55,17 @@ CHAT_MESSAGES: list[tuple[Any, tuple[int, str]]] = [
     ([{"role": "user", "content": [{"type": "text"}]}], MISSING),
     ([{"role": "user", "content": [{"type": "text", "text": 5}]}], INVALID),
     ([{"role": "user", "content": [{"type": "poem", "text": "x"}]}], INVALID),
-    ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///x"}}]}], UNSUPPORTED),
-    ([{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}], UNSUPPORTED),
+    ([{"role": "user", "content": [{"type": "image_url"}]}], MISSING),
+    ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": 5}}]}], INVALID),
+    ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x,y"}}]}], INVALID),
+    (
+        [{"role": "user", "content": [{"type": "image_url", "image_url": "data:audio/wav;base64,AA"}]}],
+        INVALID,
+    ),
+    ([{"role": "assistant", "content": [{"type": "image_url", "image_url": PICTURE}]}], INVALID),
+    ([{"role": "system", "content": [{"type": "image_url", "image_url": PICTURE}]}], INVALID),
+    ([{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}], MISSING),
+    ([{"role": "user", "content": [{"type": "input_audio", "input_audio": FLAC}]}], INVALID),
     ([{"role": "user", "content": [{"type": "file", "file": {}}]}], UNSUPPORTED),
     ([{"role": "user", "content": [{"type": "video_url", "video_url": {}}]}], UNSUPPORTED),
     ([{"role": "user", "content": "x", "mood": "good"}], UNKNOWN),
@@ -84,7 +96,10 @@ ANTHROPIC_MESSAGES: list[tuple[Any, tuple[int, str]]] = [
     ([{"role": "user", "content": []}], INVALID),
     ([{"role": "user", "content": [{"type": "text"}]}], MISSING),
     ([{"role": "user", "content": [{"text": "x"}]}], INVALID),
-    ([{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}], UNSUPPORTED),
+    ([{"role": "user", "content": [{"type": "image"}]}], MISSING),
+    ([{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "data": "AA"}}]}], MISSING),
+    ([{"role": "user", "content": [{"type": "image", "source": {"type": "file", "file_id": "x"}}]}], INVALID),
+    ([{"role": "assistant", "content": [{"type": "image", "source": SOURCE}]}], INVALID),
     ([{"role": "user", "content": [{"type": "document", "source": {}}]}], UNSUPPORTED),
     ([{"role": "user", "content": [{"type": "server_tool_use", "id": "s"}]}], UNSUPPORTED),
     ([{"role": "user", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}], INVALID),
@@ -102,7 +117,7 @@ ANTHROPIC_MESSAGES: list[tuple[Any, tuple[int, str]]] = [
                 "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}],
             }
         ],
-        UNSUPPORTED,
+        MISSING,
     ),
     ([{"role": "user", "content": "x", "name": "n"}], UNKNOWN),
 ]
@@ -116,7 +131,9 @@ ITEMS: list[tuple[Any, tuple[int, str]]] = [
     ([{"role": "tool", "content": "x"}], INVALID),
     ([{"type": "item_reference", "id": "x"}], UNSUPPORTED),
     ([{"type": "no_such_call", "id": "x"}], UNSUPPORTED),
-    ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], UNSUPPORTED),
+    ([{"role": "user", "content": [{"type": "input_image"}]}], MISSING),
+    ([{"role": "user", "content": [{"type": "input_image", "image_url": "data:x"}]}], INVALID),
+    ([{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}], UNSUPPORTED),
     ([{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}], UNSUPPORTED),
     ([{"role": "user", "content": [{"type": "input_text"}]}], MISSING),
     ([{"role": "user", "content": []}], INVALID),

@@ -16,7 +16,7 @@ from stretto.server.http.crowd import Crowd
 
 LIMITS = ConnectionLimits(
     head_bytes_max=40 << 10,
-    body_bytes_max=4 << 20,
+    body_bytes_max=16 << 20,
     head_timeout_s=30.0,
     keep_alive_s=75.0,
     write_timeout_s=30.0,

@@ -1,8 +1,8 @@
 """What a gate tells the router about a request: the names of its prefixes, and how long it is.
 
-A request that carries tokens is named by them, as replicas name what they have cached. One whose text is
-rendered by the worker is named by its text, `CHARS_A_BLOCK` characters to a block: routers then remember what
-they sent where, but cannot compare it with what replicas report.
+A request that carries tokens is named by them, up to its first picture, as replicas name what they have
+cached. One whose text is rendered by the worker is named by its text, `CHARS_A_BLOCK` characters to a block:
+routers then remember what they sent where, but cannot compare it with what replicas report.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ def hint_of(params: GenerateParams, *, secret: bytes) -> RouteHint:
     scope = Scope(f"tenant:{params.tenant}", params.cache_salt, adapters)
     if params.tokens is not None:
         tokens = array("i", params.tokens)
+        first_media = min((item.at for item in params.media), default=len(tokens))
         return RouteHint(
-            block_hashes(tokens, scope, secret=secret),
+            block_hashes(tokens[:first_media], scope, secret=secret),
             len(tokens) + len(params.resumed),
             output,
             params.tenant,

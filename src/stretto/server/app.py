@@ -24,6 +24,7 @@ from stretto.server.generation import Services
 from stretto.server.http.direct import Direct
 from stretto.server.http.error_boundary import Boundary
 from stretto.server.http.errors import error_response
+from stretto.server.media.fetching import MediaFetcher
 from stretto.server.openai import (
     chat,
     completions,
@@ -65,6 +66,11 @@ def create_app(
         Catalog(worker_client),
         ping_interval_s=options.ping_interval_s,
         first_byte_s=options.first_byte_s,
+        fetch=MediaFetcher(
+            options.media_hosts,
+            bytes_max=options.media_fetch_bytes_max,
+            timeout_s=options.media_fetch_timeout_s,
+        ).fetch,
     )
     api = FastAPI(title="Stretto", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     api.state.unknown_fields = options.unknown_fields

@@ -26,6 +26,7 @@ from stretto.rpc.messages import (
 from stretto.server.catalog import Catalog
 from stretto.server.http.fields import nth_seed
 from stretto.server.http.sse import EventStream, SseWriter
+from stretto.server.media.parts import Fetch, no_fetch, with_media
 
 _AHEAD_MAX = 64  # queued deltas of several streams
 
@@ -38,6 +39,11 @@ class Services:
     catalog: Catalog
     ping_interval_s: float = 15.0
     first_byte_s: float = 50.0
+    fetch: Fetch = no_fetch
+
+    async def media(self, params: GenerateParams) -> GenerateParams:
+        """The parameters with the media of their messages apart, fetched where they are addresses."""
+        return await with_media(params, self.fetch)
 
     def events(self, produce: Callable[[SseWriter], Coroutine[Any, Any, None]]) -> EventStream:
         """The reply to a streamed generation."""

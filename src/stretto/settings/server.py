@@ -32,8 +32,15 @@ class ServerSettings(BaseModel):
     cors_origins: list[str] = []
     """Origins of web pages that may call the server, as https://example.org; "*" only together with keys."""
 
-    body_bytes_max: Annotated[Bytes, Field(ge=1 << 10, le=1 << 30)] = 4 << 20
-    """Largest request body."""
+    body_bytes_max: Annotated[Bytes, Field(ge=1 << 10, le=1 << 30)] = 16 << 20
+    """Largest request body. A picture in it takes a third more than its file."""
+    media_hosts: list[str] = []
+    """Hosts whose pictures may be fetched when a request names an address: images.example.org,
+    *.example.org. Default: none; requests send pictures themselves, as data URLs."""
+    media_fetch_bytes_max: Annotated[Bytes, Field(ge=1 << 10, le=1 << 30)] = 8 << 20
+    """Largest picture that is fetched."""
+    media_fetch_timeout_s: Annotated[Seconds, Field(gt=0)] = 10.0
+    """Time-out for fetching a picture."""
     header_bytes_max: Annotated[Bytes, Field(ge=1 << 10, le=1 << 20)] = 32 << 10
     """Maximum total size of a request's headers."""
     headers_max: Annotated[Count, Field(ge=8, le=10_000)] = 100

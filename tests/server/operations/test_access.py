@@ -285,11 +285,11 @@ def test_a_form_of_another_site_is_refused_without_an_origin_too(local: Running)
 
 def test_a_body_that_is_too_large(local: Running) -> None:
     client = local.client()
-    announced = client.post("/v1/chat/completions", content=b" " * (4 << 20) + b"1")
+    announced = client.post("/v1/chat/completions", content=b" " * (16 << 20) + b"1")
     assert (announced.status_code, announced.json()["error"]["code"]) == (413, "body_too_large")
 
     def endless() -> Iterator[bytes]:
-        for _ in range(80):
+        for _ in range(320):
             yield b" " * (1 << 16)
 
     try:

@@ -31,8 +31,10 @@ def router(services: Services) -> APIRouter:
     async def messages(body: MessagesRequest, request: Request) -> Response:
         model = await services.catalog.find(body.model)
         message_id = new_id("msg_")
-        params = adapted(
-            model, body.params(stream_id=message_id, model_id=model.id, caller=caller_of(request.scope))
+        params = await services.media(
+            adapted(
+                model, body.params(stream_id=message_id, model_id=model.id, caller=caller_of(request.scope))
+            )
         )
         work = _Message(services, params)
         if body.stream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -9,6 +10,15 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from stretto.errors import InvalidFieldError, ThreadUnsupportedError
 from stretto.rpc.messages import GenerateParams, Guidance, TokenizeParams
+from stretto.server.anthropic.blocks import (
+    Block,
+    ImageBlock,
+    TextBlock,
+    TextBlocks,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
 from stretto.server.http.caller import Caller
 from stretto.server.http.fields import (
     STOPS_MAX,
@@ -24,6 +34,7 @@ from stretto.server.http.fields import (
     unsupported,
 )
 from stretto.server.http.ignored import IgnoredFields
+from stretto.server.media.parts import text_only
 from stretto.server.openai.messages import MESSAGES_MAX, PARTS_MAX
 from stretto.server.openai.tools import (
     Guided,
@@ -36,7 +47,6 @@ from stretto.server.openai.tools import (
 )
 
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
-_KNOWN = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 _SERVER_TOOLS = (
     "web_search_",
     "web_fetch_",
@@ -48,64 +58,6 @@ _SERVER_TOOLS = (
 """Tools hosted by Anthropic: not offered to the model here."""
 _BILLING = "x-anthropic-billing-header:"
 """Prefix of Claude Code's first system block, which differs in every request."""
-
-
-class TextBlock(Body):
-    type: Literal["text"]
-    text: str
-    cache_control: Ignored = None
-    citations: Ignored = None
-
-
-class ThinkingBlock(Body):
-    type: Literal["thinking"]
-    thinking: str
-    signature: Ignored = None
-
-
-class RedactedBlock(Body):
-    type: Literal["redacted_thinking"]
-    data: Ignored = None
-
-
-class ToolUseBlock(Body):
-    type: Literal["tool_use"]
-    id: Annotated[str, Field(max_length=256)]
-    name: Annotated[str, Field(min_length=1, max_length=256)]
-    input: JsonObject
-    cache_control: Ignored = None
-    caller: Ignored = None
-
-
-class ToolResultBlock(Body):
-    type: Literal["tool_result"]
-    tool_use_id: Annotated[str, Field(max_length=256)]
-    content: str | Annotated[list[TextBlockOnly], Field(max_length=PARTS_MAX)] | None = None
-    is_error: Ignored = None
-    cache_control: Ignored = None
-
-
-def _known_block(block: Any) -> Any:
-    kind = block.get("type") if isinstance(block, dict) else None
-    if isinstance(kind, str) and kind not in _KNOWN:
-        raise unsupported(f"blocks of type {kind[:40]} are not supported")
-    return block
-
-
-def _text_block(block: Any) -> Any:
-    kind = block.get("type") if isinstance(block, dict) else None
-    if isinstance(kind, str) and kind != "text":
-        raise unsupported(f"blocks of type {kind[:40]} are not supported here")
-    return block
-
-
-TextBlockOnly = Annotated[TextBlock, BeforeValidator(_text_block)]
-AnyBlock = TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock
-Block = Annotated[
-    Annotated[AnyBlock, Field(discriminator="type")],
-    BeforeValidator(_known_block, json_schema_input_type=AnyBlock),
-]
-TextBlocks = Annotated[list[TextBlockOnly], Field(max_length=PARTS_MAX)]
 
 
 class InputMessage(Body):
@@ -249,7 +201,7 @@ class AnthropicConversation(Body):
         tools = self.plain_tools()
         check_size(tools, "tools")
         offered = tools and (self.tool_choice is None or self.tool_choice.type != "none")
-        messages = self.plain_messages()
+        messages = text_only(self.plain_messages())
         return TokenizeParams(
             model_id=model_id,
             messages=messages,
@@ -324,10 +276,14 @@ def _system(system: str | list[TextBlock] | None) -> list[dict[str, Any]]:
     return [{"role": "system", "content": _plain_text(system)}] if system else []
 
 
-def _plain_text(content: str | list[TextBlock]) -> Any:
+def _plain_text(content: str | Sequence[TextBlock | ImageBlock]) -> Any:
     if isinstance(content, str):
         return content
-    return [{"type": "text", "text": block.text} for block in content]
+    return [_plain_block(block) for block in content]
+
+
+def _plain_block(block: TextBlock | ImageBlock) -> dict[str, Any]:
+    return block.plain() if isinstance(block, ImageBlock) else {"type": "text", "text": block.text}
 
 
 def _plain(message: InputMessage, index: int) -> list[dict[str, Any]]:
@@ -344,7 +300,10 @@ def _plain(message: InputMessage, index: int) -> list[dict[str, Any]]:
     thoughts: list[str] = []
     for at, block in enumerate(message.content):
         if isinstance(block, TextBlock):
-            texts.append({"type": "text", "text": block.text})
+            texts.append(_plain_block(block))
+        elif isinstance(block, ImageBlock):
+            _belongs(message, "user", f"messages.{index}.content.{at}")
+            texts.append(_plain_block(block))
         elif isinstance(block, ToolResultBlock):
             _belongs(message, "user", f"messages.{index}.content.{at}")
             results.append(_result(block))
@@ -376,6 +335,3 @@ def _result(block: ToolResultBlock) -> dict[str, Any]:
 def _call(block: ToolUseBlock) -> dict[str, Any]:
     function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
     return {"id": block.id, "type": "function", "function": function}
-
-
-ToolResultBlock.model_rebuild()

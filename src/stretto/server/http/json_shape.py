@@ -12,6 +12,8 @@ from stretto.errors import InvalidJsonError
 STRINGS_MAX = 1 << 16  # including keys
 CONTAINERS_MAX = 1 << 15  # objects and lists
 VALUES_MAX = 1 << 18  # long lists of token ids
+LARGE_BYTES = 4 << 20  # larger bodies are for pictures and sounds, whose base64 has no structure
+LARGE_MARKS_MAX = 1 << 17  # quotes, brackets and backslashes of such a body
 _OUTSIDE_STRUCTURE = bytes(sorted(set(range(256)) - set(b'[]{},"')))
 _OUTSIDE_BRACKETS = bytes(sorted(set(range(256)) - set(b'[]{}"')))
 _OPENING = {ord("]"): ord("["), ord("}"): ord("{")}
@@ -19,6 +21,12 @@ _OPENING = {ord("]"): ord("["), ord("}"): ord("{")}
 
 def check_shape(body: bytes, nesting_max: int) -> None:
     """Raises InvalidJsonError if a body has too many values or is nested too deeply."""
+    if len(body) > LARGE_BYTES and sum(map(body.count, (b'"', b"\\", b"[", b"{"))) > LARGE_MARKS_MAX:
+        raise InvalidJsonError(
+            f"the body has more than {LARGE_BYTES:,} bytes and more than {LARGE_MARKS_MAX:,} quotes, "
+            "brackets and backslashes",
+            hint="send less text in one request",
+        )
     if _may_be_wide(body):
         _check_width(body)
     if nesting(body, nesting_max) > nesting_max:

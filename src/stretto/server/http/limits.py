@@ -24,7 +24,8 @@ from stretto.server.http.json_shape import check_shape
 from stretto.server.http.pacing import paced
 
 LARGE_BODY_BYTES = 64 << 10  # larger bodies are examined one at a time
-HELD_BODIES_MAX = 64  # of maximum size, over all requests
+HELD_BODIES_MIN, HELD_BODIES_MAX = 8, 64  # of maximum size, over all requests
+HELD_BYTES = 256 << 20  # between the two
 BURST_BYTES, BURST_OVER_BYTES = 3 << 20, 1 << 20  # a burst starts and ends at these buffered sizes
 TRIM_AFTER_S = 1.0  # by then the requests themselves are freed
 
@@ -49,6 +50,11 @@ class HeaderLimits:
             raise HeadersTooLargeError(f"the headers have more than {self._header_bytes_max:,} bytes")
         if len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) > self._url_bytes_max:
             raise UrlTooLongError(f"the URL has more than {self._url_bytes_max:,} bytes")
+
+
+def held_bytes_max(body_bytes_max: int) -> int:
+    """Bytes of all bodies that are buffered at once."""
+    return min(HELD_BODIES_MAX * body_bytes_max, max(HELD_BYTES, HELD_BODIES_MIN * body_bytes_max))
 
 
 class BodyLimits:
@@ -96,7 +102,7 @@ class BodyLimits:
         return body
 
     def hold(self, size: int) -> None:
-        if self._held_bytes + size > HELD_BODIES_MAX * self._body_bytes_max:
+        if self._held_bytes + size > held_bytes_max(self._body_bytes_max):
             raise MemoryLimitError("the memory for request bodies is exhausted")
         self._held_bytes += size
         self._burst |= self._held_bytes > BURST_BYTES

@@ -38,8 +38,11 @@ def router(services: Services) -> APIRouter:
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         model = await services.catalog.find(body.model)
         completion_id = new_id("chatcmpl-")
-        params = adapted(
-            model, body.params(stream_id=completion_id, model_id=model.id, caller=caller_of(request.scope))
+        params = await services.media(
+            adapted(
+                model,
+                body.params(stream_id=completion_id, model_id=model.id, caller=caller_of(request.scope)),
+            )
         )
         chat = _Chat(services, body, params, completion_id, int(time.time()))
         if body.stream:

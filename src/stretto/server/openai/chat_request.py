@@ -21,7 +21,7 @@ from stretto.server.http.fields import (
     only,
 )
 from stretto.server.openai.compat import Generating, OpenAIThinking
-from stretto.server.openai.messages import Messages, Part, plain_messages
+from stretto.server.openai.messages import Messages, TextPartOnly, plain_messages
 from stretto.server.openai.streamed import Streamed
 from stretto.server.openai.tools import (
     ChatAllowedChoice,
@@ -86,7 +86,7 @@ class PredictedContent(Body):
     where: ClassVar[str] = "prediction"
 
     type: Literal["content"]
-    content: PredictedText | Annotated[list[Part], Field(max_length=64)]
+    content: PredictedText | Annotated[list[TextPartOnly], Field(max_length=64)]
 
     @property
     def text(self) -> str:

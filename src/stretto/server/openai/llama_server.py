@@ -15,6 +15,7 @@ from stretto.server.generation import Services
 from stretto.server.http.bodies import BodyRoute
 from stretto.server.http.caller import caller_of
 from stretto.server.http.sse import JsonReply
+from stretto.server.media.parts import text_only
 from stretto.server.openai.chat_request import ChatRequest
 from stretto.server.openai.messages import plain_messages
 from stretto.server.openai.replies import AppliedTemplate, Props, TokenizerInfo
@@ -59,7 +60,7 @@ def router(services: Services) -> APIRouter:
         model = await services.catalog.find(body.model)
         params = TokenizeParams(
             model_id=model.id,
-            messages=plain_messages(body.messages),
+            messages=text_only(plain_messages(body.messages)),
             tools=[tool.plain() for tool in body.tools or ()] or None,
             template_options=body.template_options(),
             continue_final=body.continues,

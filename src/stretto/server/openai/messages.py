@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from stretto.server.http.fields import Body, Ignored, unsupported
+from stretto.server.media.parts import file_part, picture_at
 
 MESSAGES_MAX = 4096
 PARTS_MAX = 1024
@@ -20,17 +21,67 @@ class TextPart(Body):
     cache_control: Ignored = None
 
 
+class ImageAddress(Body):
+    where: ClassVar[str] = "messages.content.image_url"
+    url: str
+    """A data URL with base64; or an http(s) URL, where the operator allows its host."""
+    detail: Ignored = None
+
+
+class ImagePart(Body):
+    where: ClassVar[str] = "messages.content"
+    type: Literal["image_url"]
+    image_url: ImageAddress
+    cache_control: Ignored = None
+
+
+class AudioData(Body):
+    where: ClassVar[str] = "messages.content.input_audio"
+    data: str
+    """The file in base64."""
+    format: Literal["wav", "mp3"]
+
+
+class AudioPart(Body):
+    where: ClassVar[str] = "messages.content"
+    type: Literal["input_audio"]
+    input_audio: AudioData
+    cache_control: Ignored = None
+
+
 def _text_only(part: Any) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind in ("image_url", "input_audio", "file", "video_url"):
-        raise unsupported(f"parts of type {kind} are not supported")
-    if kind == "refusal" and isinstance(part.get("refusal"), str):
-        return {"type": "text", "text": part["refusal"]}  # the assistant's refusal replaces the content
+        raise unsupported(f"parts of type {kind} are not supported here")
     return part
 
 
-Part = Annotated[TextPart, BeforeValidator(_text_only)]
+def _known_part(part: Any) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in ("file", "video_url"):
+        raise unsupported(f"parts of type {kind} are not supported")
+    if kind == "refusal" and isinstance(part.get("refusal"), str):
+        return {"type": "text", "text": part["refusal"]}  # the assistant's refusal replaces the content
+    if kind == "image_url" and isinstance(part.get("image_url"), str):
+        return {**part, "image_url": {"url": part["image_url"]}}  # as some clients send it
+    return part
+
+
+TextPartOnly = Annotated[TextPart, BeforeValidator(_text_only)]
+AnyPart = TextPart | ImagePart | AudioPart
+Part = Annotated[
+    Annotated[AnyPart, Field(discriminator="type")],
+    BeforeValidator(_known_part, json_schema_input_type=AnyPart),
+]
 Content = Annotated[str, Field()] | Annotated[list[Part], Field(min_length=1, max_length=PARTS_MAX)]
+
+
+def plain_part(part: AnyPart, param: str) -> dict[str, Any]:
+    if isinstance(part, ImagePart):
+        return picture_at(part.image_url.url, f"{param}.image_url.url")
+    if isinstance(part, AudioPart):
+        return file_part("audio", part.input_audio.data)
+    return {"type": "text", "text": part.text}
 
 
 class FunctionCall(Body):
@@ -75,15 +126,20 @@ class ChatMessage(Body):
     function_call: None = None
     """Use tool_calls."""
 
-    def plain(self) -> dict[str, Any]:
-        return {"role": template_role(self.role), "content": self.content_plain(), **self._extras()}
+    def plain(self, index: int = 0) -> dict[str, Any]:
+        return {"role": template_role(self.role), "content": self.content_plain(index), **self._extras()}
 
-    def content_plain(self) -> Any:
+    def content_plain(self, index: int = 0) -> Any:
         if self.content is None:
             return self.refusal if self.role == "assistant" else None
         if isinstance(self.content, str):
             return self.content
-        return [{"type": "text", "text": part.text} for part in self.content]
+        where = f"messages.{index}.content"
+        return [plain_part(part, f"{where}.{at}") for at, part in enumerate(self.content)]
+
+    @property
+    def has_media(self) -> bool:
+        return isinstance(self.content, list) and any(part.type != "text" for part in self.content)
 
     def _extras(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -114,4 +170,9 @@ def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
             raise InvalidFieldError(
                 "is only valid for the role assistant", param=f"messages.{index}.tool_calls"
             )
-    return [message.plain() for message in messages]
+        if message.has_media and message.role not in ("user", "tool"):
+            raise InvalidFieldError(
+                f"has pictures or sounds, which the role {message.role} cannot send",
+                param=f"messages.{index}.content",
+            )
+    return [message.plain(index) for index, message in enumerate(messages)]

@@ -70,5 +70,6 @@ def _shown(model: ModelInfo, since: int) -> dict[str, Any]:
         "slots": model.slots,
         "context_window": model.context_window,
         "max_model_len": model.context_window,
+        "modalities": model.modalities,
         "tools": str(model.description.get("tools", "")),
     }

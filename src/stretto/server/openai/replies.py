@@ -153,6 +153,8 @@ class ModelReply(ReplyModel):
     slots: int
     context_window: int
     max_model_len: int
+    modalities: list[str]
+    """What it takes in: text, image, audio. Empty while it is not loaded."""
     tools: str
     """How tools are shown to the model: `template`, or `system prompt` if its template ignores them."""
 

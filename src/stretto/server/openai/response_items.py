@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo
 
 from stretto.server.http.fields import Body, Ignored, unsupported
-from stretto.server.openai.messages import MESSAGES_MAX, PARTS_MAX, template_role
+from stretto.server.media.parts import file_part, picture_at
+from stretto.server.openai.messages import MESSAGES_MAX, PARTS_MAX, AudioData, template_role
 from stretto.server.openai.response_tools import flat_name, free_text_arguments
 from stretto.server.openai.tools import drop_or_refuse
 
@@ -40,10 +41,12 @@ HOSTED = (
 )
 
 
-def _text_only(part: Any) -> Any:
+def _known_part(part: Any) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind in ("input_image", "input_file", "input_audio"):
+    if isinstance(kind, str) and kind == "input_file":
         raise unsupported(f"parts of type {kind} are not supported")
+    if kind == "input_image" and isinstance(part.get("file_id"), str):
+        raise unsupported("files are not stored: send image_url")
     if kind == "refusal" and isinstance(part.get("refusal"), str):
         return {
             "type": "output_text",
@@ -60,8 +63,31 @@ class InputPart(Body):
     logprobs: Ignored = None
 
 
+class InputImagePart(Body):
+    where: ClassVar[str] = "input.content"
+    type: Literal["input_image"]
+    image_url: str
+    """A data URL with base64; or an http(s) URL, where the operator allows its host."""
+    detail: Ignored = None
+    file_id: None = None
+    """Files are not stored."""
+
+
+class InputAudioPart(Body):
+    where: ClassVar[str] = "input.content"
+    type: Literal["input_audio"]
+    input_audio: AudioData
+
+
+AnyInputPart = InputPart | InputImagePart | InputAudioPart
 Parts = Annotated[
-    list[Annotated[InputPart, BeforeValidator(_text_only)]], Field(min_length=1, max_length=PARTS_MAX)
+    list[
+        Annotated[
+            Annotated[AnyInputPart, Field(discriminator="type")],
+            BeforeValidator(_known_part, json_schema_input_type=AnyInputPart),
+        ]
+    ],
+    Field(min_length=1, max_length=PARTS_MAX),
 ]
 ShortText = Annotated[str, Field(max_length=256)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -189,4 +215,12 @@ def append_item(messages: list[dict[str, Any]], item: AnyItem) -> None:
 def _plain(content: Any) -> Any:
     if isinstance(content, str):
         return content
-    return [{"type": "text", "text": part.text} for part in content]
+    return [_plain_part(part) for part in content]
+
+
+def _plain_part(part: AnyInputPart) -> dict[str, Any]:
+    if isinstance(part, InputImagePart):
+        return picture_at(part.image_url, "input.content.image_url")
+    if isinstance(part, InputAudioPart):
+        return file_part("audio", part.input_audio.data)
+    return {"type": "text", "text": part.text}

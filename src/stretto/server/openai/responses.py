@@ -36,8 +36,10 @@ def router(services: Services) -> APIRouter:
     async def create_response(body: ResponseRequest, request: Request) -> Response:
         model = await services.catalog.find(body.model)
         response_id = new_id("resp_")
-        params = adapted(
-            model, body.params(stream_id=response_id, model_id=model.id, caller=caller_of(request.scope))
+        params = await services.media(
+            adapted(
+                model, body.params(stream_id=response_id, model_id=model.id, caller=caller_of(request.scope))
+            )
         )
         work = _Response(services, params, Envelope(body, response_id, model.id, int(time.time())))
         if body.stream:

@@ -14,6 +14,7 @@ from stretto.server.http.bodies import BodyRoute
 from stretto.server.http.caller import caller_of
 from stretto.server.http.fields import Body, Ignored, ModelName
 from stretto.server.http.sse import JsonReply
+from stretto.server.media.parts import text_only
 from stretto.server.openai.messages import Messages, plain_messages
 from stretto.server.openai.prompts import TokenIds
 from stretto.server.openai.replies import DetokenizeReply, TokenizeReply
@@ -56,7 +57,7 @@ class TokenizeRequest(Body):
         return TokenizeParams(
             model_id=model_id,
             text=self.prompt if self.prompt is not None else self.content,
-            messages=None if self.messages is None else plain_messages(self.messages),
+            messages=None if self.messages is None else text_only(plain_messages(self.messages)),
             tools=tools,
             special=bool(self.special or self.parse_special or self.add_special_tokens is not None),
             add_generation_prompt=self.add_generation_prompt is not False,

@@ -74,3 +74,10 @@ def test_a_hostile_body_costs_little(body: bytes) -> None:
     with contextlib.suppress(InvalidJsonError):
         check_shape(body + b'"",' * STRINGS_MAX, 64)
     assert time.thread_time() - started_s < 0.3
+
+
+def test_a_large_body_may_have_base64_and_little_else():
+    check_shape(b'{"url": "' + b"QUJD" * FOUR_MIB + b'"}', 64)
+    for mark in (b"[", b'\\"', b"{", b"\\\\"):
+        with pytest.raises(InvalidJsonError, match="quotes, brackets and backslashes"):
+            check_shape(b'{"url": "' + mark * FOUR_MIB + b'"}', 64)

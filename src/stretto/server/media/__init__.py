@@ -1,0 +1,1 @@
+"""Pictures and sounds in requests: the same for all dialects."""
