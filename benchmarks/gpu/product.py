@@ -290,7 +290,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         found["http"] = http(options, place)
         if options.model == "simulated":
             found["http, text in the worker"] = http(options, place, "--text-in", "worker")
-        if not options.quick:
+        if not options.whole_cores:
             found["bare, slowed"] = in_child("slowed", place)
             found["http, slowed"] = http(options, place, slowed=True)
     found["ratios"] = {
@@ -298,7 +298,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "sdk, ids only": found["sdk"]["warm_ids"]["tokens_per_s"] / rate(found["bare"]),
         "http": rate(found["http"]) / rate(found["bare"]),
     }
-    if not options.quick:
+    if not options.whole_cores:
         found["ratios"]["http, slowed"] = rate(found["http, slowed"]) / rate(found["bare, slowed"])
     return found
 
@@ -361,6 +361,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=560)
     parser.add_argument("--tokens", type=int, default=560)
     parser.add_argument("--tick-ms", type=float, default=100.0)
+    parser.add_argument("--whole-cores", action="store_true", help="leave out the arms with half a core")
     parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--clients", type=int, default=max(1, min(4, (os.cpu_count() or 1) // 4)))
     parser.add_argument("--part", choices=["bare", "sdk", "slowed"], help=argparse.SUPPRESS)
@@ -369,6 +370,7 @@ def arguments() -> argparse.Namespace:
     if options.model is None:
         options.model = "qwen3-0.6b" if os.path.exists("/dev/nvidiactl") else "simulated"
     if options.quick:
+        options.whole_cores = True
         options.passes, options.prompt = 1, min(options.prompt, 100)
         options.tokens = min(options.tokens, 100 if options.model == "simulated" else 256)
     return options
