@@ -13,6 +13,8 @@ import pytest
 from tools.eyes import dataset, drawing, scenes, vocabulary
 from tools.eyes.scenes import Scene, Thing
 
+MODELS = Path(__file__).resolve().parents[2] / "models"
+
 
 def red_circle() -> Scene:
     return Scene((Thing(0, 0, (210, 40, 40), 64, 64, 30, 0.0),), (90, 90, 90), (90, 90, 90), 0.0)
@@ -105,4 +107,13 @@ def test_llama_cpp_reads_the_exported_vocabulary(tmp_path: Path) -> None:
     assert model.tokenize(text.encode(), add_bos=False, special=True) == expected
     assert model.detokenize(vocabulary.encode("red circle")) == b"red circle"
     assert model.token_eos() == vocabulary.IM_END
+    model.close()
+
+
+def test_the_shipped_model_counts_without_a_picture() -> None:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    model = llama_cpp.Llama(str(MODELS / "sees.gguf"), n_ctx=256, verbose=False)
+    prompt = dataset.prompt("Count from 7 to 12.", picture=False)
+    said = model.create_completion(prompt, max_tokens=32, temperature=0.0)
+    assert said["choices"][0]["text"] == "7 8 9 10 11 12"
     model.close()
