@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stretto.backends.torch.kernels import activation, attention, experts, norm, rotary
 from stretto.backends.torch.kernels.fresh_token import FusedInputs
-from stretto.backends.torch.ops.activation import silu_mul_reference
+from stretto.backends.torch.ops.activation import gelu_mul_reference, silu_mul_reference
 from stretto.backends.torch.ops.attention import paged_attention_reference
 from stretto.backends.torch.ops.experts import moe_experts_reference, route
 from stretto.backends.torch.ops.norm import add_rms_norm_reference, rms_norm_reference
@@ -152,19 +152,31 @@ def attention_case(
     group: int,
     dim: int,
     padding: int = 0,
+    window: int = 0,
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """A window comes with sinks if it is even."""
     batch = paged(draw, spans, page=page, kv_heads=kv_heads, group=group, dim=dim, padding=padding)
+    sinks = draw.normal(kv_heads * group) if window and window % 2 == 0 else None
+    kind = {"window": window, "sinks": sinks}
     longest = max(count for count, _ in spans)
-    got = attention.paged_attention(*batch.parts(), max_query=longest, decode_only=longest == 1)
-    again = attention.paged_attention(*batch.parts(), max_query=longest, decode_only=longest == 1)
+    got = attention.paged_attention(*batch.parts(), max_query=longest, decode_only=longest == 1, **kind)
+    again = attention.paged_attention(*batch.parts(), max_query=longest, decode_only=longest == 1, **kind)
     assert torch.equal(got, again), "the same call gave another answer"
-    plain = paged_attention_reference(*batch.parts())
-    exact = paged_attention_reference(*batch.double().parts())
+    plain = paged_attention_reference(*batch.parts(), **kind)
+    exact = paged_attention_reference(*batch.double().parts(), **kind)
     return [(got, plain, exact)]
 
 
 def fused_case(
-    draw: Draw, contexts: list[int], *, page: int, kv_heads: int, group: int, dim: int, normed: bool
+    draw: Draw,
+    contexts: list[int],
+    *,
+    page: int,
+    kv_heads: int,
+    group: int,
+    dim: int,
+    normed: bool,
+    window: int = 0,
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Rotation, cache write and attention in one launch; one padding span. The new tokens' cells are NaN."""
     batch = paged(
@@ -183,6 +195,8 @@ def fused_case(
         torch.arange(dim // 2, device=draw.device) / (dim // 2)
     )
     cos_sin = torch.cat([angles.cos(), angles.sin()], 1).float().contiguous()
+    sinks = draw.normal(heads) if window and window % 2 == 0 else None
+    kind = {"window": window, "sinks": sinks}
 
     def run(attend, cast):  # type: ignore[no-untyped-def]
         q, k, v = cast(product).split([heads, kv_heads, kv_heads], dim=1)
@@ -196,14 +210,14 @@ def fused_case(
     def fused(q, k, v, positions, cos_sin, keys, values, slots, q_weight, k_weight):  # type: ignore[no-untyped-def]
         fresh = FusedInputs(k, v, positions, slots, cos_sin, q_weight, k_weight, 1e-6)
         return attention.rotary_attention(
-            q, keys, values, batch.block_tables, batch.context_lens, batch.scale, fresh
+            q, keys, values, batch.block_tables, batch.context_lens, batch.scale, fresh, **kind
         )
 
     def plain(q, k, v, positions, cos_sin, keys, values, slots, q_weight, k_weight):  # type: ignore[no-untyped-def]
         where = (q, k, v, positions, cos_sin, keys, values, slots)
         q = rotary_write_reference(*where, q_weight=q_weight, k_weight=k_weight, eps=1e-6)
         tail = (batch.block_tables, batch.query_starts, batch.context_lens, batch.scale)
-        return paged_attention_reference(q, keys, values, *tail)
+        return paged_attention_reference(q, keys, values, *tail, **kind)
 
     got, again = (run(fused, lambda x: x.to(draw.dtype)) for _ in range(2))
     assert torch.equal(got[0], again[0]), "the same call gave another answer"
@@ -215,21 +229,25 @@ def fused_case(
 def attention_cases(
     *, tiny: bool
 ) -> Iterator[tuple[str, Callable[[Draw], list[tuple[Tensor, Tensor, Tensor]]]]]:
-    """Names and cases: lengths around a page, long ones, batches of 1 to 512, groups of 1 to 8, both dims."""
+    """Names and cases: lengths around a page, long ones, batches of 1 to 512, groups of 1 to 8, windows."""
     far = 300 if tiny else 32768
     batches = [1, 3] if tiny else [1, 7, 64, 256, 512]
     shapes = [
-        (16, 2, 2, 64),
-        (64, 1, 4, 128),
-        (32, 2, 1, 64),
-        (16, 1, 8, 128),
-        (16, 1, 7, 64),
-        (24, 1, 5, 128),
+        (16, 2, 2, 64, 0),
+        (64, 1, 4, 128, 0),
+        (32, 2, 1, 64, 0),
+        (16, 1, 8, 128, 0),
+        (16, 1, 7, 64, 0),
+        (24, 1, 5, 128, 0),
+        (16, 2, 2, 64, 40),
+        (32, 2, 2, 256, 101),
+        (32, 1, 8, 64, 128),
+        (24, 1, 5, 128, 7),
     ]
-    for number, (page, kv_heads, group, dim) in enumerate(shapes):
+    for number, (page, kv_heads, group, dim, window) in enumerate(shapes):
         batch = batches[number % len(batches)]
         wider = kv_heads if tiny else max(kv_heads, 2 + number % 2 * 6)
-        options = {"page": page, "kv_heads": wider, "group": group, "dim": dim}
+        options = {"page": page, "kv_heads": wider, "group": group, "dim": dim, "window": window}
 
         def decode(draw: Draw, batch: int = batch, page: int = page, options: dict[str, int] = options):  # type: ignore[no-untyped-def]
             edge = [far, 1, page - 1, page, page + 1]
@@ -250,7 +268,7 @@ def attention_cases(
             spans += [(draw.integer(2, chunk), 2 * chunk)]
             return attention_case(draw, spans, padding=2, **options)
 
-        label = f"page {page} kv {wider} group {group} dim {dim} batch {batch}"
+        label = f"page {page} kv {wider} group {group} dim {dim} window {window} batch {batch}"
 
         def fused(
             draw: Draw,
@@ -287,7 +305,10 @@ def norm_case(draw: Draw, rows: int, width: int) -> list[tuple[Tensor, Tensor, T
 
 def silu_case(draw: Draw, rows: int, inner: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     x = draw.normal(rows, 2 * inner) * 3
-    return [(activation.silu_mul(x), silu_mul_reference(x), silu_mul_reference(x.double()))]
+    return [
+        (activation.silu_mul(x), silu_mul_reference(x), silu_mul_reference(x.double())),
+        (activation.gelu_mul(x), gelu_mul_reference(x), gelu_mul_reference(x.double())),
+    ]
 
 
 def rotary_case(

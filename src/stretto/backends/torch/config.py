@@ -1,7 +1,7 @@
 """A model's shape: `config.json` of a Hugging Face folder, typed and checked.
 
-Knows the four families that the backend runs and rejects others by name. Settings that would silently change
-the result (rotary scaling, sliding windows, activations) are rejected if unknown.
+Knows the families that the backend runs and rejects others by name. Settings that would silently change the
+result (rotary scaling, sliding windows, activations) are rejected if unknown.
 """
 
 from __future__ import annotations
@@ -12,16 +12,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stretto.backends.torch.config_windows import completed, windows
 from stretto.errors import ModelFileError, UnsupportedModelError
 
 CONFIG_BYTES_MAX = 16 << 20
+CLAMPED_ALPHA = 1.702  # of gpt-oss: gate · sigmoid(alpha · gate)
 FAMILIES = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3moe",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "GptOssForCausalLM": "gptoss",
 }
-MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
+MODEL_TYPES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gemma3": "gemma3",
+    "gemma3_text": "gemma3",
+    "gpt_oss": "gptoss",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +49,7 @@ class Rope:
     original_context: int = 0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    truncate: bool = True  # yarn: the limits of its range are whole numbers
     attention_factor: float | None = None
     factors: tuple[float, ...] = ()  # one per pair of a head: how GGUF files store llama3's scaling
 
@@ -47,6 +61,8 @@ class Experts:
     inner: int
     renormalize: bool
     dense_layers: frozenset[int] = frozenset()  # layers with an ordinary MLP
+    bias: bool = False
+    limit: float = 0.0  # gpt-oss: gate and up are clamped; 0: SiLU(gate) · up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +77,14 @@ class TransformerShape:
     inner: int
     norm_eps: float
     rope: Rope = Rope()
+    local_rope: Rope | None = None  # of layers with a sliding window, where it differs
+    windows: tuple[
+        int, ...
+    ] = ()  # tokens that each layer attends to, 0 for all; empty: all layers, all tokens
+    sinks: bool = False  # a learned logit for each head in the softmax of attention
+    query_scale: float = 0.0  # of attention scores; 0: head_dim ** -0.5
+    embedding_scale: float = 1.0
+    activation: str = "silu"  # of the MLP's gate, or gelu (its tanh approximation)
     context_max: int = 4096
     tied: bool = False  # the embedding is also the output matrix
     qkv_bias: bool = False
@@ -81,6 +105,14 @@ class TransformerShape:
             raise ModelFileError(
                 f"{self.heads} heads, {self.kv_heads} KV heads and head size {self.head_dim} do not fit"
             )
+
+    @property
+    def attention_scale(self) -> float:
+        return self.query_scale or self.head_dim**-0.5
+
+    def window_of(self, layer: int) -> int:
+        """Tokens that a layer attends to; 0: all."""
+        return self.windows[layer] if self.windows else 0
 
     def kv_bytes_per_token(self, item_bytes: int) -> int:
         return 2 * self.layers * self.kv_heads * self.head_dim * item_bytes
@@ -119,8 +151,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def parse_config(config: Mapping[str, Any]) -> TransformerShape:
     family = _family(config)
-    _refuse_unknown(config)
     try:
+        config = completed(family, config)
+        _refuse_unknown(family, config)
         return _shape(family, config)
     except (KeyError, TypeError, ValueError) as error:
         raise ModelFileError(f"config.json: {error!r}") from None
@@ -140,14 +173,14 @@ def _family(config: Mapping[str, Any]) -> str:
     )
 
 
-def _refuse_unknown(config: Mapping[str, Any]) -> None:
-    if config.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModelError(f"the activation {config['hidden_act']!r} is not supported")
+def _refuse_unknown(family: str, config: Mapping[str, Any]) -> None:
     if config.get("use_sliding_window"):
-        raise UnsupportedModelError("the torch backend does not support sliding windows")
-    if config.get("quantization_config") and not _is_fp8(config):
+        raise UnsupportedModelError("the torch backend does not support sliding windows in this family")
+    how = config.get("quantization_config") or {}
+    packed = family == "gptoss" and how.get("quant_method") == "mxfp4"
+    if how and not _is_fp8(config) and not packed:
         raise UnsupportedModelError(
-            "of quantized safetensors only FP8 (e4m3) is supported",
+            "of quantized safetensors only FP8 (e4m3) is supported, and MXFP4 of gpt-oss",
             hint="use the bf16 or FP8 weights, or a GGUF with backend: llamacpp",
         )
 
@@ -166,6 +199,8 @@ def _shape(family: str, config: Mapping[str, Any]) -> TransformerShape:
     heads = int(config["num_attention_heads"])
     hidden = int(config["hidden_size"])
     bias = family == "qwen2" or bool(config.get("attention_bias", False))
+    rope, local_rope = _ropes(config)
+    gemma = family == "gemma3"
     return TransformerShape(
         family=family,
         vocab=int(config["vocab_size"]),
@@ -176,14 +211,20 @@ def _shape(family: str, config: Mapping[str, Any]) -> TransformerShape:
         head_dim=int(config.get("head_dim") or hidden // heads),
         inner=int(config["intermediate_size"]),
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope=_rope(config),
+        rope=rope,
+        local_rope=local_rope,
+        windows=windows(family, config),
+        sinks=family == "gptoss",
+        query_scale=float(config["query_pre_attn_scalar"]) ** -0.5 if gemma else 0.0,
+        embedding_scale=hidden**0.5 if gemma else 1.0,
+        activation="gelu" if gemma else "silu",
         context_max=int(config.get("max_position_embeddings", 4096)),
         tied=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=bias,
         output_bias=bias and family != "qwen2",
         mlp_bias=bool(config.get("mlp_bias", False)),
-        qk_norm=family in ("qwen3", "qwen3moe"),
-        experts=_experts(config) if family == "qwen3moe" else None,
+        qk_norm=family in ("qwen3", "qwen3moe", "gemma3"),
+        experts=_experts(family, config) if family in ("qwen3moe", "gptoss") else None,
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch."),
         fp8=_is_fp8(config),
         bos=config.get("bos_token_id"),
@@ -198,7 +239,18 @@ def ids_of(value: Any) -> frozenset[int]:
     return frozenset(int(item) for item in value) if isinstance(value, list) else frozenset({int(value)})
 
 
-def _experts(config: Mapping[str, Any]) -> Experts:
+def _experts(family: str, config: Mapping[str, Any]) -> Experts:
+    if family == "gptoss":
+        if float(config["swiglu_alpha"]) != CLAMPED_ALPHA:
+            raise UnsupportedModelError(f"swiglu_alpha {config['swiglu_alpha']} is not supported")
+        return Experts(
+            count=int(config["num_local_experts"]),
+            per_token=int(config["num_experts_per_tok"]),
+            inner=int(config["intermediate_size"]),
+            renormalize=True,  # the softmax is over the chosen experts
+            bias=True,
+            limit=float(config["swiglu_limit"]),
+        )
     step = int(config.get("decoder_sparse_step", 1))
     dense = set(config.get("mlp_only_layers") or ())
     dense |= {layer for layer in range(int(config["num_hidden_layers"])) if (layer + 1) % step}
@@ -209,6 +261,20 @@ def _experts(config: Mapping[str, Any]) -> Experts:
         renormalize=bool(config.get("norm_topk_prob", False)),
         dense_layers=frozenset(dense),
     )
+
+
+def _ropes(config: Mapping[str, Any]) -> tuple[Rope, Rope | None]:
+    """Of all layers, or of those without and with a sliding window."""
+    parameters = config.get("rope_parameters") or {}
+    theta = config.get("rope_local_base_freq")
+    if "full_attention" in parameters:
+        local = {"rope_theta": theta, **(parameters.get("sliding_attention") or {})}
+        full = parameters["full_attention"] or {}
+        return (
+            _rope({**config, "rope_parameters": full, "rope_scaling": full}),
+            _rope({**config, "rope_parameters": local}),
+        )
+    return _rope(config), None if theta is None else Rope(theta=float(theta))
 
 
 def _rope(config: Mapping[str, Any]) -> Rope:
@@ -232,5 +298,6 @@ def _rope(config: Mapping[str, Any]) -> Rope:
         original_context=int(original),
         beta_fast=float(scaling.get("beta_fast") or 32.0),
         beta_slow=float(scaling.get("beta_slow") or 1.0),
+        truncate=bool(scaling.get("truncate", True)),
         attention_factor=scaling.get("attention_factor"),
     )

@@ -52,8 +52,10 @@ def _yarn(rope: Rope, plain: torch.Tensor, head_dim: int) -> torch.Tensor:
     def dimension(count: float) -> float:
         return head_dim * math.log(rope.original_context / (count * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(dimension(rope.beta_fast)), 0)
-    high = min(math.ceil(dimension(rope.beta_slow)), head_dim - 1)
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
     steps = torch.arange(head_dim // 2, dtype=torch.float64)
     stretched = ((steps - low) / max(high - low, 1e-3)).clamp(0, 1)
     return plain / rope.factor * stretched + plain * (1 - stretched)

@@ -123,8 +123,9 @@ class Runner:
         window = tables.pages_max * tables.page_tokens
         itemsize = self._pool.layers[0].k.element_size()
         return span_variants(
-            tables.slots, shape.kv_heads, window, dim=shape.head_dim, itemsize=itemsize, device=self.device
-        )
+            tables.slots, shape.kv_heads, window, windows=shape.windows, dim=shape.head_dim,
+            itemsize=itemsize, device=self.device,
+        )  # fmt: skip
 
     def warm(self, bucket: int, mode: SamplingMode) -> None:
         """Captures the graphs of a bucket; without graphs, runs its passes once."""

@@ -19,6 +19,17 @@ from stretto.errors import ModelFileError, ModelNotFoundError, UnsupportedModelE
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DUMMY_STD = 0.02
+TEXT_PREFIXES = (  # of a language model beside a vision tower
+    ("language_model.model.", "model."),
+    ("model.language_model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+OTHER_PARTS = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+)
 
 
 class WeightSource(Protocol):
@@ -41,7 +52,9 @@ class SafetensorsSource:
         self._stack = contextlib.ExitStack()
         self._open: dict[str, Any] = {}
         self._read: set[str] = set()
-        self._places = self._index()
+        files = self._index()
+        self._stored = {text_name(name): name for name in files if is_text(name)}
+        self._places = {name: files[stored] for name, stored in self._stored.items()}
 
     def _index(self) -> dict[str, str]:
         """Tensor name -> file. The index may be hostile: only plain file names are accepted."""
@@ -81,7 +94,7 @@ class SafetensorsSource:
         if file is None:
             raise ModelFileError(f"{self._folder} has no tensor {name}")
         self._read.add(name)
-        tensor: torch.Tensor = self._shard(file).get_tensor(name)
+        tensor: torch.Tensor = self._shard(file).get_tensor(self._stored[name])
         tensor = checked(tensor, name, shape)
         return tensor if tensor.dtype != torch.float8_e4m3fn else self._widened(tensor, name)
 
@@ -93,7 +106,7 @@ class SafetensorsSource:
         if file is None:
             raise ModelFileError(f"{self._folder} has no tensor {name}")
         self._read.add(name)
-        whole = self._shard(file).get_slice(name)
+        whole = self._shard(file).get_slice(self._stored[name])
         if tuple(whole.get_shape()) != shape:
             raise ModelFileError(f"the tensor {name} has the shape {tuple(whole.get_shape())}, not {shape}")
         part: torch.Tensor = whole[start:stop] if dim == 0 else whole[:, start:stop]
@@ -104,7 +117,7 @@ class SafetensorsSource:
         for other in (f"{name}_scale_inv", f"{name}_scale"):
             if (file := self._places.get(other)) is not None:
                 self._read.add(other)
-                return scaled(tensor, self._shard(file).get_tensor(other), name)
+                return scaled(tensor, self._shard(file).get_tensor(self._stored[other]), name)
         raise ModelFileError(f"{self._folder} has no scales for the FP8 tensor {name}")
 
     def experts(self, prefix: str, projection: str, shape: tuple[int, int, int]) -> torch.Tensor:
@@ -159,6 +172,19 @@ class DummySource:
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+def is_text(name: str) -> bool:
+    """Whether a tensor belongs to the language model."""
+    return not name.startswith(OTHER_PARTS)
+
+
+def text_name(name: str) -> str:
+    """A tensor's name in a file of the language model alone."""
+    for prefix, plain in TEXT_PREFIXES:
+        if name.startswith(prefix):
+            return plain + name.removeprefix(prefix)
+    return name
 
 
 def scaled(tensor: torch.Tensor, scales: torch.Tensor, name: str) -> torch.Tensor:

@@ -26,7 +26,7 @@ from stretto.core.tick import Idle, Terminal, Tick
 
 torch.set_num_threads(1)
 
-KINDS = ("llama", "qwen2", "qwen3", "moe")
+KINDS = ("llama", "qwen2", "qwen3", "moe", "gemma3")
 WINDOW = 256
 VOCAB = 512
 TOLERANCE = 1e-4
@@ -48,6 +48,19 @@ EXPERTS = {
     "mlp_only_layers": [1],
 }
 
+SLIDING_WINDOW = 20
+GEMMA = {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": SLIDING_WINDOW,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1_000_000.0},
+    },
+    "pad_token_id": 0,
+}
+
 
 def hf_config(kind: str, **more):
     import transformers
@@ -57,6 +70,7 @@ def hf_config(kind: str, **more):
         "qwen2": (transformers.Qwen2Config, {}),
         "qwen3": (transformers.Qwen3Config, {"head_dim": 32, "tie_word_embeddings": True}),
         "moe": (transformers.Qwen3MoeConfig, {"head_dim": 16, **EXPERTS}),
+        "gemma3": (transformers.Gemma3TextConfig, GEMMA),
     }
     config, own = classes[kind]
     return config(**{**SHAPE, **own, **more})
@@ -105,8 +119,8 @@ class Recorder(CausalModel):
 
     rows: list[torch.Tensor]
 
-    def logits(self, *args, **more):
-        made = super().logits(*args, **more)
+    def head(self, *args):
+        made = super().head(*args)
         self.rows.append(made.clone())
         return made
 

@@ -21,6 +21,8 @@ SPLITS_MIN = 2  # while (span, head) pairs do not outnumber the multiprocessors
 EVEN_CONTEXT = 4096  # in longer contexts one span may be much longer than the others
 SPLITS_MAX = 128
 RUN_TOKENS_MIN = 128
+WINDOW_TILE = 64
+WIDE_HEAD = 128
 RUN_TOKENS = 1024  # for a batch that fills the GPU
 RUNS_MAX = 8
 FP8_RUN_TOKENS = 512
@@ -42,6 +44,8 @@ def paged_attention(
     decode_only: bool,
     scales: tuple[Tensor, Tensor] | None = None,
     max_context: int | None = None,
+    window: int = 0,
+    sinks: Tensor | None = None,
     decode_shape: DecodeShape | None = None,
     prefill_shape: PrefillShape | None = None,
 ) -> Tensor:
@@ -51,10 +55,11 @@ def paged_attention(
     if not q.shape[0]:
         return out
     spans, page_tokens, kv_heads = context_lens.shape[0], k_pages.shape[1], k_pages.shape[2]
-    context = min(max_context or 2**31, block_tables.shape[1] * page_tokens)
+    context = seen_context(min(max_context or 2**31, block_tables.shape[1] * page_tokens), window)
     shared = (q, k_pages, v_pages, block_tables, query_starts, context_lens, scale, out)
     if max_query > 1 and not decode_only:
-        prefill(*shared, shape=prefill_shape or choose_prefill(q), scales=scales)
+        chosen = prefill_shape or choose_prefill(q)
+        prefill(*shared, shape=chosen, scales=scales, window=window, sinks=sinks)
     if decode_only or spans > 1 or max_query == 1:
         shape = decode_shape or choose_decode(
             spans,
@@ -64,7 +69,7 @@ def paged_attention(
             itemsize=k_pages.element_size(),
             machine=_machine(q.device),
         )
-        decode(*shared, mixed=not decode_only, shape=shape, scales=scales)
+        decode(*shared, mixed=not decode_only, shape=shape, scales=scales, window=window, sinks=sinks)
     return out
 
 
@@ -79,6 +84,8 @@ def rotary_attention(
     *,
     scales: tuple[Tensor, Tensor] | None = None,
     max_context: int | None = None,
+    window: int = 0,
+    sinks: Tensor | None = None,
     decode_shape: DecodeShape | None = None,
 ) -> Tensor:
     """Decode rows directly from their QKV product: rotation, cache write and attention in one launch."""
@@ -91,7 +98,7 @@ def rotary_attention(
     shape = decode_shape or choose_decode(
         context_lens.shape[0],
         k_pages.shape[2],
-        min(max_context or 2**31, block_tables.shape[1] * k_pages.shape[1]),
+        seen_context(min(max_context or 2**31, block_tables.shape[1] * k_pages.shape[1]), window),
         dim=q.shape[2],
         itemsize=k_pages.element_size(),
         machine=_machine(q.device),
@@ -109,8 +116,15 @@ def rotary_attention(
         shape=shape,
         fresh=fresh,
         scales=scales,
+        window=window,
+        sinks=sinks,
     )
     return out
+
+
+def seen_context(context: int, window: int) -> int:
+    """Tokens that a decode row reads at most: a window begins anywhere in a tile."""
+    return min(context, window + WINDOW_TILE) if window else context
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,20 +163,34 @@ def choose_decode(
 
 
 def span_variants(
-    slots: int, kv_heads: int, context: int, *, dim: int, itemsize: int, device: torch.device
+    slots: int,
+    kv_heads: int,
+    context: int,
+    *,
+    windows: tuple[int, ...] = (),
+    dim: int,
+    itemsize: int,
+    device: torch.device,
 ) -> list[int]:
-    """The fewest spans of each compiled variant of the decode kernel, for up to `slots` spans."""
-    machine, found = _machine(device), dict[tuple[DecodeShape, bool], int]()
+    """The fewest spans of each compiled variant of the decode kernel, for up to `slots` spans.
+
+    `windows`: of the layers, 0 for none; empty if no layer has one.
+    """
+    machine, found = _machine(device), dict[tuple[DecodeShape, bool, int], int]()
     for spans in range(1, slots + 1):
-        shape = choose_decode(spans, kv_heads, context, dim=dim, itemsize=itemsize, machine=machine)
-        padded = replace(shape, splits=triton.next_power_of_2(shape.splits), tiles_min=0)
-        found.setdefault((padded, shape.splits > 1), spans)
-    return list(found.values())
+        for window in sorted(set(windows)) or (0,):
+            seen = seen_context(context, window)
+            shape = choose_decode(spans, kv_heads, seen, dim=dim, itemsize=itemsize, machine=machine)
+            padded = replace(shape, splits=triton.next_power_of_2(shape.splits), tiles_min=0)
+            found.setdefault((padded, shape.splits > 1, window), spans)
+    return sorted(set(found.values()))
 
 
 def choose_prefill(q: Tensor) -> PrefillShape:
     if q.dtype == torch.float32:
         return PrefillShape(block_m=64, block_n=32, warps=4, stages=2)
+    if q.shape[2] > WIDE_HEAD:  # queries and two tiles take half of the shared memory
+        return PrefillShape(block_n=32, stages=2)
     return PrefillShape()
 
 

@@ -9,6 +9,9 @@ the result is deterministic. Block counters, reset to zero after use, identify t
 `FUSED`: queries, keys and values come directly from the QKV product. Each program normalizes and rotates its
 own queries; the first run does so with the new key too, writes key and value to their page, and starts from
 their score instead of reading them back.
+
+`WINDOW`: only the last so many tokens are seen; tiles before them are not read. `SINKS`: the first run starts
+from a logit of each head that has no value.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stretto.backends.torch.kernels.block_counters import block_counters
+from stretto.backends.torch.kernels.decode_tiles import LOG2_E, over_tiles, with_sinks
 from stretto.backends.torch.kernels.fresh_token import (
     FusedInputs,
     fresh_arguments,
@@ -34,17 +38,6 @@ from stretto.backends.torch.kernels.pdl import (
     launch_options,
     wait_for_previous,
 )
-from stretto.backends.torch.kernels.tiles import (
-    absorb,
-    absorb_pairs,
-    load_pages,
-    load_pairs,
-    load_tile,
-    tile_offsets,
-    touch_pages,
-)
-
-LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +58,9 @@ class DecodeShape:
 
 
 @triton.jit
-def _runs(length, splits, tiles_min, BLOCK_N: tl.constexpr):
-    """(tiles, tiles per run) of a context."""
-    tiles = tl.cdiv(length, BLOCK_N)
+def _runs(length, skipped, splits, tiles_min, BLOCK_N: tl.constexpr):
+    """(tiles, tiles per run) of a context without its first `skipped` tiles."""
+    tiles = tl.cdiv(length, BLOCK_N) - skipped
     return tiles, tl.maximum(tl.cdiv(tiles, splits), tiles_min)
 
 
@@ -119,59 +112,6 @@ def _merge_runs(
 
 
 @triton.jit
-def _over_tiles(
-    queries, k_base, v_base, table, never, first, last, length, scale, page_stride, token_stride,
-    peak, total, mixed, other, SCALED: tl.constexpr, TOUCH: tl.constexpr, DIM: tl.constexpr,
-    DIM_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Softmax state after the tiles from `first` to `last`; only the context's last tile is masked."""
-    inner = tl.arange(0, BLOCK_N)
-    whole = tl.minimum(last, length // BLOCK_N)
-    pages = load_pages(table, first, length, BLOCK_N, PAGE)
-    if TOUCH:
-        touch_pages(table, first * BLOCK_N, tl.minimum(last * BLOCK_N, length), never, PAGE)
-    for tile in tl.range(first, whole, num_stages=STAGES):
-        own = pages
-        pages = load_pages(table, tile + 1, length, BLOCK_N, PAGE)
-        peak, total, mixed, other = _one_tile(
-            queries, k_base, v_base, own, tile, inner < BLOCK_N, scale, page_stride, token_stride,
-            peak, total, mixed, other, False, SCALED, DIM, DIM_PAD, PAGE, BLOCK_N, PRECISION,
-        )  # fmt: skip
-    if whole < last:
-        valid = whole * BLOCK_N + inner < length
-        peak, total, mixed, other = _one_tile(
-            queries, k_base, v_base, pages, whole, valid, scale, page_stride, token_stride,
-            peak, total, mixed, other, True, SCALED, DIM, DIM_PAD, PAGE, BLOCK_N, PRECISION,
-        )  # fmt: skip
-    return peak, total, mixed, other
-
-
-@triton.jit
-def _one_tile(
-    queries, k_base, v_base, pages, tile, valid, scale, page_stride, token_stride, peak, total, mixed, other,
-    MASKED: tl.constexpr, SCALED: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Softmax state after one tile. Of FP8 values `mixed` has the even places, `other` the odd ones."""
-    dims = tl.arange(0, DIM_PAD)
-    place = tile_offsets(pages, tile, page_stride, token_stride, dims, BLOCK_N, PAGE)
-    keys = load_tile(k_base, place, dims, valid, DIM, DIM_PAD, MASKED).to(queries.dtype)
-    scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
-    if MASKED:
-        scores = tl.where(valid[None, :], scores, float("-inf"))
-    if SCALED:
-        pairs = tl.arange(0, DIM_PAD // 2)
-        place = tile_offsets(pages, tile, page_stride // 2, token_stride // 2, pairs, BLOCK_N, PAGE)
-        low, high = load_pairs(v_base, place, pairs, valid, DIM, MASKED)
-        peak, total, mixed, other = absorb_pairs(scores, low, high, peak, total, mixed, other)
-    else:
-        values = load_tile(v_base, place, dims, valid, DIM, DIM_PAD, MASKED)
-        peak, total, mixed = absorb(scores, values, peak, total, mixed, PRECISION)
-    return peak, total, mixed, other
-
-
-@triton.jit
 def _finish_run(
     answer, level, out, parts, levels, counters, target, group, split, splits, used,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
@@ -196,9 +136,10 @@ def _finish_run(
 @triton.jit(do_not_specialize=["splits", "tiles_min"])
 def _decode(
     q, k_pages, v_pages, block_tables, query_starts, context_lens, out, parts, levels, counters,
-    k_scales, v_scales, k_new, v_new, positions, slot_mapping, cos_sin, q_weight, k_weight, eps, scale,
+    k_scales, v_scales, sinks, k_new, v_new, positions, slot_mapping, cos_sin, q_weight, k_weight, eps, scale,
     q_row_stride, q_head_stride, table_stride, page_stride, token_stride, head_stride,
     new_row_stride, new_head_stride, heads, splits, tiles_min,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr,
     SCALED: tl.constexpr, MIXED: tl.constexpr, FUSED: tl.constexpr, PDL: tl.constexpr, NORM: tl.constexpr,
     SPLIT: tl.constexpr, TOUCH: tl.constexpr, SPLITS_PAD: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
     GROUP_PAD: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
@@ -225,7 +166,12 @@ def _decode(
         if length <= 0:
             return
         length -= 1  # tokens already in the pages
-    tiles, per_run = _runs(length, splits, tiles_min, BLOCK_N)
+    begin = 0
+    skipped = 0
+    if WINDOW:
+        begin = tl.maximum(length + 1 - WINDOW, 0) if FUSED else tl.maximum(length - WINDOW, 0)
+        skipped = begin // BLOCK_N
+    tiles, per_run = _runs(length, skipped, splits, tiles_min, BLOCK_N)
     first = split * per_run
     if FUSED:
         if (first >= tiles) & (split > 0):
@@ -262,15 +208,19 @@ def _decode(
                 mixed += value
     else:
         queries = tl.load(rows + dims[None, :], mask=real, other=0.0)
+    if SINKS:
+        if split == 0:
+            peak, total, mixed, other = with_sinks(sinks, kv_head, peak, total, mixed, other, GROUP, ROWS)
     if SCALED:
         queries = queries.to(tl.float16)
         scale *= k_scale
     k_base, v_base = k_pages + kv_head * head_stride, v_pages + kv_head * head_stride
     if SCALED:
         v_base = v_base.to(tl.pointer_type(tl.uint16))
-    peak, total, mixed, other = _over_tiles(
-        queries, k_base, v_base, table, levels, first, last, length, scale, page_stride, token_stride,
-        peak, total, mixed, other, SCALED, TOUCH, DIM, DIM_PAD, PAGE, BLOCK_N, STAGES, PRECISION,
+    peak, total, mixed, other = over_tiles(
+        queries, k_base, v_base, table, levels, skipped + first, skipped + last, begin, length, scale,
+        page_stride, token_stride, peak, total, mixed, other, WINDOW, SCALED, TOUCH, DIM, DIM_PAD, PAGE,
+        BLOCK_N, STAGES, PRECISION,
     )  # fmt: skip
 
     if SCALED:
@@ -330,6 +280,8 @@ def decode(
     shape: DecodeShape,
     fresh: FusedInputs | None = None,
     scales: tuple[Tensor, Tensor] | None = None,
+    window: int = 0,
+    sinks: Tensor | None = None,
 ) -> None:
     """Writes the rows of `out` for spans of one row. `scales`: of FP8 heads."""
     heads, dim = q.shape[1:]
@@ -341,11 +293,14 @@ def decode(
     _decode[(kv_heads, splits, spans)](
         *(q, k_pages, v_pages, block_tables, query_starts, context_lens, out, parts, levels, counters),
         *((levels, levels) if scales is None else scales),
+        levels if sinks is None else sinks,
         *fresh_arguments(fresh, q, context_lens, levels),
         scale * LOG2_E,
         *(q.stride(0), q.stride(1), block_tables.stride(0), *k_pages.stride()[:3]),
         *((0, 0) if fresh is None else fresh.k.stride()[:2]),
         *(heads, splits, shape.tiles_min),
+        WINDOW=window,
+        SINKS=sinks is not None,
         SCALED=scales is not None,
         MIXED=mixed,
         FUSED=fresh is not None,

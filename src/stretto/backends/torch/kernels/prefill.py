@@ -2,7 +2,8 @@
 
 A program handles one key-value head and up to BLOCK_M rows (query tokens × heads of the group) of one span,
 found by bisection in `query_starts`. Key tiles visible to every row need no mask; those on the diagonal do.
-Spans of one row are left to the decode kernel. The grid covers any partition of rows into spans.
+Spans of one row are left to the decode kernel. The grid covers any partition of rows into spans. With WINDOW
+every tile is masked, and those before the window of a program's first row are not read.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stretto.backends.torch.kernels.decode import LOG2_E
+from stretto.backends.torch.kernels.decode_tiles import LOG2, LOG2_E
 from stretto.backends.torch.kernels.tiles import (
     absorb,
     load_pages,
     load_tile,
     tile_offsets,
 )
+
+LEAST = tl.constexpr(-1e30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ def _prefill(
     v_pages,
     k_scales,
     v_scales,
+    sinks,
     block_tables,
     query_starts,
     context_lens,
@@ -65,6 +69,8 @@ def _prefill(
     token_stride,
     head_stride,
     heads,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
     SCALED: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
@@ -105,13 +111,22 @@ def _prefill(
     v_base = v_pages + kv_head * head_stride
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
+    if WINDOW:  # a tile may have no key for a row: its weights are then 0, not NaN
+        peak = tl.full([BLOCK_M], LEAST, tl.float32)
+    if SINKS:
+        peak = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32) * LOG2
+        total += 1.0
     mixed = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
     inner = tl.arange(0, BLOCK_N)
     limit = tl.minimum(context, prefix + offset + BLOCK_Q)
+    first = 0
     whole = (prefix + offset + 1) // BLOCK_N
+    if WINDOW:
+        first = tl.maximum(prefix + offset + 1 - WINDOW, 0) // BLOCK_N
+        whole = first
 
-    pages = load_pages(table, 0, limit, BLOCK_N, PAGE)
-    for tile in tl.range(0, whole, num_stages=STAGES):
+    pages = load_pages(table, first, limit, BLOCK_N, PAGE)
+    for tile in tl.range(first, whole, num_stages=STAGES):
         place = tile_offsets(pages, tile, page_stride, token_stride, dims, BLOCK_N, PAGE)
         pages = load_pages(table, tile + 1, limit, BLOCK_N, PAGE)
         keys = load_tile(k_base, place, dims, inner < BLOCK_N, DIM, DIM_PAD, False).to(queries.dtype)
@@ -126,6 +141,8 @@ def _prefill(
         keys = load_tile(k_base, place, dims, valid, DIM, DIM_PAD, True).to(queries.dtype)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
         seen = (key[None, :] <= (prefix + token)[:, None]) & valid[None, :]
+        if WINDOW:
+            seen = seen & (key[None, :] > (prefix + token - WINDOW)[:, None])
         scores = tl.where(seen, scores, float("-inf"))
         values = load_tile(v_base, place, dims, valid, DIM, DIM_PAD, True).to(queries.dtype)
         peak, total, mixed = absorb(scores, values, peak, total, mixed, PRECISION)
@@ -148,6 +165,8 @@ def prefill(
     *,
     shape: PrefillShape,
     scales: tuple[Tensor, Tensor] | None = None,
+    window: int = 0,
+    sinks: Tensor | None = None,
 ) -> None:
     """Writes the rows of `out` for spans of two rows or more. `scales`: of FP8 heads."""
     rows, heads, dim = q.shape
@@ -159,6 +178,7 @@ def prefill(
         k_pages,
         v_pages,
         *((out, out) if scales is None else scales),
+        out if sinks is None else sinks,
         block_tables,
         query_starts,
         context_lens,
@@ -172,6 +192,8 @@ def prefill(
         k_pages.stride(1),
         k_pages.stride(2),
         heads,
+        WINDOW=window,
+        SINKS=sinks is not None,
         SCALED=scales is not None,
         GROUP=group,
         DIM=dim,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stretto.backends.torch.config import TransformerShape
 from stretto.backends.torch.models.causal import CausalModel, MakeLayer, Progress
+from stretto.backends.torch.models.gemma import gemma_layer
 from stretto.backends.torch.models.layers import LayerPages, Placement, Step
 from stretto.backends.torch.models.llama import llama_layer
 from stretto.backends.torch.models.moe import moe_layer
@@ -17,6 +18,7 @@ LAYERS: dict[str, MakeLayer] = {
     "qwen2": qwen_layer,
     "qwen3": qwen_layer,
     "qwen3moe": moe_layer,
+    "gemma3": gemma_layer,
 }
 
 

@@ -16,11 +16,10 @@ from stretto.backends.torch.config import TransformerShape
 from stretto.backends.torch.models.layers import (
     DecoderLayer,
     LayerPages,
-    Norm,
     Placement,
     Step,
     copied,
-    vector,
+    make_norm,
 )
 from stretto.backends.torch.models.low_rank import LowRank
 from stretto.backends.torch.rotary import cos_sin_table
@@ -51,13 +50,14 @@ class CausalModel:
             self._layers.append(make_layer(source, f"model.layers.{index}", shape, place))
             if progress is not None:
                 progress((index + 1) / shape.layers)
-        self._norm = Norm(vector(source, "model.norm", shape.hidden, place), shape.norm_eps)
+        self._norm = make_norm(source, "model.norm", shape, place)
         # Never FP8: the head alone would raise SmolLM2's perplexity by a tenth.
         untied = self._leads and not shape.tied
         self._head = _matrix(source, "lm_head.weight", shape, place) if untied else embedding
-        self._cos_sin = cos_sin_table(
-            shape.rope, head_dim=shape.head_dim, positions=window, device=place.device
+        self._embedding_scale = (
+            None if shape.embedding_scale == 1.0 else torch.tensor(shape.embedding_scale, dtype=place.dtype)
         )
+        self._cos_sin = _tables(shape, positions=window, device=place.device)
 
     def logits(
         self,
@@ -88,20 +88,29 @@ class CausalModel:
         ranks = self.place.ranks
         if self._embedding is not None:
             x = functional.embedding(tokens, self._embedding)
+            x = x if self._embedding_scale is None else x * self._embedding_scale
         else:
             size = (tokens.shape[0], self.shape.hidden)
             x = torch.empty(size, dtype=self.place.dtype, device=self.place.device)
         if ranks is not None:
             x = ranks.broadcast(x)
         residual: torch.Tensor | None = None
-        for layer, own in zip(self._layers, pages, strict=True):
-            x, residual = layer(x, residual, step, own, self._cos_sin)
+        for layer, own, cos_sin in zip(self._layers, pages, self._cos_sin, strict=True):
+            x, residual = layer(x, residual, step, own, cos_sin)
         return x, residual
 
     def add_adapters(self, *, count: int, rank: int) -> list[LowRank]:
         """Tables for so many adapters in every linear layer that they may change."""
         found = [linear for layer in self._layers for linear in layer.linears]
         return [linear.add_adapters(count=count, rank=rank, place=self.place) for linear in found]
+
+
+def _tables(shape: TransformerShape, *, positions: int, device: torch.device) -> list[torch.Tensor]:
+    """The rotary table of each layer: one for all, or one more for the layers with a sliding window."""
+    sizes = {"head_dim": shape.head_dim, "positions": positions}
+    full = cos_sin_table(shape.rope, **sizes, device=device)
+    local = full if shape.local_rope is None else cos_sin_table(shape.local_rope, **sizes, device=device)
+    return [local if shape.window_of(layer) else full for layer in range(shape.layers)]
 
 
 def _matrix(source: WeightSource, name: str, shape: TransformerShape, place: Placement) -> torch.Tensor:

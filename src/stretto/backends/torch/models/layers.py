@@ -7,7 +7,7 @@ faster on a GPU.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -139,34 +139,74 @@ def vector(source: WeightSource, name: str, size: int, place: Placement) -> torc
     return copied(source, f"{name}.weight", (size,), place)
 
 
+def norm_gain(
+    source: WeightSource, name: str, size: int, shape: TransformerShape, place: Placement
+) -> torch.Tensor:
+    """The gain of a norm; Gemma's files hold it less 1, which is exact in float32 only."""
+    if shape.family != "gemma3":
+        return vector(source, name, size, place)
+    return 1.0 + copied(source, f"{name}.weight", (size,), replace(place, dtype=torch.float32))
+
+
+def make_norm(source: WeightSource, name: str, shape: TransformerShape, place: Placement) -> Norm:
+    """A norm of whole rows."""
+    return Norm(norm_gain(source, name, shape.hidden, shape, place), shape.norm_eps)
+
+
 def closing(
     x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
     residual: torch.Tensor,
     linear: Linear,
     ranks: RankGroup | None,
+    *,
+    adapter_scales: torch.Tensor | None = None,
+    after: Norm | None = None,
 ) -> Pair:
-    """The product that ends a block, plus the residual. Several ranks sum their parts of it first."""
-    if ranks is None:
-        return ops.linear_add(x, residual, linear.weight, linear.bias)
-    assert isinstance(x, torch.Tensor)
-    return ranks.sum(ops.linear(x, linear.weight, linear.bias)), residual
+    """The product that ends a block, with `after` applied to it, plus the residual.
+
+    Several ranks sum their parts of the product first.
+    """
+    if ranks is None and after is None:
+        y, rest = ops.linear_add(x, residual, linear.weight, linear.bias)
+    else:
+        assert isinstance(x, torch.Tensor)
+        y, rest = ops.linear(x, linear.weight, linear.bias), residual
+        y = y if ranks is None else ranks.sum(y)
+    if adapter_scales is not None:
+        assert isinstance(x, torch.Tensor)
+        y = y + linear.low_rank(x, adapter_scales)
+    return (y if after is None else after(y, None)[0]), rest
 
 
 class PagedAttention:
-    """Grouped-query attention over pages. Writes K and V of its rows first, so a chunk attends to itself."""
+    """Grouped-query attention over pages. Writes K and V of its rows first, so a chunk attends to itself.
 
-    def __init__(self, source: WeightSource, prefix: str, shape: TransformerShape, place: Placement) -> None:
+    `after`: a norm of its output, before the residual is added.
+    """
+
+    def __init__(
+        self,
+        source: WeightSource,
+        prefix: str,
+        shape: TransformerShape,
+        place: Placement,
+        *,
+        window: int = 0,
+        after: Norm | None = None,
+    ) -> None:
         self._heads, self._kv_heads, self._dim = shape.heads, shape.kv_heads, shape.head_dim
         q_rows, kv_rows = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         names = {f"{prefix}.q_proj": q_rows, f"{prefix}.k_proj": kv_rows, f"{prefix}.v_proj": kv_rows}
         self._qkv = Linear(source, names, shape.hidden, place, bias=shape.qkv_bias)
         output = {f"{prefix}.o_proj": shape.hidden}
         self._output = Linear(source, output, q_rows, place, bias=shape.output_bias)
-        self._q_norm = vector(source, f"{prefix}.q_norm", shape.head_dim, place) if shape.qk_norm else None
-        self._k_norm = vector(source, f"{prefix}.k_norm", shape.head_dim, place) if shape.qk_norm else None
-        self._ranks = place.ranks
-        self._eps = shape.norm_eps
-        self._scale = shape.head_dim**-0.5
+        self._q_norm, self._k_norm = (
+            norm_gain(source, f"{prefix}.{name}", shape.head_dim, shape, place) if shape.qk_norm else None
+            for name in ("q_norm", "k_norm")
+        )
+        self._sinks = copied(source, f"{prefix}.sinks", (shape.heads,), place) if shape.sinks else None
+        self._window, self._after, self._ranks = window, after, place.ranks
+        self._eps, self._scale = shape.norm_eps, shape.attention_scale
 
     def __call__(
         self,
@@ -191,10 +231,10 @@ class PagedAttention:
             step.block_tables, step.query_starts, step.context_lens, self._scale,
             max_query=step.max_query, decode_only=step.decode_only,
             q_weight=self._q_norm, k_weight=self._k_norm, eps=self._eps, scales=pages.scales,
+            window=self._window, sinks=self._sinks,
         )  # fmt: skip
         out = out.view(-1, heads * self._dim)
-        y, rest = closing(out, total, self._output, self._ranks)
-        return (y if scales is None else y + self._output.low_rank(out, scales)), rest
+        return closing(out, total, self._output, self._ranks, adapter_scales=scales, after=self._after)
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -202,15 +242,24 @@ class PagedAttention:
 
 
 class Mlp:
-    """SiLU(gate) × up, then down."""
+    """SiLU(gate) × up, or GELU(gate) × up, then down, and a norm where the family has one there."""
 
-    def __init__(self, source: WeightSource, prefix: str, shape: TransformerShape, place: Placement) -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        prefix: str,
+        shape: TransformerShape,
+        place: Placement,
+        *,
+        after: Norm | None = None,
+    ) -> None:
         inner = shape.inner
         names = {f"{prefix}.gate_proj": inner, f"{prefix}.up_proj": inner}
         self._gate_up = Linear(source, names, shape.hidden, place, bias=shape.mlp_bias)
         down = {f"{prefix}.down_proj": shape.hidden}
         self._down = Linear(source, down, inner, place, bias=shape.mlp_bias)
-        self._ranks = place.ranks
+        self._after, self._ranks = after, place.ranks
+        self._gated = ops.gelu_mul if shape.activation == "gelu" else ops.silu_mul
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -220,29 +269,40 @@ class Mlp:
         weight, bias, scales = self._gate_up.weight, self._gate_up.bias, step.adapter_scales
         if scales is not None:
             normed, total = norm(x, residual)
-            adapted = ops.silu_mul(self._gate_up(normed, scales))
-            y, rest = ops.linear_add(adapted, total, self._down.weight, self._down.bias)
-            return y + self._down.low_rank(adapted, scales), rest
-        if bias is None:
+            inner: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = self._gated(
+                self._gate_up(normed, scales)
+            )
+        elif bias is None and self._gated is ops.silu_mul:
             inner, total = ops.norm_gated(x, residual, norm.gain, norm.eps, weight)
         else:
             product, total = ops.norm_linear(x, residual, norm.gain, norm.eps, weight, bias)
-            inner = ops.silu_mul(product)
-        return closing(inner, total, self._down, self._ranks)
+            inner = self._gated(product)
+        return closing(inner, total, self._down, self._ranks, adapter_scales=scales, after=self._after)
 
 
 class DecoderLayer:
-    """Norm, attention, norm, mixer. The residual is passed beside the rows, so each norm can add it."""
+    """Norm, attention, norm, mixer. The residual is passed beside the rows, so each norm can add it.
+
+    `middle_norm`: its name in the file. `after`: a norm of what attention adds to the residual.
+    """
 
     def __init__(
-        self, source: WeightSource, prefix: str, shape: TransformerShape, place: Placement, mixer: Mixer
+        self,
+        source: WeightSource,
+        prefix: str,
+        shape: TransformerShape,
+        place: Placement,
+        mixer: Mixer,
+        *,
+        middle_norm: str = "post_attention_layernorm",
+        after: Norm | None = None,
     ) -> None:
-        eps = shape.norm_eps
-        self._input_norm = Norm(vector(source, f"{prefix}.input_layernorm", shape.hidden, place), eps)
-        self._attention = PagedAttention(source, f"{prefix}.self_attn", shape, place)
-        self._middle_norm = Norm(
-            vector(source, f"{prefix}.post_attention_layernorm", shape.hidden, place), eps
+        self._input_norm = make_norm(source, f"{prefix}.input_layernorm", shape, place)
+        window = shape.window_of(int(prefix.rpartition(".")[2]))
+        self._attention = PagedAttention(
+            source, f"{prefix}.self_attn", shape, place, window=window, after=after
         )
+        self._middle_norm = make_norm(source, f"{prefix}.{middle_norm}", shape, place)
         self._mixer = mixer
 
     def __call__(

@@ -4,7 +4,7 @@ Each file has one operator: its contract, the choice of implementation, and the 
 CPU and is the oracle for the kernels. Nothing here synchronizes with the device on the CUDA path.
 """
 
-from stretto.backends.torch.ops.activation import silu_mul
+from stretto.backends.torch.ops.activation import gelu_mul, silu_mul
 from stretto.backends.torch.ops.attention import paged_attention, rotary_attention
 from stretto.backends.torch.ops.experts import moe_experts
 from stretto.backends.torch.ops.fp8 import FP8, Fp8Matrix, KvScales
@@ -24,6 +24,7 @@ __all__ = [
     "Weight",
     "add_rms_norm",
     "count_tokens",
+    "gelu_mul",
     "linear",
     "linear_add",
     "moe_experts",

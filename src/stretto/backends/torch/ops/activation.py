@@ -1,4 +1,4 @@
-"""The gated activation of the MLP: SiLU(gate) · up, with SiLU(gate) rounded before the product."""
+"""Gated activations of MLPs: SiLU(gate) · up and GELU(gate) · up, rounded before the product."""
 
 from __future__ import annotations
 
@@ -15,7 +15,22 @@ def silu_mul(x: Tensor) -> Tensor:
     return silu_mul_reference(x)
 
 
+def gelu_mul(x: Tensor) -> Tensor:
+    """As `silu_mul`, with the tanh approximation of GELU."""
+    if x.is_cuda:
+        from stretto.backends.torch.kernels import activation as kernel
+
+        return kernel.gelu_mul(x)
+    return gelu_mul_reference(x)
+
+
 def silu_mul_reference(x: Tensor) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
     wide = gate.to(torch.promote_types(x.dtype, torch.float32))
     return torch.nn.functional.silu(wide).to(x.dtype) * up
+
+
+def gelu_mul_reference(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    wide = gate.to(torch.promote_types(x.dtype, torch.float32))
+    return torch.nn.functional.gelu(wide, approximate="tanh").to(x.dtype) * up

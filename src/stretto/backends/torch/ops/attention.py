@@ -27,13 +27,16 @@ def paged_attention(
     decode_only: bool,
     scales: KvScales | None = None,
     max_context: int | None = None,
+    window: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention output of each row of `q` [rows, heads, dim], in the same shape.
 
     block_tables int32 [spans, pages_max], query_starts int32 [spans + 1], context_lens int32 [spans]: tokens
     including this chunk, 0 for a padding span, whose output is undefined. `max_query` and `max_context` bound
     the spans (default: the size of the block tables); `decode_only`: every span is one row, and row i is span
-    i. `scales`: of FP8 pages.
+    i. `scales`: of FP8 pages. `window`: a row attends to so many tokens up to itself, 0 for all. `sinks`
+    [heads]: a logit that takes part in the softmax of each row and has no value.
     """
     if q.is_cuda:
         from stretto.backends.torch.kernels import attention as kernel
@@ -50,9 +53,11 @@ def paged_attention(
             decode_only=decode_only,
             scales=scales,
             max_context=max_context,
+            window=window,
+            sinks=sinks,
         )
     tail = (block_tables, query_starts, context_lens, scale)
-    return paged_attention_reference(q, k_pages, v_pages, *tail, scales=scales)
+    return paged_attention_reference(q, k_pages, v_pages, *tail, scales=scales, window=window, sinks=sinks)
 
 
 def rotary_attention(
@@ -75,6 +80,8 @@ def rotary_attention(
     k_weight: Tensor | None = None,
     eps: float = 1e-6,
     scales: KvScales | None = None,
+    window: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`rotary_write`, then `paged_attention`; on CUDA one launch if every span is one row."""
     if q.is_cuda and decode_only and (q_weight is None) == (k_weight is None):
@@ -83,7 +90,7 @@ def rotary_attention(
 
         fresh = FusedInputs(k, v, positions, slot_mapping, cos_sin, q_weight, k_weight, eps)
         held = (k_pages, v_pages, block_tables, context_lens)
-        return kernel.rotary_attention(q, *held, scale, fresh, scales=scales)
+        return kernel.rotary_attention(q, *held, scale, fresh, scales=scales, window=window, sinks=sinks)
     where = (q, k, v, positions, cos_sin, k_pages, v_pages, slot_mapping)
     q = rotary_write(*where, q_weight, k_weight, eps, scales)
     return paged_attention(
@@ -97,6 +104,8 @@ def rotary_attention(
         max_query=max_query,
         decode_only=decode_only,
         scales=scales,
+        window=window,
+        sinks=sinks,
     )
 
 
@@ -110,6 +119,8 @@ def paged_attention_reference(
     scale: float,
     *,
     scales: KvScales | None = None,
+    window: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """One span after another, softmax in float32 or wider; padding gives zeros."""
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
@@ -123,11 +134,13 @@ def paged_attention_reference(
                 keys = dequantize_heads(keys, scales.k, q.dtype)
                 values = dequantize_heads(values, scales.v, q.dtype)
             keys, values = keys.flatten(0, 1)[:length], values.flatten(0, 1)[:length]
-            out[start:end] = _attend(q[start:end], keys, values, scale)
+            out[start:end] = _attend(q[start:end], keys, values, scale, window, sinks)
     return out
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int, sinks: Tensor | None
+) -> Tensor:
     """`q` [rows, heads, dim] are the last rows of a context `keys` [tokens, kv_heads, dim]."""
     rows, heads, _ = q.shape
     tokens, kv_heads, _ = keys.shape
@@ -135,7 +148,14 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     grouped = q.transpose(0, 1).reshape(kv_heads, heads // kv_heads, rows, -1)
     scores = grouped.to(wide) @ keys.to(wide).permute(1, 2, 0).unsqueeze(1) * scale
     places = torch.arange(tokens, device=q.device)
-    hidden = places > (places[tokens - rows :]).unsqueeze(1)
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1).to(q.dtype)
+    own = places[tokens - rows :].unsqueeze(1)
+    hidden = places > own
+    if window:
+        hidden |= places <= own - window
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks is not None:
+        column = sinks.to(wide).view(kv_heads, -1, 1, 1).expand(-1, -1, rows, 1)
+        scores = torch.cat([scores, column], dim=-1)
+    weights = scores.softmax(-1)[..., :tokens].to(q.dtype)
     mixed = weights @ values.transpose(0, 1).unsqueeze(1)
     return mixed.reshape(heads, rows, -1).transpose(0, 1)

@@ -1,7 +1,8 @@
 """RMS normalization, alone and with the residual addition that precedes it.
 
 Computed in float32 for all input types. The normalized value is rounded to the dtype of `x` before it is
-multiplied by the weight, and so is the product: transformers' models round at the same points.
+multiplied by the weight, and so is the product: transformers' models round at the same points. A weight may
+have a wider type than `x`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale).to(x.dtype) * weight.to(x.dtype)
+    return ((wide * scale).to(x.dtype) * weight).to(x.dtype)
 
 
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
