@@ -1,8 +1,8 @@
 """`stretto chat`: a conversation at the terminal, with history.
 
-`/reset` clears the conversation, `/system TEXT` starts a new one with another system prompt, `/quit` exits.
-Lines between triple quotes form one message, as do lines that end in a backslash. Ctrl-C stops the answer,
-not the chat.
+`/reset` clears the conversation, `/system TEXT` starts a new one with another system prompt, `/image PATH`
+and `/audio PATH` go with the next message, `/quit` exits. Lines between triple quotes form one message, as do
+lines that end in a backslash. Ctrl-C stops the answer, not the chat.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from stretto.cli.attachments import with_parts
 from stretto.cli.context import GlobalOptions
 from stretto.cli.flags import ModelFlags, values
 from stretto.cli.output import say
@@ -29,6 +30,8 @@ BLOCK = '"""'
 HELP = f"""\
 /reset          clear the conversation
 /system TEXT    start a new conversation with this system prompt
+/image PATH     show a picture with the next message
+/audio PATH     play a sound with the next message
 /help           this list
 /quit           exit (also Ctrl-D)
 {BLOCK}             starts and ends a multi-line message; a trailing backslash continues a line
@@ -75,10 +78,12 @@ class Repl:
         self._system = system
         self._stats = stats
         self._messages: list[dict[str, Any]] = []
+        self._media: list[tuple[str, Path]] = []  # for the next message
         self.reset()
 
     def reset(self) -> None:
         self._messages = [{"role": "system", "content": self._system}] if self._system else []
+        self._media = []
 
     def loop(self) -> None:
         while True:
@@ -107,15 +112,26 @@ class Repl:
             self._system = rest.strip() or None
             self.reset()
             say("new conversation")
+        elif name in {"/image", "/audio"}:
+            self._attach(name[1:], rest.strip())
         else:
             say(HELP if name == "/help" else f"unknown command {name}\n{HELP}")
         return True
+
+    def _attach(self, kind: str, name: str) -> None:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            say(f"error: {name or 'nothing'} is not a file\nhint: /{kind} PATH")
+            return
+        self._media.append((kind, path))
+        say(f"{path.name} goes with the next message")
 
     def _turn(self, text: str) -> None:
         """Ask, stream the answer, keep the history. An interrupted answer is kept as far as it was shown."""
         from stretto.cli.session import show_answer, show_stats
 
-        asked = [*self._messages, {"role": "user", "content": text}]
+        asked = [*self._messages, {"role": "user", "content": with_parts(text, self._media)}]
+        self._media = []
         shown: list[str] = []
         try:
             completion = show_answer(self._llm, asked, self._options, shown)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from stretto.cli.attachments import Attachments, attachments, with_parts
 from stretto.cli.context import GlobalOptions
 from stretto.cli.failures import UsageError
 from stretto.cli.flags import ModelFlags, values
@@ -27,6 +28,8 @@ def run(
     system: Annotated[str | None, Parameter(name=["--system", "-s"], metavar="TEXT")] = None,
     raw: Annotated[bool, Parameter(negative="")] = False,
     lora: Annotated[list[str] | None, Parameter(name="--lora", metavar="ADAPTER", negative="")] = None,
+    image: Annotated[list[Path] | None, Parameter(name="--image", metavar="FILE", negative="")] = None,
+    audio: Annotated[list[Path] | None, Parameter(name="--audio", metavar="FILE", negative="")] = None,
     stats: Annotated[bool, Parameter(negative="")] = False,
     sampling: SamplingOptions | None = None,
     flags: ModelFlags = None,
@@ -49,11 +52,16 @@ def run(
     lora
         An adapter: a name from the settings, a GGUF file or a PEFT folder; with =SCALE at its end, if it is
         not 1. May be repeated.
+    image
+        A picture to ask about (PNG, JPEG, GIF, WebP, BMP), for models with eyes. May be repeated.
+    audio
+        A sound to ask about (WAV), for models with ears. May be repeated.
     stats
         Print timings to stderr.
     """
     sampling = sampling or SamplingOptions()
     text = _prompt(prompt, piped())
+    media = attachments(image, audio, text=text, raw=raw)
     if text is None:
         from stretto.cli.chat import chat
 
@@ -68,7 +76,7 @@ def run(
     if adapters:
         chosen["adapters"] = adapters
     with opened(context, model, chosen) as llm:
-        completion = show_answer(llm, _asked(text, system, raw=raw), options)
+        completion = show_answer(llm, _asked(text, system, raw=raw, media=media), options)
         if stats:
             show_stats(completion)
     return None
@@ -92,11 +100,11 @@ def _adapters(given: Sequence[str]) -> tuple[dict[str, str], dict[str, float | N
     return paths, uses
 
 
-def _asked(text: str, system: str | None, *, raw: bool) -> str | list[dict[str, Any]]:
+def _asked(text: str, system: str | None, *, raw: bool, media: Attachments) -> str | list[dict[str, Any]]:
     if raw:
         return f"{system}\n\n{text}" if system else text
     first = [{"role": "system", "content": system}] if system else []
-    return [*first, {"role": "user", "content": text}]
+    return [*first, {"role": "user", "content": with_parts(text, media)}]
 
 
 def _prompt(given: str | None, piped: str | None) -> str | None:

@@ -24,6 +24,7 @@ from stretto.llm.embedding import (
     ranking_of,
     rerank_params,
 )
+from stretto.llm.media import Media, with_images
 from stretto.llm.progress import ProgressBar
 from stretto.llm.results import Completion
 from stretto.llm.streams import AsyncStream, Stream
@@ -36,6 +37,7 @@ from stretto.worker.embedding import EmbeddingRuntime
 from stretto.worker.embedding_loading import load_any
 from stretto.worker.loaded import LoadedModel
 from stretto.worker.loop import LoopStats
+from stretto.worker.media_input import check_modalities, with_media
 from stretto.worker.model import ModelRuntime, PreparedRequest
 from stretto.worker.options import RequestOptions, parse
 
@@ -69,9 +71,20 @@ class LLM:
 
     # --- asking ----------------------------------------------------------------------------------
 
-    def chat(self, messages: str | Messages, *, tools: Messages | None = None, **options: Any) -> Completion:
-        """One answer to a conversation; a plain string is one user message. With n > 1 see `chat_many`."""
-        return self._one(self._chat_prompt(messages, tools), options)
+    def chat(
+        self,
+        messages: str | Messages,
+        *,
+        tools: Messages | None = None,
+        images: Sequence[Media] = (),
+        **options: Any,
+    ) -> Completion:
+        """One answer to a conversation; a plain string is one user message. With n > 1 see `chat_many`.
+
+        `images` (paths, bytes or PIL images) open the last user message; parts of messages may be pictures
+        and sounds as well (`llm.media`).
+        """
+        return self._one(self._chat_prompt(messages, tools, images), options)
 
     def chat_many(self, conversations: Sequence[str | Messages], **options: Any) -> list[Completion]:
         return self._many([self._chat_prompt(messages, None) for messages in conversations], options)
@@ -94,14 +107,21 @@ class LLM:
             [self._text_prompt(prompt) for prompt in texts], options, each, detokenize=detokenize
         )
 
-    def stream(self, prompt: str | Messages, **options: Any) -> Stream:
-        """Stream deltas: a list of messages is a chat, a string is continued."""
-        return Stream(self._runtime, self._streamed(prompt, options))
+    def stream(self, prompt: str | Messages, *, images: Sequence[Media] = (), **options: Any) -> Stream:
+        """Stream deltas: a list of messages is a chat, a string without images is continued."""
+        return Stream(self._runtime, self._streamed(prompt, options, images))
 
     async def achat(
-        self, messages: str | Messages, *, tools: Messages | None = None, **options: Any
+        self,
+        messages: str | Messages,
+        *,
+        tools: Messages | None = None,
+        images: Sequence[Media] = (),
+        **options: Any,
     ) -> Completion:
-        call = self._call(self._chat_prompt(messages, tools), self._parse(options))
+        prompt, parsed = self._chat_prompt(messages, tools, images), self._parse(options)
+        threaded = bool(prompt.files)  # decoding a picture takes a while
+        call = await asyncio.to_thread(self._call, prompt, parsed) if threaded else self._call(prompt, parsed)
         return await AsyncStream(self._runtime, call).read()
 
     async def agenerate(self, prompts: str | Sequence[TextOrTokens], **options: Any) -> list[Completion]:
@@ -116,8 +136,8 @@ class LLM:
 
         return list(await asyncio.gather(*(one(replace(call, fork_of="", request_id="")) for call in calls)))
 
-    def astream(self, prompt: str | Messages, **options: Any) -> AsyncStream:
-        return AsyncStream(self._runtime, self._streamed(prompt, options))
+    def astream(self, prompt: str | Messages, *, images: Sequence[Media] = (), **options: Any) -> AsyncStream:
+        return AsyncStream(self._runtime, self._streamed(prompt, options, images))
 
     # --- vectors and rankings --------------------------------------------------------------------
 
@@ -271,26 +291,34 @@ class LLM:
             options, eos=self._runtime.tokenizer.eos, seed=loaded.settings.seed, drafts=loaded.drafts
         )
 
-    def _chat_prompt(self, messages: str | Messages, tools: Messages | None) -> Prompt:
+    def _chat_prompt(
+        self, messages: str | Messages, tools: Messages | None, images: Sequence[Media] = ()
+    ) -> Prompt:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return self._runtime.text.chat_prompt(messages, tools, scope="")
+        shown, media = with_images(messages, images)
+        check_modalities(self._loaded, media)
+        return self._runtime.text.chat_prompt(shown, tools, scope="", media=media)
 
     def _text_prompt(self, prompt: TextOrTokens) -> Prompt:
         if isinstance(prompt, str):
             return self._runtime.text.text_prompt(prompt, scope="")
         return Prompt(PromptTokens(array("i", prompt)))
 
-    def _any_prompt(self, prompt: str | Messages) -> Prompt:
-        return self._text_prompt(prompt) if isinstance(prompt, str) else self._chat_prompt(prompt, None)
+    def _any_prompt(self, prompt: str | Messages, images: Sequence[Media]) -> Prompt:
+        if isinstance(prompt, str) and not images:
+            return self._text_prompt(prompt)
+        return self._chat_prompt(prompt, None, images)
 
-    def _streamed(self, prompt: str | Messages, options: Mapping[str, Any]) -> PreparedRequest:
-        return replace(self._call(self._any_prompt(prompt), self._parse(options)), streamed=True)
+    def _streamed(
+        self, prompt: str | Messages, options: Mapping[str, Any], images: Sequence[Media]
+    ) -> PreparedRequest:
+        return replace(self._call(self._any_prompt(prompt, images), self._parse(options)), streamed=True)
 
     def _call(self, prompt: Prompt, options: RequestOptions) -> PreparedRequest:
         params = replace(options.params, max_tokens=options.max_tokens or ANSWER_TOKENS)
         adapters, lease = self._runtime.use_adapters(options.lora)
-        return PreparedRequest(
+        call = PreparedRequest(
             prompt=prompt,
             params=params,
             stops=options.stops,
@@ -302,6 +330,7 @@ class LLM:
             lease=lease,
             held=self._runtime.compile_grammar(params.grammar),
         )
+        return with_media(self._runtime, call) if prompt.files else call
 
     def _calls(self, prompt: Prompt, options: RequestOptions) -> list[PreparedRequest]:
         """One call, or n that share the first one's prompt and differ in their seed."""

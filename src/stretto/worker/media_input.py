@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stretto.backends.media import Kind, Medium
 from stretto.core.request import Scope
 from stretto.errors import InvalidMediaError, UnsupportedByModelError
 from stretto.media_files.decoder_process import DecoderProcess
-from stretto.rpc.messages import GenerateParams, MediaItem
+from stretto.rpc.messages import MediaItem
 from stretto.text.model_text import Prompt
 from stretto.worker.loaded import LoadedModel
 from stretto.worker.media import MediaFile
@@ -25,23 +25,18 @@ _WHAT: dict[Kind, str] = {"image": "pictures", "audio": "sounds"}
 _HINT = "name a model that takes them (/v1/models lists modalities)"
 
 
-def check_modalities(loaded: LoadedModel, params: GenerateParams) -> None:
-    """Raises where the call has media that the model cannot take."""
-    if params.media:
-        name = str(loaded.description.get("model", "")) or "the model"
-        backend = str(loaded.description.get("backend", ""))
-        check_kinds({item.kind for item in params.media}, loaded.runtime, name=name, backend=backend)
-
-
-def check_kinds(kinds: Collection[Kind], runtime: ModelRuntime, *, name: str, backend: str) -> None:
-    for kind in sorted(kinds):
-        if kind in runtime.modalities:
-            continue
+def check_modalities(loaded: LoadedModel, media: Sequence[MediaItem]) -> None:
+    """Raises where there are media that the model cannot take."""
+    if not media:
+        return
+    about, runtime = loaded.description, loaded.runtime
+    name = str(about.get("model", "")) or "the model"
+    for kind in sorted({item.kind for item in media} - set(runtime.modalities)):
         if runtime.media is not None:
             raise UnsupportedByModelError(f"{name} takes no {_WHAT[kind]}", hint=_HINT)
-        if backend == "torch":
+        if about.get("backend") == "torch":
             raise UnsupportedByModelError(
-                f"{name} takes no {_WHAT[kind]}: the torch backend has text alone", hint=_HINT
+                f"{name} takes no {_WHAT[kind]}: the torch backend takes text alone", hint=_HINT
             )
         raise UnsupportedByModelError(
             f"{name} takes no {_WHAT[kind]}: it is loaded without a projector",

@@ -14,6 +14,7 @@ import pytest
 
 from stretto.cli.chat import read_message
 from tests.unit.cli.conftest import TIMEOUT_S, environment, hear_interrupts
+from tests.unit.media_files.files import picture_bytes, two_halves
 
 SIMULATED = ("--backend", "simulated")
 
@@ -134,3 +135,14 @@ def test_run_without_a_prompt_is_a_chat(shell):
         assert terminal.process.wait(TIMEOUT_S) == 0
     finally:
         terminal.close()
+
+
+def test_a_picture_goes_with_the_next_message(shell, tmp_path):
+    (tmp_path / "red.png").write_bytes(picture_bytes(two_halves(64, 64), "PNG"))
+    lines = f"/image missing.png\nhello\n/reset\n/image {tmp_path}/red.png\nhello\nhello\n".encode()
+    ended = shell("chat", "-n", "5", "-t", "0", "--stats", "--mmproj", "eyes", *SIMULATED, stdin=lines)
+    assert "missing.png is not a file" in ended.err
+    assert "red.png goes with the next message" in ended.err
+    prompts = [int(count) for count in re.findall(r"(\d+) prompt tokens", ended.err)]
+    assert prompts[1] == prompts[0] + 6
+    assert prompts[2] > prompts[1]

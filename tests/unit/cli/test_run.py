@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -11,6 +12,7 @@ import pytest
 
 from stretto.cli.run import _asked, _prompt
 from tests.unit.cli.conftest import TIMEOUT_S
+from tests.unit.media_files.files import picture_bytes, tone_wav, two_halves
 
 SIMULATED = ("--backend", "simulated")
 ENDLESS = (*SIMULATED, "--context-window", "4M", "--ignore-eos", "-n", "4000000")
@@ -32,9 +34,12 @@ def test_argument_and_pipe_make_one_prompt(given, piped, expected):
 
 
 def test_system_prompt_and_raw_text():
-    assert [message["role"] for message in _asked("hi", "be brief", raw=False)] == ["system", "user"]
-    assert _asked("hi", None, raw=False) == [{"role": "user", "content": "hi"}]
-    assert _asked("Once upon", None, raw=True) == "Once upon"
+    assert [message["role"] for message in _asked("hi", "be brief", raw=False, media=())] == [
+        "system",
+        "user",
+    ]
+    assert _asked("hi", None, raw=False, media=()) == [{"role": "user", "content": "hi"}]
+    assert _asked("Once upon", None, raw=True, media=()) == "Once upon"
 
 
 def test_the_answer_is_all_of_stdout(shell):
@@ -148,3 +153,32 @@ def test_a_client_disconnects(shell):
     process.stderr.close()
     assert process.wait(TIMEOUT_S) == 141
     assert err == b""
+
+
+def test_pictures_and_sounds_are_part_of_the_prompt(shell, tmp_path):
+    (tmp_path / "red.png").write_bytes(picture_bytes(two_halves(64, 64), "PNG"))
+    (tmp_path / "tone.wav").write_bytes(tone_wav(1.0))
+    red, sound = str(tmp_path / "red.png"), str(tmp_path / "tone.wav")
+    ask = ("run", "What is this?", *SIMULATED, "--mmproj", "eyes", "-n", "5", "-t", "0", "--stats")
+
+    def prompt_tokens(*flags):
+        ended = shell(*ask, *flags)
+        assert ended.code == 0, ended.err
+        return int(re.search(r"(\d+) prompt tokens", ended.err)[1])
+
+    bare = prompt_tokens()
+    assert prompt_tokens("--image", red) == bare + 6
+    assert prompt_tokens("--image", red, "--image", red, "--audio", sound) == bare + 6 + 6 + 10
+
+
+def test_pictures_that_cannot_be_used_are_named(shell, tmp_path):
+    (tmp_path / "no.png").write_bytes(b"hello")
+    for flags, said in (
+        (("--image", str(tmp_path / "no.png"), "--mmproj", "eyes"), "not a picture of a known format"),
+        (("--image", "missing.png", "--mmproj", "eyes"), "missing.png cannot be read"),
+        (("--image", str(tmp_path / "no.png")), "takes no pictures"),
+        (("--image", str(tmp_path / "no.png"), "--raw"), "--raw has no place"),
+    ):
+        ended = shell("run", "What is this?", *SIMULATED, *flags)
+        assert ended.code != 0
+        assert said in ended.err
