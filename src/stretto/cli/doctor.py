@@ -162,6 +162,8 @@ def _advice(found: dict[str, Any]) -> list[str]:
         lines.append(
             f"llama.cpp was built without {', '.join(lacking)}: build it here if this CPU supports them"
         )
+    if not llama["media"] and not llama["problem"]:
+        lines.append("libmtmd, for pictures and sounds, is missing: `make setup` builds it in a checkout")
     if llama["kernels_not_ours"].startswith("no C compiler"):
         lines.append("with a C compiler (cc) this processor would compute up to a third faster")
     if found["gpus"] and not llama["gpu"]:
@@ -201,6 +203,7 @@ def _print(found: dict[str, Any]) -> None:
         *(("gpu", f"{gpu['name']}, {size(gpu['total'])}") for gpu in found["gpus"]),
         ("llama.cpp", f"llama-cpp-python {llama['version']}" if not llama["problem"] else llama["problem"]),
         ("kernels", _kernels(llama)),
+        ("media", "pictures and sounds" if llama["media"] else "text only: libmtmd is missing"),
         ("features", " ".join(llama["features"]) or "unknown"),
         ("cache", found["cache_dir"]),
         ("default model", state),

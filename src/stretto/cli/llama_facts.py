@@ -30,6 +30,7 @@ class LlamaFacts:
     features: tuple[str, ...] = ()
     gpu: bool = False
     kernels_not_ours: str = ""
+    media: bool = False  # libmtmd is there: models with a projector take pictures and sounds
     problem: str = ""
     weights: tuple[dict[str, Any], ...] = ()
     caches: tuple[dict[str, Any], ...] = ()
@@ -54,7 +55,7 @@ def ask(
     end = run_child(__name__, arguments, timeout_s=timeout_s, on_line=take)
     try:
         said = json.loads(lines[0])
-        facts = said["version"], tuple(said["features"]), said["gpu"], said["kernels_not_ours"]
+        facts = said["version"], tuple(said["features"]), said["gpu"], said["kernels_not_ours"], said["media"]
         measured = [json.loads(line) for line in lines[1:]]
         weights = tuple(row["weight"] for row in measured if "weight" in row)
         caches = tuple(row["cache"] for row in measured if "cache" in row)
@@ -68,6 +69,7 @@ def ask(
 def _facts(cache_dir: Path) -> dict[str, object]:
     from stretto.backends.llamacpp.kernels.interpose import install
     from stretto.backends.llamacpp.native.library import library
+    from stretto.backends.llamacpp.native.mtmd import is_there
 
     kernels_not_ours = install(cache_dir)  # before llama.cpp is loaded
     llama_cpp = library()
@@ -79,6 +81,7 @@ def _facts(cache_dir: Path) -> dict[str, object]:
         "features": features,
         "gpu": bool(llama_cpp.llama_supports_gpu_offload()),
         "kernels_not_ours": kernels_not_ours,
+        "media": is_there(),
     }
 
 

@@ -13,7 +13,7 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from stretto.core.media import Media
+from stretto.core.media import MEDIA_ROW, Media
 from stretto.core.media import check as check_media
 
 
@@ -127,6 +127,13 @@ class Request:
     def scope(self) -> Scope:
         owner = f"group:{self.cache_group}" if self.cache_group else f"tenant:{self.tenant}"
         return Scope(owner, self.cache_salt, self.adapters)
+
+    @property
+    def text_tokens(self) -> array[int]:
+        """The prompt without its media, for what counts or repeats tokens. A copy."""
+        if not self.media:
+            return array("i", self.tokens)
+        return array("i", [token for token in self.tokens if token != MEDIA_ROW])
 
     def measured_rows(self, start: int, count: int) -> int:
         """How many of these rows, from the first, precede a prompt token whose logprob is wanted."""

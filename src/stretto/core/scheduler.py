@@ -121,7 +121,7 @@ class Scheduler:
             return InvalidRequestError("this model takes no pictures or sounds", hint="send text only")
         if any(item.whole and item.rows > most for item in request.media):
             return InvalidRequestError(
-                f"a picture has more than {most} rows", hint="send a smaller one, or raise n_batch"
+                f"a picture has more than {most} rows", hint="send a smaller one, or raise n_ubatch"
             )
         if request.params.prompt_logprobs >= 0:
             return InvalidRequestError("prompt_logprobs are for prompts of text", hint="leave it out")

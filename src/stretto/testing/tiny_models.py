@@ -30,7 +30,7 @@ _TENSOR_F32 = 0
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 
-Value = bool | int | float | str | Sequence[int] | Sequence[str]
+Value = bool | int | float | str | Sequence[int] | Sequence[float] | Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def make(kind: str, directory: Path | None = None, seed: int = 0) -> Path:
         return path
     keys = _keys(kind, family)
     shapes = _tensor_shapes(keys, folder, family.leave_out)
-    with _part_file(path) as part, part.open("wb") as file:
+    with part_file(path) as part, part.open("wb") as file:
         file.writelines(file_parts(keys, shapes, seed))
     return path
 
@@ -142,7 +142,7 @@ def default_directory(seed: int = 0) -> Path:
 
 
 @contextlib.contextmanager
-def _part_file(path: Path) -> Iterator[Path]:
+def part_file(path: Path) -> Iterator[Path]:
     """A file of our own beside `path`, moved over it when the block ends well."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     os.close(handle)
@@ -172,6 +172,9 @@ def key_value(key: str, value: Value) -> bytes:
         return _string(key) + struct.pack("<If", _F32, value)
     if isinstance(value, str):
         return _string(key) + struct.pack("<I", _STRING) + _string(value)
+    if isinstance(value[0], float):
+        floats = struct.pack(f"<{len(value)}f", *value)
+        return _string(key) + struct.pack("<IIQ", _ARRAY, _F32, len(value)) + floats
     items = [item if isinstance(item, str) else int(item) for item in value]
     kind = _STRING if isinstance(items[0], str) else _I32
     body = b"".join(_string(item) if isinstance(item, str) else struct.pack("<i", item) for item in items)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stretto import settings as settings_
 from stretto.core.limits import is_exact
+from stretto.errors import LlamaCppMissingError
 from stretto.rpc.messages import TextSource
 from stretto.settings.used_by import check_used
 from stretto.text.model_text import template_of
@@ -19,10 +20,12 @@ from stretto.worker.adapter_sources import adapter_sources
 from stretto.worker.chat_templates import template_source
 from stretto.worker.grammars import Grammars, words_of
 from stretto.worker.loaded import Beat, LoadedModel, Progress
+from stretto.worker.media import MediaEncoding, media_limits
 from stretto.worker.model import ModelRuntime
 
 if TYPE_CHECKING:
     from stretto.backends.llamacpp import LlamaCppBackend
+    from stretto.backends.llamacpp.media import MediaOptions
 
 
 def load_llamacpp(
@@ -37,6 +40,8 @@ def load_llamacpp(
     from stretto.backends.llamacpp import ContextOptions, LlamaCppBackend, ModelOptions
 
     unused = check_used(chosen, loaded.settings.defaults, "llamacpp")
+    projector, missing = _projector(path, chosen)
+    unused += missing
     backend = LlamaCppBackend.open(
         path,
         cache_dir=home,
@@ -46,6 +51,7 @@ def load_llamacpp(
         cache_ram_bytes=chosen.cache_ram_bytes,
         adapters=adapter_sources(chosen),
         adapters_loaded_max=chosen.adapters_loaded_max,
+        media=projector,
     )
     try:
         runtime = _runtime(backend, chosen, beat)
@@ -73,7 +79,7 @@ def load_llamacpp(
 
 def _runtime(backend: LlamaCppBackend, chosen: settings_.ModelSettings, beat: Beat | None) -> ModelRuntime:
     source = template_source(chosen) or backend.model.template
-    vocabulary = backend.model.vocabulary
+    vocabulary, media = backend.model.vocabulary, backend.media
     return ModelRuntime(
         backend,
         vocabulary,
@@ -84,7 +90,28 @@ def _runtime(backend: LlamaCppBackend, chosen: settings_.ModelSettings, beat: Be
         beat=beat,
         threads=lambda: backend.threads,
         adapters=backend.adapters.store if backend.adapters is not None else None,
+        media=None if media is None else MediaEncoding(*media, limits=media_limits(chosen)),
     )
+
+
+def _projector(path: Path, chosen: settings_.ModelSettings) -> tuple[MediaOptions | None, list[str]]:
+    """The projector to load, if any, and a warning if one was found that cannot be used."""
+    from stretto.backends.llamacpp.media import MediaOptions
+    from stretto.backends.llamacpp.native.mtmd import mtmd
+    from stretto.model_files import gguf, projectors
+
+    if chosen.mmproj == "none":
+        return None, []
+    if chosen.mmproj != "auto":
+        return MediaOptions(Path(chosen.mmproj).expanduser(), chosen.media_cache_bytes), []
+    found = projectors.beside(gguf.read(path))
+    if found is None:
+        return None, []
+    try:
+        mtmd()
+    except LlamaCppMissingError as error:
+        return None, [f"{found.name} is not used: {error.message}"]
+    return MediaOptions(found, chosen.media_cache_bytes), []
 
 
 def _description(backend: LlamaCppBackend, path: Path, chosen: settings_.ModelSettings) -> dict[str, Any]:
@@ -103,6 +130,7 @@ def _description(backend: LlamaCppBackend, path: Path, chosen: settings_.ModelSe
         "flash_attention": plan.flash_attention,
         "deterministic": chosen.deterministic,
         "adapters": sorted(chosen.adapters),
+        "media": sorted(backend.media.projector.kinds) if backend.media is not None else [],
         "quirks": asdict(backend.quirks),
         "choices": {
             "origin": backend.choices.origin,

@@ -108,6 +108,7 @@ def _simulated(chosen: settings_.ModelSettings, unused: list[str], beat: Beat | 
         "slots": chosen.n_seq_max,
         "context_window": window,
         "adapters": sorted(chosen.adapters),
+        "media": sorted(media.encoder.kinds) if media is not None else [],
         "tools": runtime.text.tools_shown_by,
         "warnings": tuple(unused),
     }

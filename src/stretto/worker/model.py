@@ -298,10 +298,10 @@ class ModelRuntime:
 
     def close(self) -> None:
         with self._closing:
-            self._loop.close()
-            self._pump.close()
             if self.media is not None:
                 self.media.close()
+            self._loop.close()
+            self._pump.close()
             if self.decoder is not None:
                 self.decoder.close()
         for subscription in self._subscriptions:

@@ -60,3 +60,7 @@ def test_the_compile_leaves_out_what_is_not_used(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "build")
     lean = subprocess.run([*line, include], capture_output=True, text=True, check=True, timeout=60).stdout
     assert "common OFF, mtmd OFF" in lean
+    shutil.rmtree(tmp_path / "build")
+    line += [include, "-DSTRETTO_MTMD=ON"]
+    portable = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "common OFF, mtmd ON" in portable

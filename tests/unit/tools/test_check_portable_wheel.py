@@ -10,13 +10,18 @@ from tools import check_portable_wheel
 
 
 @pytest.mark.parametrize(
-    ("name", "code"),
-    [("llama_cpp/lib/libggml-cpu-armv8.2_2.so", 0), ("llama_cpp/lib/libggml-base.so", 1)],
+    ("names", "code"),
+    [
+        (("libggml-cpu-armv8.2_2.so", "libmtmd.so"), 0),
+        (("libggml-cpu-armv8.2_2.so",), 1),
+        (("libggml-base.so", "libmtmd.so"), 1),
+    ],
 )
-def test_the_wheel_must_hold_a_variant(tmp_path, name, code):
+def test_the_wheel_must_hold_a_variant_and_the_encoders(tmp_path, names, code):
     wheel = tmp_path / "llama_cpp_python-0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(name, b"")
+        for name in names:
+            archive.writestr(f"llama_cpp/lib/{name}", b"")
     assert check_portable_wheel.main([str(wheel)]) == code
 
 

@@ -24,6 +24,7 @@ from stretto.backends.llamacpp.choices.drift import Drift
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.drafting.drafting import Drafting
 from stretto.backends.llamacpp.invariance import batch_invariant
+from stretto.backends.llamacpp.media import Media, MediaOptions, open_media
 from stretto.backends.llamacpp.memory.arena import Arena
 from stretto.backends.llamacpp.memory.kv_memory import KvMemory
 from stretto.backends.llamacpp.memory.nan_isolation import NanIsolation, NanIsolationError
@@ -31,6 +32,7 @@ from stretto.backends.llamacpp.model import LoadWarning, Model, Progress, load
 from stretto.backends.llamacpp.native.batch import Rows, gather
 from stretto.backends.llamacpp.options import ContextOptions, ModelOptions
 from stretto.backends.llamacpp.passes.calls import Calls
+from stretto.backends.llamacpp.passes.media_rows import MediaPass
 from stretto.backends.llamacpp.passes.outputs import Outputs
 from stretto.backends.llamacpp.passes.padding import Padding
 from stretto.backends.llamacpp.passes.tile_fill import widened
@@ -42,7 +44,7 @@ from stretto.backends.llamacpp.threads import pass_threads
 from stretto.backends.sampling.bound_request import BoundRequest, MakeSampler
 from stretto.core.capabilities import Rewind
 from stretto.core.ops import OpResult
-from stretto.core.tick import Outcome, PassFailure, Tick
+from stretto.core.tick import MediaChunk, Outcome, PassFailure, Tick
 from stretto.errors import InvariantError
 
 NO_ROOM = 1
@@ -60,10 +62,12 @@ class LlamaCppBackend:
         choices: Choices = NOTHING_CHOSEN,
         owns_model: bool = False,
         adapters: Adapters | None = None,
+        media: Media | None = None,
     ) -> None:
         self.context = context
         self.model: Model = context.model
         self.adapters = adapters
+        self.media = media
         self.choices = choices
         self.measures: ContextMeasures = on_temporary_thread(lambda: measure(context))
         if calibrated:
@@ -80,12 +84,14 @@ class LlamaCppBackend:
             quirks,
             batch_invariant=not deterministic or on_temporary_thread(lambda: batch_invariant(context)),
             adapters=adapters is not None,
+            media=media is not None,
         )
         arena = Arena(int(cache_ram_bytes * tuning.ARENA_SLACK))
         state_copy_max = self.measures.state_copy_max(context.window)
         self.memory = KvMemory(context, arena, rewind, state_copy_max=state_copy_max)
         self._nan_isolation = NanIsolation(context, self.memory)
         self._calls = Calls(context, self.memory, quirks)
+        self._media_pass = None if media is None else MediaPass(context, self.memory, quirks, media.store)
         self._padding = Padding(context, self.memory, quirks) if quirks.pads else None
         self.samplers = Samplers(self.model.vocabulary)
         self._make_sampler = make_sampler or self.samplers
@@ -115,6 +121,7 @@ class LlamaCppBackend:
         calibrated: bool = True,
         adapters: Mapping[str, AdapterSource] | None = None,
         adapters_loaded_max: int = 8,
+        media: MediaOptions | None = None,
     ) -> LlamaCppBackend:
         """Load a file and make it ready to run. Raises ModelError or LlamaCppError."""
         model = load(path, model_options, cache_dir=cache_dir, progress=progress, trial=trial)
@@ -131,6 +138,7 @@ class LlamaCppBackend:
                 choices=choices,
                 owns_model=True,
                 adapters=Adapters(model, adapters, loaded_max=adapters_loaded_max) if adapters else None,
+                media=open_media(model, media, cache_dir=cache_dir, trial=trial) if media else None,
             )
             chooser.remember(backend.choices)
             backend.drift = chooser.drift(backend.choices)
@@ -194,7 +202,7 @@ class LlamaCppBackend:
         if tick.slots:
             outcome.pass_s = time.perf_counter() - started - outcome.ops_s - outcome.draft_s
             self._threads.after_pass(outcome.pass_s)
-            if self.drift is not None and not self._threads.reduced:
+            if self.drift is not None and not self._threads.reduced and not tick.media:
                 self.drift.note(tick, outcome.pass_s)
         self._outcomes.append(outcome)
 
@@ -265,15 +273,17 @@ class LlamaCppBackend:
 
     def _run(self, tick: Tick, outcome: Outcome, broken: set[int]) -> None:
         spans = [at for at, sequence in enumerate(tick.sequences) if sequence not in broken]
-        self._check(tick, spans)
+        self._calls.check(tick, spans, self._bound)
         side_span = None
         if self.side_context is not None:
             side_span = self.side_context.choose(tick, spans, self._bound, self.memory.copying)
         self._set_adapters(tick, side_span)
         if side_span is not None:
             tick = self._recompute_prefix(tick, side_span)
-        measured = self._measured(tick, spans)
-        spans = [at for at in spans if at != side_span and at not in measured]
+        measured = self._calls.measured(tick, spans, self._bound)
+        pictures = [chunk for chunk in tick.media if chunk.span in spans]
+        elsewhere = {side_span, *measured, *(chunk.span for chunk in pictures)}
+        spans = [at for at in spans if at not in elsewhere]
         tick, calls = self._calls.arrange(tick, spans, self._bound)
         if measured:
             tick, more = self._calls.arrange_apart(tick, list(measured), self._bound)
@@ -284,6 +294,9 @@ class LlamaCppBackend:
                 return
         if side_span is not None and not self._run_side(tick, gather(tick, [side_span]), outcome, got):
             return
+        for chunk in pictures:
+            if not self._run_media(tick, chunk, outcome):
+                return
         for at in range(len(tick.slots)):
             tokens = got.get(at, ())
             outcome.counts.append(len(tokens))
@@ -297,31 +310,6 @@ class LlamaCppBackend:
             self.adapters.set(self.context, tick.adapters)
             if side_span is not None and self.side_context is not None:
                 self.adapters.set(self.side_context.context, tick.adapters)
-
-    def _measured(self, tick: Tick, spans: Sequence[int]) -> dict[int, int]:
-        """Spans with prompt logprobs, and the rows of each: the last one may also be sampled."""
-        found: dict[int, int] = {}
-        for at in spans:
-            request = self._bound[tick.slots[at]].request
-            if request.measured_rows(tick.starts[at], tick.counts[at]):
-                found[at] = tick.counts[at]
-        return found
-
-    def _check(self, tick: Tick, spans: Sequence[int]) -> None:
-        """M-RoPE models accept any position: our own count notices gaps."""
-        seen: set[int] = set()
-        for at in spans:
-            sequence, start = tick.sequences[at], tick.starts[at]
-            if not 0 <= sequence < self.context.n_seq_max or sequence in seen:
-                raise InvariantError(f"sequence {sequence} is twice in a tick, or does not exist")
-            if start != self.memory.lengths[sequence]:
-                held = self.memory.lengths[sequence]
-                raise InvariantError(f"rows at {start} in sequence {sequence}, which ends at {held}")
-            if start + tick.counts[at] > self.context.window:
-                raise InvariantError(f"rows beyond the window of {self.context.window} tokens")
-            if tick.slots[at] not in self._bound:
-                raise InvariantError(f"slot {tick.slots[at]} has rows and no request")
-            seen.add(sequence)
 
     def _recompute_prefix(self, tick: Tick, span: int) -> Tick:
         """A prompt that begins in the side context recomputes there what its sequence already held."""
@@ -338,6 +326,17 @@ class LlamaCppBackend:
         assert self.side_context is not None
         self.side_context.done = rows.outputs_count > 0
         return self._run_call(tick, rows, outcome, got, self.side_context)
+
+    def _run_media(self, tick: Tick, chunk: MediaChunk, outcome: Outcome) -> bool:
+        assert self._media_pass is not None
+        self._threads.before_pass(self.context, decode=False)
+        code = self._media_pass.run(tick, chunk, self._bound)
+        if code != 0:
+            self._fail(outcome, code, [tick.sequences[chunk.span]])
+            return False
+        outcome.ran = True
+        self.memory.copying.clear()
+        return True
 
     def _run_filled(
         self, tick: Tick, rows: Rows, outcome: Outcome, got: dict[int, list[int]], broken: set[int]

@@ -82,6 +82,7 @@ def capabilities_of(
     *,
     batch_invariant: bool = True,
     adapters: bool = False,
+    media: bool = False,
 ) -> Capabilities:
     model = context.model
     rewind, tokens = rewind_of(context, measures)
@@ -114,5 +115,6 @@ def capabilities_of(
         batch_invariant=batch_invariant,
         adapters=adapters,
         one_group=adapters,  # they are set on the context
+        media_rows_max=context.n_ubatch if media else 0,
         vocab=context.vocab,
     )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from stretto.backends.llamacpp.attention import UNMEASURED, Machine, Measured
 from stretto.backends.llamacpp.model import LoadWarning, Model
-from stretto.backends.llamacpp.native.batch import Batch, Rows
+from stretto.backends.llamacpp.native.batch import Batch, EmbeddingBatch, Rows
 from stretto.backends.llamacpp.native.library import forget_log, last_error, library, log_lines
 from stretto.backends.llamacpp.options import ROPE_SCALING, ContextOptions
 from stretto.backends.llamacpp.plan import ContextPlan, resolve
@@ -126,6 +126,23 @@ class Context:
             raise InvariantError("a token outside the vocabulary")
         self._outputs = rows.outputs_count
         return int(self.lib.llama_decode(self.handle, self._batch.fill(rows)))
+
+    def decode_rows(
+        self, data: bytes | memoryview, rows: int, sequence: int, start: int, *, whole: bool
+    ) -> int:
+        """llama_decode of embeddings, without outputs; `whole`: in both directions, in one ubatch."""
+        self._check(sequence)
+        if not 0 < rows <= (self.n_ubatch if whole else self.n_batch):
+            raise InvariantError(f"{rows} rows of media in a batch of {self.n_batch}")
+        batch = EmbeddingBatch(self.lib, data, rows, sequence, start)
+        self._outputs = 0
+        if whole:
+            self.lib.llama_set_causal_attn(self.handle, False)
+        try:
+            return int(self.lib.llama_decode(self.handle, batch.native))
+        finally:
+            if whole:
+                self.lib.llama_set_causal_attn(self.handle, True)
 
     def logits(self) -> NDArray[np.float32]:
         """One row for each output of the last pass, in the order of its rows; valid until the next pass."""

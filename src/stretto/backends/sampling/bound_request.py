@@ -64,9 +64,14 @@ class BoundRequest:
         return self.prompt + len(self._output)
 
     @property
-    def measures(self) -> bool:
-        """Whether logprobs of the prompt are wanted: then all of its rows run in the main context."""
-        return self.request.params.prompt_logprobs >= 0
+    def in_main_context(self) -> bool:
+        """Whether all of its rows run there: logprobs of the prompt are wanted, or it has media."""
+        return self.request.params.prompt_logprobs >= 0 or bool(self.request.media)
+
+    def text_before(self, position: int) -> int:
+        """Tokens before this position, back to the last row of media: those that may run again."""
+        ends = [item.end for item in self.request.media if item.end <= position]
+        return position - ends[-1] if ends else position
 
     def known(self, begin: int, end: int) -> array[int]:
         """The tokens at these positions, of the prompt and of the output."""
@@ -137,12 +142,19 @@ class BoundRequest:
         if self._drafter is None or len(self._drafter) > len(self):
             self._drafter = self._make_drafter()
         self._drafter.extend(self._output[len(self._drafter) - self.prompt :])
-        return self._drafter.propose(self._drafts_max)
+        found = self._drafter.propose(self._drafts_max)
+        return _before_media(found) if found is not None and self.request.media else found
 
     def _make_drafter(self) -> Drafter:
         request = self.request
         others = self._recent.of(request.scope) if self._recent is not None else ()
         return Drafter(self.known(0, len(self)), predicted=request.predicted, others=others)
+
+
+def _before_media(found: Proposal) -> Proposal | None:
+    """What was found may run into rows of media, which are no tokens."""
+    count = next((at for at, token in enumerate(found.tokens) if token < 0), len(found.tokens))
+    return found._replace(tokens=found.tokens[:count]) if count else None
 
 
 BAD_OUTPUT = BadOutputError.code

@@ -71,7 +71,7 @@ class Sampler:
         self._bias_ids, self._bias = _biases(params, suppressed, vocab)
         self._eos = _ids(eos, vocab)
         self._ends = _ids(eos | params.stop_token_ids, vocab)
-        self._history = _penalties(params, request.tokens + generated, breakers)
+        self._history = _penalties(params, request.text_tokens + generated, breakers)
         self._deterministic = params.temperature <= TEMPERATURE_MIN or params.top_k == 1
         self._untouched = not self._bias_ids.size and not self._history and not (params.ignore_eos and eos)
         plain = not self._history and guide is None and params.logprobs < 0

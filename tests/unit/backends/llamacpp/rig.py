@@ -18,6 +18,7 @@ import numpy as np
 from stretto.backends.base import complete
 from stretto.backends.llamacpp import Context, ContextOptions, LlamaCppBackend, Model, ModelOptions, load
 from stretto.backends.llamacpp.attention import Machine
+from stretto.backends.llamacpp.media import Media
 from stretto.backends.llamacpp.native.library import library
 from stretto.core import invariants
 from stretto.core.limits import Limits
@@ -84,6 +85,7 @@ def make_backend(
     cache_ram_bytes: int = 64 << 20,
     machine: Machine | None = None,
     make_context: type[Context] = Context,
+    media: Media | None = None,
     **more,
 ) -> LlamaCppBackend:
     model = tiny(model) if isinstance(model, str) else model
@@ -91,6 +93,7 @@ def make_backend(
         make_context(model, options(**more), machine=machine),
         make_sampler=sampler,
         cache_ram_bytes=cache_ram_bytes,
+        media=media,
     )
 
 

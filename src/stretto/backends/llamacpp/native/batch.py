@@ -94,3 +94,23 @@ class Batch:
         self._outputs[:count] = rows.outputs
         self.native.n_tokens = count
         return self.native
+
+
+class EmbeddingBatch:
+    """A `llama_batch` of embeddings for rows of one sequence; nothing of it has outputs."""
+
+    def __init__(self, lib: Any, data: bytes | memoryview, rows: int, sequence: int, start: int) -> None:
+        positions, outputs = array("i", range(start, start + rows)), array("b", bytes(rows))
+        sequences = array("i", repeat(sequence, rows))
+        first, _ = sequences.buffer_info()
+        floats = (ctypes.c_char * len(data)).from_buffer_copy(data)
+        self.native = lib.llama_batch()
+        kinds = dict(self.native._fields_)
+        pointers = array("Q", range(first, first + 4 * rows, 4))
+        counts = array("i", repeat(1, rows))
+        columns = {"pos": positions, "seq_id": pointers, "n_seq_id": counts, "logits": outputs}
+        for name, values in columns.items():
+            setattr(self.native, name, ctypes.cast(values.buffer_info()[0], kinds[name]))
+        self.native.embd = ctypes.cast(floats, kinds["embd"])
+        self.native.n_tokens = rows
+        self._columns = columns, sequences, floats  # referenced: the native batch points at them

@@ -154,6 +154,12 @@ def _take_line(level: int, text: bytes, _: object) -> None:
         _log.append((level, line[:2000]))
 
 
+def log_callback() -> Any:
+    """Our callback, for libraries beside llama.cpp that have a log of their own."""
+    library()
+    return _ours
+
+
 def log_lines(*, errors_only: bool = False) -> list[str]:
     """llama.cpp's last log lines, oldest first."""
     least = _WARN if errors_only else 0

@@ -52,7 +52,7 @@ class Calls:
         prompts = spans[len(decode) :]
         if not prompts:
             return tick, [spans]
-        missing = self._missing(tick, prompts)
+        missing = self._missing(tick, prompts, bound)
         tick = widened(tick, missing, bound) if missing else tick
         if decode and not self._quirks.separate_calls and self._is_one(tick, spans):
             return tick, [spans]
@@ -68,13 +68,42 @@ class Calls:
             return tick, [spans]
         decode = [at for at in spans if at not in prompts]
         plan = plan_calls(
-            {at: Chunk(tick.sequences[at], tick.counts[at], starts[at]) for at in prompts},
+            {
+                at: Chunk(tick.sequences[at], tick.counts[at], bound[slots[at]].text_before(starts[at]))
+                for at in prompts
+            },
             rows_max=self._context.n_ubatch,
             call_max=self._context.n_batch,
             rows_min=self._quirks.batch_invariant_rows_min,
         )
         tick = widened(tick, plan.missing, bound) if plan.missing else tick
         return tick, [call for call in (decode, *plan.calls) if call]
+
+    @staticmethod
+    def measured(tick: Tick, spans: Sequence[int], bound: Mapping[int, BoundRequest]) -> dict[int, int]:
+        """Spans with prompt logprobs, and the rows of each: the last one may also be sampled."""
+        found: dict[int, int] = {}
+        for at in spans:
+            request = bound[tick.slots[at]].request
+            if request.measured_rows(tick.starts[at], tick.counts[at]):
+                found[at] = tick.counts[at]
+        return found
+
+    def check(self, tick: Tick, spans: Sequence[int], bound: Mapping[int, BoundRequest]) -> None:
+        """M-RoPE models accept any position: our own count notices gaps."""
+        seen: set[int] = set()
+        for at in spans:
+            sequence, start = tick.sequences[at], tick.starts[at]
+            if not 0 <= sequence < self._context.n_seq_max or sequence in seen:
+                raise InvariantError(f"sequence {sequence} is twice in a tick, or does not exist")
+            if start != self._memory.lengths[sequence]:
+                held = self._memory.lengths[sequence]
+                raise InvariantError(f"rows at {start} in sequence {sequence}, which ends at {held}")
+            if start + tick.counts[at] > self._context.window:
+                raise InvariantError(f"rows beyond the window of {self._context.window} tokens")
+            if tick.slots[at] not in bound:
+                raise InvariantError(f"slot {tick.slots[at]} has rows and no request")
+            seen.add(sequence)
 
     def rows(self, tick: Tick, spans: list[int], measured: Mapping[int, int] = NOT_MEASURED) -> Rows:
         """The rows of a call that is about to run; sequences are trimmed where rows are recomputed."""
@@ -88,14 +117,15 @@ class Calls:
         rows, outputs = sum(tick.counts[at] for at in spans), sum(tick.outputs[at] for at in spans)
         return rows <= self._context.n_batch and outputs <= self._context.outputs_max
 
-    def _missing(self, tick: Tick, prompts: Sequence[int]) -> dict[int, int]:
+    def _missing(self, tick: Tick, prompts: Sequence[int], bound: dict[int, BoundRequest]) -> dict[int, int]:
         """Rows to recompute for each prompt span, to fill a tile."""
         missing: dict[int, int] = {}
         if self.tile_fill is None:
             return missing
         room = self._context.n_batch - tick.rows
         for at in prompts:
-            rows = self.tile_fill.missing(tick.counts[at], tick.starts[at])
+            start = tick.starts[at]
+            rows = self.tile_fill.missing(tick.counts[at], start, bound[tick.slots[at]].text_before(start))
             if 0 < rows <= room:
                 missing[at] = rows
                 room -= rows

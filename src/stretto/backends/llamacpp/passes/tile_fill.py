@@ -45,11 +45,15 @@ class TileFill:
         contexts = sum(count * (tick.starts[at] + count / 2) for at, count in zip(spans, counts, strict=True))
         fit.update([1.0, float(sum(counts)), contexts], seconds)
 
-    def missing(self, count: int, start: int) -> int:
-        """Rows before `start` that a chunk of `count` rows should recompute; mostly none."""
-        least = rows_missing(count, start, self._rows_min)
+    def missing(self, count: int, start: int, before: int | None = None) -> int:
+        """Rows before `start` that a chunk of `count` rows should recompute; mostly none.
+
+        `before`: how many there are that can be; default: all.
+        """
+        before = start if before is None else before
+        least = rows_missing(count, before, self._rows_min)
         rows = self._tile_rows - count
-        if not 0 < rows <= start or min(self._single.samples, self._tiled.samples) < SAMPLES_MIN:
+        if not 0 < rows <= before or min(self._single.samples, self._tiled.samples) < SAMPLES_MIN:
             return least
         whole = self._tiled.predict([1.0, self._tile_rows, self._tile_rows * (start - rows / 2)])
         return rows if whole < self._single.predict([1.0, count, count * (start + count / 2)]) else least

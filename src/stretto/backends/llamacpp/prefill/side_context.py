@@ -102,7 +102,7 @@ class SideContext:
             long = (
                 tick.starts[at] <= tuning.SIDE_CONTEXT_RECOMPUTED_MAX
                 and len(request) >= tuning.SIDE_CONTEXT_PROMPT_MIN
-                and not request.measures
+                and not request.in_main_context
             )
             waits = tick.sequences[at] in copying
             if long and at >= tick.decode_spans and not waits and self._may_begin(tick, at):

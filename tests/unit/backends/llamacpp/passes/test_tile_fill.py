@@ -84,7 +84,7 @@ class Always(TileFill):
 
     widened = 0
 
-    def missing(self, count: int, start: int) -> int:
+    def missing(self, count: int, start: int, before: int | None = None) -> int:
         rows = max(0, min(self._tile_rows - count, start))
         self.widened += rows
         return rows

@@ -1,0 +1,294 @@
+"""Pictures through llama.cpp: a tiny gemma3 with a tiny projector against a plain loop over the same rows."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from stretto.backends.llamacpp.media import Media, MediaOptions, open_media
+from stretto.backends.llamacpp.native import mtmd
+from stretto.backends.llamacpp.projector import Projector, resampled
+from stretto.backends.media import EncodedRows, MediaPart, Picture, RowStore, Sound
+from stretto.backends.sampling.bound_request import BoundRequest
+from stretto.core.limits import CACHE_POLICIES, Limits
+from stretto.core.media import MEDIA_ROW, MediaRows
+from stretto.core.request import Priority, Request, SamplingParams
+from stretto.core.tick import Binding, End
+from stretto.errors import ModelError, UnsupportedModelError
+from stretto.model_files import gguf, projectors
+from stretto.testing import tiny_models, tiny_projectors
+from tests.unit.backends.llamacpp.rig import (
+    TOLERANCE,
+    GreedySampler,
+    Loop,
+    Reference,
+    make_backend,
+    text,
+    tiny,
+)
+
+pytestmark = pytest.mark.skipif(not mtmd.is_there(), reason="libmtmd was not built (make setup)")
+
+
+def picture(seed: int, width: int = 80, height: int = 60) -> Picture:
+    return Picture(width, height, random.Random(seed).randbytes(3 * width * height))
+
+
+@pytest.fixture(scope="module")
+def projector():
+    made = Projector(tiny("swa").weights, tiny_projectors.make(), n_threads=1)
+    yield made
+    made.close()
+
+
+class Seen:
+    """Encoded pictures by number, for requests and for the reference."""
+
+    def __init__(self, projector: Projector) -> None:
+        self.projector = projector
+        self.store = RowStore(1 << 20)
+        self._held: dict[int, object] = {}
+
+    def rows(self, number: int) -> EncodedRows:
+        digest = f"picture {number}".encode()
+        if digest not in self.store:
+            (part,) = (p for p in self.projector.expand(picture(number)) if isinstance(p, MediaPart))
+            encoding = self._held[number] = self.store.add(digest, part)
+            self.store.finish(encoding, self.projector.encode([part])[0])
+        return self.store.rows(digest)
+
+    def ask(self, name: str, *parts: Sequence[int] | int, whole: bool = True, **more) -> Request:
+        """A prompt of texts and, as numbers, pictures."""
+        tokens, media = array("i"), []
+        for part in parts:
+            if isinstance(part, int):
+                rows = self.rows(part).count
+                media.append(MediaRows(len(tokens), rows, f"picture {part}".encode(), whole))
+                tokens.extend([MEDIA_ROW] * rows)
+            else:
+                tokens.extend(part)
+        params = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True} | more.pop("params", {})
+        return Request(name, tokens, SamplingParams(**params), media=tuple(media), **more)
+
+
+@pytest.fixture
+def seen(projector):
+    return Seen(projector)
+
+
+class SeeingReference(Reference):
+    """The plain loop, with rows of pictures written by the test itself."""
+
+    def _decode_rows(self, data: bytes, rows: int, start: int, *, whole: bool) -> None:
+        batch = self._lib.llama_batch_init(rows, len(data) // 4 // rows, 1)
+        ctypes.memmove(batch.embd, data, len(data))
+        batch.n_tokens = rows
+        for row in range(rows):
+            batch.pos[row], batch.n_seq_id[row], batch.logits[row] = start + row, 1, False
+            batch.seq_id[row][0] = 0
+        self._lib.llama_set_causal_attn(self._context, not whole)
+        assert self._lib.llama_decode(self._context, batch) == 0
+        self._lib.llama_set_causal_attn(self._context, True)
+        self._lib.llama_batch_free(batch)
+
+    def seen_gap(self, seen: Seen, request: Request, output: Sequence[int]) -> float:
+        self._clear()
+        at = 0
+        for item in request.media:
+            self._decode(request.tokens[at : item.start])
+            number = int(item.digest.split()[1])
+            self._decode_rows(bytes(seen.rows(number).data), item.rows, item.start, whole=item.whole)
+            at = item.end
+        self._decode(request.tokens[at:])
+        worst = 0.0
+        for token in output:
+            logits = self._logits()
+            worst = max(worst, float(logits.max() - logits[token]))
+            self._decode([token])
+        return worst
+
+
+@pytest.fixture(scope="module")
+def reference():
+    made = SeeingReference(tiny("swa"))
+    yield made
+    made.close()
+
+
+def loop(seen: Seen, cache: str = "prefix", *, chunk: int = 512, slots: int = 4, **more) -> Loop:
+    media = Media(seen.projector, seen.store)
+    backend = make_backend("swa", media=media, n_seq_max=slots, **more)
+    limits = Limits(
+        n_seq_max=slots,
+        n_batch=256,
+        prefill_chunk=chunk,
+        cache=cache,
+        cache_min_tokens=4,
+        target_itl_s=10.0,
+        cache_slot_timeout_s=1e6,
+    )
+    return Loop(backend, limits)
+
+
+def serve(made: Loop, *requests: Request) -> list[list[int]]:
+    made.submit(*requests)
+    for request in requests:
+        made.scheduler.encoded(request.id, made.now)
+    made.run()
+    assert all(made.ends[request.id].end is End.FINISHED for request in requests)
+    return [made.outputs[request.id] for request in requests]
+
+
+# --- the encoder ----------------------------------------------------------------------------------
+
+
+def test_a_picture_becomes_rows_between_the_tokens_of_the_model(projector):
+    before, part, after = projector.expand(picture(1))
+    vocabulary = tiny("swa").vocabulary
+    shown = [b"".join(map(vocabulary.token_bytes, tokens)) for tokens in (before, after)]
+    assert shown == [b"<start_of_image>", b"<end_of_image>"]
+    assert (part.rows, part.whole) == (tiny_projectors.ROWS, True)
+
+
+def test_rows_depend_on_the_picture_alone(projector):
+    parts = [part for at in range(4) for part in projector.expand(picture(at)) if isinstance(part, MediaPart)]
+    alone = [projector.encode([part])[0].data for part in parts]
+    assert [rows.data for rows in projector.encode(parts)] == alone
+    assert len(set(alone)) == 4
+    assert len(alone[0]) == 4 * tiny_projectors.ROWS * 64
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 500), (3000, 2)])
+def test_pictures_of_any_shape_have_the_same_rows(projector, size):
+    (part,) = (p for p in projector.expand(picture(1, *size)) if isinstance(p, MediaPart))
+    assert projector.encode([part])[0].count == tiny_projectors.ROWS
+
+
+def test_sounds_are_resampled_to_the_rate_of_the_projector():
+    tone = array("f", np.sin(np.arange(8000) * 0.1).astype(np.float32))
+    assert resampled(Sound(8000, tone), 8000) is tone
+    doubled = resampled(Sound(8000, tone), 16_000)
+    assert len(doubled) == 16_000
+    assert np.allclose(doubled[::2], tone, atol=1e-6)
+    assert not len(resampled(Sound(8000, array("f")), 16_000))
+
+
+# --- rows in the model ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cache", CACHE_POLICIES)
+@pytest.mark.parametrize("unified", [False, True])
+def test_pictures_among_neighbours_give_the_tokens_of_a_plain_loop(seen, reference, cache, unified):
+    made = loop(seen, cache, unified=unified)
+    first = [
+        seen.ask("one", text(12), 1, text(9, 5)),
+        seen.ask("same", text(12), 1, text(9, 5)),
+        seen.ask("other", text(12), 2, text(9, 5)),
+        seen.ask("both", text(7, 3), 1, text(3, 4), 2, text(70, 5)),
+        seen.ask("words", text(40, 9)),
+    ]
+    outputs = serve(made, *first)
+    assert all(
+        reference.seen_gap(seen, request, output) <= TOLERANCE
+        for request, output in zip(first, outputs, strict=True)
+    )
+    assert reference.seen_gap(seen, first[2], outputs[0]) > TOLERANCE  # the picture matters
+    later = seen.ask("later", text(12), 1, [*text(9, 5), *outputs[0], *text(20, 8)])
+    (output,) = serve(made, later)
+    assert reference.seen_gap(seen, later, output) <= TOLERANCE
+    if cache in ("incremental", "prefix"):
+        assert made.ends["later"].cached_tokens >= 12 + tiny_projectors.ROWS
+    made.backend.close()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_chunks_of_a_few_rows_give_the_same_text(seen, reference, whole):
+    made = loop(seen, chunk=2)
+    request = seen.ask("one", text(5), 1, text(4, 5), whole=whole)
+    (output,) = serve(made, request)
+    assert reference.seen_gap(seen, request, output) <= TOLERANCE
+    spans = [tick.counts[chunk.span] for tick in made.ticks for chunk in tick.media]
+    assert sum(spans) >= tiny_projectors.ROWS
+    assert (len(spans) == 1) == whole
+    made.backend.close()
+
+
+def test_a_preempted_request_goes_on_and_a_snapshot_brings_its_picture_back(seen, reference):
+    made = loop(seen, slots=1)
+    long = seen.ask("long", text(12), 1, text(9, 5), params={"max_tokens": 20})
+    made.submit(long)
+    made.scheduler.encoded("long", made.now)
+    for _ in range(8):
+        assert made.step()
+    urgent = seen.ask("urgent", text(30, 7), 2, text(5, 8), priority=Priority.URGENT)
+    outputs = serve(made, urgent)
+    assert made.ends["long"].preemptions == 1
+    assert reference.seen_gap(seen, urgent, outputs[0]) <= TOLERANCE
+    assert reference.seen_gap(seen, long, made.outputs["long"]) <= TOLERANCE
+    again = seen.ask("again", text(12), 1, text(9, 5), params={"max_tokens": 20})
+    serve(made, again)
+    assert made.ends["again"].cached_tokens >= 12 + tiny_projectors.ROWS
+    assert reference.seen_gap(seen, again, made.outputs["again"]) <= TOLERANCE
+    made.backend.close()
+
+
+def test_penalties_and_drafts_leave_rows_of_media_out(seen):
+    from stretto.backends.sampling import Sampler
+
+    params = {"repeat_penalty": 1.3, "dry_multiplier": 0.8, "presence_penalty": 0.5, "draft_tokens": 4}
+    request = seen.ask("one", text(6), 1, text(6), params=params)
+    assert list(request.text_tokens) == [*text(6), *text(6)]
+    sampler = Sampler(request, array("i"), vocab=49_152, eos=frozenset())
+    logits = np.zeros(49_152, dtype=np.float32)
+    assert 0 <= sampler.sample(logits, 0).token < 49_152
+    bound = BoundRequest(Binding(0, request, array("i")), GreedySampler, drafts_max=4)
+    assert bound.propose() is None  # the same text came before, and a picture followed it
+    later = seen.ask("two", text(6), 2 * [9], 1, text(6), params=params)
+    bound = BoundRequest(Binding(0, later, array("i")), GreedySampler, drafts_max=12)
+    assert list(bound.propose().tokens) == 2 * [9]
+
+
+# --- projector files ------------------------------------------------------------------------------
+
+
+def test_a_projector_is_found_beside_its_model_by_width_and_name(tmp_path):
+    model = tiny_models.make("swa", tmp_path)
+    assert projectors.beside(gguf.read(model)) is None
+    found = tiny_projectors.make(tmp_path)
+    (tmp_path / "mmproj-broken.gguf").write_bytes(b"GGUF" + bytes(8))
+    assert projectors.beside(gguf.read(model)) == found
+
+
+@pytest.mark.parametrize("damage", ["truncated", "shapes", "model", "text"])
+def test_a_broken_projector_is_refused_and_nothing_dies(tmp_path, damage):
+    good = tiny_projectors.make(tmp_path).read_bytes()
+    path = tmp_path / "bad.gguf"
+    if damage == "truncated":
+        path.write_bytes(good[: len(good) // 2])
+    elif damage == "shapes":  # llama.cpp reads the number of heads and divides by it
+        key = b"clip.vision.attention.head_count"
+        at = good.index(key) + len(key) + 4
+        path.write_bytes(good[:at] + bytes(4) + good[at + 4 :])
+    elif damage == "model":
+        path = tiny_models.make("swa", tmp_path)
+    else:
+        path.write_text("not a GGUF at all, only words" * 10)
+    with pytest.raises(ModelError):
+        open_media(tiny("swa"), MediaOptions(path), cache_dir=None)
+
+
+def test_a_projector_of_another_model_is_refused(tmp_path):
+    other = tiny_projectors.make(tmp_path, width=32)
+    assert projectors.beside(gguf.read(tiny_models.make("swa", tmp_path))) is None
+    with pytest.raises(ModelError, match=r"does not load.*wrong mmproj"):
+        open_media(tiny("swa"), MediaOptions(other), cache_dir=None)
+
+
+def test_a_model_is_no_projector(tmp_path):
+    with pytest.raises(UnsupportedModelError, match="not a projector"):
+        projectors.read(tiny_models.make("dense", tmp_path))
