@@ -44,5 +44,6 @@ if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"
     SUBJECTS += (
         _torch("llama", plan_ahead=0, page_tokens=4),
         _torch("qwen3", plan_ahead=1),
+        _torch("llama", plan_ahead=1, drafts_max=4),
         _torch("moe", page_tokens=5),
     )

@@ -52,6 +52,7 @@ class Capabilities:
     equal_spans: bool = False
     mixed_batches: bool = True  # one pass holds decode and prefill rows; else their ticks alternate
     plan_ahead: int = 0
+    history_drafts: bool = True  # drafts also for requests with penalties or a grammar
     adapters: bool = False  # requests may name adapters
     one_group: bool = False  # the rows of a tick have the same adapters: groups take turns
     batch_invariant: bool = True  # a token's KV has the same bits from a decode row and from a prompt's row

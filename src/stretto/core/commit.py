@@ -28,10 +28,11 @@ class InFlight(NamedTuple):
     slots: list[Slot]
     epochs: list[int]
     void: bool = False  # the tick before it failed, so this one does not run
+    waited_since_s: float | None = None  # when the tick that it waited for was committed, if it did
 
     @classmethod
-    def of(cls, tick: Tick, slots: list[Slot]) -> InFlight:
-        return cls(tick, slots, [slot.epoch for slot in slots])
+    def of(cls, tick: Tick, slots: list[Slot], waited_since_s: float | None) -> InFlight:
+        return cls(tick, slots, [slot.epoch for slot in slots], waited_since_s=waited_since_s)
 
     def alive(self) -> Iterator[Slot]:
         return (s for s, epoch in zip(self.slots, self.epochs, strict=True) if s.epoch == epoch)
@@ -52,7 +53,7 @@ class Committer:
             self._take_failure(flight, outcome)
         else:
             self._take_rows(flight, outcome)
-            self._learn(tick, outcome)
+            self._learn(flight, outcome)
             if flight.slots:
                 self._recovery.passed(s.job.id for s in flight.alive() if s.job is not None)
         state.events.tick = TickMeasures(
@@ -211,9 +212,10 @@ class Committer:
             if slot.index in outcome.scores:
                 self._state.events.scores[slot.job.id] = outcome.scores[slot.index]
 
-    def _learn(self, tick: Tick, outcome: Outcome) -> None:
+    def _learn(self, flight: InFlight, outcome: Outcome) -> None:
         """Teach the cost model, and what drafts have saved. Decode spans come first in a tick."""
-        state, spans = self._state, tick.decode_spans
+        state, tick = self._state, flight.tick
+        spans = tick.decode_spans
         chunks = list(zip(tick.counts[spans:], tick.starts[spans:], strict=True))
         contexts = sum(map(mul, tick.starts[:spans], tick.counts[:spans]))  # drafts attend as well
         drafts = tick.decode_rows > spans
@@ -234,6 +236,9 @@ class Committer:
             else:
                 gain.plain(spans, own, outcome.pass_s)
         state.drafts.drafted(spans, list(tick.propose.values()), outcome.draft_s)
+        if flight.waited_since_s is not None:
+            pause_s = state.now - flight.waited_since_s - outcome.pass_s - outcome.draft_s
+            state.drafts.waited(spans, pause_s)
 
     # --- failures --------------------------------------------------------------------------------
 

@@ -79,7 +79,7 @@ class DraftRows:
     def _wanted_max(self, slot: Slot) -> int:
         """As many drafts as could be verified in the next tick: this one gives a token at least."""
         assert slot.job is not None
-        drafts = slot.job.request.params.draft_tokens
+        drafts = slot.job.draft_tokens
         return min(drafts, self._room(slot, drafts) - 1) if drafts else 0
 
 

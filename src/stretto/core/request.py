@@ -90,6 +90,12 @@ class SamplingParams:
         """
         return bool(self.grammar)
 
+    @property
+    def history_free(self) -> bool:
+        """Whether a token depends on those before it through the logits alone: no grammar, no penalties."""
+        penalties = self.repeat_penalty != 1 or self.frequency_penalty or self.presence_penalty
+        return not (self.grammar or penalties or self.dry_multiplier > 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

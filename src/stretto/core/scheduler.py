@@ -64,6 +64,8 @@ class Scheduler:
         self._deadlines: list[tuple[float, int, Job]] = []
         self._arrivals = 0
         self._next_tick = 0
+        self._waits = False  # for the tokens of the tick in flight, to verify drafts of them
+        self._waited_since_s: float | None = None  # when they came
         self.draining = False
 
     # --- from callers ----------------------------------------------------------------------------
@@ -82,6 +84,8 @@ class Scheduler:
             length_max=min(len(request.tokens) + request.params.max_tokens, state.can.pool_tokens),
         )
         self._arrivals += 1
+        if not state.can.history_drafts and not request.params.history_free:
+            job.draft_tokens = 0
         if request.media:
             state.media_ids.write(job.known, request.media)
         state.jobs[request.id] = job
@@ -185,6 +189,11 @@ class Scheduler:
         if self._in_flight and (self._recovery.active or self._in_flight[0].void):
             self._preemptor.watch_building()
             return Idle(self._next_due_s())  # recover tick by tick, from committed state only
+        if self._in_flight and self._in_flight[-1].tick.propose:
+            # All slots wait for drafts: a pass with some of them takes nearly as long as one with all.
+            self._preemptor.watch_building()
+            self._waits = True
+            return Idle(self._next_due_s())
         if not self._recovery.active and not (self._recovery.tight and state.active):
             self._admission.run()
             self._preemptor.make_way()
@@ -210,7 +219,8 @@ class Scheduler:
         tick.tables = state.ledger.take_tables()
         tick.bind, tick.unbind = tuple(state.bindings.values()), tuple(state.unbound)
         state.bindings, state.unbound = {}, {}
-        self._in_flight.append(InFlight.of(tick, spans))
+        self._in_flight.append(InFlight.of(tick, spans, self._waited_since_s))
+        self._waited_since_s = None
         self._next_tick += 1
         return tick
 
@@ -220,6 +230,7 @@ class Scheduler:
         flight = self._in_flight.popleft()
         self.state.now = now
         self._committer.commit(flight, outcome)
+        self._waited_since_s, self._waits = now if self._waits else None, False
         if outcome.failure is not None:
             self._in_flight = deque(later._replace(void=True) for later in self._in_flight)
         return self.take_events()

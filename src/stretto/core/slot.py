@@ -92,6 +92,7 @@ class Job:
         "caller_since_s",
         "cancelled",
         "deferrals",
+        "draft_tokens",
         "drafts",
         "entered_s",
         "first_token_s",
@@ -152,6 +153,7 @@ class Job:
         self.cancelled = ""  # reason, once asked for
         self.stopped_at = -1  # tokens kept, once the text layer saw a stop string
         self.deferrals = 0
+        self.draft_tokens = params.draft_tokens  # most drafts at a time
         self.drafts = DraftRecord()
         self.wait_for: Defer | None = None  # while deferred
 

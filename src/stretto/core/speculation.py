@@ -9,6 +9,9 @@ Two decisions in each tick: which of the proposals at hand are verified (`choose
 proposals for the next tick (`wanted`), because looking for drafts takes time as well. Acceptance is learned
 for each request and drafter, starting from that of all requests. Where no draft is worth its row, one slot
 verifies a few now and then. Measured losses have the last word (`draft_gain`).
+
+Where ticks are planned ahead, proposals need the tokens of the tick in flight: the next one waits for them,
+and the device does nothing meanwhile. What that takes is measured, and counts as time of the drafter.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ TRIALS_MIN = 8  # verifications before predictions decide
 EXPLORE_EVERY, EXPLORE_RARELY = 64, 1024  # ticks without a draft: twice as many after each exploration
 EXPLORE_TOKENS = 2
 EXPLORE_FOR = 8  # ticks in which proposals are looked for, if there are none
+WAIT_WEIGHT, WAIT_OUTLIER = 0.1, 3.0  # of a new measurement, and the most that one counts for
 WANTED_FOR = 8  # ticks for which the slots that make proposals stay the same, if the batch does
 
 
@@ -41,6 +45,7 @@ class DraftPlanner:
         self._equal_spans = equal_spans
         self._all = DraftRecord()
         self._drafter_s = LeastSquares(3)  # depth, drafts, slots -> seconds
+        self._wait_s = 0.0  # the device's pause before a tick that waits for the tokens of the one before
         self._idle_ticks = 0
         self._explore_every = EXPLORE_EVERY
         self._wanted: dict[int, int] = {}
@@ -123,6 +128,17 @@ class DraftPlanner:
             if slots:
                 self.gain.drafting(slots, seconds)
 
+    def waited(self, slots: int, seconds: float) -> None:
+        """The pause between two passes of which the second, of so many slots, waited for the first."""
+        seconds = max(0.0, seconds)
+        if self._wait_s > 0.0:
+            seconds = min(seconds, WAIT_OUTLIER * self._wait_s)
+            self._wait_s += WAIT_WEIGHT * (seconds - self._wait_s)
+        else:
+            self._wait_s = seconds
+        if slots:
+            self.gain.drafting(slots, seconds)
+
     def passes(self, sequences: Sequence[int], counts: Sequence[int]) -> int:
         """Passes that the backend makes of decode spans with so many rows."""
         least = min(counts)
@@ -155,7 +171,8 @@ class DraftPlanner:
             rows = len(decode) + shape.extra
             seconds = self._cost.verify_s(rows, contexts + shape.contexts, passes=shape.passes)
             if drafting:
-                seconds += self._drafter_s.predict([shape.depth, shape.drafts, shape.slots])
+                drafter_s = self._drafter_s.predict([shape.depth, shape.drafts, shape.slots])
+                seconds += drafter_s + self._wait_s
             rate = (len(decode) + shape.expected) / seconds
             if rate > best:
                 best, found = rate, shape

@@ -114,7 +114,7 @@ class State:
                 Started(job.id, self.now - job.arrival_s, job.prompt_tokens, job.cached)
             )
         self.active.append(slot)
-        self.drafting += job.request.params.draft_tokens > 0
+        self.drafting += job.draft_tokens > 0
         self.bindings[slot.index] = Binding(slot.index, job.request, job.output)
         self.unbound.pop(slot.index, None)
         self.note(
@@ -156,7 +156,7 @@ class State:
         job.prepaid = 0.0
         self.ledger.close(slot, keep, private=private)
         self.active.remove(slot)
-        self.drafting -= job.request.params.draft_tokens > 0
+        self.drafting -= job.draft_tokens > 0
         if self.bindings.pop(slot.index, None) is None:
             self.unbound[slot.index] = None
         slot.epoch += 1

@@ -76,7 +76,7 @@ USERS: dict[str, tuple[str, ...]] = {
         ),
         ("llamacpp",),
     ),
-    **dict.fromkeys(("speculation", "speculation_tokens"), ("llamacpp", "simulated")),
+    **dict.fromkeys(("speculation", "speculation_tokens"), ("llamacpp", "torch", "simulated")),
     **dict.fromkeys(
         ("load_format", "dtype", "kv_dtype", "quantization", "page_tokens", "tensor_parallel", "warm_up"),
         ("torch",),

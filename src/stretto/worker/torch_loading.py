@@ -101,6 +101,7 @@ def _open(
             threads=0 if chosen.n_threads == "auto" else chosen.n_threads,
             adapters=adapter_sources(chosen),
             adapters_loaded_max=chosen.adapters_loaded_max,
+            drafts_max=chosen.speculation_tokens if chosen.speculation != "off" else 0,
         ),
         progress,
     )

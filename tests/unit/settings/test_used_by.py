@@ -22,7 +22,7 @@ def test_every_setting_names_its_users() -> None:
         ("torch", {"rope_freq_base": 500.0}, "llama.cpp"),
         ("torch", {"cache_type_k": "q8_0"}, "llama.cpp"),
         ("torch", {"cache_type_v": "q8_0"}, "llama.cpp"),
-        ("torch", {"speculation": "ngram"}, "llama.cpp"),
+        ("torch", {"yarn_orig_ctx": 512}, "llama.cpp"),
         ("torch", {"kv_layout": "unified"}, "llama.cpp"),
         ("torch", {"split_mode": "row"}, "llama.cpp"),
         ("torch", {"n_gpu_layers": 7}, "llama.cpp"),

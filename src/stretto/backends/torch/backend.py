@@ -21,8 +21,9 @@ from stretto.backends.adapters import AdapterSource
 from stretto.backends.torch.adapters import TorchAdapters
 from stretto.backends.torch.bound_requests import DeviceRequest, DeviceRequests, MakeGrammars, accepted
 from stretto.backends.torch.compile_count import COMPILES
+from stretto.backends.torch.drafting import TorchDrafts
 from stretto.backends.torch.flight import Flight
-from stretto.backends.torch.graphs import Graphs, Recorded
+from stretto.backends.torch.graphs import Recorded, choose_graphs, draft_rows
 from stretto.backends.torch.measuring import MeasuredShare, columns, logprobs_of, scores
 from stretto.backends.torch.models import CausalModel
 from stretto.backends.torch.ops import KvScales, SampledTokens, SamplingTable
@@ -53,15 +54,6 @@ def _with_index(device: torch.device) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if unnumbered else device
 
 
-def _recorded(
-    graphs: bool | Recorded | None, device: torch.device, followers: Followers | None
-) -> Recorded | None:
-    """With several ranks there are no graphs: passes run as they are sent to the others."""
-    if graphs is not None and not isinstance(graphs, bool):
-        return graphs
-    return Graphs(device) if device.type == "cuda" and graphs is not False and followers is None else None
-
-
 class TorchBackend:
     adapters: TorchAdapters | None = None
     _pass_s = 0.0  # of the latest pass
@@ -83,6 +75,7 @@ class TorchBackend:
         make_grammars: MakeGrammars | None = None,
         on_close: Callable[[], None] | None = None,
         followers: Followers | None = None,
+        drafts_max: int = 0,
     ) -> None:
         shape, device = model.shape, _with_index(model.place.device)
         on_cuda = device.type == "cuda"
@@ -90,21 +83,19 @@ class TorchBackend:
         with torch.inference_mode():
             self.pool = KvPool(shape, model.place, pages=pages, page_tokens=page_tokens, scales=kv_scales)
             staging = Staging(device, STAGING_INTS)
-            self._tables = Tables(
-                slots=slots,
-                window=window,
-                page_tokens=page_tokens,
-                pages=pages,
-                device=device,
-                staging=staging,
-            )
+            sizes = {"slots": slots, "window": window, "page_tokens": page_tokens, "pages": pages}
+            self._tables = Tables(**sizes, device=device, staging=staging)
             table = SamplingTable.allocate(
                 slots + 1, vocab=shape.vocab, context_max=window + 1, device=device
             )
-            recorded = _recorded(graphs, device, followers)
+            verified_max = min(rows_max, draft_rows(slots, drafts_max))
             self.runner = Runner(
-                model, self.pool, self._tables, table, staging, graphs=recorded, followers=followers
+                *(model, self.pool, self._tables, table, staging),
+                graphs=choose_graphs(graphs, device, parallel=followers is not None),
+                followers=followers,
+                draft_rows_max=verified_max,
             )
+        self.drafting = TorchDrafts(drafts_max)
         self._requests = DeviceRequests(
             table, vocab=shape.vocab, eos=eos, suppressed=suppressed, make_grammars=make_grammars
         )
@@ -120,9 +111,10 @@ class TorchBackend:
             pages=pages,
             bytes_per_token=self.pool.bytes_per_token,
             rows_max=rows_max,
-            outputs_max=min(rows_max, OUTPUTS_PER_SLOT * slots),
+            outputs_max=verified_max or min(rows_max, OUTPUTS_PER_SLOT * slots),
             chunk_multiple=CHUNK_MULTIPLE_CUDA if on_cuda else CHUNK_MULTIPLE_CPU,
             plan_ahead=plan_ahead,
+            history_drafts=False,  # masks and counts are those of a slot's first row
             vocab=shape.vocab,
         )
         self._when_ready = LateWork(COMPILES.late, 0)
@@ -164,7 +156,8 @@ class TorchBackend:
             self.followers.tables(tick.tables)
         if self.adapters:
             self.adapters.update(tick.unbind, tick.bind)
-        flight = Flight(tick, Outcome(tick.id, ran=False))
+        self.drafting.update(tick.unbind, tick.bind)
+        flight = Flight(tick, Outcome(tick.id, ran=False), drafted=self.drafting.of(tick))
         self._flights.append(flight)
         if self._broken:
             flight.outcome.failure = PassFailure.VOID
@@ -189,6 +182,8 @@ class TorchBackend:
         except RuntimeError as error:
             raise TorchError(f"the GPU failed: {error}") from error
         self._read(flight)
+        if flight.drafted:
+            self.drafting.take(flight.drafted, flight.tick, outcome)
         if flight.measured is not None:
             outcome.scores = scores(flight.shares, flight.measured)
         return outcome
@@ -274,7 +269,7 @@ class TorchBackend:
         on_host = any(bound.sampler is not None for bound in flight.special.values())
         logits: torch.Tensor | None = None
         adapted = self.adapters is not None and self.adapters.active(flight.tick.slots)
-        if batch.is_decode and not on_host:
+        if (batch.is_decode or self.runner.verifies(batch)) and not on_host:
             sampled: SampledTokens | None = self.runner.decode(batch, mode, adapted=adapted)
         else:
             self._measure(flight, batch)

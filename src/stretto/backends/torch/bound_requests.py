@@ -2,9 +2,8 @@
 
 Most requests are sampled on the device. A grammar needs a mask from the host before each row, and near
 `max_tokens` the host samples, because only it knows whether the text can still be completed. Options that the
-device lacks (DRY, XTC, typical_p, drafts together with penalties or a grammar) are sampled on the host, from
-a copy of the logits, by the numpy sampler shared with the llama.cpp backend. A request that cannot be bound
-fails alone, when its first token is due.
+device lacks (DRY, XTC, typical_p) are sampled on the host, from a copy of the logits, by the numpy sampler
+shared with the llama.cpp backend. A request that cannot be bound fails alone, when its first token is due.
 """
 
 from __future__ import annotations
@@ -192,10 +191,8 @@ class DeviceRequests:
 
 def samples_on_host(params: SamplingParams) -> bool:
     odd = params.typical_p < 1 or params.xtc_probability > 0 or params.dry_multiplier > 0
-    penalties = params.repeat_penalty != 1 or params.frequency_penalty or params.presence_penalty
-    drafted = params.draft_tokens > 0 and (penalties or params.grammar)
     held = params.grammar and (params.min_tokens > 0 or params.ignore_eos)  # a grammar overrides those
-    return bool(odd or drafted or held)
+    return bool(odd or held)
 
 
 def accepted(sampled: Sequence[int], rows: Sequence[int]) -> list[int]:

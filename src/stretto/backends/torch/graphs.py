@@ -21,8 +21,15 @@ class GraphKey(NamedTuple):
     rows: int
     adapted: bool
     mode: SamplingMode | None = None
+    drafts: bool = False  # several rows of a sequence
+
+    @property
+    def layers(self) -> GraphKey:
+        return self._replace(mode=None)
 
 
+DRAFT_BUCKETS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+DRAFT_ROWS = 256  # of all slots, unless these are more than half as many
 STEPS = ((8, 2), (32, 8), (128, 16), (512, 32), (1 << 20, 128))  # (rows up to, step)
 
 
@@ -33,6 +40,16 @@ def buckets_up_to(rows: int) -> tuple[int, ...]:
         while buckets[-1] < min(limit, rows):
             buckets.append((buckets[-1] // step + 1) * step)
     return (*[b for b in buckets if b < rows], rows)
+
+
+def draft_rows(slots: int, drafts_max: int) -> int:
+    """The most rows of a decode pass with drafts; 0 without drafts."""
+    return min(slots * (1 + drafts_max), max(DRAFT_ROWS, 2 * slots)) if drafts_max else 0
+
+
+def draft_buckets_up_to(rows: int) -> tuple[int, ...]:
+    """Coarser, because a pass with drafts has few rows or can do with fewer drafts. Empty for 0 rows."""
+    return (*(b for b in DRAFT_BUCKETS if b < rows), rows) if rows else ()
 
 
 class Recorded(Protocol):
@@ -69,3 +86,10 @@ class Graphs:
         graph, result = self._graphs[key]
         graph.replay()
         return result
+
+
+def choose_graphs(graphs: bool | Recorded | None, device: torch.device, *, parallel: bool) -> Recorded | None:
+    """With several ranks there are no graphs: passes run as they are sent to the others."""
+    if graphs is not None and not isinstance(graphs, bool):
+        return graphs
+    return Graphs(device) if device.type == "cuda" and graphs is not False and not parallel else None

@@ -21,7 +21,7 @@ from stretto.backends.torch.compile_count import COMPILES, use_kernel_cache
 from stretto.backends.torch.config import TransformerShape, read_config
 from stretto.backends.torch.gguf_source import GgufSource
 from stretto.backends.torch.gguf_tokenizer import gguf_tokenizer
-from stretto.backends.torch.graphs import Recorded
+from stretto.backends.torch.graphs import Recorded, draft_rows
 from stretto.backends.torch.kv_scales import measure_scales
 from stretto.backends.torch.models import CausalModel, Placement, build
 from stretto.backends.torch.parallel import messages
@@ -69,6 +69,7 @@ class TorchOptions:
     threads: int = 0
     adapters: Mapping[str, AdapterSource] = field(default_factory=dict)
     adapters_loaded_max: int = 8
+    drafts_max: int = 0  # most drafts of a slot in a tick; 0: no speculation
 
     def __post_init__(self) -> None:
         if self.load_format not in LOAD_FORMATS:
@@ -240,6 +241,7 @@ def _backend(
         rows_max=options.rows_max,
         page_tokens=options.page_tokens,
         kv_item_bytes=1 if small else 0,
+        outputs_max=min(options.rows_max, draft_rows(options.slots, options.drafts_max)),
     )
     if followers is not None:
         pages = followers.begin(pages)
@@ -256,6 +258,7 @@ def _backend(
         eos=eos,
         make_grammars=grammars,
         followers=followers,
+        drafts_max=options.drafts_max,
     )
     if options.adapters:
         backend.add_adapters(options.adapters, loaded_max=options.adapters_loaded_max)

@@ -60,15 +60,19 @@ def pages_that_fit(
     rows_max: int,
     page_tokens: int,
     kv_item_bytes: int = 0,
+    outputs_max: int = 0,
 ) -> int:
-    """As many pages as fit in memory; on a CPU as many as all slots can fill, within a bound."""
+    """As many pages as fit in memory; on a CPU as many as all slots can fill, within a bound.
+
+    `outputs_max`: rows of a pass with logits, where that is more than `slots`.
+    """
     page_bytes = shape.kv_bytes_per_token(kv_item_bytes or place.dtype.itemsize) * page_tokens
     window_pages = -(-window // page_tokens)
     if place.device.type != "cuda":
         return max(window_pages, min(slots * window_pages, CPU_POOL_BYTES // page_bytes))
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(place.device)
-    free -= SLACK_BYTES + pass_bytes(shape, place, slots=slots, rows_max=rows_max)
+    free -= SLACK_BYTES + pass_bytes(shape, place, outputs_max=max(slots, outputs_max), rows_max=rows_max)
     pages = int(free * MEMORY_SHARE) // page_bytes
     if pages < 1 or pages * page_tokens < min(window, 1024):
         raise OutOfMemoryError(
@@ -78,8 +82,8 @@ def pages_that_fit(
     return pages
 
 
-def pass_bytes(shape: TransformerShape, place: Placement, *, slots: int, rows_max: int) -> int:
+def pass_bytes(shape: TransformerShape, place: Placement, *, outputs_max: int, rows_max: int) -> int:
     """Upper estimate of the activations and logits of the largest pass."""
     inner = shape.inner if shape.experts is None else shape.experts.inner * shape.experts.per_token
     width = 8 * shape.hidden + 4 * inner + 4 * shape.heads * shape.head_dim
-    return rows_max * width * place.dtype.itemsize + slots * shape.vocab * 24
+    return rows_max * width * place.dtype.itemsize + outputs_max * shape.vocab * 24

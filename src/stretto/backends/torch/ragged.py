@@ -31,6 +31,19 @@ class Ragged:
     def is_decode(self) -> bool:
         return len(self.tokens) == len(self.slots) and bool((self.outputs == 1).all())
 
+    @property
+    def is_drafted(self) -> bool:
+        """Decode rows and drafts of some of them: every row is an output."""
+        return len(self.tokens) > len(self.slots) and bool((self.outputs == self.counts).all())
+
+    def rows_apart(self) -> Ragged:
+        """The same rows, each as a span of its own."""
+        spans = np.repeat(np.arange(len(self.slots), dtype=np.int32), self.counts)
+        firsts = np.cumsum(self.counts, dtype=np.int32) - self.counts
+        positions = np.arange(len(spans), dtype=np.int32) + (self.starts - firsts)[spans]
+        ones = np.ones(len(spans), dtype=np.int32)
+        return Ragged(self.slots[spans], positions, ones, ones, self.tokens)
+
 
 class RaggedInputs(NamedTuple):
     """On the device. `tokens` has pending tokens filled in."""

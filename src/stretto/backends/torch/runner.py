@@ -4,6 +4,9 @@ The decode batch is the hot path: its inputs are in one static buffer, everythin
 sampled ids is computed on the device, and on CUDA it is two graphs, the layers and then head and sampler (see
 `graphs`, `modes`). Prompts are in mixed batches, which run eagerly: they are large enough to hide launch
 overhead.
+
+Drafts are verified in a decode batch, too: each row of a span is a span of its own, over the same pages. Its
+rows write their keys and values before any is read.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import numpy as np
 import torch
 
 from stretto.backends.torch import ops
-from stretto.backends.torch.graphs import GraphKey, Recorded, buckets_up_to
+from stretto.backends.torch.graphs import GraphKey, Recorded, buckets_up_to, draft_buckets_up_to
 from stretto.backends.torch.inputs import DecodeInputs, decode_inputs, keep_last
 from stretto.backends.torch.measuring import MeasuredRows, measure
 from stretto.backends.torch.models import CausalModel, Step
@@ -47,6 +50,7 @@ class Runner:
         *,
         graphs: Recorded | None,
         followers: Followers | None = None,
+        draft_rows_max: int = 0,
     ) -> None:
         self.model = model
         self._pool = pool
@@ -55,7 +59,8 @@ class Runner:
         self._staging = staging
         self.device = model.place.device
         self._buckets = buckets_up_to(tables.slots)
-        most = self._buckets[-1]
+        self._draft_buckets = draft_buckets_up_to(draft_rows_max if followers is None else 0)
+        most = max(*self._buckets, *self._draft_buckets)
         self._inputs = torch.zeros(3 * most, dtype=torch.int32, device=self.device)
         self._steps = torch.arange(most + 1, dtype=torch.int32, device=self.device)
         self._graphs = graphs
@@ -68,35 +73,44 @@ class Runner:
 
     # --- decode ----------------------------------------------------------------------------------
 
+    def verifies(self, batch: Ragged) -> bool:
+        """Whether `decode` takes this batch with drafts."""
+        most = self._draft_buckets[-1] if self._draft_buckets else 0
+        return batch.is_drafted and len(batch.tokens) <= most
+
     def decode(self, batch: Ragged, mode: SamplingMode, *, adapted: bool = False) -> SampledTokens:
-        """One row per span. The result is in static memory: copy it before the next pass."""
+        """One row per span, or drafts. The result is in static memory: copy it before the next pass."""
+        drafts = len(batch.tokens) > len(batch.slots)
+        if drafts:
+            batch = batch.rows_apart()
         count = len(batch.slots)
-        bucket = next(b for b in self._buckets if b >= count) if self._padded else count
-        mode = self._mode(mode)
+        buckets = self._draft_buckets if drafts else self._buckets
+        bucket = next(b for b in buckets if b >= count) if self._padded else count
+        key = GraphKey(bucket, adapted, self._mode(mode), drafts)
         inputs = self._inputs[: 3 * bucket]
-        recorded = self._graph(bucket, mode, adapted=adapted)
+        recorded = self._graph(key)
         pad = np.full(bucket - count, -1, dtype=np.int32)
         slots = np.concatenate([batch.slots, np.full(bucket - count, self.padding_slot, dtype=np.int32)])
         inputs.copy_(self._staging.pack(slots, batch.starts, pad, batch.tokens, pad), non_blocking=True)
         if self._followers is not None:
             self._followers.send(slots, np.concatenate([batch.starts, pad]))
         if recorded is None:
-            return self._decode(bucket, mode, adapted=adapted)
-        recorded.replay(GraphKey(bucket, adapted))
-        sampled: SampledTokens = recorded.replay(GraphKey(bucket, adapted, mode))
+            return self._decode(key)
+        recorded.replay(key.layers)
+        sampled: SampledTokens = recorded.replay(key)
         return sampled
 
     def _mode(self, mode: SamplingMode) -> SamplingMode:
         return prepared_mode(mode) if self._padded else mode
 
-    def _graph(self, bucket: int, mode: SamplingMode, *, adapted: bool) -> Recorded | None:
+    def _graph(self, key: GraphKey) -> Recorded | None:
         """The graphs, if they have this one; before `seal` it is captured when it is missing."""
         if self._graphs is None:
             return None
-        if GraphKey(bucket, adapted, mode) not in self._graphs:
+        if key not in self._graphs:
             if self._sealed:
                 return None
-            self._capture(bucket, mode, adapted=adapted)
+            self._capture(key)
         return self._graphs
 
     # --- before the model is ready ---------------------------------------------------------------
@@ -104,6 +118,10 @@ class Runner:
     @property
     def buckets(self) -> tuple[int, ...]:
         return self._buckets
+
+    @property
+    def draft_buckets(self) -> tuple[int, ...]:
+        return self._draft_buckets
 
     @property
     def is_parallel(self) -> bool:
@@ -127,30 +145,32 @@ class Runner:
             itemsize=itemsize, device=self.device,
         )  # fmt: skip
 
-    def warm(self, bucket: int, mode: SamplingMode) -> None:
+    def warm(self, bucket: int, mode: SamplingMode, *, drafts: bool = False) -> None:
         """Captures the graphs of a bucket; without graphs, runs its passes once."""
         for adapted in (False,) if self.adapter_scales is None else (False, True):
-            if self._graph(bucket, mode, adapted=adapted) is None:
+            key = GraphKey(bucket, adapted, mode, drafts)
+            if self._graph(key) is None:
                 self._set_padding(bucket)
                 if self._followers is not None:
                     unused = np.full((2, bucket), -1, dtype=np.int32)
                     self._followers.send(unused[0] + 1 + self.padding_slot, unused[1])
-                self._decode(bucket, mode, adapted=adapted)
+                self._decode(key)
 
     def seal(self) -> None:
         """From now on nothing is captured: a pass without a graph runs without."""
         self._sealed = True
 
-    def _capture(self, bucket: int, mode: SamplingMode, *, adapted: bool) -> None:
+    def _capture(self, key: GraphKey) -> None:
         """A run with padding rows only compiles missing kernels and changes nothing."""
-        graphs, layers = self._graphs, GraphKey(bucket, adapted)
+        graphs, mode = self._graphs, key.mode
         assert graphs is not None
-        self._set_padding(bucket)
-        if layers not in graphs:
-            graphs.capture(layers, lambda: self._layers(bucket, adapted=adapted))
+        assert mode is not None
+        self._set_padding(key.rows)
+        if key.layers not in graphs:
+            graphs.capture(key.layers, lambda: self._layers(key))
             self.captures += 1
-        rows = graphs.replay(layers)
-        graphs.capture(GraphKey(bucket, adapted, mode), lambda: self._choose(rows, mode))
+        rows = graphs.replay(key.layers)
+        graphs.capture(key, lambda: self._choose(rows, mode))
         self.captures += 1
 
     def _set_padding(self, bucket: int) -> None:
@@ -165,14 +185,15 @@ class Runner:
             else None
         )
 
-    def _decode(self, bucket: int, mode: SamplingMode, *, adapted: bool = False) -> SampledTokens:
-        return self._choose(self._layers(bucket, adapted=adapted), mode)
+    def _decode(self, key: GraphKey) -> SampledTokens:
+        assert key.mode is not None
+        return self._choose(self._layers(key), key.mode)
 
-    def _layers(self, bucket: int, *, adapted: bool) -> DecodeRows:
-        found = decode_inputs(self._inputs[: 3 * bucket].view(3, bucket), self._tables)
-        step = decode_step(found, self._steps[: bucket + 1])
-        step.adapter_scales = self._scales(found.slots, adapted=adapted)
-        with pdl_for(bucket, self.model.shape.hidden):
+    def _layers(self, key: GraphKey) -> DecodeRows:
+        found = decode_inputs(self._inputs[: 3 * key.rows].view(3, key.rows), self._tables)
+        step = decode_step(found, self._steps[: key.rows + 1], write_first=key.drafts)
+        step.adapter_scales = self._scales(found.slots, adapted=key.adapted)
+        with pdl_for(key.rows, self.model.shape.hidden):
             return DecodeRows(found, *self.model.hidden(found.tokens, step, self._pool.layers))
 
     def _choose(self, rows: DecodeRows, mode: SamplingMode) -> SampledTokens:
@@ -224,7 +245,7 @@ class Runner:
         self._tables.last_tokens[slot] = token
 
 
-def decode_step(found: DecodeInputs, query_starts: torch.Tensor) -> Step:
+def decode_step(found: DecodeInputs, query_starts: torch.Tensor, *, write_first: bool = False) -> Step:
     """One row per span."""
     return Step(
         positions=found.positions,
@@ -234,4 +255,5 @@ def decode_step(found: DecodeInputs, query_starts: torch.Tensor) -> Step:
         context_lens=found.context_lens,
         max_query=1,
         decode_only=True,
+        write_first=write_first,
     )

@@ -2,7 +2,8 @@
 
 Passes over padding rows only: they read and write the padding slot, whose pages no request has yet. Mixed
 passes cover each row count up to a power of two and each variant of the attention kernels; decode passes
-cover each bucket with each prepared sampling mode, the largest first, so that smaller ones reuse its memory.
+cover each bucket with each prepared sampling mode, the largest first, so that smaller ones reuse its memory;
+where requests are drafted for, those with drafts as well.
 """
 
 from __future__ import annotations
@@ -68,6 +69,9 @@ def _decode_passes(runner: Runner) -> Iterator[Step]:
     for bucket in reversed(runner.buckets):
         for mode in PREPARED:
             yield f"{bucket} rows, {mode}", partial(runner.warm, bucket, mode)
+    for bucket in reversed(runner.draft_buckets):
+        for mode in PREPARED:
+            yield f"{bucket} rows with drafts, {mode}", partial(runner.warm, bucket, mode, drafts=True)
 
 
 def _ragged(runner: Runner, counts: Ints) -> None:

@@ -187,6 +187,8 @@ class Loop:
         self.extras: dict[str, list[object]] = {}
         self.ends: dict[str, Terminal] = {}
         self.logits: dict[tuple[str, int], torch.Tensor] = {}
+        self.passes = 0
+        self.mixed_drafts = 0  # passes with drafts and prompts
         self._bound: dict[int, str] = {}
         self._flying: list[Tick] = []
 
@@ -217,6 +219,8 @@ class Loop:
             self._bound.pop(slot, None)
         for binding in tick.bind:
             self._bound[binding.slot] = binding.request.id
+        self.passes += 1
+        self.mixed_drafts += tick.decode_spans < tick.decode_rows < tick.rows
         rows = self.backend.model.rows
         rows.clear()
         self.backend.launch(tick)

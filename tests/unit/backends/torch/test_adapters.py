@@ -16,6 +16,7 @@ from stretto.errors import AdapterFileError
 from stretto.testing.tiny_adapters import peft_adapter
 from tests.unit.backends.torch.rig import TOLERANCE, Loop, ask, folder, hf_model, load, make_backend
 from tests.unit.backends.torch.test_logits import Repeated
+from tests.unit.backends.torch.test_speculation import Eager, knowing
 
 NAMES = ("ada", "bob", "cyd", "dot")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -95,6 +96,27 @@ def test_eight_requests_on_four_adapters_equal_each_alone(adapters):
         alone = opened(adapters)
         assert Loop(alone).run([using(alone, request, (name, None))])[request.id] == together[request.id]
     assert Loop(opened(adapters)).run([ask("plain", 10)])["plain"] == together["plain"]
+
+
+def test_drafts_of_requests_with_adapters_change_no_text(adapters):
+    def run(drafts: int):
+        backend = opened(adapters, drafts_max=drafts)
+        if drafts:
+            knowing(backend, truth, 0.7)
+        loop = Loop(backend)
+        loop.scheduler.state.drafts = Eager(loop.scheduler.state.cost)
+        wanted = [(), (("ada", 1.0),), (("bob", 0.5), ("cyd", 1.0)), ()]
+        requests = [
+            using(backend, ask(f"r{at}", 9 + at, start=at, outputs=16, draft_tokens=drafts), *uses)
+            for at, uses in enumerate(wanted)
+        ]
+        return loop.run(requests), sum(end.accepted_drafts for end in loop.ends.values())
+
+    truth, _ = run(0)
+    assert len({tuple(text) for text in truth.values()}) == 4
+    texts, accepted = run(4)
+    assert texts == truth
+    assert accepted > 10
 
 
 def test_all_groups_share_a_pass(adapters):
@@ -186,6 +208,6 @@ def test_adapted_passes_have_graphs_of_their_own(adapters):
     requests = [ask("plain", 8), using(backend, ask("adapted", 8), ("ada", None))]
     together = Loop(backend).run(requests)
     Loop(backend).run([replace(requests[0], id="alone")])
-    assert {adapted for _, _, adapted in graphs.runs} == {False, True}
+    assert {key.adapted for key in graphs.runs} == {False, True}
     eager = opened(adapters)
     assert Loop(eager).run([requests[0], using(eager, requests[1], ("ada", None))]) == together

@@ -45,6 +45,7 @@ class Step:
     context_lens: torch.Tensor
     max_query: int
     decode_only: bool
+    write_first: bool = False  # rows read what other rows of the pass write
     adapter_scales: torch.Tensor | None = None  # [rows, adapters]; None: no row of the pass has an adapter
 
 
@@ -229,7 +230,7 @@ class PagedAttention:
         out = ops.rotary_attention(
             q, k, v, step.positions, cos_sin, pages.k, pages.v, step.slot_mapping,
             step.block_tables, step.query_starts, step.context_lens, self._scale,
-            max_query=step.max_query, decode_only=step.decode_only,
+            max_query=step.max_query, decode_only=step.decode_only, write_first=step.write_first,
             q_weight=self._q_norm, k_weight=self._k_norm, eps=self._eps, scales=pages.scales,
             window=self._window, sinks=self._sinks,
         )  # fmt: skip

@@ -76,6 +76,7 @@ def rotary_attention(
     *,
     max_query: int,
     decode_only: bool,
+    write_first: bool = False,
     q_weight: Tensor | None = None,
     k_weight: Tensor | None = None,
     eps: float = 1e-6,
@@ -83,8 +84,11 @@ def rotary_attention(
     window: int = 0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """`rotary_write`, then `paged_attention`; on CUDA one launch if every span is one row."""
-    if q.is_cuda and decode_only and (q_weight is None) == (k_weight is None):
+    """`rotary_write`, then `paged_attention`; on CUDA one launch if every span is one row.
+
+    `write_first`: not in one launch, because rows read the keys and values of other rows.
+    """
+    if q.is_cuda and decode_only and not write_first and (q_weight is None) == (k_weight is None):
         from stretto.backends.torch.kernels import attention as kernel
         from stretto.backends.torch.kernels.fresh_token import FusedInputs
 

@@ -61,7 +61,7 @@ def sample(
 def count_tokens(table: SamplingTable, slots: Tensor, ids: Tensor, lengths: Tensor) -> None:
     """For penalties: `ids` [rows] are now the tokens at `lengths` [rows] (the count of tokens before them).
 
-    No slot may occur twice. Rows with a negative id or length are skipped.
+    No slot with penalties may occur twice. Rows with a negative id or length are skipped.
     """
     if ids.is_cuda:
         from stretto.backends.torch.kernels import sampling as kernel
