@@ -16,10 +16,13 @@ from stretto.core.queue import order
 from stretto.core.slot import Defer, Job, Slot, Status, WaitFor
 from stretto.core.state import State
 
+NOT_COUNTED = -1
+
 
 class Admission:
     def __init__(self, state: State) -> None:
         self._state = state
+        self._owed: int | None = None  # `_room_owed` of all running requests, while slots are being filled
         self._promised: list[Job] = []  # a slot was taken for each: theirs unless a more urgent request waits
 
     def promise(self, job: Job) -> None:
@@ -32,10 +35,12 @@ class Admission:
     def run(self) -> None:
         """Fill free slots until none is free, no request waits, or the next one does not fit."""
         self.recall()
+        self._owed = NOT_COUNTED
         while self._state.free_slot() is not None:
             job = self.next_in_line()
             if job is None or not self._admit(job):
-                return
+                break
+        self._owed = None
 
     def recall(self) -> None:
         """Deferred requests return to their place when what they wait for is over, or their time-out is."""
@@ -100,6 +105,8 @@ class Admission:
             slot, job, verdict.source, counted=not promised
         ):
             return False
+        if self._owed is not None and self._owed != NOT_COUNTED:
+            self._owed += self._room_owed(slot)
         if promised:
             self._promised.remove(job)
         if job.deferrals and slot.computed == 0:
@@ -121,7 +128,7 @@ class Admission:
             prefill_s_per_token=state.cost.prefill_s_per_token,
             page_tokens=state.can.page_tokens if state.can.pages else 1,
             patient=self._is_patient(job),
-            slot_requests=state.slot_requests(),
+            request_in=state.request_in,
         )
 
     def fits(self, job: Job, source: Source | None, *, kept: int = 0, without: Sequence[Slot] = ()) -> bool:
@@ -135,12 +142,19 @@ class Admission:
             return True
         ledger, headroom = state.ledger, state.limits.headroom_tokens
         need = kept + ledger.room_for(len(job.known) + headroom) - ledger.room_shared(job, source)
-        for slot in running_on:
-            running = slot.job
-            assert running is not None
-            ahead = min(len(slot.known) + headroom, running.length_max)
-            need += ledger.room_for(max(0, ahead - slot.room))
-        return need <= ledger.room_free() + (ledger.room_gain(without) if without else 0)
+        if without or self._owed is None:
+            owed = sum(map(self._room_owed, running_on))
+        else:
+            if self._owed == NOT_COUNTED:
+                self._owed = sum(map(self._room_owed, running_on))
+            owed = self._owed
+        return need + owed <= ledger.room_free() + (ledger.room_gain(without) if without else 0)
+
+    def _room_owed(self, slot: Slot) -> int:
+        """What a running request will need beyond what it has: its prompt and headroom."""
+        assert slot.job is not None
+        ahead = min(len(slot.known) + self._state.limits.headroom_tokens, slot.job.length_max)
+        return self._state.ledger.room_for(max(0, ahead - slot.room))
 
     def _note_rebuild(self, job: Job, match: Match, slot: int, length: int) -> None:
         """Log a partial match that was recomputed because the model cannot be rewound to it."""

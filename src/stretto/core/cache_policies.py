@@ -12,6 +12,7 @@ prefix          keeps everything computed; starts from the cheapest source, wait
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from stretto.core.kv.ledger import Match, PrefixKind, Source
@@ -36,7 +37,7 @@ class Situation:
     prefill_s_per_token: float
     page_tokens: int  # 1 where prefixes are not shared by pages
     patient: bool  # False once the request has waited its cache_slot_timeout
-    slot_requests: tuple[str, ...]  # request id of each slot, empty when idle
+    request_in: Callable[[int], str]  # request id of a slot, empty when idle
 
 
 class Policy:
@@ -150,6 +151,6 @@ def fork(situation: Situation) -> Verdict | None:
     if coming is not None and coming.request_id == parent and situation.patient:
         return Defer(WaitFor.LENGTH, coming.slot, parent, coming.length)
     for source in match.sources:
-        if source.slot >= 0 and situation.slot_requests[source.slot] == parent:
+        if source.slot >= 0 and situation.request_in(source.slot) == parent:
             return Admit(source)
     return None

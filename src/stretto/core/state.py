@@ -87,8 +87,9 @@ class State:
         """The oldest running request: preempted only after time-outs or for strictly more urgent requests."""
         return min(self.active, key=lambda slot: slot.arrival, default=None)
 
-    def slot_requests(self) -> tuple[str, ...]:
-        return tuple(slot.job.id if slot.job is not None else "" for slot in self.slots)
+    def request_in(self, slot: int) -> str:
+        job = self.slots[slot].job
+        return "" if job is None else job.id
 
     # --- moves -----------------------------------------------------------------------------------
 

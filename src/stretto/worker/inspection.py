@@ -106,7 +106,7 @@ def kv_blocks(state: State) -> tuple[int, int]:
 
 def spans(state: State, tick: Tick) -> tuple[Span, ...]:
     """Rows per slot and request of a tick; computed at launch, because slots may be reassigned later."""
-    names = state.slot_requests()
+    names = tuple(state.request_in(slot.index) for slot in state.slots)
     return tuple(
         (slot, names[slot], rows, index < tick.decode_spans)
         for index, (slot, rows) in enumerate(zip(tick.slots, tick.counts, strict=True))

@@ -33,7 +33,7 @@ def route(policy: str, *sources: Source, coming=None, busy=None, patient=True, w
         cache_min_tokens=20,
         prefill_s_per_token=per_token,
         patient=patient,
-        slot_requests=("parent", "other"),
+        request_in=("parent", "other").__getitem__,
         page_tokens=16,
     )
     return POLICIES[policy].route(situation)

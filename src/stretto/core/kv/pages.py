@@ -66,12 +66,13 @@ class PageLedger:
         return 0
 
     def match(self, job: Job) -> Match:
-        sources = [s for owner in ("", job.id) if (s := self._walk(job, owner)) is not None]
+        owners = ("", job.id) if self._shares else (job.id,)
+        sources = [s for owner in owners if (s := self._walk(job, owner)) is not None]
         running = self._running(job)
         if running is not None:
             sources.append(running)
         sources.sort(key=lambda s: (-s.length, s.seconds, s.place))
-        return Match(tuple(sources), self._coming(job))
+        return Match(tuple(sources), self._coming(job) if self._shares else None)
 
     def _findable(self, job: Job, owner: str) -> array[int]:
         """Tokens to look up: only the prompt in pages of others, where decode rows round differently."""
@@ -108,11 +109,14 @@ class PageLedger:
         return None
 
     def _coming(self, job: Job) -> Donor | None:
-        best: Donor | None = None
+        best, tokens = None, job.known
         for table in self._tables.values():
             slot = table.slot
             if slot.job is None or slot.job.scope != job.scope or len(slot.known) - slot.computed <= 1:
                 continue
+            useful = slot.computed if best is None or best.length < slot.computed else best.length
+            if useful >= len(tokens) or useful >= len(slot.known) or tokens[useful] != slot.known[useful]:
+                continue  # a cheap check first: a burst compares each request with all before it
             limit = slot.job.prompt_tokens if self._exact else len(slot.known)
             ahead = job.cut(common_prefix(job.known, slot.known, min(len(job.known) - 1, limit)))
             if ahead > slot.computed and (best is None or ahead > best.length):
