@@ -14,6 +14,7 @@ from itertools import chain
 
 from stretto.core import event_names
 from stretto.core.capabilities import Capabilities
+from stretto.core.kv.block_table import BlockTable
 from stretto.core.kv.ledger import CachedList, Donor, Match, PrefixKind, Settled, Source
 from stretto.core.kv.page_index import Digest, Page, PageIndex, root_digest
 from stretto.core.kv.prefix_store import common_prefix
@@ -23,20 +24,6 @@ from stretto.core.slot import Job, Slot
 from stretto.core.tick import Note, TableUpdate
 
 WORTH_COPYING = 4  # a page is copied when at least a quarter of it is of use
-
-
-class BlockTable:
-    """One slot's pages, and how many of them are full and known to the index."""
-
-    __slots__ = ("chain", "pages", "registered", "sent", "slot", "unsettled")
-
-    def __init__(self, slot: Slot, chain: Digest) -> None:
-        self.slot = slot
-        self.pages: list[int] = []
-        self.registered = 0
-        self.chain = chain  # digest after the registered pages
-        self.sent = 0  # pages that the backend has been told of
-        self.unsettled = False
 
 
 class PageLedger:
