@@ -1,15 +1,17 @@
 // The playground: a conversation with the first model, streamed; or four answers at once, in one batch.
 
 import { eventsOf, failureOf, request } from "./http.js";
+import { imageOf, setModalities, startPictures, takePictures } from "./pictures.js";
 
 const field = (id) => document.getElementById(id);
 const history = [];
 let model = "";
 let running = null;  // the AbortController of the running answer
 
-export function setModel(name) { model = name; }
+export function setModel(name, modalities) { model = name; setModalities(modalities); }
 
 export function startChat() {
+  startPictures();
   field("ask").addEventListener("submit", (event) => { event.preventDefault(); ask(1); });
   field("send-four").addEventListener("click", () => ask(4));
   field("stop").addEventListener("click", () => running?.abort());
@@ -29,8 +31,11 @@ async function ask(count) {
   const text = field("prompt").value.trim();
   if (!text || running) return;
   field("prompt").value = "";
-  show("user").body.textContent = text;
-  history.push({ role: "user", content: text });
+  const pictures = takePictures();
+  const said = show("user");
+  said.body.textContent = text;
+  said.item.prepend(...pictures.map(imageOf));
+  history.push({ role: "user", content: contentOf(text, pictures) });
   running = new AbortController();
   setBusy(true);
   const row = document.createElement("li");
@@ -42,6 +47,11 @@ async function ask(count) {
   else history.pop();
   running = null;
   setBusy(false);
+}
+
+function contentOf(text, pictures) {
+  if (!pictures.length) return text;
+  return [...pictures.map(({ url }) => ({ type: "image_url", image_url: { url } })), { type: "text", text }];
 }
 
 async function answer(row, index, signal) {

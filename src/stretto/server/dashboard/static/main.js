@@ -37,7 +37,7 @@ function handle(event, data) {
   if (event === "hello") {
     timeline.begin(data.models);
     const served = data.models.find((model) => model.loaded) || data.models[0];
-    if (served) { setModel(served.id); describe(served); }
+    if (served) { setModel(served.id, served.modalities); describe(served); }
   } else if (event === "health") {
     setHealth(data.ready ? "ready" : "not-ready", data.ready ? "ready" : data.reason || "not ready");
   } else if (event === "ticks") {
