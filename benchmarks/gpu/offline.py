@@ -126,6 +126,8 @@ class OfflineRun:
     host: HostTimes = field(default_factory=HostTimes)
     preemptions: int = 0
     cached: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def output_tokens(self) -> int:
@@ -212,6 +214,8 @@ class OfflineLoop:
         for end in events.ends:
             run.preemptions += end.preemptions
             run.cached += end.cached_tokens
+            run.drafted += end.proposed_drafts
+            run.accepted += end.accepted_drafts
             if end.end is not End.FINISHED:
                 raise SystemExit(f"{end.request_id} ended as {end.end.value}: {end.reason}")
 

@@ -42,6 +42,17 @@ def test_latency(tmp_path):
     assert found["growth"]["1"] == 1.0
 
 
+def test_speculation(tmp_path):
+    flags = ("--streams", "1,3", "--acceptance", "0,80", "--outputs", "64", "--rounds", "1")
+    found = run("speculation.py", tmp_path / "out.json", *flags)["streams"]
+    assert set(found) == {"1", "3"}
+    for streams in found.values():
+        assert streams["off"]["drafted"] == 0
+        assert streams["0"]["accepted"] == 0
+        assert streams["80"]["drafted"] >= streams["80"]["accepted"] > 0
+        assert streams["off"]["ratio"] == 1.0
+
+
 def test_a_check_of_a_model_without_a_bar_fails(tmp_path):
     """The toy model has no bar, so --check must not pass."""
     flags = ("--batches", "1", "--context", "40", "--outputs", "4", "--passes", "1", "--check")
