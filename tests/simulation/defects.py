@@ -279,9 +279,9 @@ DEFECTS = (
     ),
     Defect(
         "drafts are verified where several rows of a sequence round differently",
-        "core/batching.py",
-        "or state.can.rewind is Rewind.CHECKPOINT or self._exact:",
-        "or state.can.rewind is Rewind.CHECKPOINT:",
+        "core/draft_rows.py",
+        "return state.can.rewind is not Rewind.CHECKPOINT and not state.exact",
+        "return state.can.rewind is not Rewind.CHECKPOINT",
         ("--where", "deterministic=true"),
     ),
     Defect(

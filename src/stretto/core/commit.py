@@ -75,6 +75,8 @@ class Committer:
             ended = self._take_plain(flight, outcome)
         else:
             ended = self._take_mixed(flight, outcome)
+        if self._state.drafting:
+            self._compare(flight)
         if tick.propose or outcome.drafts or outcome.extras or outcome.scores:
             self._pass_on(flight, outcome)
         for slot, end, reason in ended:
@@ -212,6 +214,22 @@ class Committer:
             if slot.index in outcome.scores:
                 self._state.events.scores[slot.job.id] = outcome.scores[slot.index]
 
+    def _compare(self, flight: InFlight) -> None:
+        """Proposals that were not worth a row: would they have been accepted?"""
+        for slot, start in zip(flight.slots, flight.tick.starts, strict=True):
+            job = slot.job
+            if slot.compared >= 0 and job is not None and start + 1 < len(slot.known):
+                right = slot.known[start + 1] == slot.compared
+                self._state.drafts.compared(job.drafts, right=right, drafter=slot.drafter)
+                slot.compared = -1
+
+    def _interval_s(self, outcome: Outcome) -> float:
+        """What a tick took but for drafts, with planning and delivery, if it followed another at once."""
+        state, began_s = self._state, self._state.committed_s
+        state.committed_s = state.now
+        taken_s = state.now - began_s - outcome.draft_s if began_s is not None else 0.0
+        return min(max(taken_s, outcome.pass_s), 2.0 * outcome.pass_s)
+
     def _learn(self, flight: InFlight, outcome: Outcome) -> None:
         """Teach the cost model, and what drafts have saved. Decode spans come first in a tick."""
         state, tick = self._state, flight.tick
@@ -227,18 +245,20 @@ class Committer:
             changed=tick.changes_adapters,
             passes=state.drafts.passes(tick.sequences[:spans], tick.counts[:spans]) if drafts else 1,
         )
+        taken_s = self._interval_s(outcome)
+        if flight.waited_since_s is not None:
+            pause_s = max(0.0, state.now - flight.waited_since_s - outcome.pass_s - outcome.draft_s)
+            taken_s = max(outcome.pass_s, taken_s - pause_s)
+            state.drafts.waited(spans, pause_s)
         if not state.drafting and not drafts:
             return
         if spans and not chunks and not tick.changes_adapters:
             gain, own = state.drafts.gain, sum(tick.starts[:spans])
             if drafts:
-                gain.verified(spans, own, tokens=len(outcome.tokens), seconds=outcome.pass_s)
+                gain.verified(spans, own, tokens=len(outcome.tokens), seconds=taken_s)
             else:
-                gain.plain(spans, own, outcome.pass_s)
+                gain.plain(spans, own, taken_s)
         state.drafts.drafted(spans, list(tick.propose.values()), outcome.draft_s)
-        if flight.waited_since_s is not None:
-            pause_s = state.now - flight.waited_since_s - outcome.pass_s - outcome.draft_s
-            state.drafts.waited(spans, pause_s)
 
     # --- failures --------------------------------------------------------------------------------
 

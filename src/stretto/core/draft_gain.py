@@ -1,8 +1,9 @@
 """Whether drafts have paid, measured by the number of decoding slots: what no prediction can talk around.
 
 Plain ticks of n slots say what n tokens cost. A tick that verifies drafts has saved the plain time of the
-tokens that it gave, less its own; every lookup or draft pass, used or not, is subtracted. Where the sum is a
-loss, n slots go without drafts for a number of ticks, which doubles as long as trials end with a loss.
+tokens that it gave, less its own; every lookup or draft pass, used or not, is subtracted. Where the sum is
+not clearly positive, n slots go without drafts for a number of ticks, which doubles as long as trials end so.
+"Clearly", because streams at different speeds have costs that no tick shows: their prompts come one by one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ PLAIN_WEIGHT = 0.1  # of a new plain tick
 PLAIN_MIN = 3  # plain ticks before drafts are tried
 PLAIN_EVERY = 96  # ticks with drafts after which a plain one is due
 JUDGED_FROM = 8  # verifications before a loss counts
-LOSS, WIN = -0.01, 0.02  # seconds saved over seconds spent
+LOSS_TICKS = 3.0  # … unless it is as much as so many plain ticks
+TRUSTED_FROM = 32  # verifications without a loss after which the next loss is the first again
+LOSS, WIN = 0.04, 0.08  # seconds saved over seconds spent: less than the first is a loss, see below
 REST_MIN, REST_MAX = 64, 4096  # ticks without drafts after a loss
 EXACT_SLOTS = 8  # larger numbers of slots share an account with their neighbours
 
@@ -82,18 +85,20 @@ class DraftGain:
     def verified(self, slots: int, contexts: int, *, tokens: int, seconds: float) -> None:
         """A tick with drafts gave so many tokens. `contexts`: the sum of its slots' context lengths."""
         account = self._of(slots)
+        if account.rest:
+            return  # it was planned before
         moved_s = self._cost.decode_s(slots, contexts) - self._cost.decode_s(account.slots, account.contexts)
         plain_s = max(0.0, account.plain_s + moved_s)
         account.saved_s = MEMORY * account.saved_s + tokens / slots * plain_s - seconds
         account.spent_s = MEMORY * account.spent_s + seconds
         account.since += 1
         account.trials += 1
-        if account.trials < JUDGED_FROM:
-            return
-        if account.saved_s < LOSS * account.spent_s:
+        if account.saved_s < -LOSS_TICKS * plain_s or (
+            account.trials >= JUDGED_FROM and account.saved_s < LOSS * account.spent_s
+        ):
             account.rest = account.rest_next
             account.rest_next = min(REST_MAX, 2 * account.rest_next)
-        elif account.saved_s > WIN * account.spent_s:
+        elif account.trials >= TRUSTED_FROM and account.saved_s > WIN * account.spent_s:
             account.rest_next = REST_MIN
 
     def _of(self, slots: int) -> _Account:

@@ -45,6 +45,8 @@ class DraftRows:
                 plans[slot.index] = _padded(slot, count)
                 slot.proposals = min(count, len(slot.drafts))
         for slot in drafting:
+            if slot.index not in plans:
+                slot.compared = slot.drafts[0]
             slot.drafts = NO_DRAFTS  # they are for this tick
         return plans
 

@@ -215,6 +215,8 @@ class Scheduler:
         tick.ops = state.ledger.take_ops(tick.id)
         if not spans and not tick.ops and not state.unbound:
             state.ledger.settle(tick.id, (), ran=False)
+            if not self._in_flight:
+                state.committed_s = None
             return Idle(self._next_due_s())
         tick.tables = state.ledger.take_tables()
         tick.bind, tick.unbind = tuple(state.bindings.values()), tuple(state.unbound)

@@ -189,6 +189,7 @@ class Slot:
 
     __slots__ = (
         "checkpoint_at",
+        "compared",
         "computed",
         "drafter",
         "drafts",
@@ -226,6 +227,7 @@ class Slot:
         self.room = 0  # tokens for which the ledger has reserved memory
         self.drafts = _EMPTY  # drafts to verify next
         self.drafter = ""  # that made them
+        self.compared = -1  # the first draft of a proposal that is not verified
         self.proposals = 0  # of the draft rows in flight; the others are padding
         self.proposing = False  # the tick in flight makes drafts for it
         self.checkpoint_at: tuple[int, ...] = ()  # lengths still ahead at which state is saved

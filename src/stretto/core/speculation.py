@@ -7,8 +7,9 @@ stream whose drafts are good, none beside fifteen others, whose rows already fil
 
 Two decisions in each tick: which of the proposals at hand are verified (`choose`), and which slots make
 proposals for the next tick (`wanted`), because looking for drafts takes time as well. Acceptance is learned
-for each request and drafter, starting from that of all requests. Where no draft is worth its row, one slot
-verifies a few now and then. Measured losses have the last word (`draft_gain`).
+for each request and drafter, starting from that of all requests. Where no draft is worth its row, proposals
+are made now and then and compared with what plain decoding gives: that costs no row. Measured losses have the
+last word (`draft_gain`).
 
 Where ticks are planned ahead, proposals need the tokens of the tick in flight: the next one waits for them,
 and the device does nothing meanwhile. What that takes is measured, and counts as time of the drafter.
@@ -22,18 +23,18 @@ from itertools import pairwise
 from stretto.core.cost import CostModel
 from stretto.core.draft_gain import DraftGain
 from stretto.core.draft_shapes import DraftShapes, Offer
-from stretto.core.least_squares import LeastSquares
+from stretto.core.least_squares import SOONEST_S, LeastSquares
 from stretto.core.slot import DraftRecord, Slot
 
-GAIN_MIN = 1.02  # tokens per second with drafts, over those without: less is noise
+GAIN_MIN = 1.08  # tokens per second with drafts, over those without: less is noise
 PRIOR = 0.7  # acceptance, until something was verified
 PRIOR_WEIGHT = 4.0  # verified drafts that the estimate of all requests counts as, in that of one
 MEMORY = 0.9  # what a verification leaves of the weight of earlier ones, for a request
 MEMORY_ALL = 0.99  # … and for all of them
 TRIALS_MIN = 8  # verifications before predictions decide
-EXPLORE_EVERY, EXPLORE_RARELY = 64, 1024  # ticks without a draft: twice as many after each exploration
-EXPLORE_TOKENS = 2
-EXPLORE_FOR = 8  # ticks in which proposals are looked for, if there are none
+TRIAL_TOKENS = 2  # drafts of one slot that are verified until then
+COMPARE_EVERY = 6  # ticks, at least, between proposals that are only compared
+COMPARE_SHARE = 0.004  # of the time of ticks that may be spent on those
 WAIT_WEIGHT, WAIT_OUTLIER = 0.1, 3.0  # of a new measurement, and the most that one counts for
 WANTED_FOR = 8  # ticks for which the slots that make proposals stay the same, if the batch does
 
@@ -46,8 +47,7 @@ class DraftPlanner:
         self._all = DraftRecord()
         self._drafter_s = LeastSquares(3)  # depth, drafts, slots -> seconds
         self._wait_s = 0.0  # the device's pause before a tick that waits for the tokens of the one before
-        self._idle_ticks = 0
-        self._explore_every = EXPLORE_EVERY
+        self._idle_ticks = 0  # without proposals
         self._wanted: dict[int, int] = {}
         self._wanted_of: tuple[object, ...] = ()
         self._wanted_for = 0
@@ -69,11 +69,9 @@ class DraftPlanner:
         if not self.gain.allows(len(decode)):
             return {}
         best = self._best(decode, proposed, spare, level_max=level_max)
-        if best:
-            self._idle_ticks, self._explore_every = 0, EXPLORE_EVERY
-            return best
-        self._idle_ticks += 1
-        return self._explore(proposed, spare) if spare > 0 and self._exploring() else {}
+        if not best and spare > 0 and self._all.trials < TRIALS_MIN:
+            return self._try(proposed, spare)
+        return best
 
     def wanted(self, decode: Sequence[Slot], able: Sequence[tuple[Slot, int]], spare: int) -> dict[int, int]:
         """How many proposals each slot should make for the next tick, of those that it may verify.
@@ -91,16 +89,17 @@ class DraftPlanner:
         if self._wanted:
             chosen = self._wanted
             return {slot.index: min(chosen[slot.index], most) for slot, most in able if slot.index in chosen}
-        return self._wanted_to_explore(able)
-
-    def _wanted_to_explore(self, able: Sequence[tuple[Slot, int]]) -> dict[int, int]:
-        """Nothing pays: proposals are made only when it is time to try, and not for long if none is found."""
         self._idle_ticks += 1
-        if not self._exploring():
+        if self._all.trials >= TRIALS_MIN and self._idle_ticks < self._compare_every(decode, len(able)):
             return {}
-        if self._idle_ticks >= self._explore_every + EXPLORE_FOR:
-            self._explored()
-        return {slot.index: min(count, EXPLORE_TOKENS) for slot, count in able}
+        self._idle_ticks = 0
+        return {slot.index: min(count, TRIAL_TOKENS) for slot, count in able}
+
+    def _compare_every(self, decode: Sequence[Slot], slots: int) -> float:
+        """Ticks between proposals that are only compared: the slower the drafter, the more."""
+        tick_s = self._cost.decode_s(len(decode), sum(slot.planned for slot in decode))
+        spent_s = self._drafter_s.predict([1.0, slots, slots]) + self._wait_s
+        return max(COMPARE_EVERY, spent_s / max(COMPARE_SHARE * tick_s, SOONEST_S))
 
     def acceptance(self, slot: Slot) -> float:
         """The probability that a draft of this slot is accepted, if those before it were."""
@@ -120,6 +119,11 @@ class DraftPlanner:
         self._all.add(drafter, proposed, accepted)
         self._all.trials += 1
         self._all.observe(drafter, accepted, tries, MEMORY_ALL)
+
+    def compared(self, record: DraftRecord, *, right: bool, drafter: str) -> None:
+        """The first token of a proposal that was not verified, and what came instead of it."""
+        record.observe(drafter, right, 1, MEMORY)
+        self._all.observe(drafter, right, 1, MEMORY_ALL)
 
     def drafted(self, slots: int, counts: Sequence[int], seconds: float) -> None:
         """The drafter took so long to make proposals of these lengths, in a tick of `slots` slots."""
@@ -178,19 +182,11 @@ class DraftPlanner:
                 best, found = rate, shape
         return shapes.rows_of(found) if found is not None else {}
 
-    def _exploring(self) -> bool:
-        return self._all.trials < TRIALS_MIN or self._idle_ticks >= self._explore_every
-
-    def _explore(self, proposed: Sequence[tuple[Slot, int]], spare: int) -> dict[int, int]:
-        """Now and then, and until enough is known, the slot that has verified least tries a few."""
-        self._explored()
+    @staticmethod
+    def _try(proposed: Sequence[tuple[Slot, int]], spare: int) -> dict[int, int]:
+        """Until enough is known, the slot that has verified least verifies a few."""
         slot, count = min(proposed, key=lambda each: (_verified(each[0]), each[0].index))
-        return {slot.index: min(count, EXPLORE_TOKENS, spare)}
-
-    def _explored(self) -> None:
-        self._idle_ticks = 0
-        if self._all.trials >= TRIALS_MIN:
-            self._explore_every = min(EXPLORE_RARELY, 2 * self._explore_every)
+        return {slot.index: min(count, TRIAL_TOKENS, spare)}
 
 
 def _verified(slot: Slot) -> int:

@@ -65,6 +65,7 @@ class State:
         self.service_s: float | None = None  # how long requests hold their slots, recently; None: none ended
         self.missed = 0  # requests that waited too long, or found no place in the queue
         self.now = 0.0
+        self.committed_s: float | None = None  # when the last tick was, if nothing was idle since
 
     @property
     def chunk_multiple(self) -> int:

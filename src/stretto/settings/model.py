@@ -250,7 +250,7 @@ class ModelSettings(BaseModel):
 
     speculation: Annotated[Literal["off", "ngram"], BeforeValidator(_switch)] = "off"
     """ngram: draft tokens from the prompt; greedy output is unchanged."""
-    speculation_tokens: Annotated[Count, Field(ge=1, le=64)] = 4
+    speculation_tokens: Annotated[Count, Field(ge=1, le=64)] = 8
     """Maximum draft tokens per tick."""
     adapters: Annotated[_Adapters, Field(max_length=256)] = {}
     """Low-rank adapters (LoRA) that requests may name: {name: path}, or {name: {path: …, scale: 0.5}}."""

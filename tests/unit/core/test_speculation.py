@@ -11,7 +11,7 @@ from stretto.core.draft_gain import JUDGED_FROM, PLAIN_EVERY, PLAIN_MIN, REST_MI
 from stretto.core.fairness import Account
 from stretto.core.request import Request
 from stretto.core.slot import Job, Slot
-from stretto.core.speculation import EXPLORE_EVERY, EXPLORE_FOR, EXPLORE_TOKENS, TRIALS_MIN, DraftPlanner
+from stretto.core.speculation import COMPARE_EVERY, TRIAL_TOKENS, TRIALS_MIN, DraftPlanner
 
 SPARE = 1000
 
@@ -74,7 +74,7 @@ def test_one_stream_with_good_drafts_verifies_many() -> None:
 def test_sixteen_streams_verify_none_where_rows_are_dear() -> None:
     running = slots(16)
     drafts = planner(measured(0.004, 0.004), running, 0.6)
-    assert sum(sum(chosen(drafts, running)) for _ in range(EXPLORE_EVERY - 1)) <= EXPLORE_TOKENS
+    assert sum(chosen(drafts, running)) == 0
 
 
 def test_bad_drafts_are_not_verified() -> None:
@@ -104,21 +104,25 @@ def test_until_something_is_known_one_slot_tries_a_few() -> None:
     drafts = fresh(measured(0.020, 0.002), 4)
     for _ in range(TRIALS_MIN):
         counts = chosen(drafts, running)
-        assert sorted(counts) == [0, 0, 0, EXPLORE_TOKENS]
-        slot = running[counts.index(EXPLORE_TOKENS)]
+        assert sorted(counts) == [0, 0, 0, TRIAL_TOKENS]
+        slot = running[counts.index(TRIAL_TOKENS)]
         assert slot.job is not None
-        drafts.learn(slot.job.drafts, proposed=EXPLORE_TOKENS, accepted=EXPLORE_TOKENS)
+        drafts.learn(slot.job.drafts, proposed=TRIAL_TOKENS, accepted=TRIAL_TOKENS)
     assert all(slot.job is not None and slot.job.drafts.proposed for slot in running)  # each had its try
-    assert sum(chosen(drafts, running)) > EXPLORE_TOKENS
+    assert sum(chosen(drafts, running)) > TRIAL_TOKENS
 
 
-def test_a_request_that_was_given_up_is_tried_again() -> None:
-    running = slots(1)
+def test_a_request_that_was_given_up_is_compared_and_tried_again() -> None:
+    (slot,) = running = slots(1)
+    assert slot.job is not None
     drafts = planner(measured(0.020, 0.010), running, 0.1)
-    tried = [chosen(drafts, running)[0] for _ in range(7 * EXPLORE_EVERY)]
-    assert tried.count(EXPLORE_TOKENS) == 3  # after 64, 128 and 256 ticks: less often, the longer it holds
-    teach(drafts, running[0], 0.99)
+    asked = [bool(drafts.wanted(running, [(slot, 4)], SPARE)) for _ in range(10 * COMPARE_EVERY)]
+    assert 5 < sum(asked) <= 10
+    assert chosen(drafts, running) == [0]
+    for _ in range(30):
+        drafts.compared(slot.job.drafts, right=True, drafter="")
     assert chosen(drafts, running)[0] > 0
+    assert slot.job.drafts.proposed == 200  # comparing is no verification
 
 
 def test_acceptance_is_learned_from_judged_drafts_alone() -> None:
@@ -254,12 +258,13 @@ def test_a_slow_drafter_is_not_asked() -> None:
     assert asked[-1] == {}
 
 
-def test_where_nothing_pays_lookups_are_rare() -> None:
-    running = slots(16)
-    drafts = planner(measured(0.004, 0.004), running, 0.3)
-    able = [(slot, 4) for slot in running]
-    asked = [bool(drafts.wanted(running, able, SPARE)) for _ in range(10 * EXPLORE_EVERY)]
-    assert 0 < sum(asked) <= 4 * (EXPLORE_FOR + 1)
+def test_a_slow_drafter_is_compared_less_often() -> None:
+    running = slots(1)
+    drafts = planner(measured(0.020, 0.010), running, 0.1)
+    for _ in range(20):
+        drafts.drafted(2, [1], 0.010)
+    asked = [bool(drafts.wanted(running, [(running[0], 4)], SPARE)) for _ in range(1000)]
+    assert 1 <= sum(asked) <= 12  # 10 ms of 30 ms, at most 0.4 % of the time
 
 
 def test_acceptance_is_learned_for_each_drafter() -> None:

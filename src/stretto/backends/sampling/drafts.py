@@ -118,6 +118,8 @@ class Drafter:
         length, place, corpus = self._last = self._followed() or self._found()
         self._last_length = len(self)
         drafts = corpus.after(place, count) if length else NONE
+        if corpus is self._own and length:
+            drafts = _repeated(drafts, count, period=len(self) - place)
         return Proposal(drafts, SUFFIX if length >= LONG_MATCH else NGRAM) if drafts else None
 
     def _followed(self) -> Place | None:
@@ -137,6 +139,13 @@ class Drafter:
         tail = known[-MATCH_MAX:]
         best = [corpus.best(tail) for corpus in (self._own, *self._others)]
         return max(best, key=lambda each: each[0])  # the first source among equals
+
+
+def _repeated(drafts: array[int], count: int, *, period: int) -> array[int]:
+    """Text that repeats itself has no more than one period after the match: it goes on in the same way."""
+    while len(drafts) < count:
+        drafts.append(drafts[len(drafts) - period])
+    return drafts
 
 
 class RecentAnswers:

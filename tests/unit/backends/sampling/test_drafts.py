@@ -71,7 +71,10 @@ def brute_force(tokens: list[int], count: int) -> list[int]:
         return next((n for n in range(most) if tokens[at - 1 - n] != tokens[-1 - n]), most)
 
     best = max(pairs, key=lambda at: (common(at), at), default=None)
-    return [] if best is None else tokens[best : best + count]
+    if best is None:
+        return []
+    followed = tokens[best:]
+    return (followed * count)[:count]  # text that repeats itself goes on
 
 
 def test_a_text_that_is_followed_is_not_looked_up_again() -> None:
@@ -82,6 +85,10 @@ def test_a_text_that_is_followed_is_not_looked_up_again() -> None:
         drafter.extend(text[at : at + 3])
     drafter.extend([text[-1], 1])
     assert proposed(drafter, 2) == text[:2]  # it went on otherwise: looked up anew
+
+
+def test_text_that_repeats_itself_goes_on() -> None:
+    assert proposed(Drafter([9, 1, 2, 1, 2, 1, 2]), 5) == [1, 2, 1, 2, 1]
 
 
 def test_short_and_long_matches_are_different_drafters() -> None:

@@ -1,0 +1,1 @@
+"""Parts of `benchmarks/speculation.py`: prompts, users in a closed loop, exactness, and llama-server."""
