@@ -355,10 +355,16 @@ def moe_case(
     ours, numbers = experts.route(logits, top_k, renormalize=True)
     torch.testing.assert_close(ours, weights)  # of equal ones another may be chosen
     weights, chosen = ours, numbers.long()
-    got = experts.moe_experts(x, weights, numbers, gate_up, down)
-    plain = moe_experts_reference(x, weights, chosen, gate_up, down)
-    exact = moe_experts_reference(x.double(), weights.double(), chosen, gate_up.double(), down.double())
-    return [(got, plain, exact)]
+    first, second = draw.normal(experts_count, 2 * inner), draw.normal(experts_count, hidden)
+    found = []
+    for biases, limit in ((None, 0.0), ((first, second), 1.0)):
+        kind = {"biases": biases, "limit": limit}
+        got = experts.moe_experts(x, weights, numbers, gate_up, down, **kind)
+        plain = moe_experts_reference(x, weights, chosen, gate_up, down, **kind)
+        wide = {"biases": biases and tuple(bias.double() for bias in biases), "limit": limit}
+        parts = (x.double(), weights.double(), chosen, gate_up.double(), down.double())
+        found.append((got, plain, moe_experts_reference(*parts, **wide)))
+    return found
 
 
 def layer_cases(*, tiny: bool) -> Iterator[tuple[str, Callable[[Draw], list[tuple[Tensor, Tensor, Tensor]]]]]:

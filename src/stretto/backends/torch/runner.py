@@ -60,7 +60,7 @@ class Runner:
         self.device = model.place.device
         self._buckets = buckets_up_to(tables.slots)
         self._draft_buckets = draft_buckets_up_to(draft_rows_max if followers is None else 0)
-        most = max(*self._buckets, *self._draft_buckets)
+        most = max((*self._buckets, *self._draft_buckets))
         self._inputs = torch.zeros(3 * most, dtype=torch.int32, device=self.device)
         self._steps = torch.arange(most + 1, dtype=torch.int32, device=self.device)
         self._graphs = graphs

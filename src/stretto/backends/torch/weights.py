@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from stretto.backends.torch.config import read_json
+from stretto.backends.torch.packed_experts import BLOCK, part_rows, widened_mxfp4
 from stretto.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 
 INDEX = "model.safetensors.index.json"
@@ -121,8 +122,10 @@ class SafetensorsSource:
         raise ModelFileError(f"{self._folder} has no scales for the FP8 tensor {name}")
 
     def experts(self, prefix: str, projection: str, shape: tuple[int, int, int]) -> torch.Tensor:
-        """One tensor per expert, or fused by projection as in newer files."""
+        """One tensor per expert, or fused by projection as in newer files, or packed as in gpt-oss's."""
         count, rows, columns = shape
+        if f"{prefix}.gate_up_proj_bias" in self:
+            return self._packed(prefix, projection, shape)
         if f"{prefix}.0.{projection}.weight" in self:
             names = [f"{prefix}.{expert}.{projection}.weight" for expert in range(count)]
             return torch.stack([self.read(name, (rows, columns)) for name in names])
@@ -130,6 +133,32 @@ class SafetensorsSource:
             return self.read(f"{prefix}.down_proj", shape)
         both = self.read(f"{prefix}.gate_up_proj", (count, 2 * rows, columns))
         return both[:, :rows] if projection == "gate_proj" else both[:, rows:]
+
+    def _packed(self, prefix: str, projection: str, shape: tuple[int, int, int]) -> torch.Tensor:
+        count, rows, columns = shape
+        stored, name = part_rows(projection), f"{prefix}.down_proj"
+        if projection != "down_proj":
+            rows, name = 2 * rows, f"{prefix}.gate_up_proj"
+        if f"{name}_blocks" not in self:
+            return self.read(name, (count, columns, rows)).transpose(1, 2)[:, stored]
+        blocks = self._bytes(f"{name}_blocks", (count, rows, columns // BLOCK, BLOCK // 2))
+        scales = self._bytes(f"{name}_scales", (count, rows, columns // BLOCK))
+        made = torch.empty(shape, dtype=torch.bfloat16)
+        for expert in range(count):  # one at a time: the temporary index is eight times as large
+            made[expert] = widened_mxfp4(blocks[expert, stored], scales[expert, stored])
+        return made
+
+    def _bytes(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        file = self._places.get(name)
+        if file is None:
+            raise ModelFileError(f"{self._folder} has no tensor {name}")
+        self._read.add(name)
+        tensor: torch.Tensor = self._shard(file).get_tensor(self._stored[name])
+        if tuple(tensor.shape) != shape or tensor.dtype != torch.uint8:
+            raise ModelFileError(
+                f"the tensor {name} is {tensor.dtype} {tuple(tensor.shape)}, not bytes {shape}"
+            )
+        return tensor
 
     def unread(self) -> list[str]:
         """A tied output matrix may be stored twice, and old files include rotary frequencies."""

@@ -26,7 +26,7 @@ from stretto.core.tick import Idle, Terminal, Tick
 
 torch.set_num_threads(1)
 
-KINDS = ("llama", "qwen2", "qwen3", "moe", "gemma3")
+KINDS = ("llama", "qwen2", "qwen3", "moe", "gemma3", "gptoss")
 WINDOW = 256
 VOCAB = 512
 TOLERANCE = 1e-4
@@ -61,6 +61,24 @@ GEMMA = {
     "pad_token_id": 0,
 }
 
+GPT_OSS = {
+    "head_dim": 16,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "sliding_window": SLIDING_WINDOW,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "swiglu_limit": 1.0,  # so low that it matters
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150_000.0,
+        "factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 64,
+    },
+}
+
 
 def hf_config(kind: str, **more):
     import transformers
@@ -71,6 +89,7 @@ def hf_config(kind: str, **more):
         "qwen3": (transformers.Qwen3Config, {"head_dim": 32, "tie_word_embeddings": True}),
         "moe": (transformers.Qwen3MoeConfig, {"head_dim": 16, **EXPERTS}),
         "gemma3": (transformers.Gemma3TextConfig, GEMMA),
+        "gptoss": (transformers.GptOssConfig, GPT_OSS),
     }
     config, own = classes[kind]
     return config(**{**SHAPE, **own, **more})
@@ -91,7 +110,7 @@ def make_hf_model(config):
         for name, value in model.named_parameters():
             if "norm" in name:
                 value.uniform_(0.5, 1.5)
-            elif name.endswith("bias"):
+            elif name.endswith(("bias", "sinks")):
                 value.normal_(0.0, 0.2)
     return model
 

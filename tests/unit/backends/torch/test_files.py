@@ -37,9 +37,12 @@ def test_the_shape_of_every_family(kind):
     shape = read_config(folder(kind))
     config = hf_model(kind).config
     assert (shape.hidden, shape.layers, shape.vocab) == (64, 3, 512)
-    assert (shape.qkv_bias, shape.qk_norm) == (kind == "qwen2", kind in ("qwen3", "moe", "gemma3"))
+    assert (shape.qkv_bias, shape.qk_norm) == (
+        kind in ("qwen2", "gptoss"),
+        kind in ("qwen3", "moe", "gemma3"),
+    )
     assert shape.tied == config.tie_word_embeddings
-    assert (shape.experts is not None) == (kind == "moe")
+    assert (shape.experts is not None) == (kind in ("moe", "gptoss"))
 
 
 def test_shards_are_read_like_one_file():

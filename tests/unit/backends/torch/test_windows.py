@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 from stretto.backends.torch import parse_config, read_config
 from stretto.backends.torch.loading import TorchOptions, open_model
+from stretto.backends.torch.packed_experts import widened_mxfp4
 from stretto.errors import UnsupportedModelError
 from tests.unit.backends.torch.rig import (
     SLIDING_WINDOW,
@@ -44,7 +46,7 @@ GEMMA_4B = {  # as published: most settings are left to the defaults
 }
 
 
-@pytest.mark.parametrize("kind", ["gemma3"])
+@pytest.mark.parametrize("kind", ["gemma3", "gptoss"])
 def test_texts_longer_than_the_window_equal_transformers(kind):
     """Batched with different lengths, in chunks that begin inside and outside of the window, and whole."""
     requests = [ask(f"r{i}", (3, 130, 61, SLIDING_WINDOW)[i], start=i, outputs=30) for i in range(4)]
@@ -116,3 +118,60 @@ def test_defaults_of_a_published_configuration():
 def test_settings_that_are_not_supported_are_rejected(change):
     with pytest.raises(UnsupportedModelError):
         parse_config(GEMMA_4B | {"text_config": GEMMA_4B["text_config"] | change})
+
+
+# --- gpt-oss --------------------------------------------------------------------------------------
+
+
+def packed(shape, seed):
+    """Random MXFP4 blocks and scales of a matrix for each expert, [experts, rows, columns]."""
+    experts, rows, columns = shape
+    drawn = torch.Generator().manual_seed(seed)
+    blocks = torch.randint(256, (experts, rows, columns // 32, 16), dtype=torch.uint8, generator=drawn)
+    scales = torch.randint(120, 126, (experts, rows, columns // 32), dtype=torch.uint8, generator=drawn)
+    return blocks, scales
+
+
+def test_mxfp4_equals_transformers():
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    blocks, scales = packed((3, 8, 96), 1)
+    scales[0, 0] = torch.tensor([0, 1, 254], dtype=torch.uint8)  # the smallest and largest powers of two
+    theirs = convert_moe_packed_tensors(blocks, scales)
+    assert torch.equal(widened_mxfp4(blocks, scales), theirs.transpose(1, 2))
+
+
+def test_a_file_with_mxfp4_experts_equals_transformers(tmp_path):
+    """The same numbers, packed for us and widened for transformers."""
+    from safetensors.torch import save_file
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    model = copy.deepcopy(hf_model("gptoss"))
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for layer, block in enumerate(model.model.layers):
+        for number, name in enumerate(("gate_up_proj", "down_proj")):
+            wide = getattr(block.mlp.experts, name)
+            experts, columns, rows = wide.shape
+            blocks, scales = packed((experts, rows, columns), 2 * layer + number)
+            wide.data.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+            path = f"model.layers.{layer}.mlp.experts.{name}"
+            del state[path]
+            state |= {f"{path}_blocks": blocks, f"{path}_scales": scales}
+    save_file(state, tmp_path / "model.safetensors")
+    config = json.loads((folder("gptoss") / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    opened = open_model(tmp_path, TorchOptions(device="cpu", window=64))  # every tensor is read
+    opened.backend.close()
+    loop = Loop(make_backend(load(tmp_path)), prefill_chunk=16)
+    loop.run([ask("a", 45), ask("b", 7, start=1)])
+    assert loop.worst(model) < TOLERANCE
+
+
+def test_mxfp4_of_other_families_and_other_activations_are_rejected():
+    config = json.loads((folder("gptoss") / "config.json").read_text())
+    with pytest.raises(UnsupportedModelError, match="swiglu_alpha"):
+        parse_config(config | {"swiglu_alpha": 1.0})
+    dense = json.loads((folder("llama") / "config.json").read_text())
+    with pytest.raises(UnsupportedModelError, match="MXFP4"):
+        parse_config(dense | {"quantization_config": {"quant_method": "mxfp4"}})

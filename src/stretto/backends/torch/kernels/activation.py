@@ -21,7 +21,7 @@ def _gated(x, out, x_stride, inner, GELU: tl.constexpr, BLOCK: tl.constexpr):
     gate = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + row * x_stride + inner + columns, mask=inside, other=0.0).to(tl.float32)
     if GELU:  # x · (1 + tanh z) / 2 = x · sigmoid(2 z)
-        active = gate / (1.0 + tl.exp(-GELU_SLOPE * (gate + GELU_CUBE * gate * gate * gate)))
+        active = gate / (1.0 + tl.exp((gate + gate * gate * gate * GELU_CUBE) * -GELU_SLOPE))
     else:
         active = gate / (1.0 + tl.exp(-gate))
     value = rounded(active, x.dtype.element_ty) * up

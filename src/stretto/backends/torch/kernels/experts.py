@@ -16,9 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stretto.backends.torch.config import CLAMPED_ALPHA
 from stretto.backends.torch.kernels.norm import rounded
 
 GROUP_BLOCK = 2048
+ALPHA = tl.constexpr(CLAMPED_ALPHA)
 LARGE_TILE = 128
 
 
@@ -88,8 +90,9 @@ def _tile_pairs(
 
 @triton.jit(do_not_specialize=["rows"])
 def _gate_up(
-    x, weight, scales, out, pairs, counts, experts, rows, hidden, inner, x_stride,
-    TOP_K: tl.constexpr, SCALED: tl.constexpr, EXPERTS_PAD: tl.constexpr, BLOCK_M: tl.constexpr,
+    x, weight, scales, bias, out, pairs, counts, experts, rows, hidden, inner, x_stride, limit,
+    TOP_K: tl.constexpr, BIAS: tl.constexpr, CLAMPED: tl.constexpr,
+    SCALED: tl.constexpr, EXPERTS_PAD: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     expert, own, live = _tile_pairs(pairs, counts, tl.program_id(1), experts, rows, BLOCK_M, EXPERTS_PAD)
@@ -114,16 +117,27 @@ def _gate_up(
         own_scales = scales + expert * 2 * inner + columns
         gate *= tl.load(own_scales, mask=wanted, other=0.0)[None, :]
         up *= tl.load(own_scales + inner, mask=wanted, other=0.0)[None, :]
+    if BIAS:
+        own_bias = bias + expert * 2 * inner + columns
+        gate += tl.load(own_bias, mask=wanted, other=0.0).to(tl.float32)[None, :]
+        up += tl.load(own_bias + inner, mask=wanted, other=0.0).to(tl.float32)[None, :]
     kind = out.dtype.element_ty
     gate = gate.to(kind).to(tl.float32)  # rounded where separate products would round
-    value = rounded(gate / (1.0 + tl.exp(-gate)), kind) * up.to(kind).to(tl.float32)
+    up = up.to(kind).to(tl.float32)
+    if CLAMPED:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        value = gate / (1.0 + tl.exp(gate * -ALPHA)) * (up + 1.0)
+    else:
+        value = rounded(gate / (1.0 + tl.exp(-gate)), kind) * up
     target = out + own.to(tl.int64)[:, None] * inner + columns[None, :]
     tl.store(target, value.to(kind), mask=live[:, None] & wanted[None, :])
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _down(
-    x, weight, scales, shares, out, pairs, counts, experts, rows, hidden, inner,
+    x, weight, scales, bias, shares, out, pairs, counts, experts, rows, hidden, inner,
+    BIAS: tl.constexpr,
     SCALED: tl.constexpr, EXPERTS_PAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -143,6 +157,8 @@ def _down(
         value = tl.dot(a, tl.trans(w.to(a.dtype)), value, input_precision=PRECISION)
     if SCALED:
         value *= tl.load(scales + expert * hidden + columns, mask=wanted, other=0.0)[None, :]
+    if BIAS:
+        value += tl.load(bias + expert * hidden + columns, mask=wanted, other=0.0).to(tl.float32)[None, :]
     value *= tl.load(shares + own, mask=live, other=0.0).to(tl.float32)[:, None]
     target = out + own.to(tl.int64)[:, None] * hidden + columns[None, :]
     tl.store(target, value.to(out.dtype.element_ty), mask=live[:, None] & wanted[None, :])
@@ -199,9 +215,11 @@ def moe_experts(
     w_down: Tensor,
     *,
     scales: tuple[Tensor, Tensor] | None = None,
+    biases: tuple[Tensor, Tensor] | None = None,
+    limit: float = 0.0,
     tile: int | None = None,
 ) -> Tensor:
-    """`weights` and `chosen` are the router's, [rows, top_k]; `scales` those of both FP8 matrices."""
+    """`weights` and `chosen` are the router's, [rows, top_k]; `scales`, `biases` those of both matrices."""
     rows, hidden = x.shape
     top_k, experts, inner = chosen.shape[1], w_down.shape[0], w_down.shape[2]
     assert x.stride(1) == 1
@@ -217,6 +235,7 @@ def moe_experts(
     answers = torch.empty(pairs, hidden, dtype=x.dtype, device=x.device)
     block_n = 64 if block_m <= 64 else 128
     options = {
+        "BIAS": biases is not None,
         "SCALED": scales is not None,
         "EXPERTS_PAD": triton.next_power_of_2(experts),
         "BLOCK_M": block_m,
@@ -229,11 +248,13 @@ def moe_experts(
     tiles = pairs // block_m + min(pairs, experts)
     sizes = (experts, rows, hidden, inner)
     gate_up_scales, down_scales = scales or (weights, weights)
+    gate_up_bias, down_bias = biases or (weights, weights)
     _gate_up[(triton.cdiv(inner, block_n), tiles)](
-        x, w_gate_up, gate_up_scales, middle, *groups, *sizes, x.stride(0), TOP_K=top_k, **options
-    )
+        x, w_gate_up, gate_up_scales, gate_up_bias, middle, *groups, *sizes, x.stride(0), limit,
+        TOP_K=top_k, CLAMPED=limit > 0.0, **options,
+    )  # fmt: skip
     _down[(triton.cdiv(hidden, block_n), tiles)](
-        middle, w_down, down_scales, weights.contiguous(), answers, *groups, *sizes, **options
+        middle, w_down, down_scales, down_bias, weights.contiguous(), answers, *groups, *sizes, **options
     )
     block = min(1024, triton.next_power_of_2(hidden))
     _sum[(rows, triton.cdiv(hidden, block))](answers, out, hidden, TOP_K=top_k, BLOCK=block, num_warps=4)

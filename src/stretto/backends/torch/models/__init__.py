@@ -19,6 +19,7 @@ LAYERS: dict[str, MakeLayer] = {
     "qwen3": qwen_layer,
     "qwen3moe": moe_layer,
     "gemma3": gemma_layer,
+    "gptoss": moe_layer,
 }
 
 
