@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import http.client
 import ipaddress
 import socket
@@ -72,24 +73,27 @@ class MediaFetcher:
         ends_s = time.monotonic() + self._timeout_s
         host = parts.hostname or ""
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        address = self._resolved(host, port)
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         connection = http.client.HTTPConnection(host, port, timeout=self._timeout_s)
-        try:
-            connection.sock = socket.create_connection((address, port), timeout=self._timeout_s)
-            if parts.scheme == "https":
-                connection.sock = ssl.create_default_context().wrap_socket(
-                    connection.sock, server_hostname=host
-                )
-            target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.sock = self._connected(parts.scheme, host, port)
+        with contextlib.closing(connection):
             connection.request("GET", target, headers={"Accept": "image/*", "User-Agent": "stretto"})
-            reply = connection.getresponse()
-            if reply.status != 200:
-                raise InvalidMediaError(
-                    f"{host} answered {reply.status}, not 200", hint="redirects are not followed"
-                )
-            return self._read(reply, connection, ends_s)
-        finally:
-            connection.close()
+            with connection.getresponse() as reply:
+                if reply.status != 200:
+                    raise InvalidMediaError(
+                        f"{host} answered {reply.status}, not 200", hint="redirects are not followed"
+                    )
+                return self._read(reply, connection, ends_s)
+
+    def _connected(self, scheme: str, host: str, port: int) -> socket.socket:
+        plain = socket.create_connection((self._resolved(host, port), port), timeout=self._timeout_s)
+        if scheme == "http":
+            return plain
+        try:
+            return ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+        except BaseException:
+            plain.close()
+            raise
 
     def _resolved(self, host: str, port: int) -> str:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
