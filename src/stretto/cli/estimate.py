@@ -106,6 +106,7 @@ def _parts(result: Estimate) -> list[tuple[str, int]]:
         ("recurrent states", result.state),
         ("compute buffer", result.compute),
         ("output buffer", result.output),
+        ("draft model", result.draft),
         ("snapshots (host memory)", result.snapshots),
         ("total", result.total),
     ]

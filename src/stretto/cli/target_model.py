@@ -66,12 +66,14 @@ class Subject:
     notes: tuple[str, ...] = ()
     layout: TensorSizes = NO_TENSORS
     gpus: tuple[GpuMemory, ...] = ()  # of the machine
+    draft: tuple[ModelShape, int] | None = None  # shape and weights of its draft model
 
     @property
     def configured(self) -> Configured:
         options = ModelOptions.from_settings(self.settings)
         machine = replace(expected(options, in_worker=True), on_gpu=bool(self.gpus) and wants_gpu(options))
-        return Configured.of(self.shape, self.settings, machine)
+        found = Configured.of(self.shape, self.settings, machine)
+        return found.with_draft(*self.draft) if self.draft is not None else found
 
     @property
     def window(self) -> int:
@@ -157,7 +159,11 @@ def subject_of(context: GlobalOptions, model: str, flags: Mapping[str, Any]) -> 
         note = f"{model} is not local: the values are those of its published shape"
         return Subject(EXAMPLE_NAME, EXAMPLE_SHAPE, EXAMPLE_WEIGHTS_BYTES, settings, (note,))
     file, notes = _header(path)
-    return Subject(path.name, shape_of(file), _weights(file), settings, notes, TensorSizes.of(file))
+    subject = Subject(path.name, shape_of(file), _weights(file), settings, notes, TensorSizes.of(file))
+    if not settings.draft_model:
+        return subject
+    draft, more = _header(_path(context, settings.draft_model))
+    return replace(subject, draft=(shape_of(draft), _weights(draft)), notes=(*notes, *more))
 
 
 def _path(context: GlobalOptions, name: str) -> Path:

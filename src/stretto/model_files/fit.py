@@ -47,11 +47,12 @@ class Estimate:
     cells: int  # tokens that fit, of all slots
     cache_layers: tuple[int, ...] = ()  # keys, values and states of all slots, by layer
     warnings: tuple[str, ...] = ()
+    draft: int = 0  # a draft model: its weights, KV and buffers
 
     @property
     def device(self) -> int:
         """What must fit where the model computes: a GPU's memory, or the machine's."""
-        return self.weights + self.cache + self.state + self.compute + self.output
+        return self.weights + self.cache + self.state + self.compute + self.output + self.draft
 
     @property
     def total(self) -> int:

@@ -249,7 +249,9 @@ class ModelSettings(BaseModel):
     """Context length that the model was trained with, for YaRN."""
 
     speculation: Annotated[Literal["off", "ngram"], BeforeValidator(_switch)] = "off"
-    """ngram: draft tokens from the prompt; greedy output is unchanged."""
+    """ngram: draft tokens by lookup in the prompt, the answer and recent answers; output is unchanged."""
+    draft_model: str | None = None
+    """Name or path of a small GGUF with the same vocabulary, whose tokens the model verifies."""
     speculation_tokens: Annotated[Count, Field(ge=1, le=64)] = 8
     """Maximum draft tokens per tick."""
     adapters: Annotated[_Adapters, Field(max_length=256)] = {}

@@ -82,6 +82,7 @@ USERS: dict[str, tuple[str, ...]] = {
         ("torch",),
     ),
     **dict.fromkeys(("embed_inputs_max", "embed_batch_tokens"), ("embedding",)),
+    "draft_model": ("llamacpp",),
     **dict.fromkeys(("mmproj", "n_media_max", "media_cache_bytes"), ("llamacpp", "simulated")),
     "cache_ram_bytes": ("llamacpp", "simulated"),
     "deterministic": ("llamacpp", "simulated"),

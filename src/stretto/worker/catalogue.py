@@ -78,7 +78,7 @@ class Catalogue:
         if chosen.backend == "simulated":
             return SIMULATED_BYTES
         path = find(chosen.path or self._names.get(model_id, model_id), self._home, progress)
-        return _directory_bytes(path) if path.is_dir() else _gguf_bytes(path, chosen)
+        return _directory_bytes(path) if path.is_dir() else _gguf_bytes(path, chosen, self._home)
 
     def load(self, model_id: str, progress: Progress) -> LoadedModel | EmbeddingRuntime:
         chosen = self._chosen(model_id)
@@ -144,13 +144,18 @@ def _default_name() -> str:
     return NAME
 
 
-def _gguf_bytes(path: Path, chosen: settings_.ModelSettings) -> int:
+def _gguf_bytes(path: Path, chosen: settings_.ModelSettings, home: Path) -> int:
     from stretto.backends.llamacpp.estimate import Configured
     from stretto.model_files import gguf
     from stretto.model_files.kind import shape_of
+    from stretto.model_files.store import Store
 
     file = gguf.read(path)
-    return Configured.of(shape_of(file), chosen).estimate(_weights_bytes(file)).total
+    configured = Configured.of(shape_of(file), chosen)
+    if chosen.draft_model:
+        draft = gguf.read(Store(home).resolve(chosen.draft_model))
+        configured = configured.with_draft(shape_of(draft), _weights_bytes(draft))
+    return configured.estimate(_weights_bytes(file)).total
 
 
 def _weights_bytes(file: gguf.GgufFile) -> int:

@@ -54,12 +54,11 @@ def load_llamacpp(
         media=projector,
     )
     try:
+        unused += _speculation(backend, chosen, home)
         runtime = _runtime(backend, chosen, beat)
     except BaseException:
         backend.close()
         raise
-    if chosen.speculation == "ngram" and is_exact(chosen.limits(), backend.capabilities):
-        unused.append("speculation is not used: with deterministic: on this machine verifies no drafts")
     description = {
         **_description(backend, path, chosen),
         "tools": runtime.text.tools_shown_by,
@@ -114,6 +113,34 @@ def _projector(path: Path, chosen: settings_.ModelSettings) -> tuple[MediaOption
     return MediaOptions(found, chosen.media_cache_bytes), []
 
 
+def _speculation(backend: LlamaCppBackend, chosen: settings_.ModelSettings, home: Path) -> list[str]:
+    """Load the draft model, if there is one. Returns why there are no drafts, though some were asked for."""
+    from stretto.backends.llamacpp.drafting.draft_model import DraftModel
+    from stretto.model_files.store import Store
+
+    if not chosen.draft_model and chosen.speculation != "ngram":
+        return []
+    if not backend.drafting.drafts_max:
+        return ["speculation is not used: the state of this model cannot be taken back"]
+    if is_exact(chosen.limits(), backend.capabilities):
+        return ["speculation is not used: with deterministic: on this machine verifies no drafts"]
+    if chosen.draft_model:
+        path = Store(home).resolve(chosen.draft_model)
+        model = DraftModel.open(path, backend.context, cache_dir=home)
+        backend.drafting.use_model(model, lookup=chosen.speculation == "ngram")
+    return []
+
+
+def _drafters(backend: LlamaCppBackend, chosen: settings_.ModelSettings) -> str:
+    """For `show`: what makes drafts."""
+    if not backend.drafting.drafts_max or is_exact(chosen.limits(), backend.capabilities):
+        return "off"
+    model = backend.drafting.model
+    found = ["ngram"] * (chosen.speculation == "ngram")
+    found += [f"draft model {model.model.file.path.name}"] if model is not None else []
+    return " and ".join(found) or "off"
+
+
 def _description(backend: LlamaCppBackend, path: Path, chosen: settings_.ModelSettings) -> dict[str, Any]:
     plan = backend.context.plan
     return {
@@ -129,6 +156,7 @@ def _description(backend: LlamaCppBackend, path: Path, chosen: settings_.ModelSe
         "cache_types": f"{plan.cache_type_k}/{plan.cache_type_v}",
         "flash_attention": plan.flash_attention,
         "deterministic": chosen.deterministic,
+        "speculation": _drafters(backend, chosen),
         "adapters": sorted(chosen.adapters),
         "media": sorted(backend.media.projector.kinds) if backend.media is not None else [],
         "quirks": asdict(backend.quirks),

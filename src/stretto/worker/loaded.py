@@ -45,7 +45,8 @@ class LoadedModel:
     @property
     def drafts(self) -> int:
         """Default number of draft tokens per request."""
-        return self.settings.speculation_tokens if self.settings.speculation == "ngram" else 0
+        speculates = self.settings.speculation == "ngram" or bool(self.settings.draft_model)
+        return self.settings.speculation_tokens if speculates else 0
 
     @property
     def text_bound(self) -> TextBound | None:

@@ -98,7 +98,7 @@ class LlamaCppBackend:
         self._owns_model = owns_model
         self._bound: dict[int, BoundRequest] = {}
         can_draft = rewind is not Rewind.CHECKPOINT
-        self._drafting = Drafting(self._bound, drafts_max=context.options.drafts_max if can_draft else 0)
+        self.drafting = Drafting(self._bound, drafts_max=context.options.drafts_max if can_draft else 0)
         self._outputs = Outputs(self._bound, self._nan_isolation)
         self._outcomes: deque[Outcome] = deque()
         self.drift: Drift | None = None  # watches whether passes take what was measured
@@ -246,6 +246,7 @@ class LlamaCppBackend:
     def close(self) -> None:
         self._bound.clear()
         self._outcomes.clear()
+        self.drafting.close()
         self.memory.arena.close()
         self._threads.close()
         if self.side_context is not None:
@@ -262,13 +263,13 @@ class LlamaCppBackend:
         for slot in tick.unbind:
             bound = self._bound.pop(slot, None)
             if bound is not None:
-                self._drafting.unbind(bound)
+                self.drafting.unbind(bound)
         for binding in tick.bind:
             self._bound[binding.slot] = BoundRequest(
                 binding,
                 self._make_sampler,
-                drafts_max=self._drafting.drafts_max,
-                recent=self._drafting.recent,
+                drafts_max=self.drafting.drafts_max,
+                recent=self.drafting.recent,
             )
 
     def _run(self, tick: Tick, outcome: Outcome, broken: set[int]) -> None:
@@ -302,7 +303,7 @@ class LlamaCppBackend:
             outcome.counts.append(len(tokens))
             outcome.tokens.extend(tokens)
         if tick.propose:
-            self._drafting.propose(tick, outcome)
+            self.drafting.propose(tick, outcome)
 
     def _set_adapters(self, tick: Tick, side_span: int | None) -> None:
         """Of all rows of the tick; the prompt in the side context keeps its own while others run."""

@@ -6,12 +6,12 @@ Loads neither llama.cpp nor numpy. Used by the worker's memory budget and by `st
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stretto.backends.llamacpp import attention
 from stretto.backends.llamacpp.attention import Attention, Machine
 from stretto.backends.llamacpp.machine import expected
-from stretto.backends.llamacpp.options import ContextOptions, ModelOptions
+from stretto.backends.llamacpp.options import ContextOptions, ModelOptions, draft_options
 from stretto.model_files import fit
 from stretto.model_files.kind import ModelShape
 from stretto.settings import ModelSettings
@@ -25,6 +25,7 @@ class Configured:
     options: ContextOptions
     machine: Machine
     snapshot_bytes: int
+    draft_bytes: int = 0  # of its draft model, with everything that belongs to it
 
     @classmethod
     def of(cls, shape: ModelShape, chosen: ModelSettings, machine: Machine | None = None) -> Configured:
@@ -58,14 +59,21 @@ class Configured:
         chosen = self.attention(window)
         return attention.fit_options(self.options, chosen, snapshot_bytes=self.snapshot_bytes)
 
+    def with_draft(self, shape: ModelShape, weights_bytes: int) -> Configured:
+        """The same with a draft model of this shape and size."""
+        window = min(self.window, shape.context_length)
+        draft = replace(self, shape=shape, options=draft_options(self.options, window), snapshot_bytes=0)
+        return replace(self, draft_bytes=draft.estimate(weights_bytes).device)
+
     def estimate(self, weights_bytes: int) -> fit.Estimate:
-        return fit.estimate(
+        found = fit.estimate(
             self.shape,
             weights_bytes=weights_bytes,
             context_window=self.window,
             n_seq_max=self.options.n_seq_max,
             **self.fit_options(self.window),
         )
+        return replace(found, draft=self.draft_bytes)
 
     def fit(
         self,
@@ -77,7 +85,7 @@ class Configured:
     ) -> fit.Fit:
         return fit.fit(
             self.shape,
-            free_bytes=free_bytes,
+            free_bytes=max(0, free_bytes - self.draft_bytes),
             on_gpu=on_gpu,
             fits=fits,
             weights_bytes=weights_bytes,

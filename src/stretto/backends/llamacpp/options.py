@@ -7,7 +7,7 @@ turns them into what llama.cpp gets.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -96,6 +96,11 @@ class ContextOptions:
         """Tokens of each slot, for a model that was trained on `trained` tokens."""
         window = self.context_window or min(trained, WINDOW_DEFAULT_MAX)
         return min(window, self.pool_tokens) if self.unified and self.pool_tokens else window
+
+
+def draft_options(target: ContextOptions, window: int) -> ContextOptions:
+    """The context of a draft model: as many sequences as the target, a stream for each."""
+    return replace(target, context_window=window, drafts_max=0, unified=False, pool_tokens=0)
 
 
 def _same_names(options: Any, chosen: ModelSettings) -> dict[str, Any]:

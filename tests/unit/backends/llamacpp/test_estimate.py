@@ -181,7 +181,7 @@ def test_every_option_has_a_setting():
     assert (options.drafts_max, options.deterministic, options.n_threads) == (3, True, 3)
     assert options.rope == {"rope_freq_base": 5e5, "yarn_orig_ctx": 1024}
     assert options.quirks_off == {"pad_gaps"}
-    assert ContextOptions.from_settings(ModelSettings()) == ContextOptions(drafts_max=4)
+    assert ContextOptions.from_settings(ModelSettings()) == ContextOptions()
     assert (options.flash_attention, options.n_threads_batch) == ("auto", 0)
 
 
@@ -189,3 +189,16 @@ def test_one_context_for_both(request):
     context = Context(tiny("dense"), ContextOptions(n_seq_max=2, context_window=512, n_threads=1))
     request.addfinalizer(context.close)
     assert context.plan == resolve(tiny("dense"), context.options)
+
+
+def test_a_draft_model_is_part_of_the_estimate() -> None:
+    shape = tiny("dense").shape
+    chosen = ModelSettings(n_seq_max=4, context_window=512, draft_model="small.gguf", cache="none")
+    alone = Configured.of(shape, chosen, MACHINES["x86"])
+    both = alone.with_draft(shape, 1_000_000)
+    draft = both.estimate(5_000_000).total - alone.estimate(5_000_000).total
+    assert draft == both.draft_bytes
+    assert 1_000_000 < draft <= 1_000_000 + alone.estimate(0).device  # no drafts of its own: fewer outputs
+    free = alone.estimate(5_000_000).device + draft // 2
+    assert alone.fit(5_000_000, free, on_gpu=False).fits
+    assert not both.fit(5_000_000, free, on_gpu=False).fits
