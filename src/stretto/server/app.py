@@ -34,6 +34,7 @@ from stretto.server.openai import (
     rerank,
     responses,
     tokens,
+    transcriptions,
 )
 from stretto.server.openapi import honest, serve_document
 from stretto.server.operations.operations import Operations
@@ -82,6 +83,7 @@ def create_app(
         embeddings,
         rerank,
         tokens,
+        transcriptions,
         llama_server,
         anthropic_messages,
     )

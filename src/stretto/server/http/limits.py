@@ -80,9 +80,10 @@ class BodyLimits:
             body = await self._read(receive, held)
             if body is None:
                 return  # the client disconnected while sending
-            if encoding or len(body) > LARGE_BODY_BYTES:
-                body = await self._looked_at(body, encoding, held)
-            else:
+            structured = not _is_form(scope)
+            if encoding or (structured and len(body) > LARGE_BODY_BYTES):
+                body = await self._looked_at(body, encoding, held, structured=structured)
+            elif structured:
                 check_shape(body, self._nesting_max)
             replayed = _replayed([body], receive)
             del body  # do not keep it while the request runs
@@ -90,15 +91,16 @@ class BodyLimits:
         finally:
             held.release()
 
-    async def _looked_at(self, body: bytes, encoding: bytes, held: _Held) -> bytes:
+    async def _looked_at(self, body: bytes, encoding: bytes, held: _Held, *, structured: bool) -> bytes:
         """One at a time, using at most half of the event loop's time."""
         async with self._large:
             if encoding:
                 async with paced():
                     body = decompressed(body, encoding, bytes_max=self._body_bytes_max)
                 held.take(len(body))
-            async with paced():
-                check_shape(body, self._nesting_max)
+            if structured:
+                async with paced():
+                    check_shape(body, self._nesting_max)
         return body
 
     def hold(self, size: int) -> None:
@@ -148,6 +150,12 @@ class BodyLimits:
 
     def _too_large(self) -> BodyTooLargeError:
         return BodyTooLargeError(f"the body has more than {self._body_bytes_max:,} bytes")
+
+
+def _is_form(scope: Scope) -> bool:
+    """Forms have files in them, not JSON; routes that take JSON refuse them."""
+    kinds = (value for name, value in scope["headers"] if name == b"content-type")
+    return next(kinds, b"").lower().startswith(b"multipart/form-data")
 
 
 class _Held:

@@ -135,6 +135,18 @@ class TextCompletion(ReplyModel):
     timings: Timings
 
 
+class TranscriptionUsage(ReplyModel):
+    type: Literal["tokens"]
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+class Transcription(ReplyModel):
+    text: str
+    usage: TranscriptionUsage
+
+
 class ModelReply(ReplyModel):
     """A model, with the fields of OpenAI and of Anthropic."""
 
