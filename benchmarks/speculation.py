@@ -1,12 +1,16 @@
-"""Measures speculation by lookup against plain decoding: the same texts, and how much faster or slower.
+"""Measures speculation: the same texts and samples, faster or not slower than without, and than llama-server.
 
-    python benchmarks/speculation.py [--json FILE] [--check] [--quick] [--users 1 2 4 8]
+    python benchmarks/speculation.py [--json FILE] [--check] [--quick] [--parts exact speed peer lora pair]
 
-SmolLM2 through the SDK, greedy. Two models are loaded, with and without speculation, and asked alternately:
-code edits (the answer repeats most of the prompt), summaries and chat, for 1 to 8 users at once. `--check`
-exits 1 if speculation is slower than 0.98 times plain decoding in any case, if code edits of one user are not
-at least 1.6 times as fast, or if a text differs. Draft models and llama-server are not part of it; `lora.py`
-measures adapters.
+- exact: greedy texts over prompts × drafters × slots × cache policies; samples with and without drafts.
+- speed: SmolLM2 through the SDK with and without lookup drafts, in alternating windows: code edits, summaries
+  and chat for 1 to 8 users in a closed loop.
+- peer: the server beside llama-server, both with lookup drafts (`--peer` is its binary).
+- lora: `lora.py`.
+- pair: a target with a draft model of its family (`--target`, `--draft`; `make bench-pair`), one user.
+
+`--check` exits 1 if a text or a distribution differs, if a case is slower than 0.98 times plain decoding,
+code edits of one user less than 1.6 times as fast, the pair less than 1.3 times, or llama-server faster.
 """
 
 from __future__ import annotations
@@ -15,80 +19,58 @@ import argparse
 import itertools
 import json
 import statistics
+import subprocess
 import sys
-import time
+import tempfile
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.drafting import parity, peer, sampled
+from benchmarks.drafting.prompts import PROMPTS
+from benchmarks.drafting.users import watch
 from stretto import LLM
 from stretto.loadgen.conditions import cpu_name
+from stretto.model_files.store import Store
+from stretto.settings.places import cache_home
 
 USERS = (1, 2, 4, 8)
-ROUNDS, QUICK_ROUNDS = 5, 2
-TOKENS, QUICK_TOKENS = 96, 48
-SLOWEST, EDIT_MIN = 0.98, 1.6
-CODE = """def mean(values):
-    total = 0
-    for value in values:
-        total = total + value
-    return total / len(values)
-
-
-def variance(values):
-    center = mean(values)
-    total = 0
-    for value in values:
-        total = total + (value - center) ** 2
-    return total / len(values)
-"""
-TEXT = (
-    "The harbour of the town was built in 1820, when ships brought wool and salt. The railway came in 1871, "
-    "and the ships went elsewhere. Today the harbour is a museum, and the museum has a hundred thousand "
-    "visitors a year, most of them in summer. "
-)
-PROMPTS = {
-    "edit": "Repeat this file unchanged, but call the function variance spread. File number {at}:\n" + CODE,
-    "summary": "Summarize this text in three sentences, for reader {at}:\n" + TEXT * 2,
-    "chat": "I am visitor number {at}. Tell me about a town by the sea, its harbour and its people.",
-}
-
+PARTS = ("exact", "speed", "peer", "lora")
+SLOWEST, EDIT_MIN, PAIR_MIN, PEER_MIN = 0.98, 1.6, 1.3, 1.0
+PEER_BINARY = Path("build/peers/llama-server")
 _numbers = itertools.count(1)
 
 
-def ask(
-    model: LLM, kind: str, users: int, tokens: int, first: int
-) -> tuple[float, list[str], tuple[int, int]]:
-    """Seconds for all answers, the texts, and drafts accepted of drafts verified.
-
-    Prompts are numbered from `first`: an answer that was given before would be a perfect draft.
-    """
-    prompts = [PROMPTS[kind].format(at=at) for at in range(first, first + users)]
-    began = time.perf_counter()
-    answers = model.chat_many(prompts, max_tokens=tokens, temperature=0.0, ignore_eos=True)
-    seconds = time.perf_counter() - began
-    used = [answer.usage for answer in answers]
-    drafts = (sum(usage.accepted_drafts for usage in used), sum(usage.proposed_drafts for usage in used))
-    return seconds, [answer.text for answer in answers], drafts
+def speed(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    common: dict[str, Any] = {"n_seq_max": 8, "context_window": 1024, "kernels": "own"}
+    with LLM(**common) as plain, LLM(**common, speculation="ngram") as drafting:
+        return {
+            f"{kind}, {users} users": compared(plain, drafting, kind, users, options)
+            for kind in options.kinds
+            for users in options.users
+        }
 
 
-def compared(plain: LLM, drafting: LLM, kind: str, users: int, *, rounds: int, tokens: int) -> dict[str, Any]:
-    """Alternating rounds, the first of which warms both up. Ratios above 1: speculation is faster."""
+def compared(plain: LLM, drafting: LLM, kind: str, users: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Alternating windows, the first of which warms both up. Ratios above 1: speculation is faster."""
     ratios, accepted, proposed, same = [], 0, 0, True
     rates: dict[str, list[float]] = {"off": [], "on": []}
-    for at in range(rounds + 1):
-        models = [("off", plain), ("on", drafting)]
-        first = next(_numbers) * max(USERS)
+    for at in range(options.rounds + 1):
+        arms = [("off", plain), ("on", drafting)]
+        first = next(_numbers) * 1000
         got = {
-            name: ask(model, kind, users, tokens, first)
-            for name, model in (models if at % 2 else models[::-1])
+            name: watch(
+                model, kind, users, tokens=options.tokens, seconds=options.seconds if at else 1.0, first=first
+            )
+            for name, model in (arms if at % 2 else arms[::-1])
         }
-        same = same and got["off"][1] == got["on"][1]
+        both = got["on"].texts.keys() & got["off"].texts.keys()
+        same = same and all(got["on"].texts[number] == got["off"].texts[number] for number in both)
         if at:
-            ratios.append(got["off"][0] / got["on"][0])
-            accepted, proposed = accepted + got["on"][2][0], proposed + got["on"][2][1]
-            for name, (seconds, _, _) in got.items():
-                rates[name].append(users * tokens / seconds)
+            ratios.append(got["on"].rate / got["off"].rate)
+            accepted, proposed = accepted + got["on"].accepted, proposed + got["on"].proposed
+            for name, window in got.items():
+                rates[name].append(window.rate)
     return {
         "ratio": round(statistics.median(ratios), 3),
         "spread": [round(min(ratios), 3), round(max(ratios), 3)],
@@ -99,45 +81,106 @@ def compared(plain: LLM, drafting: LLM, kind: str, users: int, *, rounds: int, t
     }
 
 
-def missed(cases: dict[str, dict[str, Any]]) -> list[str]:
+def exact(options: argparse.Namespace) -> dict[str, Any]:
+    model = Store(cache_home()).ensure_default()
+    sizes: dict[str, Any] = (
+        {"prompts": 6, "slots": (4,), "policies": ("none", "prefix"), "tokens": 24}
+        if options.quick
+        else {"prompts": 50, "slots": (1, 4, 16), "tokens": 32}
+    )
+    samples = options.samples or (10_000 if options.quick else 1_000_000)
+    return {
+        "texts_that_differ": parity.differing(model, **sizes),
+        "samples": {case: sampled.compared(case, samples)._asdict() for case in sampled.CASES},
+    }
+
+
+def pair(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """One user and few tokens: a model of more than a billion parameters is slow on a small machine."""
+    common: dict[str, Any] = {"model": str(options.target), "n_seq_max": 1, "context_window": 1024}
+    with LLM(**common) as plain, LLM(**common, draft_model=str(options.draft)) as drafting:
+        return {f"{kind}, pair": compared(plain, drafting, kind, 1, options) for kind in options.kinds}
+
+
+def lora(options: argparse.Namespace) -> dict[str, Any]:
+    script = Path(__file__).with_name("lora.py")
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "lora.json"
+        command = [sys.executable, str(script), "--check", "--json", str(report)]
+        done = subprocess.run([*command, *(["--quick"] if options.quick else [])], check=False)
+        return {"passed": done.returncode == 0, **json.loads(report.read_text())}
+
+
+def missed(report: dict[str, Any]) -> list[str]:
+    """Every bar that was not reached, in words."""
     found = []
-    for name, case in cases.items():
-        least = EDIT_MIN if name == "edit, 1 users" else SLOWEST
+    for name, case in {**report.get("speed", {}), **report.get("pair", {})}.items():
+        least = EDIT_MIN if name == "edit, 1 users" else PAIR_MIN if name == "edit, pair" else SLOWEST
         if case["ratio"] < least:
             found.append(f"{name}: {case['ratio']} × plain decoding, at least {least} wanted")
         if not case["same_texts"]:
             found.append(f"{name}: speculation changed a text")
+    for name, case in report.get("peer", {}).items():
+        if case["ratio"] < PEER_MIN:
+            found.append(f"{name}: {case['ratio']} × llama-server")
+    for name, count in report.get("exact", {}).get("texts_that_differ", {}).items():
+        if count:
+            found.append(f"{name}: {count} texts differ")
+    for name, case in report.get("exact", {}).get("samples", {}).items():
+        if not sampled.Comparison(**case).ok:
+            found.append(f"samples, {name}: {case}")
+    if not report.get("lora", {"passed": True})["passed"]:
+        found.append("lora.py missed a bar")
     return found
 
 
-def main() -> int:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds of shorter answers")
-    parser.add_argument("--users", type=int, nargs="+", default=USERS)
-    parser.add_argument("--kinds", nargs="+", choices=sorted(PROMPTS), default=list(PROMPTS))
-    parser.add_argument("--drafts", type=int, default=4, help="speculation_tokens")
+    parser.add_argument("--quick", action="store_true", help="under three minutes: fewer cases and windows")
+    parser.add_argument("--parts", nargs="+", choices=(*PARTS, "pair"), default=PARTS)
+    parser.add_argument("--users", type=int, nargs="+")
+    parser.add_argument("--kinds", nargs="+", choices=sorted(PROMPTS))
+    parser.add_argument("--tokens", type=int, default=128, help="of an answer, on average")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--seconds", type=float, help="of a window")
+    parser.add_argument("--samples", type=int, help="of each way of sampling")
+    parser.add_argument("--peer", type=Path, default=PEER_BINARY)
+    parser.add_argument("--target", type=Path)
+    parser.add_argument("--draft", type=Path)
     options = parser.parse_args()
-    sizes = {
-        "rounds": QUICK_ROUNDS if options.quick else ROUNDS,
-        "tokens": QUICK_TOKENS if options.quick else TOKENS,
-    }
-    common: dict[str, Any] = {"n_seq_max": 8, "context_window": 1024, "kernels": "own"}
-    drafting_settings = {"speculation": "ngram", "speculation_tokens": options.drafts}
-    with LLM(**common) as plain, LLM(**common, **drafting_settings) as drafting:
-        cases = {
-            f"{kind}, {users} users": compared(plain, drafting, kind, users, **sizes)
-            for kind in options.kinds
-            for users in options.users
-        }
-    report = {"cpu": cpu_name(), **sizes, "speculation_tokens": options.drafts, "cases": cases}
+    options.users = options.users or ((1, 8) if options.quick else USERS)
+    options.kinds = options.kinds or (["edit", "chat"] if options.quick else list(PROMPTS))
+    options.rounds = options.rounds or (2 if options.quick else 4)
+    options.seconds = options.seconds or (2.0 if options.quick else 5.0)
+    if "pair" in options.parts and not (options.target and options.draft):
+        parser.error("pair needs --target and --draft")
+    return options
+
+
+def main() -> int:
+    options = parsed()
+    report: dict[str, Any] = {"cpu": cpu_name(), "tokens": options.tokens, "rounds": options.rounds}
+    if "exact" in options.parts:
+        report["exact"] = exact(options)
+    if "speed" in options.parts:
+        report["speed"] = speed(options)
+    if "peer" in options.parts and options.peer.exists():
+        cases = [(kind, users) for kind in options.kinds for users in options.users]
+        model = Store(cache_home()).ensure_default()
+        rounds = 1 if options.quick else 3
+        report["peer"] = peer.compared(options.peer, model, cases, rounds=rounds, tokens=options.tokens)
+    if "lora" in options.parts:
+        report["lora"] = lora(options)
+    if "pair" in options.parts:
+        report["pair"] = pair(options)
     print(json.dumps(report, indent=2))
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
-    bars = missed(cases)
+    bars = missed(report)
     for bar in bars:
         print(f"missed: {bar}", file=sys.stderr)
     return int(options.check and bool(bars))

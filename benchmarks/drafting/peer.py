@@ -1,0 +1,84 @@
+"""Stretto beside llama-server over HTTP, both with lookup drafts: closed loops in alternating rounds."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.drafting.prompts import prompt
+from benchmarks.drafting.users import length
+from stretto.loadgen.known_peers import Serving, llama_server, stretto
+from stretto.loadgen.peers import Peer, serving
+
+PEER_FLAGS = ("--spec-type", "ngram-simple")  # its own defaults: 12 tokens match, 48 are drafted
+OWN_FLAGS = ("--speculation", "ngram")
+
+
+def compared(
+    binary: Path, model: Path, cases: Sequence[tuple[str, int]], *, rounds: int, tokens: int
+) -> dict[str, dict[str, Any]]:
+    """For each kind and number of users: tokens per second of both, and ours over theirs."""
+    common = Serving(model=model, slots=8, window=1024)
+    peers = {"stretto": stretto(common, OWN_FLAGS), "llama-server": _speculating(binary, common)}
+    found: dict[str, dict[str, Any]] = {}
+    with ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        urls = {name: stack.enter_context(serving(peer, logs)) for name, peer in peers.items()}
+        first = 0
+        for kind, users in cases:
+            rates: dict[str, list[float]] = {name: [] for name in urls}
+            for at in range(rounds + 1):  # the first warms up
+                for name, url in urls.items() if at % 2 else [*urls.items()][::-1]:
+                    rate = _rate(url, kind, users, tokens=tokens, first=first)
+                    if at:
+                        rates[name].append(rate)
+                first += 1000
+            middle = {name: round(median(seen), 1) for name, seen in rates.items()}
+            ratios = [a / b for a, b in zip(rates["stretto"], rates["llama-server"], strict=True)]
+            found[f"{kind}, {users} users"] = {"ratio": round(median(ratios), 3), "tokens_per_s": middle}
+    return found
+
+
+def _speculating(binary: Path, common: Serving) -> Peer:
+    plain = llama_server(binary, common)
+    return replace(plain, command=lambda port: [*plain.command(port), *PEER_FLAGS])
+
+
+def _rate(url: str, kind: str, users: int, *, tokens: int, first: int) -> float:
+    """Each user asks twice."""
+    counts: list[int] = []
+
+    def user(number: int) -> None:
+        asked = (number, number + users)
+        counts.extend(_ask(url, prompt(kind, at), length(at, tokens)) for at in asked)
+
+    threads = [threading.Thread(target=user, args=(first + number,)) for number in range(users)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts) / (time.perf_counter() - began)
+
+
+def _ask(url: str, text: str, tokens: int) -> int:
+    body = {
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    call = urllib.request.Request(
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(call, timeout=300) as reply:
+        return int(json.load(reply)["usage"]["completion_tokens"])
