@@ -58,11 +58,17 @@ class DraftGain:
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
         self._accounts: dict[int, _Account] = {}
+        self.losses = 0
 
     def allows(self, slots: int) -> bool:
         """Whether a tick of so many decoding slots may have drafts, or make some for the next one."""
         account = self._of(slots)
         return account.plains >= PLAIN_MIN and not account.rest and account.since < PLAIN_EVERY
+
+    def begin(self) -> None:
+        """What drafts have saved until now was for learning: the sums begin anew."""
+        for account in self._accounts.values():
+            account.begin()
 
     def plain(self, slots: int, contexts: int, seconds: float) -> None:
         """A tick of one row for each slot."""
@@ -96,6 +102,7 @@ class DraftGain:
         if account.saved_s < -LOSS_TICKS * plain_s or (
             account.trials >= JUDGED_FROM and account.saved_s < LOSS * account.spent_s
         ):
+            self.losses += 1
             account.rest = account.rest_next
             account.rest_next = min(REST_MAX, 2 * account.rest_next)
         elif account.trials >= TRUSTED_FROM and account.saved_s > WIN * account.spent_s:

@@ -53,6 +53,8 @@ class DraftRows:
     def ask(self, tick: Tick, spans: Sequence[Slot]) -> None:
         """Have slots that give a token in this tick make proposals for the next one, where these may pay."""
         state = self._state
+        if len(spans) == tick.decode_spans and state.drafts.quiet(len(spans)):
+            return
         able = [
             (slot, count)
             for slot, outputs in zip(spans, tick.outputs, strict=True)

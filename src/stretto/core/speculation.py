@@ -18,7 +18,8 @@ and the device does nothing meanwhile. What that takes is measured, and counts a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from heapq import nsmallest
+from itertools import cycle, islice, pairwise
 
 from stretto.core.cost import CostModel
 from stretto.core.draft_gain import DraftGain
@@ -33,10 +34,14 @@ MEMORY = 0.9  # what a verification leaves of the weight of earlier ones, for a 
 MEMORY_ALL = 0.99  # … and for all of them
 TRIALS_MIN = 8  # verifications before predictions decide
 TRIAL_TOKENS = 2  # drafts of one slot that are verified until then
+TRIAL_SHARE = 8  # of so many slots one more is tried in the same tick
+COMPARE_SLOTS = 16  # whose proposals are compared at a time
 COMPARE_EVERY = 6  # ticks, at least, between proposals that are only compared
+COMPARE_AHEAD = 16  # … where ticks are planned ahead and must wait for them
 COMPARE_SHARE = 0.004  # of the time of ticks that may be spent on those
 WAIT_WEIGHT, WAIT_OUTLIER = 0.1, 3.0  # of a new measurement, and the most that one counts for
 WANTED_FOR = 8  # ticks for which the slots that make proposals stay the same, if the batch does
+QUIET_SHARE = 4  # … or a tick for each of so many slots, if there are none: looking takes longer then
 
 
 class DraftPlanner:
@@ -47,10 +52,13 @@ class DraftPlanner:
         self._all = DraftRecord()
         self._drafter_s = LeastSquares(3)  # depth, drafts, slots -> seconds
         self._wait_s = 0.0  # the device's pause before a tick that waits for the tokens of the one before
+        self._ahead = False  # whether ticks wait at all
         self._idle_ticks = 0  # without proposals
+        self._compared = 0  # slots that made proposals to be compared
         self._wanted: dict[int, int] = {}
         self._wanted_of: tuple[object, ...] = ()
         self._wanted_for = 0
+        self._quiet = 0, 0  # a number of slots, and for how many ticks they are not asked
 
     # --- decisions -------------------------------------------------------------------------------
 
@@ -69,9 +77,18 @@ class DraftPlanner:
         if not self.gain.allows(len(decode)):
             return {}
         best = self._best(decode, proposed, spare, level_max=level_max)
-        if not best and spare > 0 and self._all.trials < TRIALS_MIN:
-            return self._try(proposed, spare)
+        if not best and spare > 0 and not self._knows:
+            return self._try(decode, proposed, spare)
         return best
+
+    def quiet(self, slots: int) -> bool:
+        """Whether proposals of so many slots are known not to be wanted: asking takes time as well."""
+        of, ticks = self._quiet
+        if self.gain.allows(slots) and (slots != of or ticks <= 1):
+            return False
+        self._quiet = of, ticks - 1
+        self._idle_ticks += 1
+        return True
 
     def wanted(self, decode: Sequence[Slot], able: Sequence[tuple[Slot, int]], spare: int) -> dict[int, int]:
         """How many proposals each slot should make for the next tick, of those that it may verify.
@@ -84,22 +101,31 @@ class DraftPlanner:
         batch = (len(decode), *(slot.arrival for slot, _ in able))
         if batch != self._wanted_of or self._wanted_for == 0:
             self._wanted = self._best(decode, able, spare, level_max=spare, drafting=True)
-            self._wanted_of, self._wanted_for = batch, WANTED_FOR if self._all.trials >= TRIALS_MIN else 1
+            self._wanted_of, self._wanted_for = batch, WANTED_FOR if self._knows else 1
         self._wanted_for -= 1
         if self._wanted:
             chosen = self._wanted
             return {slot.index: min(chosen[slot.index], most) for slot, most in able if slot.index in chosen}
         self._idle_ticks += 1
-        if self._all.trials >= TRIALS_MIN and self._idle_ticks < self._compare_every(decode, len(able)):
+        if not self._knows:
+            return self._try(decode, able, spare)
+        slots = min(len(able), COMPARE_SLOTS)
+        due = self._compare_every(decode, slots) - self._idle_ticks
+        if due > 0:
+            self._wanted_for = 0
+            self._quiet = len(decode), int(min(due, max(WANTED_FOR, len(decode) // QUIET_SHARE)))
             return {}
         self._idle_ticks = 0
-        return {slot.index: min(count, TRIAL_TOKENS) for slot, count in able}
+        self._compared += slots
+        some = islice(cycle(able), self._compared % len(able), self._compared % len(able) + slots)
+        return {slot.index: min(count, TRIAL_TOKENS) for slot, count in some}
 
     def _compare_every(self, decode: Sequence[Slot], slots: int) -> float:
         """Ticks between proposals that are only compared: the slower the drafter, the more."""
         tick_s = self._cost.decode_s(len(decode), sum(slot.planned for slot in decode))
         spent_s = self._drafter_s.predict([1.0, slots, slots]) + self._wait_s
-        return max(COMPARE_EVERY, spent_s / max(COMPARE_SHARE * tick_s, SOONEST_S))
+        least = COMPARE_AHEAD if self._ahead else COMPARE_EVERY
+        return max(least, spent_s / max(COMPARE_SHARE * tick_s, SOONEST_S))
 
     def acceptance(self, slot: Slot) -> float:
         """The probability that a draft of this slot is accepted, if those before it were."""
@@ -118,6 +144,8 @@ class DraftPlanner:
         record.observe(drafter, accepted, tries, MEMORY)
         self._all.add(drafter, proposed, accepted)
         self._all.trials += 1
+        if self._all.trials == TRIALS_MIN:
+            self.gain.begin()  # a trial of few slots has all of them wait: it says nothing about later ticks
         self._all.observe(drafter, accepted, tries, MEMORY_ALL)
 
     def compared(self, record: DraftRecord, *, right: bool, drafter: str) -> None:
@@ -135,6 +163,7 @@ class DraftPlanner:
     def waited(self, slots: int, seconds: float) -> None:
         """The pause between two passes of which the second, of so many slots, waited for the first."""
         seconds = max(0.0, seconds)
+        self._ahead = True
         if self._wait_s > 0.0:
             seconds = min(seconds, WAIT_OUTLIER * self._wait_s)
             self._wait_s += WAIT_WEIGHT * (seconds - self._wait_s)
@@ -153,6 +182,11 @@ class DraftPlanner:
 
     # --- inside ----------------------------------------------------------------------------------
 
+    @property
+    def _knows(self) -> bool:
+        """Whether predictions decide, not trials any more: there were enough, or they have cost enough."""
+        return self._all.trials >= TRIALS_MIN or self.gain.losses > 0
+
     def _best(
         self,
         decode: Sequence[Slot],
@@ -165,7 +199,7 @@ class DraftPlanner:
         """Draft rows with the most tokens per second; empty: no drafts, or not enough is known."""
         contexts = sum(slot.planned for slot in decode)
         alone_s = self._cost.verify_s(len(decode), contexts)
-        if self._all.trials < TRIALS_MIN or alone_s <= 0.0:
+        if not self._knows or alone_s <= 0.0:
             return {}
         offers = [Offer(s.index, s.sequence, count, self.acceptance(s), s.planned) for s, count in able]
         where = [(slot.index, slot.planned) for slot in decode]
@@ -182,11 +216,15 @@ class DraftPlanner:
                 best, found = rate, shape
         return shapes.rows_of(found) if found is not None else {}
 
-    @staticmethod
-    def _try(proposed: Sequence[tuple[Slot, int]], spare: int) -> dict[int, int]:
-        """Until enough is known, the slot that has verified least verifies a few."""
-        slot, count = min(proposed, key=lambda each: (_verified(each[0]), each[0].index))
-        return {slot.index: min(count, TRIAL_TOKENS, spare)}
+    def _try(self, decode: Sequence[Slot], able: Sequence[tuple[Slot, int]], spare: int) -> dict[int, int]:
+        """Until enough is known, the slots that have verified least verify a few.
+
+        More of them where many slots run: all wait for each trial, however many it tries.
+        """
+        tokens = min(TRIAL_TOKENS, spare)
+        slots = min(1 + len(decode) // TRIAL_SHARE, TRIALS_MIN - self._all.trials, spare // tokens)
+        least = nsmallest(slots, able, key=lambda each: (_verified(each[0]), each[0].index))
+        return {slot.index: min(count, tokens) for slot, count in least}
 
 
 def _verified(slot: Slot) -> int:

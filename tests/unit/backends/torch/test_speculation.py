@@ -33,6 +33,9 @@ class Eager(DraftPlanner):
             spare -= chosen[slot.index]
         return {slot: count for slot, count in chosen.items() if count}
 
+    def quiet(self, slots):
+        return False
+
     def wanted(self, decode, able, spare):
         return {slot.index: count for slot, count in able}
 
