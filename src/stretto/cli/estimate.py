@@ -102,6 +102,7 @@ def _steps(subject: Subject, result: Estimate) -> list[tuple[str, str, str]]:
 def _parts(result: Estimate) -> list[tuple[str, int]]:
     return [
         ("weights", result.weights),
+        ("projector", result.projector),
         ("KV cache", result.cache),
         ("recurrent states", result.state),
         ("compute buffer", result.compute),

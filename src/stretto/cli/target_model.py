@@ -33,6 +33,7 @@ from stretto.errors import ModelError, ModelNotFoundError, TruncatedModelError
 from stretto.model_files import fit, gguf
 from stretto.model_files.hub import SHARD
 from stretto.model_files.kind import ModelKind, ModelShape, shape_of
+from stretto.model_files.projectors import bytes_for
 from stretto.settings import ModelSettings
 from stretto.settings.errors import from_validation
 from stretto.settings.yaml_file import parse_value
@@ -67,12 +68,13 @@ class Subject:
     layout: TensorSizes = NO_TENSORS
     gpus: tuple[GpuMemory, ...] = ()  # of the machine
     draft: tuple[ModelShape, int] | None = None  # shape and weights of its draft model
+    projector: int = 0  # bytes of its weights
 
     @property
     def configured(self) -> Configured:
         options = ModelOptions.from_settings(self.settings)
         machine = replace(expected(options, in_worker=True), on_gpu=bool(self.gpus) and wants_gpu(options))
-        found = Configured.of(self.shape, self.settings, machine)
+        found = Configured.of(self.shape, self.settings, machine, projector_bytes=self.projector)
         return found.with_draft(*self.draft) if self.draft is not None else found
 
     @property
@@ -159,7 +161,11 @@ def subject_of(context: GlobalOptions, model: str, flags: Mapping[str, Any]) -> 
         note = f"{model} is not local: the values are those of its published shape"
         return Subject(EXAMPLE_NAME, EXAMPLE_SHAPE, EXAMPLE_WEIGHTS_BYTES, settings, (note,))
     file, notes = _header(path)
-    subject = Subject(path.name, shape_of(file), _weights(file), settings, notes, TensorSizes.of(file))
+    projector = bytes_for(file, settings.mmproj)
+    tensors = TensorSizes.of(file)
+    subject = Subject(
+        path.name, shape_of(file), _weights(file), settings, notes, tensors, projector=projector
+    )
     if not settings.draft_model:
         return subject
     draft, more = _header(_path(context, settings.draft_model))

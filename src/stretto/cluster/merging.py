@@ -33,6 +33,12 @@ _SUMMED = (
     "threads",
     "late_compiles",
     "late_captures",
+    "media_encoded",
+    "media_reused",
+    "media_failed",
+    "media_encode_s",
+    "media_waiting",
+    "media_cache_bytes",
 )
 _NOT_SUMMED = frozenset({"p50", "p95", "average", "max", "last", "limit", "hold_ms", "pid"})
 

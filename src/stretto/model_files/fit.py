@@ -44,6 +44,7 @@ class Estimate:
     compute: int  # the scratch memory of one pass
     output: int  # logits handed back
     snapshots: int  # host memory for preempted requests and cached prefixes
+    projector: int  # weights of the encoder of pictures and sounds
     cells: int  # tokens that fit, of all slots
     cache_layers: tuple[int, ...] = ()  # keys, values and states of all slots, by layer
     warnings: tuple[str, ...] = ()
@@ -52,7 +53,8 @@ class Estimate:
     @property
     def device(self) -> int:
         """What must fit where the model computes: a GPU's memory, or the machine's."""
-        return self.weights + self.cache + self.state + self.compute + self.output + self.draft
+        computing = self.cache + self.state + self.compute + self.output
+        return self.weights + self.projector + self.draft + computing
 
     @property
     def total(self) -> int:
@@ -82,6 +84,7 @@ class EstimateOptions(TypedDict, total=False):
     unified: bool
     pool_tokens: int
     snapshot_bytes: int
+    projector_bytes: int
 
 
 def estimate(
@@ -99,6 +102,7 @@ def estimate(
     unified: bool = False,
     pool_tokens: int = 0,
     snapshot_bytes: int = 0,
+    projector_bytes: int = 0,
 ) -> Estimate:
     """Bytes for `n_seq_max` slots of `context_window` tokens each; unified: for a pool of `pool_tokens`.
 
@@ -131,6 +135,7 @@ def estimate(
         compute=compute,
         output=4 * n_seq_max * (shape.vocabulary_size if shape.generates else shape.embedding_length),
         snapshots=snapshot_bytes,
+        projector=projector_bytes,
         cells=streams * cells,
         cache_layers=tuple(
             streams_allocated * row + has_state * shape.state_bytes * n_seq_max

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from stretto.errors import ModelError, UnsupportedModelError
@@ -9,6 +10,8 @@ from stretto.model_files import gguf
 
 PATTERN = "mmproj*.gguf"
 FILES_MAX = 64  # looked at in a folder
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+_TYPE = re.compile(r"[-._](i?q\d\w*|bf16|f16|f32|mxfp4\w*)$")
 
 
 def read(path: Path) -> gguf.GgufFile:
@@ -22,19 +25,26 @@ def read(path: Path) -> gguf.GgufFile:
 
 
 def beside(model: gguf.GgufFile) -> Path | None:
-    """The projector in the folder of a model that makes rows of the model's width; the best name wins."""
+    """The projector in the folder of a model: of the model's width, and with its name in the file's name.
+
+    In a folder of one model, whatever its quantizations, the name does not matter.
+    """
+    folder, name = model.path.parent, _plain_name(model.path)
     width = model.metadata.get(f"{model.metadata.get('general.architecture')}.embedding_length")
-    found = [path for path in sorted(model.path.parent.glob(PATTERN))[:FILES_MAX] if _width(path) == width]
-    return max(found, key=lambda path: _common(path.stem, model.path.stem), default=None)
+    found = [path for path in sorted(folder.glob(PATTERN))[:FILES_MAX] if _width(path) == width]
+    named = [path for path in found if name in path.stem.lower()]
+    if found and not named:
+        models = {_plain_name(path) for path in folder.glob("*.gguf") if not path.match(PATTERN)}
+        named = found if models == {name} else []
+    return named[0] if named else None
 
 
-def is_projector(path: Path) -> bool:
-    return path.match(PATTERN)
-
-
-def size_bytes(path: Path) -> int:
-    """Memory of its weights."""
-    return sum(tensor.size for tensor in read(path).tensors.values())
+def bytes_for(model: gguf.GgufFile, mmproj: str) -> int:
+    """Memory of the weights of the projector that a model would have by this setting."""
+    if mmproj == "none":
+        return 0
+    path = beside(model) if mmproj == "auto" else Path(mmproj).expanduser()
+    return read(path).weights_bytes if path is not None else 0
 
 
 def _encodes(file: gguf.GgufFile) -> bool:
@@ -51,8 +61,6 @@ def _width(path: Path) -> object:
     return next((width for width in widths if width is not None), None)
 
 
-def _common(name: str, model: str) -> int:
-    """Letters of the model's name that the projector's ends with, or has within it."""
-    name = name.lower().removeprefix("mmproj").lstrip("-_.")
-    same = [a == b for a, b in zip(name, model.lower(), strict=False)]
-    return same.index(False) if False in same else len(same)
+def _plain_name(path: Path) -> str:
+    """Of a model, without its quantization and the number of a shard."""
+    return _TYPE.sub("", _SHARD.sub("", path.name.lower().removesuffix(".gguf")))

@@ -67,6 +67,12 @@ class ModelStats(Message):
     busy: bool = False
     adapters: list[AdapterStats] = field(default_factory=list)
     adapter_loads: int = 0  # from files, since the model was loaded
+    media_encoded: int = 0  # pictures and sounds, since the model was loaded
+    media_reused: int = 0  # of requests, that were encoded already
+    media_failed: int = 0
+    media_encode_s: float = 0.0  # of the encoder's thread
+    media_waiting: int = 0  # requests whose pictures and sounds are being encoded
+    media_cache_bytes: int = 0
     slot_table: list[SlotInfo] = field(default_factory=list)
     events: dict[str, int] = field(default_factory=dict)  # count per event of core.event_names
     histograms: dict[str, HistogramStats] = field(default_factory=dict)  # of ticks and rates

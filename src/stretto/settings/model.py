@@ -260,7 +260,7 @@ class ModelSettings(BaseModel):
     """Adapters in memory at once; the least recently used one that no request needs is dropped."""
     mmproj: str = "auto"
     """The projector, for pictures and sounds: a GGUF file, or none. auto: mmproj*.gguf beside the model, if
-    it fits. The simulated backend takes any name and then sees and hears."""
+    it fits and has the model's name. The simulated backend takes any name and then sees and hears."""
     n_media_max: Annotated[Count, Field(ge=1, le=4096)] = 16
     """Pictures and sounds in one request."""
     media_cache_bytes: Bytes = 256 << 20

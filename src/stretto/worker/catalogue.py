@@ -146,12 +146,13 @@ def _default_name() -> str:
 
 def _gguf_bytes(path: Path, chosen: settings_.ModelSettings, home: Path) -> int:
     from stretto.backends.llamacpp.estimate import Configured
-    from stretto.model_files import gguf
+    from stretto.model_files import gguf, projectors
     from stretto.model_files.kind import shape_of
     from stretto.model_files.store import Store
 
     file = gguf.read(path)
-    configured = Configured.of(shape_of(file), chosen)
+    projector_bytes = projectors.bytes_for(file, chosen.mmproj)
+    configured = Configured.of(shape_of(file), chosen, projector_bytes=projector_bytes)
     if chosen.draft_model:
         draft = gguf.read(Store(home).resolve(chosen.draft_model))
         configured = configured.with_draft(shape_of(draft), _weights_bytes(draft))

@@ -24,6 +24,7 @@ from stretto.rpc.messages import (
     TickSpan,
 )
 from stretto.worker.inspection import SchedulerView, SlotView, TickRecord
+from stretto.worker.media import MediaStats
 from stretto.worker.model import ModelRuntime
 from stretto.worker.terminal_errors import stream_of
 
@@ -40,6 +41,7 @@ async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> Mode
     with contextlib.suppress(TimeoutError, ShuttingDownError):
         view = await asyncio.wait_for(asyncio.wrap_future(model.inspect()), INSPECT_TIMEOUT_S)
     compiles, captures = model.late_work
+    media = model.media.stats if model.media is not None else MediaStats()
     return ModelStats(
         model_id=model_id,
         ticks=stats.ticks,
@@ -56,6 +58,12 @@ async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> Mode
         parked=stats.parked,
         adapters=_adapters(model),
         adapter_loads=model.adapters.loads if model.adapters is not None else 0,
+        media_encoded=media.encoded,
+        media_reused=media.reused,
+        media_failed=media.failed,
+        media_encode_s=media.encode_s,
+        media_waiting=media.waiting,
+        media_cache_bytes=media.kept_bytes,
         kv_used=view.kv_used if view is not None else 0.0,
         cache_bytes=view.cache_bytes if view is not None else 0,
         backlog_s=view.backlog_s if view is not None else 0.0,

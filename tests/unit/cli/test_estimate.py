@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -167,3 +168,13 @@ def test_one_gpu_that_is_too_small_for_its_share_does_not_fit(call):
 def test_more_shares_than_gpus_are_refused(call):
     ended = call("estimate", "--example", "--memory", "10GB,8GB", "--tensor-split", "1,1,1")
     assert_one_line_error(ended, "tensor_split has 3 shares")
+
+
+def test_the_projector_is_part_of_the_memory(call):
+    model = Path(__file__).parents[2] / "models" / "sees.gguf"
+    seeing = json.loads(call("estimate", str(model), "--json").out)["exact"]
+    reading = json.loads(call("estimate", str(model), "--mmproj", "none", "--json").out)["exact"]
+    weights = seeing["projector"]
+    assert 3_000_000 < weights < 4_100_000
+    assert reading["projector"] == 0
+    assert seeing["total"] == reading["total"] + weights

@@ -26,15 +26,24 @@ class Configured:
     machine: Machine
     snapshot_bytes: int
     draft_bytes: int = 0  # of its draft model, with everything that belongs to it
+    projector_bytes: int = 0
 
     @classmethod
-    def of(cls, shape: ModelShape, chosen: ModelSettings, machine: Machine | None = None) -> Configured:
-        """`machine`: another one than this."""
+    def of(
+        cls,
+        shape: ModelShape,
+        chosen: ModelSettings,
+        machine: Machine | None = None,
+        *,
+        projector_bytes: int = 0,
+    ) -> Configured:
+        """`machine`: another one than this. `projector_bytes`: see `projectors.bytes_for`."""
         return cls(
             shape,
             ContextOptions.from_settings(chosen),
             machine or expected(ModelOptions.from_settings(chosen)),
             chosen.cache_ram_bytes if chosen.cache != "none" and shape.generates else 0,
+            projector_bytes=projector_bytes,
         )
 
     @property
@@ -57,12 +66,15 @@ class Configured:
 
     def fit_options(self, window: int) -> fit.EstimateOptions:
         chosen = self.attention(window)
-        return attention.fit_options(self.options, chosen, snapshot_bytes=self.snapshot_bytes)
+        options = attention.fit_options(self.options, chosen, snapshot_bytes=self.snapshot_bytes)
+        options["projector_bytes"] = self.projector_bytes
+        return options
 
     def with_draft(self, shape: ModelShape, weights_bytes: int) -> Configured:
         """The same with a draft model of this shape and size."""
         window = min(self.window, shape.context_length)
-        draft = replace(self, shape=shape, options=draft_options(self.options, window), snapshot_bytes=0)
+        options = draft_options(self.options, window)
+        draft = replace(self, shape=shape, options=options, snapshot_bytes=0, projector_bytes=0)
         return replace(self, draft_bytes=draft.estimate(weights_bytes).device)
 
     def estimate(self, weights_bytes: int) -> fit.Estimate:

@@ -147,6 +147,14 @@ def _worker(stats: Stats) -> Iterator[Metric]:
         "stretto_last_tick_age_seconds": ("Since the last tick.", lambda model: model.last_tick_age_s),
         "stretto_pass_seconds": ("Time of the last pass.", lambda model: model.pass_s),
         "stretto_prefix_cache_bytes": ("Host memory of cached prefixes.", lambda model: model.cache_bytes),
+        "stretto_media_waiting": (
+            "Requests whose pictures and sounds are being encoded.",
+            lambda model: model.media_waiting,
+        ),
+        "stretto_media_cache_bytes": (
+            "Host memory of encoded pictures and sounds.",
+            lambda model: model.media_cache_bytes,
+        ),
         "stretto_compute_threads": ("Compute threads of a pass.", lambda model: model.threads),
     }
     for name, (text, value) in simple.items():
@@ -160,6 +168,10 @@ def _worker(stats: Stats) -> Iterator[Metric]:
         ("stretto_computed_prompt_tokens", "Prompt tokens that the model computed.", "computed_tokens"),
         ("stretto_draft_tokens", "Draft tokens that were verified.", "proposed_drafts"),
         ("stretto_accepted_draft_tokens", "Draft tokens that were accepted.", "accepted_drafts"),
+        ("stretto_media_encoded", "Pictures and sounds that were encoded.", "media_encoded"),
+        ("stretto_media_reused", "Pictures and sounds that were encoded before.", "media_reused"),
+        ("stretto_media_failed", "Pictures and sounds that could not be encoded.", "media_failed"),
+        ("stretto_media_encode_seconds", "Time of the encoder.", "media_encode_s"),
         ("stretto_late_compiles", "Kernels compiled after the model was ready.", "late_compiles"),
         ("stretto_late_captures", "Graphs captured after the model was ready.", "late_captures"),
     ):

@@ -262,6 +262,13 @@ def test_a_projector_is_found_beside_its_model_by_width_and_name(tmp_path):
     found = tiny_projectors.make(tmp_path)
     (tmp_path / "mmproj-broken.gguf").write_bytes(b"GGUF" + bytes(8))
     assert projectors.beside(gguf.read(model)) == found
+    other = tiny_models.make("dense", tmp_path)
+    assert projectors.beside(gguf.read(other)) is None  # of the same width, but not its name
+    unnamed = found.replace(tmp_path / "mmproj-model-f16.gguf")
+    assert projectors.beside(gguf.read(model)) is None
+    other.unlink()
+    model.with_name(model.name.replace(".gguf", "-Q4_0.gguf")).write_bytes(model.read_bytes())
+    assert projectors.beside(gguf.read(model)) == unnamed  # the folder of one model
 
 
 @pytest.mark.parametrize("damage", ["truncated", "shapes", "model", "text"])
