@@ -28,6 +28,7 @@ import time
 import urllib.request
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,11 @@ def prompts(options: argparse.Namespace, shift: int) -> list[list[int]]:
 
 def bare(options: argparse.Namespace, place: str, *, slow: bool = False) -> dict[str, Any]:
     """Scheduler and backend, tokens in and out: nothing else."""
-    from stretto.core.request import Request, SamplingParams
+    from stretto.core.request import Request
     from stretto.core.tick import Events
     from stretto.settings import load
     from stretto.worker.loop import EngineLoop
+    from stretto.worker.options import parse
 
     backend, limits = (
         backend_of(options, place),
@@ -132,7 +134,8 @@ def bare(options: argparse.Namespace, place: str, *, slow: bool = False) -> dict
         over.clear()
         count[0], left[0] = 0, options.requests
         for number, tokens in enumerate(prompts(options, shift)):
-            params = SamplingParams(max_tokens=options.tokens, ignore_eos=True, seed=number)
+            asked = parse({"ignore_eos": True, "seed": number}, eos=frozenset(), seed=None, drafts=0)
+            params = replace(asked.params, max_tokens=options.tokens)  # otherwise the product's defaults
             loop.submit(Request(id=f"{shift}-{number}", tokens=array("i", tokens), params=params))
         over.wait(600)
         return count[0]

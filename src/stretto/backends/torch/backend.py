@@ -56,6 +56,8 @@ def _with_index(device: torch.device) -> torch.device:
 
 class TorchBackend:
     adapters: TorchAdapters | None = None
+    last_error: Exception | None = None  # cause of the last failed pass
+    _broken = False
     _pass_s = 0.0  # of the latest pass
 
     def __init__(
@@ -94,14 +96,13 @@ class TorchBackend:
                 graphs=choose_graphs(graphs, device, parallel=followers is not None),
                 followers=followers,
                 draft_rows_max=verified_max,
+                rows_max=rows_max,
             )
         self.drafting = TorchDrafts(drafts_max)
         self._requests = DeviceRequests(
             table, vocab=shape.vocab, eos=eos, suppressed=suppressed, make_grammars=make_grammars
         )
         self._flights: deque[Flight] = deque()
-        self._broken = False
-        self.last_error: Exception | None = None  # cause of the last failed pass
         self.capabilities = Capabilities(
             share=Share.PAGES,
             snapshots=False,

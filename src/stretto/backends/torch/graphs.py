@@ -1,8 +1,8 @@
 """CUDA graphs of the decode pass: one of the layers per row bucket, and one of head and sampler per mode.
 
-A pass replays both. Capturing the layers takes tens of milliseconds and does not depend on the mode, so there
-is one for all modes. All share one memory pool, because they never run at the same time, and all are captured
-before a model is ready (see `warm_up`).
+A decode pass replays both; of mixed passes only the layers are captured (see `mixed`). Capturing the layers
+takes tens of milliseconds and does not depend on the mode: there is one for all modes. All share one memory
+pool, because they never run at the same time, and all are captured before a model is ready (see `warm_up`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class GraphKey(NamedTuple):
     adapted: bool
     mode: SamplingMode | None = None
     drafts: bool = False  # several rows of a sequence
+    mixed: bool = False  # prompt chunks, too
 
     @property
     def layers(self) -> GraphKey:

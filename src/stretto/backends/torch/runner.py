@@ -2,8 +2,8 @@
 
 The decode batch is the hot path: its inputs are in one static buffer, everything from the block tables to the
 sampled ids is computed on the device, and on CUDA it is two graphs, the layers and then head and sampler (see
-`graphs`, `modes`). Prompts are in mixed batches, which run eagerly: they are large enough to hide launch
-overhead.
+`graphs`, `modes`). Prompts are in mixed batches. The layers of small ones are graphs (see `mixed`); large
+ones run eagerly, because computing them takes longer than launching.
 
 Drafts are verified in a decode batch, too: each row of a span is a span of its own, over the same pages. Its
 rows write their keys and values before any is read.
@@ -20,6 +20,7 @@ from stretto.backends.torch import ops
 from stretto.backends.torch.graphs import GraphKey, Recorded, buckets_up_to, draft_buckets_up_to
 from stretto.backends.torch.inputs import DecodeInputs, decode_inputs, keep_last
 from stretto.backends.torch.measuring import MeasuredRows, measure
+from stretto.backends.torch.mixed import MixedPasses
 from stretto.backends.torch.models import CausalModel, Step
 from stretto.backends.torch.modes import prepared_mode
 from stretto.backends.torch.ops import SampledTokens, SamplingMode, SamplingTable
@@ -51,6 +52,7 @@ class Runner:
         graphs: Recorded | None,
         followers: Followers | None = None,
         draft_rows_max: int = 0,
+        rows_max: int = 0,
     ) -> None:
         self.model = model
         self._pool = pool
@@ -65,6 +67,9 @@ class Runner:
         self._steps = torch.arange(most + 1, dtype=torch.int32, device=self.device)
         self._graphs = graphs
         self._followers = followers
+        self.mixed = (
+            None if graphs is None else MixedPasses(model, pool, tables, staging, graphs, rows_max=rows_max)
+        )
         self.captures = 0
         self.adapter_scales: torch.Tensor | None = None  # [slots + 1, adapters], where the model has some
         self._sealed = False
@@ -156,6 +161,12 @@ class Runner:
                     self._followers.send(unused[0] + 1 + self.padding_slot, unused[1])
                 self._decode(key)
 
+    def warm_mixed(self, rows: int) -> None:
+        """Captures the graph of mixed passes of so many rows."""
+        assert self.mixed is not None
+        self.mixed.capture(rows)
+        self.captures += 1
+
     def seal(self) -> None:
         """From now on nothing is captured: a pass without a graph runs without."""
         self._sealed = True
@@ -208,6 +219,8 @@ class Runner:
         self, batch: Ragged, mode: SamplingMode, *, adapted: bool = False
     ) -> tuple[SampledTokens | None, torch.Tensor | None, MeasuredRows | None]:
         """Any spans. Returns the sampled tokens of all output rows, their logits, and prompt scores."""
+        if self.mixed is not None and not adapted and self.mixed.takes(batch):
+            return *self._mixed(self.mixed, batch, mode), None
         found = ragged_inputs(batch, self._tables, self._staging)
         found.step.adapter_scales = self._scales(found.row_slots, adapted=adapted)
         if self._followers is not None:
@@ -224,6 +237,17 @@ class Runner:
         index = lengths - self._tables.prompt_lens[rows]
         sampled = self._sample(logits, rows, index, lengths, self._mode(mode))
         return sampled, logits, measured
+
+    def _mixed(
+        self, passes: MixedPasses, batch: Ragged, mode: SamplingMode
+    ) -> tuple[SampledTokens | None, torch.Tensor | None]:
+        rows, outputs = passes.run(batch), int(batch.outputs.sum())
+        if not outputs:
+            return None, None
+        residual = None if rows.residual is None else rows.residual[:outputs]
+        logits = self.model.head(rows.x[:outputs], residual)
+        where = (rows.slots[:outputs], rows.output_index[:outputs], rows.lengths[:outputs])
+        return self._sample(logits, *where, self._mode(mode)), logits
 
     def _sample(
         self,

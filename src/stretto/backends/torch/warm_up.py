@@ -38,7 +38,7 @@ class LateWork(NamedTuple):
 @torch.inference_mode()
 def warm_up(runner: Runner, *, rows_max: int, window: int, progress: Progress | None = None) -> None:
     """A step that fails is logged and left out: its passes then run without a graph."""
-    steps = [*_mixed_passes(runner, rows_max, window), *_decode_passes(runner)]
+    steps = [*_mixed_passes(runner, rows_max, window), *_mixed_graphs(runner), *_decode_passes(runner)]
     for done, (name, step) in enumerate(steps):
         try:
             step()
@@ -63,6 +63,11 @@ def _mixed_passes(runner: Runner, rows_max: int, window: int) -> Iterator[Step]:
         if spans * SPAN_ROWS <= rows_max:
             counts = np.full(spans, SPAN_ROWS, dtype=np.int32)
             yield f"{spans} prompts", partial(_ragged, runner, counts)
+
+
+def _mixed_graphs(runner: Runner) -> Iterator[Step]:
+    for rows in reversed(runner.mixed.buckets if runner.mixed is not None else ()):
+        yield f"{rows} rows of prompts and streams", partial(runner.warm_mixed, rows)
 
 
 def _decode_passes(runner: Runner) -> Iterator[Step]:

@@ -1,0 +1,146 @@
+"""Mixed passes as CUDA graphs: decode rows and prompt chunks together, one graph per row bucket.
+
+Launching the kernels of a layer one by one takes a slow host a millisecond, in which a small model computes
+thousands of rows. A graph is one launch. Its inputs are in static memory; rows and spans beyond those of the
+batch are padding, which belongs to no sequence and writes nothing. Passes that take the GPU longer than the
+host run eagerly, without padding.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from stretto.backends.torch.config import TransformerShape
+from stretto.backends.torch.graphs import GraphKey, Recorded
+from stretto.backends.torch.models import CausalModel, Step
+from stretto.backends.torch.pool import KvPool
+from stretto.backends.torch.ragged import Ragged, output_rows
+from stretto.backends.torch.staging import Ints, Staging
+from stretto.backends.torch.tables import Tables
+
+LAYER_FLOP_MAX = 6e11  # of a graph: a millisecond of computing
+SMALLEST = 64  # buckets are multiples of it
+FINE_FROM = 4096  # rows: four buckets to the next power of two, below two
+
+
+class MixedRows(NamedTuple):
+    """The output rows after the last layer, and what the sampler needs. Padded to the number of slots."""
+
+    x: torch.Tensor
+    residual: torch.Tensor | None
+    slots: torch.Tensor  # int64
+    lengths: torch.Tensor
+    output_index: torch.Tensor  # how many tokens the request has generated
+
+
+def mixed_buckets(shape: TransformerShape, rows_max: int) -> tuple[int, ...]:
+    """64, 128, 192, 256, 384, 512, 768, … as long as launching takes longer than computing."""
+    limit = min(rows_max, int(LAYER_FLOP_MAX / (2 * layer_weights(shape))))
+    found, octave = [SMALLEST, 2 * SMALLEST, 3 * SMALLEST], 4 * SMALLEST
+    while octave <= limit:
+        parts = 4 if octave >= FINE_FROM else 2
+        found += [octave + octave * part // parts for part in range(parts)]
+        octave *= 2
+    return tuple(rows for rows in found if rows <= limit)
+
+
+def layer_weights(shape: TransformerShape) -> int:
+    """Weights of a layer that a row is multiplied with."""
+    inner = shape.inner if shape.experts is None else shape.experts.inner * shape.experts.per_token
+    return shape.hidden * (2 * (shape.heads + shape.kv_heads) * shape.head_dim + 3 * inner)
+
+
+class MixedPasses:
+    def __init__(
+        self,
+        model: CausalModel,
+        pool: KvPool,
+        tables: Tables,
+        staging: Staging,
+        graphs: Recorded,
+        *,
+        rows_max: int,
+    ) -> None:
+        self._model, self._pool, self._tables = model, pool, tables
+        self._staging, self._graphs = staging, graphs
+        self.buckets = mixed_buckets(model.shape, rows_max)
+        self._spans = -(-(tables.slots + 1) // 4) * 4  # columns begin at multiples of 16 bytes
+        size = 4 * self._spans + 3 * max(self.buckets, default=0)
+        self._inputs = torch.zeros(size, dtype=torch.int32, device=model.place.device)
+
+    def takes(self, batch: Ragged) -> bool:
+        """Whether there is a graph for it. Prompt scores need rows that a graph does not keep."""
+        if not self.buckets or len(batch.tokens) > self.buckets[-1] or len(batch.measured):
+            return False
+        return int(batch.outputs.sum()) <= self._tables.slots and self._key(batch) in self._graphs
+
+    def run(self, batch: Ragged) -> MixedRows:
+        """The result is in static memory."""
+        key = self._key(batch)
+        self._inputs[: 4 * self._spans + 3 * key.rows].copy_(self._packed(batch, key.rows), non_blocking=True)
+        found: MixedRows = self._graphs.replay(key)
+        return found
+
+    def capture(self, rows: int) -> None:
+        """Captures the graph of a bucket, with padding only."""
+        nothing = np.zeros(0, dtype=np.int32)
+        self._inputs[: 4 * self._spans + 3 * rows].copy_(self._packed(Ragged(*[nothing] * 5), rows))
+        self._graphs.capture(_key(rows), lambda: self._layers(rows))
+
+    def _key(self, batch: Ragged) -> GraphKey:
+        return _key(next(rows for rows in self.buckets if rows >= len(batch.tokens)))
+
+    def _packed(self, batch: Ragged, rows: int) -> torch.Tensor:
+        """Columns of spans, then columns of rows."""
+        count, none = len(batch.tokens), self._tables.slots
+        spans = np.repeat(np.arange(len(batch.slots), dtype=np.int32), batch.counts)
+        ends = np.cumsum(batch.counts, dtype=np.int32)
+        places = np.arange(count, dtype=np.int32) + (batch.starts - (ends - batch.counts))[spans]
+        starts = np.concatenate([np.zeros(1, dtype=np.int32), ends])
+        per_span, per_row = self._spans, rows
+        return self._staging.pack(
+            *_filled(batch.slots, per_span, none),
+            *_filled(starts, per_span, count),
+            *_filled(batch.starts + batch.counts, per_span, 0),
+            *_filled(output_rows(ends, batch.outputs), per_span, 0),
+            *_filled(batch.tokens, per_row, 0),
+            *_filled(batch.slots[spans], per_row, none),
+            *_filled(places, per_row, -1),
+        )
+
+    def _layers(self, rows: int) -> MixedRows:
+        spans, tables = self._spans, self._tables
+        slots, starts, lengths, output_at = self._inputs[: 4 * spans].view(4, spans)
+        tokens, row_slots, places = self._inputs[4 * spans : 4 * spans + 3 * rows].view(3, rows)
+        slots, lengths = slots[:-1], lengths[:-1]  # the last column is for the end of the last span
+        step = Step(
+            positions=places.clamp(min=0),
+            slot_mapping=tables.mapping(row_slots.long(), places),
+            block_tables=tables.block_tables.index_select(0, slots),
+            query_starts=starts,
+            context_lens=lengths,
+            max_query=rows,
+            decode_only=False,
+        )
+        known = torch.where(tokens >= 0, tokens, tables.last_tokens[row_slots.long()])
+        x, residual = self._model.hidden(known, step, self._pool.layers)
+        chosen = row_slots.index_select(0, output_at).long()
+        ends = places.index_select(0, output_at) + 1
+        return MixedRows(
+            x=x.index_select(0, output_at),
+            residual=None if residual is None else residual.index_select(0, output_at),
+            slots=chosen,
+            lengths=ends,
+            output_index=ends - tables.prompt_lens[chosen],
+        )
+
+
+def _key(rows: int) -> GraphKey:
+    return GraphKey(rows, adapted=False, mixed=True)
+
+
+def _filled(column: Ints, size: int, value: int) -> tuple[Ints, Ints]:
+    return column, np.full(size - len(column), value, dtype=np.int32)

@@ -1,0 +1,64 @@
+"""Mixed passes through graphs: padded rows and spans change nothing, and what has no graph runs eagerly."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from stretto.backends.torch import mixed
+from tests.unit.backends.torch.rig import Loop, ask, make_backend
+from tests.unit.backends.torch.test_logits import Repeated
+
+
+class Counted(Repeated):
+    def __init__(self):
+        super().__init__()
+        self.replayed = []
+
+    def replay(self, key):
+        self.replayed.append(key)
+        return super().replay(key)
+
+
+def warm(kind, **more):
+    graphs = Counted()
+    backend = make_backend(kind, slots=4, graphs=graphs, **more)
+    backend.warm_up()
+    graphs.replayed.clear()
+    return backend, graphs
+
+
+def requests():
+    """More than slots, prompts of several chunks: most passes have prompts beside streams."""
+    return [ask(f"r{at}", 7 + 23 * at, start=at, outputs=5 + at, temperature=0.7, seed=at) for at in range(7)]
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "moe"])
+def test_texts_are_those_of_eager_passes(kind):
+    backend, graphs = warm(kind)
+    texts = Loop(backend, prefill_chunk=24).run(requests())
+    assert texts == Loop(make_backend(kind, slots=4), prefill_chunk=24).run(requests())
+    assert {key.rows for key in graphs.replayed if key.mixed} == {64}
+    assert backend.late_work == (0, 0)
+
+
+def test_prompt_scores_and_large_batches_run_eagerly():
+    backend, graphs = warm("qwen3")
+    plain = make_backend("qwen3", slots=4)
+    scored = [ask("s", 60, outputs=3, prompt_logprobs=2), ask("t", 40, start=3, outputs=3, prompt_logprobs=1)]
+    assert Loop(backend).run(scored) == Loop(plain).run(scored)
+    assert not any(key.mixed for key in graphs.replayed)
+    backend.runner.mixed.buckets = (64,)
+    long = [ask("l", 200, outputs=3)]
+    assert Loop(backend, prefill_chunk=128).run(long) == Loop(plain, prefill_chunk=128).run(long)
+    assert not any(key.mixed and key.rows > 64 for key in graphs.replayed)
+
+
+def test_buckets_end_where_computing_takes_longer_than_launching(monkeypatch):
+    shape = make_backend("qwen3").model.shape
+    assert mixed.mixed_buckets(shape, 700) == (64, 128, 192, 256, 384, 512)
+    assert mixed.mixed_buckets(shape, 8192)[-5:] == (4096, 5120, 6144, 7168, 8192)
+    monkeypatch.setattr(mixed, "LAYER_FLOP_MAX", 2.0 * mixed.layer_weights(shape) * 300)
+    assert mixed.mixed_buckets(shape, 8192) == (64, 128, 192, 256)
