@@ -128,6 +128,15 @@ class OfflineRun:
     cached: int = 0
     drafted: int = 0
     accepted: int = 0
+    began: tuple[int, float] | None = None  # tokens and time when all requests had one
+    ended: tuple[int, float] | None = None  # … and when the first of them ended
+
+    @property
+    def steady_tokens_per_s(self) -> float:
+        """While all requests decode: without prompts, and without the last ones, which run alone."""
+        assert self.began is not None
+        assert self.ended is not None
+        return (self.ended[0] - self.began[0]) / (self.ended[1] - self.began[1])
 
     @property
     def output_tokens(self) -> int:
@@ -211,6 +220,10 @@ class OfflineLoop:
             run.outputs[request].extend(events.tokens[at : at + count])
             run.token_times[request].append(now)
             at += count
+        if run.began is None and all(run.outputs.values()):
+            run.began = run.output_tokens, now
+        if run.ended is None and events.ends:
+            run.ended = run.output_tokens, now
         for end in events.ends:
             run.preemptions += end.preemptions
             run.cached += end.cached_tokens

@@ -4,9 +4,10 @@
 
 The weights are random, so the text is fixed by a logit bias: every request repeats one token, whatever the
 model computes. The drafter knows that token and proposes another one with probability 1 - acceptance. Every
-pass, on and off, computes the whole model. For each number of streams a fresh scheduler begins with a short
-run that is not timed; on and off take turns. Bars: 0.98 of off everywhere, and 1.8 times off for one stream
-of Qwen3-8B at 80 % acceptance.
+pass, on and off, computes the whole model. Each case has a scheduler of its own, which begins with a short
+run that is not timed. Then on and off take turns, in every second round in reverse order. Tokens are counted
+while all streams decode: from the last first token to the first end. Bars, for the median of the rounds'
+ratios: 0.98 of off everywhere, and 1.8 times off for one stream of Qwen3-8B at 80 % acceptance.
 """
 
 from __future__ import annotations
@@ -62,17 +63,19 @@ class Bench:
         self._names = 0
         backend.drafting.make = lambda request, _: KnownAcceptance(request, self._acceptance)
 
-    def measure(self, streams: int, acceptance: float | None, outputs: int) -> dict[str, Any]:
+    def loop(self, streams: int) -> OfflineLoop:
+        return OfflineLoop(self._backend, cache="none", n_seq_max=streams)
+
+    def measure(
+        self, loop: OfflineLoop, streams: int, acceptance: float | None, outputs: int
+    ) -> dict[str, Any]:
         """One timed run; `acceptance` None is without speculation."""
         self._acceptance = acceptance or 0.0
-        loop = OfflineLoop(self._backend, cache="none", n_seq_max=streams)
-        drafts = 0 if acceptance is None else self._drafts
-        loop.run(self._requests(streams, outputs // 4, drafts))
         settle()
-        requests = self._requests(streams, outputs, drafts)
+        requests = self._requests(streams, outputs, 0 if acceptance is None else self._drafts)
         run = loop.run(requests)
         self._check(run, requests)
-        return {"tokens_per_s": run.output_tokens / run.seconds, **_about(run)}
+        return {"tokens_per_s": run.steady_tokens_per_s, **_about(run)}
 
     def _requests(self, streams: int, outputs: int, drafts: int) -> list[Request]:
         made = []
@@ -120,37 +123,46 @@ def arguments() -> argparse.Namespace:
     made.add_argument("--streams", default="1,4,16,64,256")
     made.add_argument("--acceptance", default="0,50,80", help="percent, separated by commas")
     made.add_argument("--drafts", type=int, default=4, help="most drafts of a request in a tick")
-    made.add_argument("--outputs", type=int, default=512, help="tokens of one stream; fewer for many streams")
-    made.add_argument("--rounds", type=int, default=3)
-    made.add_argument("--quick", action="store_true", help="one round, half as many tokens")
+    made.add_argument("--outputs", type=int, default=256, help="tokens of one stream: ticks without drafts")
+    made.add_argument("--rounds", type=int, default=4)
+    made.add_argument("--quick", action="store_true", help="two rounds of 208 tokens")
     options = made.parse_args()
     if options.quick:
-        options.rounds, options.outputs = 1, options.outputs // 2
+        options.rounds, options.outputs = 2, 208
     return options
 
 
 def compare(bench: Bench, streams: int, rates: list[int], options: argparse.Namespace) -> dict[str, Any]:
-    outputs = max(options.outputs // 4, options.outputs // (1 + streams // 16))
-    runs: dict[str, list[dict[str, Any]]] = {"off": [], **{str(rate): [] for rate in rates}}
-    for _ in range(options.rounds):
-        for name, found in runs.items():
-            found.append(bench.measure(streams, None if name == "off" else int(name) / 100, outputs))
-    off = statistics.median(one["tokens_per_s"] for one in runs["off"])
-    shown: dict[str, Any] = {"outputs": outputs}
-    for name, found in runs.items():
-        speeds = sorted(one["tokens_per_s"] for one in found)
-        middle = min(found, key=lambda one: abs(one["tokens_per_s"] - statistics.median(speeds)))
-        ratio = statistics.median(speeds) / off
-        shown[name] = {key: round(value, 4) for key, value in middle.items()} | {"ratio": round(ratio, 4)}
-        shown[name]["range"] = [round(speed / off, 3) for speed in (speeds[0], speeds[-1])]
-        print(
-            f"{streams:4} streams, {name:>3}: {middle['tokens_per_s']:9.1f} tok/s, {ratio:.3f} of off, "
-            f"{middle['accepted']} of {middle['drafted']} drafts, {middle['ticks']:.0f} ticks of "
-            f"{middle['ms_per_tick']:.2f} ms (GPU {middle['gpu_ms_per_decode_tick']:.2f})",
-            file=sys.stderr,
-            flush=True,
-        )
-    return shown
+    cases: dict[str, float | None] = {"off": None, **{str(rate): rate / 100 for rate in rates}}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
+    loops = {name: bench.loop(streams) for name in cases}
+    for name, acceptance in cases.items():
+        bench.measure(loops[name], streams, acceptance, options.outputs // 4)
+    for number in range(options.rounds):
+        names = list(cases) if number % 2 == 0 else list(reversed(cases))
+        for name in names:
+            runs[name].append(bench.measure(loops[name], streams, cases[name], options.outputs))
+    return {name: _summary(streams, name, found, runs["off"]) for name, found in runs.items()}
+
+
+def _summary(
+    streams: int, name: str, found: list[dict[str, Any]], off: list[dict[str, Any]]
+) -> dict[str, Any]:
+    pairs = zip(found, off, strict=True)
+    ratios = sorted(on["tokens_per_s"] / plain["tokens_per_s"] for on, plain in pairs)
+    means = {key: round(statistics.mean(one[key] for one in found), 4) for key in found[0]}
+    print(
+        f"{streams:4} streams, {name:>3}: {means['tokens_per_s']:9.1f} tok/s, "
+        f"{statistics.median(ratios):.3f} of off [{ratios[0]:.3f}, {ratios[-1]:.3f}], "
+        f"{means['accepted']:.0f} of {means['drafted']:.0f} drafts, {means['ticks']:.0f} ticks of "
+        f"{means['ms_per_tick']:.2f} ms (GPU {means['gpu_ms_per_decode_tick']:.2f})",
+        file=sys.stderr,
+        flush=True,
+    )
+    spread = [round(ratios[0], 3), round(ratios[-1], 3)]
+    off_range = sorted(round(one["tokens_per_s"], 1) for one in off)
+    more = {"off_range": [off_range[0], off_range[-1]]} if found is off else {}
+    return means | {"ratio": round(statistics.median(ratios), 4), "range": spread} | more
 
 
 def main() -> int:
