@@ -7,7 +7,7 @@
   and chat for 1 to 8 users in a closed loop.
 - peer: the server beside llama-server, both with lookup drafts (`--peer` is its binary).
 - lora: `lora.py`.
-- pair: a target with a draft model of its family (`--target`, `--draft`; `make bench-pair`), one user.
+- pair: a target with a draft model of its family (`--target`, `--draft`), one user.
 
 `--check` exits 1 if a text or a distribution differs, if a case is slower than 0.98 times plain decoding,
 code edits of one user less than 1.6 times as fast, the pair less than 1.3 times, or llama-server faster.

@@ -5,6 +5,7 @@ Several stood in the code for an hour until the simulator found them; they are m
 
 from __future__ import annotations
 
+from tests.simulation.draft_defects import DRAFT_DEFECTS
 from tests.simulation.media_defects import MEDIA_DEFECTS
 from tools.plant import Defect
 
@@ -337,5 +338,6 @@ DEFECTS = (
         "True for group in present",
         ("--where", "groups=apart"),
     ),
+    *DRAFT_DEFECTS,
     *MEDIA_DEFECTS,
 )

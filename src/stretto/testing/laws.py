@@ -31,6 +31,7 @@ from stretto.core.tick import (
 from stretto.core.time_slicing import PAUSE_MAX_S, SHORT_SLICE
 from stretto.errors import InvariantError
 from stretto.testing.ageing import record_waits
+from stretto.testing.draft_law import DraftLaw
 from stretto.testing.media_law import MediaLaw
 from stretto.testing.rotation_law import RotationLaw
 from stretto.testing.sometimes import SOMETIMES
@@ -41,6 +42,7 @@ class Laws:
         self._scheduler = scheduler
         self._waits = record_waits(scheduler)
         self._rotation = RotationLaw(scheduler, self.saw)
+        self._drafts = DraftLaw(scheduler, self.saw)
         self.media = MediaLaw(scheduler, self.saw)
         self._seen_admitted: set[str] = set()
         self._oldest_running: Job | None = None
@@ -85,6 +87,7 @@ class Laws:
             invariants.check_tick(scheduler, planned)
             self._check_alternation(planned)
             self._rotation.check(planned, now)
+            self._drafts.check(planned)
             self._observe_tick(planned)
         elif not in_flight:
             invariants.check_idle(scheduler)
@@ -289,6 +292,7 @@ class Laws:
             self.saw("no room reported and recovered")
         elif outcome.failure is PassFailure.FAILED:
             self._note_failure(tick)
+        self._drafts.committed(outcome)
         for got, asked in zip(outcome.counts, tick.outputs, strict=False):
             if asked > 1:
                 self.saw("drafts accepted in full" if got == asked else "drafts rejected")
@@ -322,6 +326,7 @@ class Laws:
             self.media.ended(request_id)
 
     def _observe_end(self, terminal: Terminal) -> None:
+        self._drafts.ended(terminal)
         request_id, how = terminal.request_id, (terminal.end, terminal.reason)
         if terminal.end is End.FINISHED and request_id in self._troubled:
             self.saw("pass failed and no request did")

@@ -185,9 +185,10 @@ def _media(r: random.Random) -> tuple[int, MediaTraffic]:
 
 def _latency(r: random.Random, can: Capabilities) -> LatencyModel:
     scale = r.choice((0.2, 1.0, 5.0))
+    row_s = 1e-3 if can.mixed_batches else 2e-5  # cheap rows: drafts are worth theirs
     return LatencyModel(
         a_s=2e-3 * scale,
-        b_s=1e-3 * scale,
+        b_s=row_s * scale,
         c_s=2e-6 * scale,
         beta_s=4e-4 * scale,
         gamma_s=1e-6 * scale,

@@ -49,6 +49,7 @@ SOMETIMES = (
     "sequence moved to close a gap",
     "drafts accepted in full",
     "drafts rejected",
+    "draft rows were padded",
     "lost decode rows were replayed one by one",
     "row of a finished request discarded",
     "fork shared its parent's prompt",
