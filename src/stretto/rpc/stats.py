@@ -30,11 +30,12 @@ class HistogramStats(Message):
 
 
 class AdapterStats(Message):
-    """One adapter of a model: whether it is in memory, and how many requests use it."""
+    """One adapter of a model: whether it is in memory, how many requests use it, and which of them wait."""
 
     name: str
     loaded: bool = False
     requests: int = 0
+    waiting: int = 0
     bytes: int = 0
 
 

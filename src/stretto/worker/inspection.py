@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stretto.core import backlog
@@ -40,6 +42,7 @@ class SchedulerView:
     backlog_s: float
     kv_block_tokens: int
     kv_blocks: int
+    waiting_adapters: Mapping[str, int]  # requests without a slot, by adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ def view(state: State) -> SchedulerView:
         backlog_s=backlog.predict(state).wait_s,
         kv_block_tokens=block_tokens,
         kv_blocks=blocks,
+        waiting_adapters=waiting_adapters(state),
     )
 
 
@@ -83,6 +87,14 @@ def queued(state: State) -> dict[str, int]:
             if job.status in (Status.ENCODING, Status.WAITING, Status.DEFERRED):
                 counts[job.request.priority.name.lower()] += 1
     return counts
+
+
+def waiting_adapters(state: State) -> dict[str, int]:
+    """Requests that wait for a slot, preempted ones included, by the adapters they name."""
+    if not state.can.adapters or not (state.queue.size or state.queue.preempted):
+        return {}
+    waiting = (job for job in state.jobs.values() if job.status not in (Status.RUNNING, Status.ENDED))
+    return dict(Counter(use.name for job in waiting for use in job.request.adapters))
 
 
 def kv_used(state: State) -> float:

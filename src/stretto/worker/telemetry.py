@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from stretto.errors import ShuttingDownError
@@ -56,7 +56,7 @@ async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> Mode
         slots=stats.slots,
         queued=view.queued if view is not None else {},
         parked=stats.parked,
-        adapters=_adapters(model),
+        adapters=_adapters(model, view.waiting_adapters if view is not None else {}),
         adapter_loads=model.adapters.loads if model.adapters is not None else 0,
         media_encoded=media.encoded,
         media_reused=media.reused,
@@ -84,10 +84,17 @@ async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> Mode
     )
 
 
-def _adapters(model: ModelRuntime) -> list[AdapterStats]:
+def _adapters(model: ModelRuntime, waiting: Mapping[str, int]) -> list[AdapterStats]:
     usage = model.adapters.usage() if model.adapters is not None else []
     return [
-        AdapterStats(name=a.name, loaded=a.loaded, requests=a.requests, bytes=a.size_bytes) for a in usage
+        AdapterStats(
+            name=a.name,
+            loaded=a.loaded,
+            requests=a.requests,
+            waiting=waiting.get(a.name, 0),
+            bytes=a.size_bytes,
+        )
+        for a in usage
     ]
 
 

@@ -70,10 +70,12 @@ def _lora_info(models: list[ModelStats]) -> Metric:
         "Adapters of running and waiting requests, as labels.",
         labels=["max_lora", "waiting_lora_adapters", "running_lora_adapters"],
     )
-    used = [adapter.name for model in models for adapter in model.adapters if adapter.requests]
+    adapters = [adapter for model in models for adapter in model.adapters]
+    waiting = ",".join(sorted(adapter.name for adapter in adapters if adapter.waiting))
+    running = ",".join(sorted(adapter.name for adapter in adapters if adapter.requests > adapter.waiting))
     most = max((len(model.adapters) for model in models), default=0)
-    if any(model.adapters for model in models):
-        family.add_metric([str(most), "", ",".join(sorted(used))], time.time())
+    if adapters:
+        family.add_metric([str(most), waiting, running], time.time())
     return family
 
 
