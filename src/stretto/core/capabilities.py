@@ -36,6 +36,7 @@ class Capabilities:
     sequences_max: int
     window: int
     page_tokens: int = 1
+    host_pages: int = 0  # places in host memory that pages can be saved to and loaded from
     pages: int = 0  # 0: a fixed window for each sequence, no shared pool
     bytes_per_token: int = 1
     state_bytes: int = 0
@@ -70,6 +71,8 @@ class Capabilities:
             raise ValueError("planning ahead needs passes with several adapter groups")
         if self.share in (Share.PAGES, Share.RANGE) and self.pages < 1:
             raise ValueError("a shared pool needs its size in pages")
+        if self.host_pages and self.share is not Share.PAGES:
+            raise ValueError("host_pages needs pages")
         if self.share is Share.PAGES and self.rewind is not Rewind.ANY:
             raise ValueError("pages need a model that rewinds anywhere")
 

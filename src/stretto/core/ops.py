@@ -2,7 +2,8 @@
 
 The order of `OpKind` is the order of execution (the normal form). Why this order: SAVE and CHECKPOINT
 read before anything changes; COPY before TRIM and CLEAR makes a move right (copy, clear the source,
-refill it in the same pass); CLEAR before RESTORE frees cells in a shared pool.
+refill it in the same pass); CLEAR before RESTORE frees cells in a shared pool. Pages are saved before any
+of them is overwritten, and loaded before they are copied.
 
 Rules (checked by `check_order`, and by the simulated backend at run time):
 (a) a tick's list is sorted by kind;
@@ -30,7 +31,9 @@ class OpKind(IntEnum):
     CLEAR = 5  # sequence is empty
     RESTORE = 6  # blob -> sequence, trimmed to length
     REWIND = 7  # state-only blob -> sequence, which is trimmed to length
-    COPY_PAGES = 8  # page `other` -> page `sequence`, first `length` tokens
+    SAVE_PAGES = 8  # page `sequence` -> blob, a place in host memory, which is overwritten
+    LOAD_PAGES = 9  # blob -> page `sequence`
+    COPY_PAGES = 10  # page `other` -> page `sequence`, first `length` tokens
 
 
 class KvOp(NamedTuple):
@@ -50,6 +53,8 @@ class OpResult(NamedTuple):
 
 WRITES = frozenset({OpKind.COPY, OpKind.TRIM, OpKind.CLEAR, OpKind.RESTORE, OpKind.REWIND})
 """Kinds that change their sequence: when one fails, the rows of that sequence are not run."""
+PAGE_OPS = frozenset({OpKind.SAVE_PAGES, OpKind.LOAD_PAGES, OpKind.COPY_PAGES})
+PAGE_WRITES = frozenset({OpKind.LOAD_PAGES, OpKind.COPY_PAGES})
 
 
 def check_order(ops: Sequence[KvOp]) -> None:

@@ -171,7 +171,7 @@ class ModelSettings(BaseModel):
     """Seconds that a request waits in the queue before it takes the slot of the longest-running request, or
     of the busy conversation that it continues; under every cache policy."""
     cache_ram_bytes: Bytes = 1 << 30
-    """Host memory for saved prefixes."""
+    """Host memory for saved prefixes; on torch only if it is set."""
     deterministic: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
     """on: greedy text never depends on cache, neighbours, chunks or preemption, where need be by computing
     answers again when a conversation goes on; refused where it cannot be kept. auto: where that is free."""

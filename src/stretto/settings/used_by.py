@@ -84,7 +84,7 @@ USERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("embed_inputs_max", "embed_batch_tokens"), ("embedding",)),
     "draft_model": ("llamacpp",),
     **dict.fromkeys(("mmproj", "n_media_max", "media_cache_bytes"), ("llamacpp", "simulated")),
-    "cache_ram_bytes": ("llamacpp", "simulated"),
+    "cache_ram_bytes": ("llamacpp", "torch", "simulated"),
     "deterministic": ("llamacpp", "simulated"),
     "chat_template": ("llamacpp", "torch"),
     "n_ubatch": _LLAMACPP_FILES,

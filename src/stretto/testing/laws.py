@@ -279,6 +279,8 @@ class Laws:
                 self.saw("hit by restoring a snapshot")
             elif op.kind is OpKind.COPY_PAGES:
                 self.saw("pages copied on write")
+            elif op.kind is OpKind.LOAD_PAGES:
+                self.saw("pages loaded from host memory")
 
     # --- around a commit -------------------------------------------------------------------------
 

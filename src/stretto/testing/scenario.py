@@ -156,7 +156,14 @@ def _capabilities(r: random.Random, layout: str, slots: int, window: int, limits
     if layout in ("pages", "ahead"):
         pages = max(2, -(-pool // page))
         ahead = 1 if layout == "ahead" else 0
-        return Capabilities(share=Share.PAGES, pages=pages, page_tokens=page, plan_ahead=ahead, **common)  # type: ignore[arg-type]
+        return Capabilities(
+            share=Share.PAGES,
+            pages=pages,
+            page_tokens=page,
+            plan_ahead=ahead,
+            host_pages=pages % 2 << 20,
+            **common,  # type: ignore[arg-type]
+        )
     share = r.choice((Share.COPY, Share.COPY, Share.NONE))
     rewind = {"hybrid": Rewind.CHECKPOINT, "window": Rewind.WINDOW}.get(layout, Rewind.ANY)
     return Capabilities(

@@ -23,6 +23,7 @@ SOMETIMES = (
     "hit by copying a running sequence",
     "system prompt shared",
     "pages copied on write",
+    "pages loaded from host memory",
     "cancelled while waiting",
     "cancelled while deferred",
     "cancelled while preempted",

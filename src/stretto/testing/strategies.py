@@ -16,11 +16,11 @@ from hypothesis.strategies import SearchStrategy
 from stretto.backends.simulated.faults import TickFaults
 from stretto.core.capabilities import Capabilities, Rewind, Share
 from stretto.core.limits import CACHE_POLICIES, Limits, Preemption
-from stretto.core.ops import OpKind
+from stretto.core.ops import PAGE_OPS, OpKind
 from stretto.core.request import Priority, Request, SamplingParams
 
 LAYOUTS = ("streams", "window", "hybrid", "unified", "pages", "ahead")
-SEQUENCE_OPS = tuple(kind for kind in OpKind if kind is not OpKind.COPY_PAGES)
+SEQUENCE_OPS = tuple(kind for kind in OpKind if kind not in PAGE_OPS)
 
 
 def tokens(

@@ -94,6 +94,7 @@ def _open(
             on_lost=end_with_rank if is_claimed() else None,
             dtype=chosen.dtype,
             kv_dtype=chosen.kv_dtype,
+            host_bytes=chosen.cache_ram_bytes if "cache_ram_bytes" in chosen.model_fields_set else 0,
             quantization=chosen.quantization,
             load_format=chosen.load_format,
             warm_up=chosen.warm_up,

@@ -9,7 +9,8 @@ from stretto.errors import InvariantError
 
 
 def test_the_order_of_execution():
-    names = ["SAVE", "CHECKPOINT", "DROP", "COPY", "TRIM", "CLEAR", "RESTORE", "REWIND", "COPY_PAGES"]
+    names = ["SAVE", "CHECKPOINT", "DROP", "COPY", "TRIM", "CLEAR", "RESTORE", "REWIND"]
+    names += ["SAVE_PAGES", "LOAD_PAGES", "COPY_PAGES"]
     assert [kind.name for kind in sorted(OpKind)] == names
 
 

@@ -15,7 +15,7 @@ from stretto.backends.simulated.memory import ContractError, PagedMemory, make_m
 from stretto.backends.simulated.model import LatencyModel, SimulatedModel, cell_scope
 from stretto.core.capabilities import Capabilities
 from stretto.core.media import MEDIA_ROW, MediaPlace, place_of, rows_alike
-from stretto.core.ops import WRITES, OpKind, OpResult, check_order
+from stretto.core.ops import PAGE_WRITES, WRITES, OpResult, check_order
 from stretto.core.request import AdapterGroup, Request
 from stretto.core.tick import PENDING_TOKEN, Binding, Outcome, PassFailure, PromptScores, Span, Tick
 
@@ -150,7 +150,7 @@ class SimulatedBackend:
         broken = {
             op.sequence
             for op, result in zip(tick.ops, outcome.op_results, strict=True)
-            if op.kind is OpKind.COPY_PAGES and not result.ok
+            if op.kind in PAGE_WRITES and not result.ok
         }
         return {update.slot for update in tick.tables if broken & set(update.pages)}
 

@@ -294,6 +294,7 @@ class PagedMemory:
         self._writers: list[dict[int, int]] = []  # per tick in flight: page -> slot that writes it
         self.blobs: dict[int, Blob] = {}
         self._poisoned: dict[int, None] = {}
+        self._host: dict[int, array[int]] = {}
 
     def begin_tick(self) -> None:
         self._writers.append({})
@@ -314,13 +315,26 @@ class PagedMemory:
         self._lengths[update.slot] = min(self._lengths.get(update.slot, 0), update.offset * self._size)
 
     def execute(self, op: KvOp) -> OpResult:
-        if op.kind is not OpKind.COPY_PAGES:
-            raise ContractError(f"{op.kind.name} is not an operation on pages")
-        self._pages[op.sequence][: op.length] = self._pages[op.other][: op.length]
-        return OpResult(ok=True, bytes=op.length)
+        match op.kind:
+            case OpKind.SAVE_PAGES:
+                self._host[op.blob] = self._pages[op.sequence][:]
+            case OpKind.LOAD_PAGES:
+                if op.blob not in self._host:
+                    raise ContractError(f"blob {op.blob} was never saved")
+                self._pages[op.sequence][:] = self._host[op.blob]
+            case OpKind.COPY_PAGES:
+                self._pages[op.sequence][: op.length] = self._pages[op.other][: op.length]
+                return OpResult(ok=True, bytes=op.length)
+            case _:
+                raise ContractError(f"{op.kind.name} is not an operation on pages")
+        return OpResult(ok=True, bytes=self._size)
 
     def damage(self, op: KvOp) -> None:
-        self._pages[op.sequence] = array("q", [POISON] * self._size)
+        blank = array("q", [POISON] * self._size)
+        if op.kind is OpKind.SAVE_PAGES:
+            self._host[op.blob] = blank
+        else:
+            self._pages[op.sequence] = blank
 
     def begin_pass(self) -> None:
         """No-op: pages are copied immediately."""

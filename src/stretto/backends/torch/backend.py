@@ -24,9 +24,11 @@ from stretto.backends.torch.compile_count import COMPILES
 from stretto.backends.torch.drafting import TorchDrafts
 from stretto.backends.torch.flight import Flight
 from stretto.backends.torch.graphs import Recorded, choose_graphs, draft_rows
+from stretto.backends.torch.host_pool import HostPool
 from stretto.backends.torch.measuring import MeasuredShare, columns, logprobs_of, scores
 from stretto.backends.torch.models import CausalModel
 from stretto.backends.torch.ops import KvScales, SampledTokens, SamplingTable
+from stretto.backends.torch.page_ops import PageOps
 from stretto.backends.torch.parallel.followers import Followers
 from stretto.backends.torch.pool import KvPool
 from stretto.backends.torch.ragged import Ragged
@@ -35,7 +37,6 @@ from stretto.backends.torch.staging import Staging, Stopwatch, to_host
 from stretto.backends.torch.tables import Tables
 from stretto.backends.torch.warm_up import LateWork, Progress, warm_up
 from stretto.core.capabilities import Capabilities, Share
-from stretto.core.ops import KvOp, OpKind, OpResult
 from stretto.core.tick import Outcome, PassFailure, Tick
 from stretto.errors import BadOutputError, InvariantError, TorchError
 
@@ -45,6 +46,7 @@ CHUNK_MULTIPLE_CUDA = 64  # prompt rows are computed in tiles
 CHUNK_MULTIPLE_CPU = 16  # this many rows cost as much as one: the weights are read once
 OUTPUTS_PER_SLOT = 8
 STAGING_INTS = 1 << 18
+HOST_BYTES_PER_S = 20e9  # between a GPU and pinned memory, with room for a slower bus
 POLL_S_MAX = 2e-3  # shorter passes are waited for by polling, which takes a core but answers at once
 
 
@@ -84,6 +86,7 @@ class TorchBackend:
         self.model, self._device, self._on_close, self.followers = model, device, on_close, followers
         with torch.inference_mode():
             self.pool = KvPool(shape, model.place, pages=pages, page_tokens=page_tokens, scales=kv_scales)
+            self._page_ops = PageOps(self.pool, None, followers)
             staging = Staging(device, STAGING_INTS)
             sizes = {"slots": slots, "window": window, "page_tokens": page_tokens, "pages": pages}
             self._tables = Tables(**sizes, device=device, staging=staging)
@@ -129,6 +132,15 @@ class TorchBackend:
         self.adapters = TorchAdapters(self.model, sources, loaded_max=loaded_max, slots=can.sequences_max)
         self.runner.adapter_scales = self.adapters.scales
 
+    @torch.inference_mode()
+    def add_host_pages(self, host_bytes: int) -> None:
+        """Host memory for evicted pages. Several ranks have none."""
+        can = self.capabilities
+        places = host_bytes // (can.page_tokens * can.bytes_per_token)
+        if places and self.followers is None:
+            self._page_ops = PageOps(self.pool, HostPool(self.pool, places), None)
+            self.capabilities = replace(can, host_pages=places, snapshot_bytes_per_s=HOST_BYTES_PER_S)
+
     def warm_up(self, progress: Progress | None = None) -> None:
         """Compiles and captures everything that ticks can need. Without it, each on first use."""
         can = self.capabilities
@@ -164,7 +176,7 @@ class TorchBackend:
             flight.outcome.failure = PassFailure.VOID
             return
         began_s = time.perf_counter()
-        flight.outcome.op_results = tuple(self._execute(op) for op in tick.ops)
+        flight.outcome.op_results = self._page_ops.execute(tick.ops)
         flight.outcome.ops_s = time.perf_counter() - began_s
         if tick.slots:
             self._run(flight)
@@ -209,6 +221,7 @@ class TorchBackend:
         del (
             self.runner,
             self.pool,
+            self._page_ops,
             self.model,
             self._tables,
             self._requests,
@@ -218,18 +231,6 @@ class TorchBackend:
             torch.cuda.empty_cache()
         if self._on_close is not None:
             self._on_close()
-
-    # --- operations ------------------------------------------------------------------------------
-
-    def _execute(self, op: KvOp) -> OpResult:
-        if op.kind is not OpKind.COPY_PAGES:
-            return OpResult(ok=False, reason=f"{op.kind.name} is not an operation on pages")
-        if not (0 <= op.sequence < self.pool.pages and 0 <= op.other < self.pool.pages):
-            raise InvariantError("a copy of a page that does not exist")
-        self.pool.copy_page(op.other, op.sequence, op.length)
-        if self.followers:
-            self.followers.copy(op.other, op.sequence, op.length)
-        return OpResult(ok=True, bytes=op.length * self.pool.bytes_per_token)
 
     # --- rows ------------------------------------------------------------------------------------
 

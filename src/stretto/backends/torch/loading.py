@@ -62,6 +62,7 @@ class TorchOptions:
     kv_dtype: str = "auto"
     quantization: str = "auto"
     load_format: str = "auto"
+    host_bytes: int = 0  # of host memory for pages that are evicted
     plan_ahead: int = 1
     graphs: bool | Recorded | None = None
     warm_up: bool = True  # on a GPU
@@ -260,6 +261,7 @@ def _backend(
         followers=followers,
         drafts_max=options.drafts_max,
     )
+    backend.add_host_pages(options.host_bytes)
     if options.adapters:
         backend.add_adapters(options.adapters, loaded_max=options.adapters_loaded_max)
     return backend

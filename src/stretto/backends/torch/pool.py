@@ -39,16 +39,16 @@ class KvPool:
         self.is_fp8 = scales is not None
         self.bytes_per_token = shape.kv_bytes_per_token(dtype.itemsize)
         size = (shape.layers, 2, pages, page_tokens, shape.kv_heads, shape.head_dim)
-        self._memory = torch.empty(size, dtype=dtype, device=place.device)
+        self.memory = torch.empty(size, dtype=dtype, device=place.device)
         own = [None] * shape.layers if scales is None else scales
         self.layers = tuple(
             LayerPages(k=layer[0], v=layer[1], scales=scale)
-            for layer, scale in zip(self._memory, own, strict=True)
+            for layer, scale in zip(self.memory, own, strict=True)
         )
 
     def copy_page(self, source: int, target: int, length: int) -> None:
         """Copies the first `length` tokens of a page, in all layers."""
-        self._memory[:, :, target, :length] = self._memory[:, :, source, :length]
+        self.memory[:, :, target, :length] = self.memory[:, :, source, :length]
 
 
 def pages_that_fit(

@@ -60,7 +60,7 @@ class PageIndex:
             part = tokens[start : start + self._size]
             at = len(pages) + 1
             if at == len(digests):
-                digests.append(_next_digest(digests[-1], part.tobytes()))
+                digests.append(next_digest(digests[-1], part.tobytes()))
             page = self._known.get(digests[at])
             if page is None or self._pages[page].tokens != part:
                 break
@@ -78,7 +78,7 @@ class PageIndex:
 
     def add(self, page: Page, parent: Digest, tokens: array[int]) -> Digest:
         """Add a full page, unless it or an equal one is known. Returns the digest at its end."""
-        digest = _next_digest(parent, tokens.tobytes())
+        digest = next_digest(parent, tokens.tobytes())
         if page.digest is None and digest not in self._known:
             page.digest, page.parent, page.tokens = digest, parent, tokens
             self._known[digest] = page.index
@@ -114,5 +114,5 @@ class PageIndex:
             assert self._pages[index].digest == digest, "the index points at a page that is something else"
 
 
-def _next_digest(parent: Digest, tokens: bytes) -> Digest:
+def next_digest(parent: Digest, tokens: bytes) -> Digest:
     return hashlib.blake2b(parent + tokens, digest_size=16).digest()

@@ -1,13 +1,13 @@
 """The ledger for paged attention: block tables, reference counts, and prefixes shared page by page.
 
-A page without a holder stays known until it is reused, least recently used first. A page that other slots
-hold is copied before it is written (COPY_PAGES). A page that is freed while a tick is in flight stays fenced
-until that tick is committed, because the tick may still write it.
+A page without a holder stays known until it is reused, least recently used first; its content then moves to
+host memory, if the backend has some (`host_pages`). A page that other slots hold is copied before it is
+written (COPY_PAGES). A page that is freed while a tick is in flight stays fenced until that tick is
+committed, because the tick may still write it.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence as Seq
 from itertools import chain
@@ -15,15 +15,15 @@ from itertools import chain
 from stretto.core import event_names
 from stretto.core.capabilities import Capabilities
 from stretto.core.kv.block_table import BlockTable
-from stretto.core.kv.ledger import CachedList, Donor, Match, PrefixKind, Settled, Source
-from stretto.core.kv.page_index import Digest, Page, PageIndex, root_digest
-from stretto.core.kv.prefix_store import common_prefix
-from stretto.core.limits import Limits, is_exact
+from stretto.core.kv.host_pages import HostPages
+from stretto.core.kv.ledger import CachedList, Donor, Match, Settled, Source
+from stretto.core.kv.page_donors import coming, fork_parent
+from stretto.core.kv.page_finder import PageFinder, PagePlan
+from stretto.core.kv.page_index import Page, PageIndex, root_digest
+from stretto.core.limits import TARGET_S, Limits, is_exact
 from stretto.core.ops import KvOp, OpKind, OpResult
 from stretto.core.slot import Job, Slot
 from stretto.core.tick import Note, TableUpdate
-
-WORTH_COPYING = 4  # a page is copied when at least a quarter of it is of use
 
 
 class PageLedger:
@@ -38,81 +38,42 @@ class PageLedger:
         self._index = PageIndex(self._pages, self._size)
         self._tables: dict[int, BlockTable] = {}  # slot -> table
         self._updates: dict[int, TableUpdate] = {}
-        self._copies: list[tuple[KvOp, int]] = []  # with the slot it is for
+        self._ops: list[tuple[KvOp, int]] = []  # with the slot it is for, -1: none
         self._issued: dict[int, list[tuple[KvOp, int]]] = {}
         self._newest_tick = -1
         self._shares = limits.cache != "none"
         self._system_only = limits.cache == "system_prompt"
         self._exact = is_exact(limits, capabilities)
+        self._page_bytes = self._size * capabilities.bytes_per_token
+        tick_bytes = capabilities.snapshot_bytes_per_s * (limits.target_itl_s or TARGET_S)
+        places = min(limits.cache_ram_bytes // self._page_bytes, capabilities.host_pages)
+        self._host = HostPages(places, self._size, int(tick_bytes) // self._page_bytes)
+        load_s = self._page_bytes / capabilities.snapshot_bytes_per_s
+        self._find = PageFinder(self._index, self._host, self._size, exact=self._exact, load_s=load_s)
         self.notes: list[Note] = []
 
     # --- matching --------------------------------------------------------------------------------
 
     @property
     def host_bytes(self) -> int:
-        return 0
+        return len(self._host) * self._page_bytes
 
     def match(self, job: Job) -> Match:
         owners = ("", job.id) if self._shares else (job.id,)
-        sources = [s for owner in owners if (s := self._walk(job, owner)) is not None]
-        running = self._running(job)
-        if running is not None:
-            sources.append(running)
+        find = self._find
+        ways = (find.walk, find.walk_on) if len(self._host) else (find.walk,)
+        sources = [s for owner in owners for walk in ways if (s := walk(job, owner)) is not None]
+        parent = fork_parent(self._tables.values(), job)
+        sources += [parent] if parent is not None else []
         sources.sort(key=lambda s: (-s.length, s.seconds, s.place))
-        return Match(tuple(sources), self._coming(job) if self._shares else None)
-
-    def _findable(self, job: Job, owner: str) -> array[int]:
-        """Tokens to look up: only the prompt in pages of others, where decode rows round differently."""
-        return job.known[: job.prompt_tokens] if self._exact and not owner else job.known
-
-    def _walk(self, job: Job, owner: str) -> Source | None:
-        """As many whole pages as are known, then part of one more."""
-        known = self._findable(job, owner)
-        pages, last = self._chain(job, known, owner)
-        cap = min(len(known), len(job.known) - 1)
-        whole = len(pages) * self._size
-        _, partial = self._index.closest(last, known[whole : whole + self._size], cap - whole)
-        length = job.cut(whole + partial if partial * WORTH_COPYING >= self._size else min(whole, cap))
-        if length == 0:
-            return None
-        return Source(PrefixKind.PAGES, length, length, length, pages[0] if pages else -1, 0.0)
-
-    def _chain(self, job: Job, known: array[int], owner: str) -> tuple[list[int], Digest]:
-        """A waiting request is looked up every tick: its digests are computed once."""
-        if owner not in job.page_digests:
-            job.page_digests[owner] = [root_digest(job.scope, owner)]
-        return self._index.chain(known, job.page_digests[owner])
-
-    def _running(self, job: Job) -> Source | None:
-        """A fork's parent shares its pages under every policy, also those not in the index."""
-        parent = job.request.fork_of
-        for table in self._tables.values():
-            slot = table.slot
-            if slot.job is None or slot.job.id != parent or slot.job.scope != job.scope or table.unsettled:
-                continue
-            common = job.cut(common_prefix(job.known, slot.known, min(len(job.known) - 1, slot.computed)))
-            if common > 0:
-                return Source(PrefixKind.RUNNING, common, common, slot.computed, slot.index, 0.0, slot.index)
-        return None
+        return Match(tuple(sources), self._coming(job))
 
     def _coming(self, job: Job) -> Donor | None:
-        best, tokens = None, job.known
-        for table in self._tables.values():
-            slot = table.slot
-            if slot.job is None or slot.job.scope != job.scope or len(slot.known) - slot.computed <= 1:
-                continue
-            useful = slot.computed if best is None or best.length < slot.computed else best.length
-            if useful >= len(tokens) or useful >= len(slot.known) or tokens[useful] != slot.known[useful]:
-                continue  # a cheap check first: a burst compares each request with all before it
-            limit = slot.job.prompt_tokens if self._exact else len(slot.known)
-            ahead = job.cut(common_prefix(job.known, slot.known, min(len(job.known) - 1, limit)))
-            if ahead > slot.computed and (best is None or ahead > best.length):
-                best = Donor(slot.index, slot.job.id, ahead)
-        return best
+        return coming(self._tables.values(), job, exact=self._exact) if self._shares else None
 
     def cached(self, tokens_max: int) -> CachedList:
         """Running requests' prompts, then pages without a holder, from the ends of their chains."""
-        found = CachedList([], complete=True)
+        found = CachedList([], complete=not len(self._host))
         running = (
             (table.slot.job.scope, table.slot.known[: table.registered * self._size])
             for table in self._tables.values()
@@ -132,16 +93,14 @@ class PageLedger:
 
     def open(self, slot: Slot, job: Job, source: Source | None) -> bool:
         table = BlockTable(slot, self._index.root(job.scope))
-        partial = -1
-        if source is not None:
-            table.pages, partial = self._pages_of(job, source)
+        plan = PagePlan([], -1, []) if source is None else self._find.plan(job, source, self._tables)
+        table.pages = plan.shared
         for page in table.pages:
             self._take(page)
-        length = len(table.pages) * self._size
-        if (
-            source is not None
-            and partial >= 0
-            and self._copy_page(table, partial, source.length % self._size)
+        certain = length = len(table.pages) * self._size
+        if source is not None and (
+            (plan.copied >= 0 and self._copy_page(table, plan.copied, source.length % self._size))
+            or (plan.loaded and self._load_pages(table, plan.loaded))
         ):
             length = source.length
         while length != job.cut(length):  # the copy failed, and the whole pages end inside a picture
@@ -152,7 +111,21 @@ class PageLedger:
         slot.computed = slot.planned = length
         slot.room = len(table.pages) * self._size
         self._send(table, 0)
-        self._register(table, self._shared_length(table, length))
+        self._register(table, self._shared_length(table, min(length, certain)))
+        return True
+
+    def _load_pages(self, table: BlockTable, blobs: list[int]) -> bool:
+        """Load pages from host memory into new ones, which are not shared before they are settled."""
+        self._host.pin(blobs)  # what is evicted for them is saved elsewhere
+        fresh = self._allocate(len(blobs))
+        if fresh is None:
+            for blob in blobs:
+                self._host.unpin(blob)
+            return False
+        for page, blob in zip(fresh, blobs, strict=True):
+            self._ops.append((KvOp(OpKind.LOAD_PAGES, page, blob=blob), table.slot.index))
+        table.pages.extend(fresh)
+        table.unsettled = True
         return True
 
     def _copy_page(self, table: BlockTable, page: int, length: int) -> bool:
@@ -162,27 +135,10 @@ class PageLedger:
         if copy is None:
             self._let_go([page])
             return False
-        self._copies.append((KvOp(OpKind.COPY_PAGES, copy[0], page, length), table.slot.index))
+        self._ops.append((KvOp(OpKind.COPY_PAGES, copy[0], page, length), table.slot.index))
         table.pages.append(copy[0])
         table.unsettled = True
         return True
-
-    def _pages_of(self, job: Job, source: Source) -> tuple[list[int], int]:
-        """Whole pages to share, and the page to copy for what is left of the length (-1: none)."""
-        whole, rest = divmod(source.length, self._size)
-        if source.kind is PrefixKind.RUNNING:
-            donor = self._tables[source.slot].pages
-            return donor[:whole], donor[whole] if rest else -1
-        for owner in ("", job.id):
-            known = self._findable(job, owner)
-            pages, last = self._chain(job, known, owner)
-            if len(pages) > whole or (len(pages) == whole and not rest):
-                return pages[:whole], pages[whole] if rest else -1
-            if len(pages) == whole:
-                page, common = self._index.closest(last, known[whole * self._size : source.length], rest)
-                if common == rest:
-                    return pages, page
-        raise AssertionError("a source that cannot be found again")
 
     # --- pages -----------------------------------------------------------------------------------
 
@@ -201,11 +157,17 @@ class PageLedger:
                 index = self._blank.pop()
             else:
                 index, _ = self._cached.popitem(last=False)
+                self._save_page(index)
                 self._index.forget(self._pages[index])
                 self.notes.append(Note(event_names.CACHE_EVICTED, "", -1, index))
             self._pages[index].refs = 1
             taken.append(index)
         return taken
+
+    def _save_page(self, index: int) -> None:
+        """The page is about to be reused: its content moves to host memory, if there is time and space."""
+        if (blob := self._host.save(self._pages[index])) is not None:
+            self._ops.append((KvOp(OpKind.SAVE_PAGES, index, blob=blob), -1))
 
     def _let_go(self, indices: Seq[int]) -> None:
         """The last pages are released first, so that the beginning of a prompt stays cached longest."""
@@ -271,7 +233,7 @@ class PageLedger:
         return -(-tokens // self._size)
 
     def room_shared(self, job: Job, source: Source | None) -> int:
-        pages = self._pages_of(job, source)[0] if source is not None else []
+        pages = self._find.plan(job, source, self._tables).shared if source is not None else []
         return sum(1 for index in pages if self._pages[index].refs > 0)
 
     def room_free(self) -> int:
@@ -320,10 +282,16 @@ class PageLedger:
                 self._index.forget(self._pages[index])
 
     def _drop_copies(self, slot: int) -> None:
-        """Copies planned for a slot that will not run: release their sources."""
-        for op, owner in [c for c in self._copies if c[1] == slot]:
-            self._copies.remove((op, owner))
+        """Operations planned for a slot that will not run: release their sources."""
+        for op, owner in [planned for planned in self._ops if planned[1] == slot]:
+            self._ops.remove((op, owner))
+            self._release_source(op)
+
+    def _release_source(self, op: KvOp) -> None:
+        if op.kind is OpKind.COPY_PAGES:
             self._let_go([op.other])
+        elif op.kind is OpKind.LOAD_PAGES:
+            self._host.unpin(op.blob)
 
     def forget(self, request_id: str) -> None:
         """Pages that only this request could find are evicted in time: no other request has their digest."""
@@ -335,7 +303,8 @@ class PageLedger:
 
     def take_ops(self, tick_id: int) -> tuple[KvOp, ...]:
         self._newest_tick = tick_id
-        self._issued[tick_id], self._copies = self._copies, []
+        self._issued[tick_id], self._ops = sorted(self._ops, key=lambda planned: planned[0].kind), []
+        self._host.begin_plan()
         return tuple(op for op, _ in self._issued[tick_id])
 
     def take_tables(self) -> tuple[TableUpdate, ...]:
@@ -347,7 +316,10 @@ class PageLedger:
         failed = OpResult(ok=False, reason="not run")
         rebuild: list[Slot] = []
         for (op, owner), result in zip(issued, results or [failed] * len(issued), strict=True):
-            self._let_go([op.other])
+            if op.kind is OpKind.SAVE_PAGES:
+                self._host.saved(op.blob, ok=result.ok)
+                continue
+            self._release_source(op)
             table = self._tables.get(owner)
             if table is None or op.sequence not in table.pages:
                 continue
@@ -380,9 +352,11 @@ class PageLedger:
             for index in table.pages:
                 refs[index] += 1
             assert len(table.pages) * self._size == table.slot.room, "a slot's room is not its pages"
-        for copies in [self._copies, *self._issued.values()]:
-            for op, _ in copies:
+        planned = [op for ops in (self._ops, *self._issued.values()) for op, _ in ops]
+        for op in planned:
+            if op.kind is OpKind.COPY_PAGES:
                 refs[op.other] += 1
+        self._host.check(sum(op.kind is OpKind.LOAD_PAGES for op in planned))
         assert refs == [page.refs for page in self._pages], "reference counts do not match the tables"
         fenced = [index for pages in self._fenced.values() for index in pages]
         free = sorted([*self._blank, *self._cached, *fenced])

@@ -110,6 +110,7 @@ def make_hf_model(config):
         for name, value in model.named_parameters():
             if "norm" in name:
                 value.uniform_(0.5, 1.5)
+                value -= float(config.model_type == "gemma3_text")  # whose gains are 1 + the weight
             elif name.endswith(("bias", "sinks")):
                 value.normal_(0.0, 0.2)
     return model
