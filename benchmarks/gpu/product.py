@@ -4,8 +4,10 @@
 
 On a GPU: random weights of that shape. Without one: the paced simulated backend, whose ticks take a fixed
 time, so that only the host's work differs. The bare loop is scheduler and backend in one process, without
-text and sockets. Every process is a child of this one; its CPU time is read from /proc. `--quick` takes less
-than 3 minutes and leaves out the arms with half a core.
+text and sockets. Every process is a child of this one; its CPU time is read from /proc. The SDK runs the
+model where it does by default: on a GPU in a worker process, whose CPU time is shown beside the caller's
+(`--own-process` does the same without a GPU). `--quick` takes less than 3 minutes and leaves out the arms
+with half a core.
 
 `--check` exits 1 unless warm `LLM.generate` reaches 0.95 of the bare loop, warm HTTP 0.93 (0.75 where both
 have half a core), and on a GPU the worker takes at most 12 µs per token, 95 % of first tokens come within 1 s
@@ -35,6 +37,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from benchmarks.gpu.http_load import load
+from benchmarks.gpu.qwen3_shapes import QWEN3, SHAPES
 from benchmarks.server_process import ServerProcess, conditions, cpu_s
 from benchmarks.sse_client import chat
 
@@ -44,34 +47,6 @@ TICK_US_BAR = 12.0
 TTFT_S = {"qwen3-0.6b": 1.0, "qwen3-8b": 5.5}
 GAP_S = {"qwen3-0.6b": 0.15, "qwen3-8b": math.inf}
 MARK = "product-result:"
-QWEN3 = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "max_position_embeddings": 40_960,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1_000_000,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 151_936,
-}
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3-0.6b": {
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 28,
-        "tie_word_embeddings": True,
-    },
-    "qwen3-8b": {
-        "hidden_size": 4096,
-        "intermediate_size": 12_288,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 36,
-        "tie_word_embeddings": False,
-    },
-}
 
 
 # --- the model -----------------------------------------------------------------------------------
@@ -168,31 +143,39 @@ def sdk(options: argparse.Namespace, place: str) -> dict[str, Any]:
     """`LLM.generate`, with text; and once more with token ids only."""
     from stretto import LLM
 
-    with LLM(place or None, **settings(options)) as llm:
+    own = True if options.own_process else None
+    with LLM(place or None, own_process=own, **settings(options)) as llm:
         limits = {"max_tokens": options.tokens, "ignore_eos": True, "seed": 1}
 
         def one_pass(shift: int, **how: Any) -> int:
             return sum(len(one.tokens) for one in llm.generate(prompts(options, shift), **limits, **how))
 
-        found = passes(one_pass, options)
-        ids = timed(lambda: one_pass(90, detokenize=False))
+        found = passes(one_pass, options, worker=llm.worker_pid)
+        ids = timed(lambda: one_pass(90, detokenize=False), worker=llm.worker_pid)
         return found | {"warm_ids": ids}
 
 
-def passes(one_pass: Any, options: argparse.Namespace) -> dict[str, Any]:
-    cold = timed(lambda: one_pass(0))
-    warm = [timed(lambda at=at: one_pass(at)) for at in range(1, options.passes + 1)]
+def passes(one_pass: Any, options: argparse.Namespace, *, worker: int | None = None) -> dict[str, Any]:
+    cold = timed(lambda: one_pass(0), worker=worker)
+    warm = [timed(lambda at=at: one_pass(at), worker=worker) for at in range(1, options.passes + 1)]
     return {"cold": cold, "warm": max(warm, key=lambda one: one["tokens_per_s"])}
 
 
-def timed(work: Any) -> dict[str, float]:
-    started_s, used_s = time.perf_counter(), time.process_time()
+def timed(work: Any, *, worker: int | None = None) -> dict[str, Any]:
+    """Rate and CPU time per token: of this process, and of the worker where there is one."""
+
+    def used() -> dict[str, float]:
+        own = {"caller" if worker else "process": time.process_time()}
+        return own | ({"worker": cpu_s(worker)} if worker else {})
+
+    started_s, before = time.perf_counter(), used()
     tokens = work()
-    seconds = time.perf_counter() - started_s
+    seconds, after = time.perf_counter() - started_s, used()
+    costs = {name: 1e6 * (after[name] - before[name]) / tokens for name in after}
     return {
         "tokens": tokens,
         "tokens_per_s": tokens / seconds,
-        "cpu_us": 1e6 * (time.process_time() - used_s) / tokens,
+        "cpu_us": costs if worker else costs["process"],
     }
 
 
@@ -366,6 +349,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tick-ms", type=float, default=100.0)
     parser.add_argument("--whole-cores", action="store_true", help="leave out the arms with half a core")
     parser.add_argument("--passes", type=int, default=2)
+    parser.add_argument("--own-process", action="store_true", help="the SDK uses a worker process here too")
     parser.add_argument("--clients", type=int, default=max(1, min(4, (os.cpu_count() or 1) // 4)))
     parser.add_argument("--part", choices=["bare", "sdk", "slowed"], help=argparse.SUPPRESS)
     parser.add_argument("--place", default="", help=argparse.SUPPRESS)

@@ -103,6 +103,19 @@ class Generation:
         self._waiters.append(waiter)
         await waiter
 
+    # --- without a task for each reader ----------------------------------------------------------
+
+    def read_with(self, wake: Callable[[], None], *, wake_tokens: int) -> None:
+        """Call `wake` on the event loop when `wake_tokens` are unread, and at the end; then `take`."""
+        stream = self.ticket.stream
+        stream.wake, stream.wake_tokens = wake, wake_tokens
+        if stream.readable:
+            wake()
+
+    def take(self) -> Delta | None:
+        """What is unread, errors as part of the end; None if there is nothing."""
+        return self._registry.read(self.ticket.stream)
+
     def cancel(self) -> None:
         self._leave(self.ticket)
 

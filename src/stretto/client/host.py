@@ -7,13 +7,12 @@ simulated. It does not interpret what is sent over the connection; that is the l
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
-
-import structlog
 
 from stretto.client.supervisor import Action, Supervisor, WorkerState
 from stretto.errors import RuntimeUnavailableError, StrettoError
@@ -23,7 +22,7 @@ from stretto.settings import EngineSettings
 
 POLL_S = 0.05
 _SIGNALS = {Action.DUMP: signal.SIGUSR1, Action.ABORT: signal.SIGABRT, Action.KILL: signal.SIGKILL}
-log = structlog.get_logger("stretto.engine")
+log = logging.getLogger("stretto.engine.worker")  # the standard library's: programs with the SDK see it
 
 
 class Listener(Protocol):
@@ -210,7 +209,7 @@ class SupervisedHost:
             elif action is Action.GIVE_UP:
                 self._give_up(self._listener)
             else:
-                log.warning("sending a signal to the worker", signal=action.value, why=self._why())
+                log.warning("sending a signal to the worker: %s (%s)", action.value, self._why())
                 self._signal(_SIGNALS[action])
         self._changed.set()
 
@@ -227,11 +226,8 @@ class SupervisedHost:
             f"the worker died {deaths.in_a_row} times in a row, last: {deaths.last_reason}",
             hint="its output says why; restarts continue at intervals",
         )
-        log.critical(
-            "the worker is in a crash loop",
-            reason=error.message,
-            next_try_s=self._settings.restart_backoff_max_s,
-        )
+        next_try_s = self._settings.restart_backoff_max_s
+        log.critical("the worker is in a crash loop: %s; next try in %g s", error.message, next_try_s)
         if self._first_up is not None and not self._first_up.done():
             self._first_up.set_exception(error)
         listener.worker_failed(error)
@@ -256,7 +252,7 @@ class SupervisedHost:
             connection = await life.child.connect()
             await self._listener.worker_up(connection, life.epoch)
         except (StrettoError, OSError) as error:
-            log.error("the worker failed its handshake", error=str(error))
+            log.error("the worker failed its handshake: %s", error)
             life.child.signal(signal.SIGKILL)
             return
         self._supervisor.connected(self._loop.time())

@@ -100,6 +100,7 @@ class RpcClient:
         )
         self._started = self._closed = False
         self.on_models: Callable[[list[m.ModelInfo]], None] = lambda _models: None
+        self.on_progress: Callable[[m.LoadProgress], None] = lambda _progress: None
 
     @classmethod
     def supervised(
@@ -201,8 +202,7 @@ class RpcClient:
     def _expire(self) -> None:
         self._traffic.expire(self._clock())
         self._pump.soon()
-        active, _ = self._traffic.registry.capacity()
-        again = active and not self._closed
+        again = self._traffic.registry.capacity()[0] and not self._closed
         self._expire_timer = self._loop.call_later(EXPIRE_EVERY_S, self._expire) if again else None
 
     # --- calls of the batcher --------------------------------------------------------------------
@@ -279,6 +279,7 @@ class RpcClient:
             self._loading(note.params)
 
     def _loading(self, progress: m.LoadProgress) -> None:
+        self.on_progress(progress)
         self._progress[progress.model_id] = progress.fraction
         if progress.fraction >= 1.0:
             self._start(self._refresh_info())
@@ -324,9 +325,8 @@ class RpcClient:
         return list(info.models)
 
     async def load(self, model_id: str) -> m.ModelInfo:
-        result = await self._long_call("model/load", m.LoadParams(model_id=model_id))
+        model: m.ModelInfo = (await self._long_call("model/load", m.LoadParams(model_id=model_id))).model
         await self._refresh_info()
-        model: m.ModelInfo = result.model
         return model
 
     async def unload(self, model_id: str) -> None:

@@ -30,6 +30,8 @@ class ClientStream:
     reasoning: list[str] = field(default_factory=list)
     unread_bytes: int = 0
     unread_since_s: float | None = None
+    wake_tokens: int = 0  # unread tokens at which the reader is woken; the end always wakes it
+    woken: bool = False  # since its last read
     blocked: bool = False  # its credit is used up
     end: StreamEnd | None = None
     number: int = 0  # under which its tokens arrive in columns; 0: as text

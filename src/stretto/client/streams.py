@@ -195,6 +195,8 @@ class StreamRegistry:
     def _offer(self, stream: ClientStream, now_s: float) -> None:
         if stream.unread_since_s is None:
             stream.unread_since_s = now_s
+        if not stream.woken and (stream.unread.token_count >= stream.wake_tokens or stream.end is not None):
+            stream.woken = True
             stream.wake()
 
     def finish(self, stream: ClientStream, end: StreamEnd, now_s: float) -> None:
@@ -240,7 +242,7 @@ class StreamRegistry:
         if stream.unread_since_s is None:
             return None
         delta = self._empty(stream)
-        stream.unread_since_s = None
+        stream.unread_since_s, stream.woken = None, False
         if delta.end is not None:
             self._forget(stream)
         return delta

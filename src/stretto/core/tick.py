@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from stretto.core.ops import KvOp, OpResult
 from stretto.core.request import AdapterGroup, Request
+from stretto.errors import StrettoError
 
 PENDING_TOKEN = -1
 
@@ -201,6 +202,7 @@ class Terminal(NamedTuple):
     computed_tokens: int = 0
     proposed_drafts: int = 0
     accepted_drafts: int = 0
+    error: StrettoError | None = None  # as the process that ran the request reported it
 
     @property
     def prompt_eval_rate(self) -> float:

@@ -13,7 +13,8 @@ from stretto.core.tick import Progress, PromptScores, Started, Terminal
 from stretto.errors import InvalidRequestError
 from stretto.llm.progress import ProgressBar
 from stretto.llm.results import Completion, assemble
-from stretto.worker.model import ModelRuntime, PreparedRequest
+from stretto.llm.runtime import Runtime
+from stretto.worker.model import PreparedRequest
 from stretto.worker.output import TextDelta
 
 Done = Callable[[int], None]
@@ -48,7 +49,7 @@ class IdCollector:
 
 
 def run_calls(
-    runtime: ModelRuntime,
+    runtime: Runtime,
     calls: Sequence[PreparedRequest],
     progress: ProgressBar,
     *,

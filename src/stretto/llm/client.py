@@ -11,9 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from stretto import settings as settings_
 from stretto.core.tick import Terminal
 from stretto.errors import InvalidRequestError, UnsupportedByModelError
 from stretto.llm.batch import check_ids_only, run_calls
+from stretto.llm.child import ChildModel, open_child
+from stretto.llm.child_process import ChildStart
 from stretto.llm.embedding import (
     Embeddings,
     Inputs,
@@ -24,9 +27,11 @@ from stretto.llm.embedding import (
     ranking_of,
     rerank_params,
 )
-from stretto.llm.media import Media, with_images
+from stretto.llm.media import Media, check_media, with_images
+from stretto.llm.placement import runs_in_child
 from stretto.llm.progress import ProgressBar
 from stretto.llm.results import Completion
+from stretto.llm.runtime import OpenModel, Runtime
 from stretto.llm.streams import AsyncStream, Stream
 from stretto.llm.telemetry import RequestMeasures, Subscription, TickMeasures, measures_of
 from stretto.telemetry.event_log import EventLog
@@ -37,7 +42,7 @@ from stretto.worker.embedding import EmbeddingRuntime
 from stretto.worker.embedding_loading import load_any
 from stretto.worker.loaded import LoadedModel
 from stretto.worker.loop import LoopStats
-from stretto.worker.media_input import check_modalities, with_media
+from stretto.worker.media_input import with_media
 from stretto.worker.model import ModelRuntime, PreparedRequest
 from stretto.worker.options import RequestOptions, parse
 
@@ -52,6 +57,10 @@ class LLM:
     `model` is a path to a GGUF file, a name from the store, or nothing (the bundled SmolLM2). Every key of
     `stretto.yaml`'s model section is a keyword here: `n_seq_max=8, context_window=4096, cache="prefix", …`.
     An answer ends after `max_tokens` tokens: 1,024 unless the call says otherwise.
+
+    `own_process`: run the model in a worker process, so that it does not wait for this program's Python. By
+    default (`runtime.own_process: auto`) where torch runs on a GPU. If that process dies, calls with output
+    raise RuntimeLostError and later ones wait for its successor.
     """
 
     def __init__(
@@ -61,13 +70,22 @@ class LLM:
         progress: Callable[[str, float], None] | None = None,
         cache_dir: str | Path | None = None,
         config: str | Path | None = None,
+        own_process: bool | None = None,
         **settings: Any,
     ) -> None:
-        self._opened = load_any(model, settings, cache_dir=cache_dir, progress=progress, config=config)
+        self._opened: OpenModel | EmbeddingRuntime
         self._event_log: EventLog | None = None
-        if isinstance(self._opened, LoadedModel):
-            self._event_log = EventLog(str(self._opened.description.get("model", "")))
-            self._opened.runtime.observe(self._event_log.take)
+        name, read = str(model) if model is not None else "", settings_.load(config, flags=settings)
+        if runs_in_child(read.settings, name, asked=own_process):
+            start = ChildStart(name, settings, config=config, cache_dir=cache_dir)
+            self._opened = open_child(start, read, progress=progress)
+            return
+        self._opened = opened = load_any(
+            model, settings, cache_dir=cache_dir, progress=progress, config=config
+        )
+        if isinstance(opened, LoadedModel):
+            self._event_log = EventLog(str(opened.description.get("model", "")))
+            opened.runtime.observe(self._event_log.take)
 
     # --- asking ----------------------------------------------------------------------------------
 
@@ -237,6 +255,11 @@ class LLM:
         """What was loaded, and the origin of each setting."""
         return self._opened.description
 
+    @property
+    def worker_pid(self) -> int | None:
+        """The process that runs the model; None if it is this one, or while a dead worker is replaced."""
+        return self._opened.process.pid if isinstance(self._opened, ChildModel) else None
+
     def close(self) -> None:
         self._opened.close()
         if self._event_log is not None:
@@ -253,7 +276,7 @@ class LLM:
     # --- inside ----------------------------------------------------------------------------------
 
     @property
-    def _loaded(self) -> LoadedModel:
+    def _loaded(self) -> OpenModel:
         if isinstance(self._opened, EmbeddingRuntime):
             raise UnsupportedByModelError(
                 f"{self._opened.making.name} is {self._opened.what}: it does not generate text",
@@ -262,7 +285,7 @@ class LLM:
         return self._opened
 
     @property
-    def _runtime(self) -> ModelRuntime:
+    def _runtime(self) -> Runtime:
         return self._loaded.runtime
 
     @property
@@ -287,9 +310,7 @@ class LLM:
 
     def _parse(self, options: Mapping[str, Any]) -> RequestOptions:
         loaded = self._loaded
-        return parse(
-            options, eos=self._runtime.tokenizer.eos, seed=loaded.settings.seed, drafts=loaded.drafts
-        )
+        return parse(options, eos=self._runtime.tokenizer.eos, seed=loaded.seed, drafts=loaded.drafts)
 
     def _chat_prompt(
         self, messages: str | Messages, tools: Messages | None, images: Sequence[Media] = ()
@@ -297,7 +318,7 @@ class LLM:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         shown, media = with_images(messages, images)
-        check_modalities(self._loaded, media)
+        check_media(self._loaded, media)
         return self._runtime.text.chat_prompt(shown, tools, scope="", media=media)
 
     def _text_prompt(self, prompt: TextOrTokens) -> Prompt:
@@ -330,7 +351,8 @@ class LLM:
             lease=lease,
             held=self._runtime.compile_grammar(params.grammar),
         )
-        return with_media(self._runtime, call) if prompt.files else call
+        runtime = self._runtime
+        return with_media(runtime, call) if prompt.files and isinstance(runtime, ModelRuntime) else call
 
     def _calls(self, prompt: Prompt, options: RequestOptions) -> list[PreparedRequest]:
         """One call, or n that share the first one's prompt and differ in their seed."""

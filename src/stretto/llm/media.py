@@ -14,9 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stretto.errors import InvalidMediaError, InvalidMessageError
+from stretto.errors import InvalidMediaError, InvalidMessageError, UnsupportedByModelError
+from stretto.llm.runtime import OpenModel
 from stretto.media_files.data_urls import media_of
 from stretto.rpc.media import MediaItem, MediaKind, media_part
+from stretto.worker.loaded import LoadedModel
+from stretto.worker.media_input import check_modalities
 
 Media = str | Path | bytes | Any  # Any: a PIL image
 FILE_BYTES_MAX = 64 << 20
@@ -94,3 +97,15 @@ def _file(path: Path) -> bytes:
     if len(data) > FILE_BYTES_MAX:
         raise InvalidMediaError(f"{path} has more than {FILE_BYTES_MAX >> 20} MiB")
     return data
+
+
+def check_media(model: OpenModel, media: Sequence[MediaItem]) -> None:
+    """Raises where there are media that the model cannot take where it runs."""
+    if isinstance(model, LoadedModel):
+        check_modalities(model, media)
+    elif media:
+        own = "the torch backend takes text alone" if model.description.get("backend") == "torch" else ""
+        raise UnsupportedByModelError(
+            own or "pictures and sounds need the model in this process: it runs in a worker process",
+            hint="name another model" if own else "LLM(…, own_process=False)",
+        )

@@ -8,14 +8,15 @@ from collections.abc import Callable
 from types import TracebackType
 
 from stretto.llm.results import Completion, assemble
-from stretto.worker.model import ModelRuntime, PreparedRequest
+from stretto.llm.runtime import Runtime
+from stretto.worker.model import PreparedRequest
 from stretto.worker.output import TextDelta
 
 
 class _Reading:
     """Deltas read so far, and whether the request can still be cancelled."""
 
-    def __init__(self, runtime: ModelRuntime) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._seen: list[TextDelta] = []
         self.completion: Completion | None = None
@@ -39,7 +40,7 @@ class _Reading:
 class Stream:
     """Deltas of one request as they arrive. `completion` is set once the last delta has been read."""
 
-    def __init__(self, runtime: ModelRuntime, call: PreparedRequest) -> None:
+    def __init__(self, runtime: Runtime, call: PreparedRequest) -> None:
         self._deltas: queue.SimpleQueue[TextDelta] = queue.SimpleQueue()
         self._reading = _Reading(runtime)
         self.request_id = self._reading.request_id = runtime.start(call, self._deltas.put)
@@ -86,7 +87,7 @@ class Stream:
 class AsyncStream:
     """`Stream` for an event loop."""
 
-    def __init__(self, runtime: ModelRuntime, call: PreparedRequest) -> None:
+    def __init__(self, runtime: Runtime, call: PreparedRequest) -> None:
         loop = asyncio.get_running_loop()
         self._deltas: asyncio.Queue[TextDelta] = asyncio.Queue()
         self._reading = _Reading(runtime)

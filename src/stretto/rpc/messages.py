@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import field
 
+from stretto.errors import StrettoError, by_code
 from stretto.rpc.base import Message as Message
 from stretto.rpc.media import MediaItem as MediaItem
 from stretto.rpc.output import Error as Error
@@ -330,8 +331,6 @@ class WatchParams(Message):
 
 def error_from(failure: BaseException) -> Error:
     """The message for an exception. Foreign exceptions become an internal error without details."""
-    from stretto.errors import StrettoError
-
     if isinstance(failure, StrettoError):
         return Error(
             code=failure.code, message=failure.message, hint=failure.hint, retryable=failure.retryable
@@ -344,9 +343,7 @@ def raise_error(error: Error) -> None:
     raise exception_of(error)
 
 
-def exception_of(error: Error) -> Exception:
-    from stretto.errors import by_code
-
+def exception_of(error: Error) -> StrettoError:
     return by_code(error.code)(error.message, hint=error.hint)
 
 

@@ -14,6 +14,9 @@ class RuntimeSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
+    own_process: bool | Literal["auto"] = "auto"
+    """SDK: whether the model runs in a worker process of its own, so that ticks do not wait for the program's
+    Python; auto: with torch on a GPU."""
     memory_budget_bytes: Bytes | Literal["auto"] = "auto"
     """Memory budget of all loaded models, by estimate; auto: 90 % of the machine's memory."""
     idle_unload_s: Annotated[Seconds, Field(gt=0)] | None = None

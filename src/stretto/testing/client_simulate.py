@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import logging
 import sys
 import time
 import traceback
@@ -51,6 +52,7 @@ def run_seed(seed: int) -> ClientReport:
 def quiet() -> None:
     """Silence the client's log: it reports every worker death, and here there are thousands."""
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    logging.getLogger("stretto.engine.worker").setLevel(logging.CRITICAL + 1)
 
 
 def run_seeds(first: int, count: int) -> ClientReport:

@@ -14,7 +14,7 @@ import msgspec
 
 from stretto.client.api import Delta
 from stretto.core.tick import End, PromptScores, Terminal
-from stretto.rpc.messages import Error, GenerateParams, StreamEnd, ToolCallDelta
+from stretto.rpc.messages import Error, GenerateParams, StreamEnd, ToolCallDelta, exception_of
 from stretto.text.logprobs import prompt_logprobs, token_logprobs
 from stretto.text.requests import PreparedText
 from stretto.text.stream import TextDelta, TextStream
@@ -66,7 +66,7 @@ class TextReader:
         self._measures += raw.measures
         self._convert(all_of_them=raw.end is not None)
         if raw.end is not None:
-            self._stream.finish(_terminal(raw.end))
+            self._stream.finish(terminal_of(raw.end))
             out.end = self._end(raw.end)
         if not (raw.tokens or out.progress or out.prompt_logprobs or out.end or _shows(out)):
             return None
@@ -77,7 +77,8 @@ class TextReader:
         self._out = out = Delta()
         self._convert(all_of_them=True)
         known = end if end is not None else StreamEnd(stream_id="", finish_reason="error")
-        self._stream.finish(_terminal(msgspec.structs.replace(known, finish_reason="error", error=error)))
+        failed = msgspec.structs.replace(known, finish_reason="error", error=error)
+        self._stream.finish(terminal_of(failed))
         return out if _shows(out) else None
 
     def _convert(self, *, all_of_them: bool) -> None:
@@ -141,7 +142,7 @@ def _shows(delta: Delta) -> bool:
 _ENDS = {"stop": End.FINISHED, "length": End.FINISHED, "cancelled": End.CANCELLED}
 
 
-def _terminal(end: StreamEnd) -> Terminal:
+def terminal_of(end: StreamEnd) -> Terminal:
     """The end as the stream's text needs it: how, why, and the tokens that count."""
     kind = _ENDS.get(end.finish_reason, End.FAILED)
     reason = {End.FINISHED: end.finish_reason, End.CANCELLED: "client"}.get(kind, "")
@@ -159,4 +160,7 @@ def _terminal(end: StreamEnd) -> Terminal:
         queue_wait_s=timing.queue_wait_s,
         ttft_s=timing.ttft_s,
         admitted=timing.admitted,
+        proposed_drafts=usage.proposed_drafts,
+        accepted_drafts=usage.accepted_drafts,
+        error=None if end.error is None else exception_of(end.error),
     )

@@ -43,6 +43,10 @@ class LoadedModel:
         return self.runtime.alive
 
     @property
+    def seed(self) -> int | None:
+        return self.settings.seed
+
+    @property
     def drafts(self) -> int:
         """Default number of draft tokens per request."""
         speculates = self.settings.speculation == "ngram" or bool(self.settings.draft_model)

@@ -21,7 +21,7 @@ from stretto.core.limits import Limits
 from stretto.core.request import AdapterGroup, Priority, Request, SamplingParams
 from stretto.core.state import State
 from stretto.core.tick import Events, Started, Terminal, TickMeasures
-from stretto.errors import AdapterNotFoundError
+from stretto.errors import AdapterNotFoundError, ShuttingDownError
 from stretto.media_files.decoder_process import DecoderProcess
 from stretto.telemetry.measures import Measures
 from stretto.telemetry.subscription import Item, Subscription
@@ -62,6 +62,28 @@ class PreparedRequest:
     held: object = None  # keeps its compiled grammar alive
 
 
+def text_stream(
+    tokenizer: Tokenizer,
+    call: PreparedRequest,
+    sink: Callable[[TextDelta], None],
+    *,
+    on_stop: Callable[[int], None],
+    on_start: Callable[[Started], None] | None = None,
+) -> TextStream:
+    """What makes the text of a request's tokens."""
+    return TextStream(
+        tokenizer,
+        sink,
+        on_stop,
+        stops=call.stops,
+        tags=call.prompt.tags,
+        opened=call.prompt.opened,
+        tools=call.tools,
+        on_start=on_start,
+        shown=call.shown,
+    )
+
+
 class ModelRuntime:
     def __init__(
         self,
@@ -97,6 +119,7 @@ class ModelRuntime:
         self._leases: dict[str, object] = {}
         self._lock = threading.Lock()
         self._closing = threading.Lock()
+        self._closed = False
         self._pump = OutputPump(self.cancel)
         self._loop = EngineLoop(backend, limits, self._deliver, clock=clock, beat=beat)
         self._pump.start()
@@ -162,16 +185,12 @@ class ModelRuntime:
         `on_start` is called on the output thread when the request gets its first slot.
         """
         request_id = call.request_id or self.new_id()
-        stream = TextStream(
+        stream = text_stream(
             self.tokenizer,
+            call,
             sink,
-            lambda kept: self._loop.stop(request_id, kept),
-            stops=call.stops,
-            tags=call.prompt.tags,
-            opened=call.prompt.opened,
-            tools=call.tools,
+            on_stop=lambda kept: self._loop.stop(request_id, kept),
             on_start=on_start,
-            shown=call.shown,
         )
         stream.resume(call.resumed)
         self.submit(replace(call, request_id=request_id), stream)
@@ -181,6 +200,8 @@ class ModelRuntime:
 
     def submit(self, call: PreparedRequest, stream: OutputStream) -> str:
         """As `start`, with any output stream."""
+        if self._closed:  # the output thread has ended: no end could be delivered
+            raise ShuttingDownError("the model is closed")
         self.text.check_length(call.prompt)
         request_id = call.request_id or self.new_id()
         self._pump.register(request_id, stream)
@@ -301,6 +322,7 @@ class ModelRuntime:
             if self.media is not None:
                 self.media.close()
             self._loop.close()
+            self._closed = True
             self._pump.close()
             if self.decoder is not None:
                 self.decoder.close()

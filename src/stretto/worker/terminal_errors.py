@@ -11,6 +11,8 @@ def error_of(terminal: Terminal) -> StrettoError | None:
     """The error of an end; None for a request that finished or was cancelled by its caller."""
     if terminal.end is End.FINISHED or (terminal.end is End.CANCELLED and terminal.reason == "client"):
         return None
+    if terminal.error is not None:
+        return terminal.error
     if terminal.end is End.CANCELLED and terminal.reason == "deadline":
         return DeadlineError(f"the deadline passed after {terminal.generated_tokens} tokens")
     if terminal.preempted is not None:

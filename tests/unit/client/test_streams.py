@@ -109,6 +109,26 @@ def test_a_reader_that_waits_is_woken_once_per_delivery():
     assert len(woken) == 2
 
 
+def test_a_patient_reader_is_woken_by_many_tokens_or_the_end():
+    woken = []
+    streams = registry()
+    stream = streams.register("a", tenant="", now_s=0.0, wake=lambda: woken.append(1))
+    stream.epoch, stream.wake_tokens = 1, 3
+    counts = []
+    for piece in "abcd":
+        streams.route(text("a", piece), epoch=1, now_s=1.0)
+        counts.append(len(woken))
+    assert counts == [0, 0, 1, 1]
+    streams.read(stream)
+    streams.route(text("a", "e"), epoch=1, now_s=1.0)
+    assert len(woken) == 1
+    streams.route(text("a", "f", "a"), epoch=1, now_s=1.0)
+    assert len(woken) == 2
+    delta = streams.read(stream)
+    assert delta is not None
+    assert (delta.text, delta.end is not None) == ("ef", True)
+
+
 def test_a_slow_reader_pauses_delivery_then_is_dropped_at_the_byte_cap():
     offended: list[str] = []
     settings = EngineSettings(stream_credit_tokens=4, stream_buffer_bytes=2048)

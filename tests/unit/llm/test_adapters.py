@@ -14,8 +14,8 @@ SOURCES = {
 
 
 @pytest.fixture(scope="module")
-def llm():
-    with LLM(backend="simulated", n_seq_max=8, adapters=SOURCES) as llm:
+def llm(own_process):
+    with LLM(backend="simulated", n_seq_max=8, adapters=SOURCES, own_process=own_process) as llm:
         yield llm
 
 

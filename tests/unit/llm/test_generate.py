@@ -9,8 +9,8 @@ from stretto.errors import InvalidRequestError
 
 
 @pytest.fixture(scope="module")
-def llm():
-    with LLM(backend="simulated", n_seq_max=4, context_window=512) as model:
+def llm(own_process):
+    with LLM(backend="simulated", n_seq_max=4, context_window=512, own_process=own_process) as model:
         yield model
 
 

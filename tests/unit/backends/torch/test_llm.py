@@ -28,6 +28,34 @@ def path(tmp_path_factory):
     return target
 
 
+def test_chat_and_complete_in_a_worker_process_as_in_this_one(path):
+    """With its own tokenizer, template, log-probabilities, a grammar and a stop string."""
+    messages = [{"role": "user", "content": "hello there"}]
+    greedy = {"temperature": 0, "ignore_eos": True}
+
+    def observed(own_process):
+        with LLM(path, n_threads=1, context_window=256, n_seq_max=2, own_process=own_process) as llm:
+            assert (llm.worker_pid is not None) is own_process
+            chat = llm.chat(messages, max_tokens=40, logprobs=2, **greedy)
+            stop = chat.text[8:10]
+            (bare,) = llm.generate(["once"], detokenize=False, max_tokens=20, **greedy)
+            (cut,) = llm.generate(["once"], max_tokens=40, stop=stop, **greedy)
+            guided = llm.chat(messages, regex="[ab]{3}", max_tokens=8, temperature=0)
+            return (
+                llm.chat_prompt_tokens(messages),
+                (chat.text, chat.tokens, chat.usage),
+                [[(one.logprob, tuple(one.top_tokens)) for one in tick] for tick in chat.logprobs],
+                (bare.tokens, bare.text, bare.finish_reason),
+                (cut.text, cut.tokens, cut.finish_reason),
+                guided.text,
+            )
+
+    inside, child = observed(False), observed(True)
+    assert child == inside
+    assert len(inside[2]) == 40
+    assert set(inside[-1]) <= {"a", "b"}
+
+
 def test_chat_and_complete(path):
     messages = [{"role": "user", "content": "hello <|end|> there"}]
     with LLM(path, n_threads=1, context_window=128) as llm:
