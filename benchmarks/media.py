@@ -5,8 +5,9 @@
 
 `answers`: questions about held-out pictures, alone, cached, beside 7 streams, in chunks, preempted. `stall`:
 what 7 streams notice of a picture that arrives. `together`: 8 requests with pictures at once. `turns`: a
-conversation about a picture reuses it. The model and its projector are in tests/models. `--check` exits 1 if
-a bar is missed; `--quick` takes less than 3 minutes.
+conversation about a picture reuses it. The model and its projector are in tests/models; `stall` takes the
+default model with a random projector. `--check` exits 1 if a bar is missed; `--quick` takes less than 3
+minutes.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from stretto.loadgen.plan import Target
 
 REQUESTS = 8
 BURSTS, BURSTS_QUICK = 4, 2
-ROUNDS = 3
+ROUNDS = 2
 BOUNDS = {"different": 0.7, "same": 0.3}
 
 
