@@ -13,6 +13,7 @@ minutes.
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -86,6 +87,7 @@ def main() -> int:
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
     if not given.llama_server.exists():
         parser.error("no llama-server: run benchmarks/peers/build_llama_server.sh")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # stops the servers, too
     try:
         held = run(Bench(llama_server=given.llama_server, quick=given.quick), names, given.json)
     except StrettoError as error:
