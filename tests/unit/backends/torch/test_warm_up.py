@@ -69,7 +69,9 @@ def test_after_the_warm_up_nothing_is_captured_and_texts_are_the_same():
     warm.warm_up(seen.append)
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
-    assert warm.runner.captures == len(warm.runner.buckets) * (1 + len(PREPARED))  # layers, then each mode
+    decode = len(warm.runner.buckets) * (1 + len(PREPARED))  # layers, then each mode
+    assert warm.runner.mixed.buckets
+    assert warm.runner.captures == decode + len(warm.runner.mixed.buckets)
     texts = Loop(warm).run(mixed_requests())
     assert warm.late_work == (0, 0)
     assert texts == Loop(make_backend("qwen3", slots=4)).run(mixed_requests())
@@ -135,7 +137,7 @@ def test_a_model_is_ready_only_when_everything_is_captured(monkeypatch):
     stats = asyncio.run(run())
     assert list(dict.fromkeys(stages)) == ["loading", "compiling", "ready"]
     assert shares == sorted(shares)
-    assert captured["ready"] == 2 * (1 + len(PREPARED))  # layers, then each mode
+    assert captured["ready"] == 2 * (1 + len(PREPARED)) + 1  # layers, then each mode; a mixed pass
     assert (stats.late_compiles, stats.late_captures) == (0, 0)
 
 
