@@ -45,8 +45,8 @@ DEFECTS = (
     Defect(
         "double free of a copied page",
         "core/kv/pages.py",
-        "            self._let_go([op.other])\n            table = self._tables.get(owner)",
-        "            self._let_go([op.other])\n            self._blank.append(op.other)\n            table = self._tables.get(owner)",
+        "            self._let_go([op.other])\n        elif",
+        "            self._let_go([op.other])\n            self._blank.append(op.other)\n        elif",
     ),
     Defect(
         "decode after prefill",

@@ -56,8 +56,8 @@ PLANTED = (
         "pages",
         "the source of a page copy is never let go",
         "core/kv/pages.py",
-        "self._let_go([op.other])\n            table = self._tables.get(owner)",
-        "table = self._tables.get(owner)",
+        "            self._let_go([op.other])\n        elif",
+        "            pass\n        elif",
     ),
     _planted(
         "queue",

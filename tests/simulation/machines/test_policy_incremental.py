@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis.stateful import precondition, rule
 
 from stretto.core.cache_policies import WaitFor
+from stretto.core.preemption import SWAP_SHARE
 from tests.simulation.machines.policy_machine import PolicyMachine
 from tests.simulation.machines.profile import DICE, PROFILE
 
@@ -25,26 +26,32 @@ class IncrementalMachine(PolicyMachine):
             if job.entered_s is not None
         }
 
+    def _swap_budget_s(self, slot):
+        return self.state.swap_s(slot, kept=False) * len(self.state.active) / SWAP_SHARE
+
     @precondition(lambda self: self._alive())
     @rule(dice=DICE)
     def patience_ends(self, dice):
         """Once the time-out is over, a deferred request gets its turn within a few plans.
 
         Unless its time began anew (every slot was building), its target has got no further, or passes fail.
+        A target runs until swapping it is a small part of its time.
         """
         for _ in range(3):
             if self._alive():
                 self.regenerate(dice)
             self._step()
         before = self._deferred()
-        self.rig.clock.advance(self.limits.cache_slot_timeout_s + 0.01)
+        budget_s = max(map(self._swap_budget_s, self.state.active), default=0.0)
+        self.rig.clock.advance(self.limits.cache_slot_timeout_s + 0.01 + 2 * budget_s)
         troubled = False
         for _ in range(2 * len(before) + 6):
             self._step()
             troubled = troubled or self.rig.scheduler.recovering
         for request_id, wait in self._deferred().items():
             slot = self.state.slots[wait[1]]
-            if before.get(request_id) == wait and slot.computed > slot.started_at and not troubled:
+            swaps = self.state.now - slot.started_s >= self._swap_budget_s(slot)
+            if before.get(request_id) == wait and slot.computed > slot.started_at and swaps and not troubled:
                 raise AssertionError(f"{request_id} still waits for {wait[2]} after its time-out")
 
     @precondition(lambda self: self.state.queue.deferred)

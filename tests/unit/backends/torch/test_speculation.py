@@ -124,7 +124,7 @@ def test_passes_with_drafts_are_recorded_before_the_model_is_ready():
     made = make_backend("qwen3", drafts_max=4, graphs=Repeated())
     made.warm_up()
     buckets = len(made.runner.buckets) + len(made.runner.draft_buckets)
-    assert made.runner.captures == buckets * (1 + len(PREPARED))
+    assert made.runner.captures == buckets * (1 + len(PREPARED)) + len(made.runner.mixed.buckets)
     knowing(made, truth, 0.7)
     loop = Loop(made)
     loop.scheduler.state.drafts = Eager(loop.scheduler.state.cost)
