@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from stretto.backends.torch.config import TransformerShape
 from stretto.backends.torch.ops import SamplingMode
 
 
@@ -31,6 +32,9 @@ class GraphKey(NamedTuple):
 
 DRAFT_BUCKETS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 DRAFT_ROWS = 256  # of all slots, unless these are more than half as many
+LAYER_FLOP_MAX = 6e11  # of a mixed pass: a millisecond of computing
+SMALLEST = 64  # mixed buckets are multiples of it
+FINE_FROM = 4096  # rows: four buckets to the next power of two, below two
 STEPS = ((8, 2), (32, 8), (128, 16), (512, 32), (1 << 20, 128))  # (rows up to, step)
 
 
@@ -51,6 +55,23 @@ def draft_rows(slots: int, drafts_max: int) -> int:
 def draft_buckets_up_to(rows: int) -> tuple[int, ...]:
     """Coarser, because a pass with drafts has few rows or can do with fewer drafts. Empty for 0 rows."""
     return (*(b for b in DRAFT_BUCKETS if b < rows), rows) if rows else ()
+
+
+def mixed_buckets(shape: TransformerShape, rows_max: int) -> tuple[int, ...]:
+    """64, 128, 192, 256, 384, 512, 768, … as long as launching takes longer than computing."""
+    limit = min(rows_max, int(LAYER_FLOP_MAX / (2 * layer_weights(shape))))
+    found, octave = [SMALLEST, 2 * SMALLEST, 3 * SMALLEST], 4 * SMALLEST
+    while octave <= limit:
+        parts = 4 if octave >= FINE_FROM else 2
+        found += [octave + octave * part // parts for part in range(parts)]
+        octave *= 2
+    return tuple(rows for rows in found if rows <= limit)
+
+
+def layer_weights(shape: TransformerShape) -> int:
+    """Weights of a layer that a row is multiplied with."""
+    inner = shape.inner if shape.experts is None else shape.experts.inner * shape.experts.per_token
+    return shape.hidden * (2 * (shape.heads + shape.kv_heads) * shape.head_dim + 3 * inner)
 
 
 class Recorded(Protocol):

@@ -13,17 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from stretto.backends.torch.config import TransformerShape
-from stretto.backends.torch.graphs import GraphKey, Recorded
+from stretto.backends.torch.graphs import GraphKey, Recorded, mixed_buckets
 from stretto.backends.torch.models import CausalModel, Step
 from stretto.backends.torch.pool import KvPool
 from stretto.backends.torch.ragged import Ragged, output_rows
 from stretto.backends.torch.staging import Ints, Staging
 from stretto.backends.torch.tables import Tables
-
-LAYER_FLOP_MAX = 6e11  # of a graph: a millisecond of computing
-SMALLEST = 64  # buckets are multiples of it
-FINE_FROM = 4096  # rows: four buckets to the next power of two, below two
 
 
 class MixedRows(NamedTuple):
@@ -34,23 +29,6 @@ class MixedRows(NamedTuple):
     slots: torch.Tensor  # int64
     lengths: torch.Tensor
     output_index: torch.Tensor  # how many tokens the request has generated
-
-
-def mixed_buckets(shape: TransformerShape, rows_max: int) -> tuple[int, ...]:
-    """64, 128, 192, 256, 384, 512, 768, … as long as launching takes longer than computing."""
-    limit = min(rows_max, int(LAYER_FLOP_MAX / (2 * layer_weights(shape))))
-    found, octave = [SMALLEST, 2 * SMALLEST, 3 * SMALLEST], 4 * SMALLEST
-    while octave <= limit:
-        parts = 4 if octave >= FINE_FROM else 2
-        found += [octave + octave * part // parts for part in range(parts)]
-        octave *= 2
-    return tuple(rows for rows in found if rows <= limit)
-
-
-def layer_weights(shape: TransformerShape) -> int:
-    """Weights of a layer that a row is multiplied with."""
-    inner = shape.inner if shape.experts is None else shape.experts.inner * shape.experts.per_token
-    return shape.hidden * (2 * (shape.heads + shape.kv_heads) * shape.head_dim + 3 * inner)
 
 
 class MixedPasses:

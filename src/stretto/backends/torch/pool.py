@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from stretto.backends.torch.config import TransformerShape
+from stretto.backends.torch.graphs import mixed_buckets
 from stretto.backends.torch.models.layers import LayerPages, Placement
 from stretto.backends.torch.ops import FP8, KvScales
 from stretto.errors import OutOfMemoryError
@@ -73,6 +74,8 @@ def pages_that_fit(
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(place.device)
     free -= SLACK_BYTES + pass_bytes(shape, place, outputs_max=max(slots, outputs_max), rows_max=rows_max)
+    in_graphs = max(mixed_buckets(shape, rows_max), default=0)  # they have memory of their own
+    free -= pass_bytes(shape, place, outputs_max=slots, rows_max=in_graphs)
     pages = int(free * MEMORY_SHARE) // page_bytes
     if pages < 1 or pages * page_tokens < min(window, 1024):
         raise OutOfMemoryError(

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from stretto.backends.torch import mixed
+from stretto.backends.torch import graphs
 from tests.unit.backends.torch.rig import Loop, ask, make_backend
 from tests.unit.backends.torch.test_logits import Repeated
 
@@ -23,11 +23,11 @@ class Counted(Repeated):
 
 
 def warm(kind, **more):
-    graphs = Counted()
-    backend = make_backend(kind, slots=4, graphs=graphs, **more)
+    recorded = Counted()
+    backend = make_backend(kind, slots=4, graphs=recorded, **more)
     backend.warm_up()
-    graphs.replayed.clear()
-    return backend, graphs
+    recorded.replayed.clear()
+    return backend, recorded
 
 
 def requests():
@@ -37,28 +37,28 @@ def requests():
 
 @pytest.mark.parametrize("kind", ["qwen3", "moe"])
 def test_texts_are_those_of_eager_passes(kind):
-    backend, graphs = warm(kind)
+    backend, recorded = warm(kind)
     texts = Loop(backend, prefill_chunk=24).run(requests())
     assert texts == Loop(make_backend(kind, slots=4), prefill_chunk=24).run(requests())
-    assert {key.rows for key in graphs.replayed if key.mixed} == {64}
+    assert {key.rows for key in recorded.replayed if key.mixed} == {64}
     assert backend.late_work == (0, 0)
 
 
 def test_prompt_scores_and_large_batches_run_eagerly():
-    backend, graphs = warm("qwen3")
+    backend, recorded = warm("qwen3")
     plain = make_backend("qwen3", slots=4)
     scored = [ask("s", 60, outputs=3, prompt_logprobs=2), ask("t", 40, start=3, outputs=3, prompt_logprobs=1)]
     assert Loop(backend).run(scored) == Loop(plain).run(scored)
-    assert not any(key.mixed for key in graphs.replayed)
+    assert not any(key.mixed for key in recorded.replayed)
     backend.runner.mixed.buckets = (64,)
     long = [ask("l", 200, outputs=3)]
     assert Loop(backend, prefill_chunk=128).run(long) == Loop(plain, prefill_chunk=128).run(long)
-    assert not any(key.mixed and key.rows > 64 for key in graphs.replayed)
+    assert not any(key.mixed and key.rows > 64 for key in recorded.replayed)
 
 
 def test_buckets_end_where_computing_takes_longer_than_launching(monkeypatch):
     shape = make_backend("qwen3").model.shape
-    assert mixed.mixed_buckets(shape, 700) == (64, 128, 192, 256, 384, 512)
-    assert mixed.mixed_buckets(shape, 8192)[-5:] == (4096, 5120, 6144, 7168, 8192)
-    monkeypatch.setattr(mixed, "LAYER_FLOP_MAX", 2.0 * mixed.layer_weights(shape) * 300)
-    assert mixed.mixed_buckets(shape, 8192) == (64, 128, 192, 256)
+    assert graphs.mixed_buckets(shape, 700) == (64, 128, 192, 256, 384, 512)
+    assert graphs.mixed_buckets(shape, 8192)[-5:] == (4096, 5120, 6144, 7168, 8192)
+    monkeypatch.setattr(graphs, "LAYER_FLOP_MAX", 2.0 * graphs.layer_weights(shape) * 300)
+    assert graphs.mixed_buckets(shape, 8192) == (64, 128, 192, 256)
