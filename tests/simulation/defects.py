@@ -81,8 +81,8 @@ DEFECTS = (
     Defect(
         "slot time-out counted from arrival",
         "core/preemption.py",
-        "if job.entered_s is not None and job.entered_s <= late_s]",
-        "if job.entered_s is not None and job.arrival_s <= late_s]",
+        "if j.entered_s is not None and state.now - j.entered_s >= patience_s]",
+        "if j.entered_s is not None and state.now - j.arrival_s >= patience_s]",
     ),
     Defect(
         "victim's rows in the batch that it is cleaned from",

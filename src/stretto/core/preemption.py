@@ -135,9 +135,9 @@ class Preemptor:
         resumes = state.limits.preemption is Preemption.RESUME
         if resumes and len(state.queue.preempted) >= len(state.slots):
             return
-        late_s = state.now - state.limits.cache_slot_timeout_s
+        patience_s = state.limits.cache_slot_timeout_s
         waiters = [*state.queue.deferred, *state.queue.waiting()]
-        late = [job for job in waiters if job.entered_s is not None and job.entered_s <= late_s]
+        late = [j for j in waiters if j.entered_s is not None and state.now - j.entered_s >= patience_s]
         for waiter in sorted(late, key=order)[:TRIED_MAX]:
             victim = self._target(waiter)
             if victim is not None:
