@@ -19,14 +19,12 @@ from stretto.backends.media import Kind, Picture, Sound
 from stretto.errors import CapacityError, InvalidMediaError, by_code
 from stretto.media_files.decode_sound import SoundLimits
 from stretto.media_files.decoder_server import (
-    FRAME_BYTES_MAX,
     WALL_S,
     DecodedFile,
     FileToDecode,
-    read_frame,
-    write_frame,
 )
 from stretto.media_files.pictures import PictureLimits
+from stretto.model_files.forks import FRAME_BYTES_MAX, read_frame, write_frame
 
 START_S = 30.0  # in addition: a process that starts imports its libraries first
 

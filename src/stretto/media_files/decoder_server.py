@@ -10,14 +10,12 @@ Frames: four bytes of length, then msgpack. In: files. Out: one answer each, in 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import signal
 import sys
 import tempfile
-from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO
 
 import msgspec
 
@@ -27,13 +25,11 @@ from stretto.media_files.decode_picture import decode_picture
 from stretto.media_files.decode_sound import SoundLimits, decode_sound
 from stretto.media_files.pictures import PictureLimits
 from stretto.model_files.child import limit_self
+from stretto.model_files.forks import answer_and_exit, held_bytes, read_frame, write_frame
 
-HEADER_BYTES = 4
-FRAME_BYTES_MAX = 256 << 20
 MEMORY_BYTES = 768 << 20  # in addition to what this process uses
 CPU_S = 8
 WALL_S = 20.0
-PR_SET_PDEATHSIG = 1
 
 
 class FileToDecode(msgspec.Struct, frozen=True):
@@ -87,7 +83,7 @@ def _forked(file: FileToDecode) -> bytes:
     with _memory_file() as written:
         pid = os.fork()
         if pid == 0:
-            _in_fork(file, written.fileno())
+            answer_and_exit(lambda: msgspec.msgpack.encode(_answer(file)), written.fileno(), _limit)
         _, status = os.waitpid(pid, 0)
         if status == 0:
             written.seek(0)
@@ -101,24 +97,8 @@ def _memory_file() -> IO[bytes]:
     return tempfile.TemporaryFile()
 
 
-def _in_fork(file: FileToDecode, output: int) -> NoReturn:
-    """What libraries print is discarded."""
-    code = 1
-    try:
-        _limit()
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):
-            os.dup2(nowhere, descriptor)
-        _write(output, msgspec.msgpack.encode(_answer(file)))
-        code = 0
-    finally:
-        os._exit(code)
-
-
 def _limit() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    limit_self(memory_bytes=_address_space() + MEMORY_BYTES, cpu_s=CPU_S)
+    limit_self(memory_bytes=held_bytes("VmSize") + MEMORY_BYTES, cpu_s=CPU_S)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, WALL_S)
 
@@ -147,48 +127,6 @@ def _died(kind: Kind, status: int) -> DecodedFile:
 def _refusal(kind: Kind, why: str) -> DecodedFile:
     what = "picture" if kind == "image" else "sound"
     return DecodedFile(code=InvalidMediaError.code, message=f"the {what} {why}", hint=f"send another {what}")
-
-
-def _address_space() -> int:
-    """VmSize of this process in bytes; 0 if unavailable."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmSize:"):
-                return int(line.split()[1]) * 1024
-    return 0
-
-
-# --- frames: also used by the other end ------------------------------------------------------------
-
-
-def read_frame(descriptor: int) -> bytes | None:
-    """None at end of file."""
-    header = _exactly(descriptor, HEADER_BYTES)
-    if header is None:
-        return None
-    size = int.from_bytes(header, "big")
-    return _exactly(descriptor, size) if size <= FRAME_BYTES_MAX else None
-
-
-def write_frame(descriptor: int, body: bytes) -> None:
-    _write(descriptor, len(body).to_bytes(HEADER_BYTES, "big"))
-    _write(descriptor, body)
-
-
-def _write(descriptor: int, body: bytes) -> None:
-    data = memoryview(body)
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
-def _exactly(descriptor: int, size: int) -> bytes | None:
-    read = bytearray()
-    while len(read) < size:
-        data = os.read(descriptor, min(size - len(read), 1 << 20))
-        if not data:
-            return None
-        read += data
-    return bytes(read)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from typing import IO
 import msgspec
 
 from stretto.errors import CapacityError, by_code
-from stretto.worker.grammar_server import Ask, Verdict, Words, read_frame, write_frame
+from stretto.model_files.forks import read_frame, write_frame
+from stretto.worker.grammar_server import Ask, Verdict, Words
 
 
 class GrammarProcess:

@@ -12,7 +12,6 @@ verdicts.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import resource
@@ -20,26 +19,22 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from stretto.errors import GrammarTooComplexError, StrettoError
 from stretto.model_files.child import limit_self
+from stretto.model_files.forks import answer_and_exit, held_bytes, read_frame, write_frame
 
 if TYPE_CHECKING:
     from stretto.text.grammar_factory import GrammarFactory
 
-HEADER_BYTES = 4
-FRAME_BYTES_MAX = 64 << 20
 STACK_BYTES = 4 << 20  # smaller than the stack of any worker thread
 MEMORY_BYTES = 384 << 20  # in addition to what this process uses
 CPU_S = 2
 WALL_S = 4.0
-PR_SET_PDEATHSIG = 1
 
 
 class Words(msgspec.Struct, frozen=True):
@@ -133,7 +128,7 @@ class _Server:
         ours, theirs = os.pipe()
         pid = os.fork()
         if pid == 0:
-            _in_child(lambda: _verdict(trial_id, self._factory, grammar), theirs)
+            answer_and_exit(lambda: _verdict(trial_id, self._factory, grammar), theirs, _limit)
         os.close(theirs)
         trial = _Trial(trial_id, pid, ours, time.monotonic() + WALL_S, bytearray())
         self._trials[trial_id] = trial
@@ -161,40 +156,27 @@ class _Server:
             os.waitpid(trial.pid, 0)
 
 
-def _in_child(work: Callable[[], Verdict], output: int) -> None:
-    """Never returns. The compiler's stderr output is discarded."""
-    code = 1
-    try:
-        _limit()
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):
-            os.dup2(nowhere, descriptor)
-        with os.fdopen(output, "wb") as pipe:
-            pipe.write(msgspec.msgpack.encode(work()))
-        code = 0
-    finally:
-        os._exit(code)
-
-
 def _limit() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    limit_self(memory_bytes=_held("VmSize") + MEMORY_BYTES, cpu_s=CPU_S)
+    limit_self(memory_bytes=held_bytes("VmSize") + MEMORY_BYTES, cpu_s=CPU_S)
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, hard))
 
 
-def _verdict(trial_id: int, factory: GrammarFactory, grammar: str) -> Verdict:
+def _verdict(trial_id: int, factory: GrammarFactory, grammar: str) -> bytes:
+    return msgspec.msgpack.encode(_tried(trial_id, factory, grammar))
+
+
+def _tried(trial_id: int, factory: GrammarFactory, grammar: str) -> Verdict:
     from stretto.text.grammar_trial import trial
 
-    before = _held("VmRSS")
+    before = held_bytes("VmRSS")
     try:
         compile_s = trial(factory, grammar)
     except StrettoError as error:
         return Verdict(id=trial_id, code=error.code, message=error.message)
     except MemoryError:
         return Verdict(id=trial_id, code=GrammarTooComplexError.code, message=_MEMORY)
-    return Verdict(id=trial_id, compile_s=compile_s, bytes=max(0, _held("VmHWM") - before))
+    return Verdict(id=trial_id, compile_s=compile_s, bytes=max(0, held_bytes("VmHWM") - before))
 
 
 def _died(trial: _Trial, status: int) -> Verdict:
@@ -209,43 +191,6 @@ _STACK = "the grammar is nested too deeply to compile"
 _MEMORY = "the grammar takes too much memory to compile"
 _TIME = "the grammar takes too long to compile"
 _CRASH = "the grammar cannot be compiled"
-
-
-def _held(name: str) -> int:
-    """VmSize, VmRSS or VmHWM of this process in bytes; 0 if unavailable."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
-    return 0
-
-
-# --- frames: also used by the other end ------------------------------------------------------------
-
-
-def read_frame(descriptor: int) -> bytes | None:
-    """None at end of file."""
-    header = _exactly(descriptor, HEADER_BYTES)
-    if header is None:
-        return None
-    size = int.from_bytes(header, "big")
-    return _exactly(descriptor, size) if size <= FRAME_BYTES_MAX else None
-
-
-def write_frame(descriptor: int, body: bytes) -> None:
-    data = memoryview(len(body).to_bytes(HEADER_BYTES, "big") + body)
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
-def _exactly(descriptor: int, size: int) -> bytes | None:
-    read = bytearray()
-    while len(read) < size:
-        data = os.read(descriptor, min(size - len(read), 1 << 20))
-        if not data:
-            return None
-        read += data
-    return bytes(read)
 
 
 if __name__ == "__main__":
