@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from stretto.backends.llamacpp.native.library import Weights
-from stretto.errors import InvalidRequestError, InvariantError
+from stretto.errors import InvalidRequestError, ShuttingDownError
 from stretto.text.wordpiece import WordPiece
 
 TEXT_BYTES_MAX = 1 << 28
@@ -41,7 +41,7 @@ class Vocabulary:
     @property
     def _vocab(self) -> Any:
         if self._weights.closed:
-            raise InvariantError("vocabulary used after its model's close()")
+            raise ShuttingDownError("the model is closed")
         return self._pointer
 
     @property
