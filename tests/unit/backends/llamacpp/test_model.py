@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stretto.backends.llamacpp import Context, ModelOptions, load
-from stretto.errors import InvariantError, ModelError, NotGgufError
+from stretto.errors import InvariantError, ModelError, NotGgufError, ShuttingDownError
 from stretto.testing import tiny_models
 from tests.unit.backends.llamacpp.rig import options, tiny
 
@@ -91,7 +91,7 @@ def test_using_what_was_closed_is_an_error_and_no_crash() -> None:
     with pytest.raises(InvariantError):
         context.remove(0, 0)
     model.close()
-    with pytest.raises(InvariantError):
+    with pytest.raises(ShuttingDownError):
         model.vocabulary.encode("text", False)
     with pytest.raises(InvariantError):
         Context(model, options())
