@@ -65,11 +65,17 @@ def text(reply: Any) -> str:
     return str(reply.choices[0].message.content)
 
 
+def media_tokens(reply: Any) -> tuple[int, int]:
+    details = reply.usage.prompt_tokens_details
+    return details.image_tokens, details.audio_tokens
+
+
 def test_a_picture_counts_in_the_prompt_and_changes_the_answer(client: openai.OpenAI) -> None:
     red = answer(client, asked("What is this? ", png()))
     blue = answer(client, asked("What is this? ", png(colour="blue")))
     bare = answer(client, asked("What is this? "))
     assert red.usage.prompt_tokens == blue.usage.prompt_tokens == bare.usage.prompt_tokens + ROWS
+    assert [media_tokens(reply) for reply in (red, bare)] == [(4, 0), (0, 0)]
     assert len({text(red), text(blue), text(bare)}) == 3
     assert text(answer(client, asked("What is this? ", png()))) == text(red)
 
@@ -90,6 +96,7 @@ def test_n_answers_share_a_picture(client: openai.OpenAI) -> None:
     reply = answer(client, asked("Look ", png()), n=3, temperature=1)
     assert len(reply.choices) == 3
     assert reply.usage.prompt_tokens == answer(client, asked("Look ", png())).usage.prompt_tokens
+    assert media_tokens(reply) == (4, 0)
 
 
 def test_text_that_looks_like_a_mark_stays_text(client: openai.OpenAI) -> None:
@@ -118,6 +125,7 @@ def test_sounds(client: openai.OpenAI) -> None:
 
     second, two = heard(tone_wav(1.0)), heard(tone_wav(2.0, rate=48_000))
     assert two.usage.prompt_tokens == second.usage.prompt_tokens + 10
+    assert [media_tokens(reply) for reply in (second, two)] == [(0, 10), (0, 20)]
 
 
 def test_transcriptions(client: openai.OpenAI) -> None:
@@ -127,6 +135,8 @@ def test_transcriptions(client: openai.OpenAI) -> None:
     one, two = heard(tone_wav(1.0)), heard(tone_wav(2.0))
     assert one.text
     assert two.usage.input_tokens == one.usage.input_tokens + 10
+    details = two.usage.input_token_details
+    assert (details.audio_tokens, details.text_tokens) == (20, two.usage.input_tokens - 20)
     assert (
         heard(tone_wav(1.0), language="de", prompt="Names: Ada").usage.input_tokens > one.usage.input_tokens
     )
@@ -147,6 +157,7 @@ def test_responses(client: openai.OpenAI) -> None:
 
     seen = said({"type": "input_image", "detail": "auto", "image_url": data_url(png())})
     assert seen.usage.input_tokens == said().usage.input_tokens + ROWS
+    assert seen.usage.input_tokens_details.image_tokens == 4
 
 
 def test_anthropic_blocks_and_tool_results(seeing: ServerProcess) -> None:

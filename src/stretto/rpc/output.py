@@ -49,6 +49,8 @@ class UsageMessage(Message):
     reasoning_tokens: int = 0
     proposed_drafts: int = 0
     accepted_drafts: int = 0
+    image_tokens: int = 0  # of the prompt: rows of pictures
+    audio_tokens: int = 0
 
 
 class TimingMessage(Message):

@@ -200,4 +200,6 @@ def total_usage(usages: Sequence[UsageMessage], n: int) -> UsageMessage:
         reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
         proposed_drafts=sum(usage.proposed_drafts for usage in usages),
         accepted_drafts=sum(usage.accepted_drafts for usage in usages),
+        image_tokens=sum(usage.image_tokens for usage in prompts),
+        audio_tokens=sum(usage.audio_tokens for usage in prompts),
     )

@@ -65,6 +65,8 @@ class PlacedMedia:
 
     rows: Media
     encodings: tuple[Encoding, ...]
+    image_rows: int = 0
+    audio_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ class MediaEncoding:
         tokens, boundaries = array("i"), list(prompt.tokens.boundaries)
         rows: list[MediaRows] = []
         encodings: list[Encoding] = []
+        counts: dict[Kind, int] = {"image": 0, "audio": 0}
         done = 0
         for file in sorted(files, key=lambda one: one.at):
             tokens += prompt.tokens.tokens[done : file.at]
@@ -137,12 +140,13 @@ class MediaEncoding:
                 assert encoding is not None
                 rows.append(MediaRows(len(tokens), shape.rows, digest, shape.whole))
                 encodings.append(encoding)
+                counts[file.kind] += shape.rows
                 tokens += array("i", [MEDIA_ROW]) * shape.rows
             grown = len(tokens) - before
             for at, offset in enumerate(prompt.tokens.boundaries):
                 boundaries[at] += grown if offset > file.at else 0
         tokens += prompt.tokens.tokens[done:]
-        placed = PlacedMedia(tuple(rows), tuple(encodings))
+        placed = PlacedMedia(tuple(rows), tuple(encodings), counts["image"], counts["audio"])
         return replace(prompt, tokens=PromptTokens(tokens, tuple(boundaries)), media=placed)
 
     def _check(self, prompt: Prompt, files: Sequence[MediaFile]) -> None:

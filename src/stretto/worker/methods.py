@@ -26,6 +26,7 @@ from stretto.worker.batches import BatchLog, tokenize_all
 from stretto.worker.deadlines import deadline, within
 from stretto.worker.embedding import EmbeddingRuntime, Runner
 from stretto.worker.loaded import LoadedModel
+from stretto.worker.media import PlacedMedia
 from stretto.worker.model import ModelRuntime, PreparedRequest
 from stretto.worker.outbox import Outbox, StreamSink
 from stretto.worker.pool import ModelPool, PoolEntry, Resident
@@ -300,11 +301,17 @@ class Methods:
         fork_of = session.request_id(params.fork_of) if params.fork_of else ""
         call = replace(call, request_id=record.request_id, timeout_s=timeout_s, fork_of=fork_of)
         outbox, waited_s = self._outboxes[id(model)], now - arrived_s
+        media = call.prompt.media if isinstance(call.prompt.media, PlacedMedia) else None
         if params.number:
             model.submit(
                 call,
                 TokenStream(
-                    outbox, session.mailbox, stream_id=record.id, number=params.number, waited_s=waited_s
+                    outbox,
+                    session.mailbox,
+                    stream_id=record.id,
+                    number=params.number,
+                    waited_s=waited_s,
+                    media=media,
                 ),
             )
         else:
@@ -315,6 +322,7 @@ class Methods:
                 stream_id=record.id,
                 echo_tokens=params.echo_tokens,
                 waited_s=waited_s,
+                media=media,
             )
             model.start(call, sink, on_start=sink.started)
         record.model, record.held = model, call.held

@@ -33,6 +33,7 @@ from stretto.text.logprobs import prompt_logprobs, token_logprobs
 from stretto.text.stream import TextDelta
 from stretto.text.tokenizer import Tokenizer
 from stretto.worker import splitting
+from stretto.worker.media import PlacedMedia
 from stretto.worker.terminal_errors import error_of
 
 ROW_BYTES = 64  # approximate overhead per row, besides its text
@@ -185,6 +186,7 @@ class StreamSink:
         stream_id: str,
         echo_tokens: bool,
         waited_s: float,
+        media: PlacedMedia | None = None,
     ) -> None:
         self._outbox = outbox
         self._mailbox = mailbox
@@ -192,6 +194,7 @@ class StreamSink:
         self._stream_id = stream_id
         self._echo_tokens = echo_tokens
         self._waited_s = waited_s
+        self._media = media
         self._clock = time.monotonic
         self._started_s = self._clock() - waited_s
 
@@ -230,7 +233,7 @@ class StreamSink:
                 time_s=self._clock() - self._started_s,
             )
         if delta.end is not None:
-            batch.ends.append(stream_end(stream_id, delta, delta.end, self._waited_s))
+            batch.ends.append(stream_end(stream_id, delta, delta.end, self._waited_s, self._media))
 
 
 def stream_start(stream_id: str, started: Started, waited_s: float) -> StreamStart:
@@ -242,7 +245,13 @@ def stream_start(stream_id: str, started: Started, waited_s: float) -> StreamSta
     )
 
 
-def stream_end(stream_id: str, delta: TextDelta, terminal: Terminal, waited_s: float) -> StreamEnd:
+def stream_end(
+    stream_id: str,
+    delta: TextDelta,
+    terminal: Terminal,
+    waited_s: float,
+    media: PlacedMedia | None = None,
+) -> StreamEnd:
     error = error_of(terminal)
     ttft_s = None if terminal.ttft_s is None else terminal.ttft_s + waited_s
     return StreamEnd(
@@ -257,6 +266,8 @@ def stream_end(stream_id: str, delta: TextDelta, terminal: Terminal, waited_s: f
             reasoning_tokens=min(delta.reasoning_tokens, terminal.tokens_kept),
             proposed_drafts=terminal.proposed_drafts,
             accepted_drafts=terminal.accepted_drafts,
+            image_tokens=media.image_rows if media is not None else 0,
+            audio_tokens=media.audio_rows if media is not None else 0,
         ),
         timing=TimingMessage(
             queue_wait_s=terminal.queue_wait_s + waited_s,

@@ -16,6 +16,7 @@ from stretto.errors import StrettoError
 from stretto.rpc.messages import PromptMeasures, PromptProgress, TokenMeasure
 from stretto.text.logprobs import MeasuredLogprob
 from stretto.text.stream import TextDelta
+from stretto.worker.media import PlacedMedia
 from stretto.worker.outbox import Mailbox, Outbox, stream_end, stream_start
 
 
@@ -25,6 +26,7 @@ class TokenStream:
     __slots__ = (
         "_clock",
         "_mailbox",
+        "_media",
         "_number",
         "_outbox",
         "_started_s",
@@ -34,13 +36,21 @@ class TokenStream:
     )
 
     def __init__(
-        self, outbox: Outbox, mailbox: Mailbox, *, stream_id: str, number: int, waited_s: float
+        self,
+        outbox: Outbox,
+        mailbox: Mailbox,
+        *,
+        stream_id: str,
+        number: int,
+        waited_s: float,
+        media: PlacedMedia | None = None,
     ) -> None:
         self._outbox = outbox
         self._mailbox = mailbox
         self._stream_id = stream_id
         self._number = number
         self._waited_s = waited_s
+        self._media = media
         self._clock = time.monotonic
         self._started_s = self._clock() - waited_s
         self.broken = False
@@ -75,7 +85,7 @@ class TokenStream:
     def finish(self, terminal: Terminal) -> None:
         if self.broken and terminal.reason == "client":  # cancelled because a push failed
             terminal = terminal._replace(end=End.FAILED, reason=StrettoError.code)
-        end = stream_end(self._stream_id, TextDelta(end=terminal), terminal, self._waited_s)
+        end = stream_end(self._stream_id, TextDelta(end=terminal), terminal, self._waited_s, self._media)
         self._outbox.batch(self._mailbox).ends.append(end)
 
 

@@ -7,8 +7,10 @@ from typing import Any, Literal
 from stretto.server.openapi import ReplyModel
 
 
-class CachedTokens(ReplyModel):
+class PromptTokenDetails(ReplyModel):
     cached_tokens: int
+    image_tokens: int
+    audio_tokens: int
 
 
 class CompletionTokens(ReplyModel):
@@ -21,7 +23,7 @@ class CompletionUsage(ReplyModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokens
+    prompt_tokens_details: PromptTokenDetails
     completion_tokens_details: CompletionTokens
 
 
@@ -135,9 +137,15 @@ class TextCompletion(ReplyModel):
     timings: Timings
 
 
+class TranscriptionInput(ReplyModel):
+    text_tokens: int
+    audio_tokens: int
+
+
 class TranscriptionUsage(ReplyModel):
     type: Literal["tokens"]
     input_tokens: int
+    input_token_details: TranscriptionInput
     output_tokens: int
     total_tokens: int
 

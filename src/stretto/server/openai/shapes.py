@@ -23,7 +23,11 @@ def usage_of(usage: UsageMessage) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "image_tokens": usage.image_tokens,
+            "audio_tokens": usage.audio_tokens,
+        },
         "completion_tokens_details": {
             "reasoning_tokens": usage.reasoning_tokens,
             "accepted_prediction_tokens": usage.accepted_drafts,

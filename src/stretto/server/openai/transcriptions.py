@@ -125,6 +125,10 @@ def _usage(usage: UsageMessage) -> dict[str, Any]:
     return {
         "type": "tokens",
         "input_tokens": usage.prompt_tokens,
+        "input_token_details": {
+            "text_tokens": usage.prompt_tokens - usage.audio_tokens,
+            "audio_tokens": usage.audio_tokens,
+        },
         "output_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
