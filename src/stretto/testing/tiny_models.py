@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +26,7 @@ from pathlib import Path
 MAKER_VERSION = 1
 ALIGNMENT = 32
 _VOCABULARY_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_TENSOR_F32 = 0
+_TENSOR_F32, _TENSOR_F16 = 0, 1
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 
@@ -269,13 +269,15 @@ def _tensor_shapes(keys: Sequence[bytes], folder: Path, leave_out: Sequence[str]
     return {name: tuple(shape) for name, shape in named.items() if not any(part in name for part in optional)}
 
 
-def file_parts(keys: Sequence[bytes], shapes: Shapes, seed: int) -> Iterator[bytes]:
-    """A whole file: header, then tensors with random weights."""
-    tensors = {name: _weights(name, shape, seed) for name, shape in shapes.items()}
+def file_parts(
+    keys: Sequence[bytes], shapes: Shapes, seed: int, *, halves: Collection[str] = ()
+) -> Iterator[bytes]:
+    """A whole file: header, then tensors with random weights. `halves`: those of 16 bits."""
+    tensors = {name: _weights(name, shape, seed, half=name in halves) for name, shape in shapes.items()}
     infos, offset = [], 0
     for name, shape in shapes.items():
-        dims = shape[::-1]
-        infos.append(_string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, _TENSOR_F32, offset))
+        dims, kind = shape[::-1], _TENSOR_F16 if name in halves else _TENSOR_F32
+        infos.append(_string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset))
         offset += _padded(len(tensors[name]))
     head = struct.pack("<4sIQQ", b"GGUF", 3, len(shapes), len(keys)) + b"".join([*keys, *infos])
     yield head.ljust(_padded(len(head)), b"\0")
@@ -287,11 +289,11 @@ def _padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _weights(name: str, shape: Sequence[int], seed: int) -> bytes:
+def _weights(name: str, shape: Sequence[int], seed: int, *, half: bool = False) -> bytes:
     """Random weights that keep activations finite and depend on the name, not on the order of tensors.
 
-    All are 32-bit floats: in 16 bits the rounding differs with the size of a batch, and of 49,152 random
-    logits the best two are often that close.
+    A model's are 32-bit floats: in 16 bits the rounding differs with the size of a batch, and of 49,152
+    random logits the best two are often that close.
     """
     import numpy as np
 
@@ -302,7 +304,7 @@ def _weights(name: str, shape: Sequence[int], seed: int) -> bytes:
         values = -np.abs(0.08 * noise) - 0.01  # a state must decay
     else:
         values = 0.08 * noise
-    return values.astype(np.float32).tobytes()
+    return values.astype(np.float16 if half else np.float32).tobytes()
 
 
 # ── the child: llama.cpp names the tensors ───────────────────────────────────────────────────────

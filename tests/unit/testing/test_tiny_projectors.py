@@ -24,3 +24,14 @@ def test_the_same_seed_gives_the_same_file(tmp_path):
     first = tiny_projectors.make(tmp_path / "a").read_bytes()
     assert tiny_projectors.make(tmp_path / "b").read_bytes() == first
     assert tiny_projectors.make(tmp_path / "c", seed=1).read_bytes() != first
+
+
+def test_one_that_hears_has_a_second_tower(tmp_path):
+    reader = gguf.GGUFReader(tiny_projectors.make(tmp_path, hears=True))
+    names = {tensor.name for tensor in reader.tensors}
+    assert {"a.conv1d.1.weight", "a.blk.1.attn_q.bias", "v.blk.1.attn_k.bias"} <= names
+    assert "a.blk.1.attn_k.bias" not in names  # Whisper's keys have none
+    assert reader.fields["clip.vision.projector_type"].contents() == "gemma3"
+    assert reader.fields["clip.audio.projector_type"].contents() == "ultravox"
+    assert "clip.projector_type" not in reader.fields
+    assert tiny_projectors.SOUND_ROWS == 30
