@@ -56,10 +56,11 @@ def test_a_red_circle_and_a_blue_square(target: Target) -> None:
     assert asyncio.run(asked(BLUE_SQUARE)) == "blue square"
 
 
-def test_the_sdk_sees(tmp_path: Path) -> None:
+@pytest.mark.parametrize("own_process", [False, True])
+def test_the_sdk_sees(tmp_path: Path, *, own_process: bool) -> None:
     path = tmp_path / "picture.png"
     path.write_bytes(drawing.png(drawing.picture(BLUE_SQUARE)))
-    with LLM(MODEL, n_seq_max=1, context_window=1024) as llm:
+    with LLM(MODEL, n_seq_max=1, context_window=1024, own_process=own_process) as llm:
         messages = [{"role": "user", "content": "What colour is the square?"}]
         assert llm.chat(messages, images=[path], max_tokens=8, temperature=0).text == "blue"
 

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stretto.errors import InvalidMediaError, InvalidMessageError, UnsupportedByModelError
+from stretto.errors import InvalidMediaError, InvalidMessageError
+from stretto.llm.child import ChildModel
 from stretto.llm.runtime import OpenModel
 from stretto.media_files.data_urls import media_of
 from stretto.rpc.media import MediaItem, MediaKind, media_part
@@ -100,12 +101,8 @@ def _file(path: Path) -> bytes:
 
 
 def check_media(model: OpenModel, media: Sequence[MediaItem]) -> None:
-    """Raises where there are media that the model cannot take where it runs."""
+    """Raises where there are media that the model cannot take."""
     if isinstance(model, LoadedModel):
-        check_modalities(model, media)
-    elif media:
-        own = "the torch backend takes text alone" if model.description.get("backend") == "torch" else ""
-        raise UnsupportedByModelError(
-            own or "pictures and sounds need the model in this process: it runs in a worker process",
-            hint="name another model" if own else "LLM(…, own_process=False)",
-        )
+        check_modalities(model.description, model.runtime.modalities, media)
+    elif isinstance(model, ChildModel):
+        check_modalities(model.description, model.info.modalities, media)

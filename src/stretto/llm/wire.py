@@ -25,6 +25,7 @@ def generate_params(
         stream_id=stream_id,
         tokens=prompt.tokens.tolist(),
         boundaries=list(prompt.boundaries),
+        media=list(call.prompt.files),
         sampling=_sampling(params),
         max_tokens=params.max_tokens,
         stop_token_ids=sorted(params.stop_token_ids - eos),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from stretto.backends.media import Kind, Medium
 from stretto.core.request import Scope
@@ -17,7 +18,6 @@ from stretto.errors import InvalidMediaError, UnsupportedByModelError
 from stretto.media_files.decoder_process import DecoderProcess
 from stretto.rpc.messages import MediaItem
 from stretto.text.model_text import Prompt
-from stretto.worker.loaded import LoadedModel
 from stretto.worker.media import MediaFile
 from stretto.worker.model import ModelRuntime, PreparedRequest
 
@@ -25,14 +25,15 @@ _WHAT: dict[Kind, str] = {"image": "pictures", "audio": "sounds"}
 _HINT = "name a model that takes them (/v1/models lists modalities)"
 
 
-def check_modalities(loaded: LoadedModel, media: Sequence[MediaItem]) -> None:
-    """Raises where there are media that the model cannot take."""
+def check_modalities(
+    about: Mapping[str, Any], modalities: Collection[str], media: Sequence[MediaItem]
+) -> None:
+    """Raises where there are media that the model with this description cannot take."""
     if not media:
         return
-    about, runtime = loaded.description, loaded.runtime
     name = str(about.get("model", "")) or "the model"
-    for kind in sorted({item.kind for item in media} - set(runtime.modalities)):
-        if runtime.media is not None:
+    for kind in sorted({item.kind for item in media} - set(modalities)):
+        if len(modalities) > 1:
             raise UnsupportedByModelError(f"{name} takes no {_WHAT[kind]}", hint=_HINT)
         if about.get("backend") == "torch":
             raise UnsupportedByModelError(

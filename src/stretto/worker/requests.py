@@ -31,7 +31,7 @@ def prepare(loaded: LoadedModel, params: GenerateParams, parent: Prompt | None =
         raise InvalidRequestError(
             f"draft_model {params.draft_model[:80]!r} cannot be used", hint="set speculation: ngram instead"
         )
-    check_modalities(loaded, params.media)
+    check_modalities(loaded.description, loaded.runtime.modalities, params.media)
     model = loaded.runtime.text
     adapters, lease = loaded.runtime.use_adapters(params.lora)
     options = _options(loaded, params)

@@ -131,12 +131,12 @@ def test_ticks_are_reported_only_by_a_model_in_this_process():
         assert "own_process=False" in caught.value.hint
 
 
-def test_media_are_taken_only_by_a_model_in_this_process():
+def test_a_blind_model_says_what_would_help():
     picture = {"type": "image", "image": b"PNG"}
     with LLM(**SETTINGS, own_process=True) as llm:
-        with pytest.raises(UnsupportedByModelError, match="worker process") as caught:
+        with pytest.raises(UnsupportedByModelError, match="takes no pictures") as caught:
             llm.chat([{"role": "user", "content": [picture]}])
-        assert "own_process=False" in caught.value.hint
+        assert "mmproj" in caught.value.hint
 
 
 def test_the_setting_decides_where_the_keyword_does_not(monkeypatch):

@@ -20,9 +20,9 @@ PNG = picture_bytes(RED, "PNG")
 ROWS = 4 + 2
 
 
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(backend="simulated", mmproj="eyes", n_seq_max=4) as model:
+@pytest.fixture(scope="module", params=[False, True], ids=["here", "child"])
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    with LLM(backend="simulated", mmproj="eyes", n_seq_max=4, own_process=request.param) as model:
         yield model
 
 

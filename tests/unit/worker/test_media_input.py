@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -39,11 +38,11 @@ def seeing() -> Iterator[LoadedModel]:
     ],
 )
 def test_a_model_without_eyes_is_named_with_what_would_help(blind, backend, said, hint):
-    named = replace(blind, description={"model": "tiny", "backend": backend})
+    named, modalities = {"model": "tiny", "backend": backend}, blind.runtime.modalities
     with pytest.raises(UnsupportedByModelError, match=f"tiny takes no pictures.*{said}") as refusal:
-        check_modalities(named, [PICTURE])
+        check_modalities(named, modalities, [PICTURE])
     assert hint in refusal.value.hint
-    check_modalities(named, [])
+    check_modalities(named, modalities, [])
 
 
 @pytest.mark.parametrize("data", ["", "A", "not base64", "QUJD\n=", "ÄÄ"])
