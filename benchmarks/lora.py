@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stretto.backends.adapters import AdapterSource, AdapterStore
+from stretto.backends.adapters import AdapterLease, AdapterSource, AdapterStore
 from stretto.backends.base import Backend, complete
 from stretto.core.limits import Limits
 from stretto.core.request import AdapterGroup, Request, SamplingParams
@@ -49,7 +49,7 @@ class Loop:
         self.texts: dict[str, list[int]] = {}
         self.first_s: dict[str, float] = {}
         self.groups: list[tuple[float, AdapterGroup]] = []  # start of each tick with rows
-        self._leases: dict[str, object] = {}
+        self._leases: dict[str, AdapterLease] = {}
         self._flying: list[Tick] = []
 
     def submit(self, number: int, adapter: str, tokens: int) -> str:
@@ -60,6 +60,7 @@ class Loop:
         )
         group = self.store.group([(adapter, None)])
         self._leases[name] = self.store.lease(group)
+        self._leases[name].wait()
         params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
         answer = self.scheduler.submit(Request(name, prompt, params, adapters=group), time.perf_counter())
         assert answer.accepted, answer.error
@@ -92,7 +93,7 @@ class Loop:
             self.first_s.setdefault(name, time.perf_counter())
             at += count
         for end in events.ends:
-            self._leases.pop(end.request_id, None)
+            self._leases.pop(end.request_id).release()
 
 
 def same_texts(loop: Loop, tokens: int) -> bool:

@@ -5,6 +5,7 @@ Several stood in the code for an hour until the simulator found them; they are m
 
 from __future__ import annotations
 
+from tests.simulation.adapter_defects import ADAPTER_DEFECTS
 from tests.simulation.draft_defects import DRAFT_DEFECTS
 from tests.simulation.media_defects import MEDIA_DEFECTS
 from tools.plant import Defect
@@ -288,8 +289,8 @@ DEFECTS = (
     Defect(
         "a drain forgets what is queued",
         "core/scheduler.py",
-        "if job.status in (Status.WAITING, Status.DEFERRED, Status.ENCODING):",
-        "if job.status in (Status.DEFERRED, Status.ENCODING):",
+        "if job.status in (Status.WAITING, Status.DEFERRED, Status.UNREADY):",
+        "if job.status in (Status.DEFERRED, Status.UNREADY):",
     ),
     Defect(
         "cancellation waits for the request to end by itself",
@@ -338,6 +339,7 @@ DEFECTS = (
         "True for group in present",
         ("--where", "groups=apart"),
     ),
+    *ADAPTER_DEFECTS,
     *DRAFT_DEFECTS,
     *MEDIA_DEFECTS,
 )

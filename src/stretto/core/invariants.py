@@ -101,14 +101,14 @@ def check_books(scheduler: Scheduler) -> None:
     for job in state.jobs.values():
         _need(job.status is not Status.ENDED, f"request {job.id} has ended and is still known")
     for status, held in (
-        (Status.ENCODING, queue.encoding),
+        (Status.UNREADY, queue.unready),
         (Status.DEFERRED, queue.deferred),
         (Status.PREEMPTED, queue.preempted),
     ):
         listed = sorted(job.id for job in held)
         known = sorted(job.id for job in state.jobs.values() if job.status is status)
         _need(listed == known, f"the {status.value} list and the jobs disagree: {listed} != {known}")
-    outside = (Status.ENCODING, Status.WAITING, Status.DEFERRED)
+    outside = (Status.UNREADY, Status.WAITING, Status.DEFERRED)
     waiting = [job for job in state.jobs.values() if job.status in outside]
     _need(queue.size == len(waiting), f"the queue counts {queue.size}, and {len(waiting)} wait")
     seen = sorted(job.id for job in queue.waiting())
@@ -160,7 +160,7 @@ def check_none_blocked(scheduler: Scheduler) -> None:
 def check_idle(scheduler: Scheduler) -> None:
     """After an idle plan with nothing in flight: nothing waits for a slot; memory is free or cached."""
     state = scheduler.state
-    waiting = sorted(job.id for job in state.jobs.values() if job.status is not Status.ENCODING)
+    waiting = sorted(job.id for job in state.jobs.values() if job.status is not Status.UNREADY)
     _need(not waiting, f"idle, and {waiting[:5]} are not done")
     _need(not state.active, "idle, and a slot is busy")
     ledger = state.ledger

@@ -9,7 +9,8 @@ Order of first admission: priority, then the tenant's counter, then arrival; but
 to the oldest waiting request of any class (ageing), which bounds every wait without a clock. Preempted
 requests resume first unless a strictly more urgent one waits, or, for time-sliced ones, one that precedes
 them in the order. A deferred request is skipped until what it waits for is over. A request whose media are
-being encoded is in no line; once they are, it has the place of its arrival.
+being encoded, or whose adapters are being loaded, is in no line; once they are, it has the place of its
+arrival.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ class Queue:
         self._callers: list[deque[Job]] = [deque() for _ in Priority]  # not entered yet, oldest first
         self._entered = [0 for _ in Priority]  # in flight, slots included
         self._waiting = [0 for _ in Priority]  # callers that have not entered
-        self.encoding: list[Job] = []  # their media are being encoded
+        self.unready: list[Job] = []  # what they need is not there yet
         self.deferred: list[Job] = []
         self.preempted: list[Job] = []  # by arrival
         self.admissions = 0  # first admissions, and resumed time slices, which take slots as these do
         self._aged_at = 0  # how many there were when a preempted request last passed a more urgent one
-        self.size = 0  # encoding, waiting or deferred, preempted not included
+        self.size = 0  # unready, waiting or deferred, preempted not included
 
     # --- coming in -------------------------------------------------------------------------------
 
@@ -52,8 +53,8 @@ class Queue:
         )
 
     def push(self, job: Job, now: float) -> None:
-        if job.status is Status.ENCODING:
-            self.encoding.append(job)
+        if job.status is Status.UNREADY:
+            self.unready.append(job)
         else:
             self._lines.setdefault((job.priority, job.account.tenant), deque()).append(job)
             self._by_age.append(job)
@@ -71,12 +72,12 @@ class Queue:
         if job.request.streamed and job.priority != Priority.BACKGROUND:
             self._streaming.append(job)
 
-    def encoded(self, job: Job, now: float) -> None:
-        """Its media are encoded: from now on it waits for a slot, in the place of its arrival."""
-        self.encoding.remove(job)
+    def ready(self, job: Job, now: float) -> None:
+        """It has all it needs: from now on it waits for a slot, in the place of its arrival."""
+        self.unready.remove(job)
         job.status = Status.WAITING
         if job.entered_s is not None:
-            job.entered_s = now  # the time-out for a slot does not count the encoder's time
+            job.entered_s = now  # the time-out for a slot does not count the time until then
         self._line_up(job)
         self._add_streaming(job)
 
@@ -172,7 +173,7 @@ class Queue:
 
     def _step_back(self, priority: int, now: float) -> None:
         """A caller overtook entered requests: the youngest of these becomes a caller again."""
-        entered = [j for j in (*self.waiting(), *self.deferred, *self.encoding) if j.entered_s is not None]
+        entered = [j for j in (*self.waiting(), *self.deferred, *self.unready) if j.entered_s is not None]
         last = max((j for j in entered if j.priority == priority), key=lambda j: j.arrival, default=None)
         if last is not None:
             last.entered_s, last.caller_since_s = None, now
@@ -190,8 +191,8 @@ class Queue:
     def _take(self, job: Job) -> None:
         if job.status is Status.DEFERRED:
             self.deferred.remove(job)
-        elif job.status is Status.ENCODING:
-            self.encoding.remove(job)
+        elif job.status is Status.UNREADY:
+            self.unready.remove(job)
         self.size -= 1
 
     # --- preempted and deferred -----------------------------------------------------------------------
@@ -283,7 +284,7 @@ class Queue:
 
 
 def _waits(job: Job) -> bool:
-    return job.status in (Status.WAITING, Status.DEFERRED, Status.ENCODING)
+    return job.status in (Status.WAITING, Status.DEFERRED, Status.UNREADY)
 
 
 def order(job: Job) -> tuple[int, float, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -97,6 +97,13 @@ class SamplingParams:
         return not (self.grammar or penalties or self.dry_multiplier > 0)
 
 
+class Need(Enum):
+    """What a request cannot be admitted without, and the scheduler is told of."""
+
+    MEDIA = "media"  # all of its media are encoded
+    ADAPTERS = "adapters"  # all of its adapters are in memory
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt to continue.
@@ -109,7 +116,7 @@ class Request:
     `resumed` are tokens that another scheduler generated for it before: they count as its own output, so that
     limits, penalties and seeds go on from there.
     `media` are pictures and sounds: `tokens` has `MEDIA_ROW` in their places. Such a request is admitted once
-    the scheduler was told that they are encoded.
+    the scheduler was told that they are encoded; one with `adapters_absent` once its adapters are loaded.
     """
 
     id: str
@@ -128,6 +135,13 @@ class Request:
     predicted: array[int] = field(default_factory=lambda: array("i"))  # what the caller expects, for drafts
     progress: bool = False  # events report how much of the prompt is computed
     media: Media = ()
+    adapters_absent: bool = False  # they are not in memory yet
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """What it waits for before it may have a slot."""
+        media = (Need.MEDIA,) if self.media else ()
+        return (*media, Need.ADAPTERS) if self.adapters_absent else media
 
     @property
     def scope(self) -> Scope:

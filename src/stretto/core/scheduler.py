@@ -1,7 +1,7 @@
 """The scheduler: a pure state machine that plans ticks and is told their outcomes.
 
     submit / cancel / stop    at any time
-    encoded(request)          once its media are, if it has any
+    ready(request, need)      once its media are encoded, or its adapters loaded, if it waits for them
     plan(now)                 -> Tick | Idle
     commit(outcome, now)      -> Events
 
@@ -24,7 +24,7 @@ from stretto.core.commit import Committer, InFlight
 from stretto.core.limits import Limits
 from stretto.core.preemption import PlannedPreemption, Preemptor
 from stretto.core.recovery import Recovery
-from stretto.core.request import Request
+from stretto.core.request import Need, Request
 from stretto.core.slot import Job, Slot, Status
 from stretto.core.state import State
 from stretto.core.tick import End, Events, Idle, Outcome, Preempted, Tick
@@ -135,18 +135,21 @@ class Scheduler:
             )
         return None
 
-    def encoded(self, request_id: str, now: float) -> None:
-        """The media of a request are encoded: it may be admitted. Ignored where it has ended meanwhile."""
+    def ready(self, request_id: str, need: Need, now: float) -> None:
+        """A request has what it waited for, and may be admitted if that was all. Ignored if it has ended."""
         job = self.state.jobs.get(request_id)
-        if job is not None and job.status is Status.ENCODING:
-            self.state.queue.encoded(job, now)
+        if job is not None and need in job.needs:
+            job.needs.remove(need)
+            if not job.needs:
+                self.state.queue.ready(job, now)
 
-    def encoding_failed(self, request_id: str, code: str, now: float) -> None:
-        """The media of a request cannot be encoded: it ends with this error."""
+    def never_ready(self, request_id: str, error: StrettoError, now: float) -> None:
+        """What a request waits for cannot be had: it ends with this error."""
         job = self.state.jobs.get(request_id)
-        if job is not None and job.status is Status.ENCODING:
+        if job is not None and job.needs:
             self.state.now = now
-            self._end(job, End.FAILED, code)
+            self._recovery.forget(job.id)
+            self.state.end(job, End.FAILED, error.code, error=error)
 
     def cancel(self, request_id: str, reason: str = "client") -> None:
         """Takes effect at the next plan. Unknown ids are ignored: the request may just have ended."""
@@ -167,7 +170,7 @@ class Scheduler:
         self.state.now = now
         self.draining = True
         for job in list(self.state.jobs.values()):
-            if job.status in (Status.WAITING, Status.DEFERRED, Status.ENCODING):
+            if job.status in (Status.WAITING, Status.DEFERRED, Status.UNREADY):
                 self.state.end(job, End.REJECTED, ShuttingDownError.code)
 
     def shutdown(self, now: float) -> None:

@@ -30,7 +30,7 @@ NEVER = 1 << 62
 class Status(Enum):
     """The status of a job. Its progress is in its slot."""
 
-    ENCODING = "encoding"  # its media are being encoded
+    UNREADY = "unready"  # its media are being encoded, or its adapters loaded
     WAITING = "waiting"
     DEFERRED = "deferred"
     PREEMPTED = "preempted"
@@ -102,6 +102,7 @@ class Job:
         "known",
         "length_max",
         "media",
+        "needs",
         "page_digests",
         "preempted_at_s",
         "preemptions",
@@ -142,7 +143,8 @@ class Job:
         self.entered_s: float | None = None  # when it took one of the in-flight places
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
-        self.status = Status.ENCODING if request.media else Status.WAITING
+        self.needs = list(request.needs)  # what it still waits for
+        self.status = Status.UNREADY if self.needs else Status.WAITING
         self.preemptions = 0
         self.slice_preemptions = 0  # of these, for a time slice of another stream
         self.time_sliced = False  # the last preemption was for a time slice

@@ -21,7 +21,7 @@ from stretto.core.slot import NEVER, Job, Slot, Status
 from stretto.core.speculation import DraftPlanner
 from stretto.core.swap_cost import SwapCost
 from stretto.core.tick import Binding, End, Events, Note, Preempted, PreemptReason, Started, Terminal
-from stretto.errors import BadOutputError, InvariantError, PreemptedError
+from stretto.errors import BadOutputError, InvariantError, PreemptedError, StrettoError
 
 _NOTES = {
     PreemptReason.PRIORITY: event_names.PREEMPTING_SLOT,
@@ -226,7 +226,14 @@ class State:
         self.end(job, end, reason, kept, preempted=preempted)
 
     def end(
-        self, job: Job, end: End, reason: str, kept: int | None = None, *, preempted: Preempted | None = None
+        self,
+        job: Job,
+        end: End,
+        reason: str,
+        kept: int | None = None,
+        *,
+        preempted: Preempted | None = None,
+        error: StrettoError | None = None,
     ) -> None:
         """The request ends. Called exactly once for each."""
         if job.status is Status.ENDED:
@@ -257,6 +264,7 @@ class State:
                 computed_tokens=_computed(job),
                 proposed_drafts=job.drafts.proposed,
                 accepted_drafts=job.drafts.accepted,
+                error=error,
             )
         )
 

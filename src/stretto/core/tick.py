@@ -202,7 +202,7 @@ class Terminal(NamedTuple):
     computed_tokens: int = 0
     proposed_drafts: int = 0
     accepted_drafts: int = 0
-    error: StrettoError | None = None  # as the process that ran the request reported it
+    error: StrettoError | None = None  # where more is known than its code
 
     @property
     def prompt_eval_rate(self) -> float:

@@ -44,7 +44,6 @@ StrettoError
 │   ├── NotReadyError           no model can answer now: loading, restarting or hung
 │   ├── QueueFullError          too many requests wait, or this one waited too long
 │   ├── ServerBusyError         every slot was building a cache for too long
-│   ├── AdaptersBusyError       every adapter in memory is in use, and none can be dropped
 │   ├── ModelBusyError          the model has running requests and cannot be unloaded
 │   ├── ModelMemoryError        busy models hold the memory that this one needs
 │   ├── PreemptedError          a queued request took the slot (preemption: fail)
@@ -124,7 +123,6 @@ from stretto.errors.base import (
     one_line,
 )
 from stretto.errors.capacity import (
-    AdaptersBusyError,
     CapacityError,
     ConcurrencyLimitError,
     ConnectionLimitError,
@@ -204,7 +202,6 @@ __all__ = [
     "AccessError",
     "AdapterFileError",
     "AdapterNotFoundError",
-    "AdaptersBusyError",
     "BackendError",
     "BadOutputError",
     "BenchError",

@@ -45,12 +45,6 @@ class ServerBusyError(CapacityError):
     hint = "every slot is building a cache; retry shortly, or raise n_seq_max"
 
 
-class AdaptersBusyError(CapacityError):
-    code = "adapters_busy"
-    http_status = 503
-    hint = "retry shortly, or raise adapters_loaded_max"
-
-
 class ModelBusyError(CapacityError):
     code = "model_busy"
     http_status = 409

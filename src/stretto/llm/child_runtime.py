@@ -85,13 +85,12 @@ class ChildRuntime:
     def stats(self) -> LoopStats:
         return loop_stats(self._ask_stats())
 
-    def use_adapters(self, wanted: Sequence[tuple[str, float | None]]) -> tuple[AdapterGroup, object]:
-        """The worker keeps them in memory."""
+    def adapter_group(self, wanted: Sequence[tuple[str, float | None]]) -> AdapterGroup:
         if not wanted:
-            return (), None
+            return ()
         if self._adapters is None:
             raise AdapterNotFoundError("the model has no adapters", hint="list them under `adapters`")
-        return self._adapters.group(wanted), None
+        return self._adapters.group(wanted)
 
     def compile_grammar(self, grammar: str) -> object:
         """The worker compiles it; an invalid one ends its request."""

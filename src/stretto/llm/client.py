@@ -338,7 +338,6 @@ class LLM:
 
     def _call(self, prompt: Prompt, options: RequestOptions) -> PreparedRequest:
         params = replace(options.params, max_tokens=options.max_tokens or ANSWER_TOKENS)
-        adapters, lease = self._runtime.use_adapters(options.lora)
         call = PreparedRequest(
             prompt=prompt,
             params=params,
@@ -347,8 +346,7 @@ class LLM:
             tenant=options.tenant,
             cache_salt=options.cache_salt,
             timeout_s=options.timeout_s,
-            adapters=adapters,
-            lease=lease,
+            adapters=self._runtime.adapter_group(options.lora),
             held=self._runtime.compile_grammar(params.grammar),
         )
         runtime = self._runtime

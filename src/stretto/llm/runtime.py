@@ -47,8 +47,8 @@ class Runtime(Protocol):
 
     def cancel(self, request_id: str) -> None: ...
 
-    def use_adapters(self, wanted: Sequence[tuple[str, float | None]]) -> tuple[AdapterGroup, object]:
-        """The group of these adapters, and what keeps them in memory. Raises if one is unknown."""
+    def adapter_group(self, wanted: Sequence[tuple[str, float | None]]) -> AdapterGroup:
+        """The group of these adapters. Raises if one is unknown."""
 
     def compile_grammar(self, grammar: str) -> object:
         """What keeps a compiled grammar alive. May raise if it is invalid, or leave that to the request."""

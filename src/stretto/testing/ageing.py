@@ -1,8 +1,8 @@
 """The ageing bound: how often a waiting request may be overtaken, and the books to check it.
 
 A request that finds r older ones waiting is admitted within 4 (r + 1) first admissions; admissions while it
-was deferred, or while its media were encoded, do not count. The scheduler needs no such counts, so a queue of
-the test kit records them.
+was deferred, or while its media were encoded or its adapters loaded, do not count. The scheduler needs no
+such counts, so a queue of the test kit records them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Wait:
     deferred_at: int = 0
 
     def bound(self, job: Job) -> int:
-        return AGEING_PERIOD * (self.older + 1 + job.deferrals + bool(job.media))
+        return AGEING_PERIOD * (self.older + 1 + job.deferrals + bool(job.request.needs))
 
 
 class RecordingQueue(Queue):
@@ -41,8 +41,8 @@ class RecordingQueue(Queue):
         self.waits[job.id] = Wait(self.size, self.admissions)
         super().push(job, now)
 
-    def encoded(self, job: Job, now: float) -> None:
-        super().encoded(job, now)
+    def ready(self, job: Job, now: float) -> None:
+        super().ready(job, now)
         self.waits[job.id].admissions_before = self.admissions
 
     def admit(self, job: Job, now: float, *, counted: bool = True) -> None:

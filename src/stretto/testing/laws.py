@@ -30,20 +30,23 @@ from stretto.core.tick import (
 )
 from stretto.core.time_slicing import PAUSE_MAX_S, SHORT_SLICE
 from stretto.errors import InvariantError
+from stretto.testing.adapter_law import AdapterLaw
 from stretto.testing.ageing import record_waits
 from stretto.testing.draft_law import DraftLaw
 from stretto.testing.media_law import MediaLaw
 from stretto.testing.rotation_law import RotationLaw
+from stretto.testing.simulated_adapters import SimulatedAdapters
 from stretto.testing.sometimes import SOMETIMES
 
 
 class Laws:
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, adapters: SimulatedAdapters) -> None:
         self._scheduler = scheduler
         self._waits = record_waits(scheduler)
         self._rotation = RotationLaw(scheduler, self.saw)
         self._drafts = DraftLaw(scheduler, self.saw)
         self.media = MediaLaw(scheduler, self.saw)
+        self._adapters = AdapterLaw(scheduler, adapters, self.saw)
         self._seen_admitted: set[str] = set()
         self._oldest_running: Job | None = None
         self._running_before: dict[str, Job] = {}
@@ -93,6 +96,7 @@ class Laws:
             invariants.check_idle(scheduler)
             self.saw("everything free again")
         self.media.check(planned)
+        self._adapters.check()
         invariants.check_books(scheduler)
         preempted = any(record.resumes for record in scheduler.preemptions)
         if not self._recovering_before and not preempted and (isinstance(planned, Tick) or not in_flight):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from stretto.core.request import Need
 from stretto.core.scheduler import Scheduler
 from stretto.core.slot import Job, Slot, Status
 from stretto.core.tick import Idle, Tick
@@ -42,7 +43,8 @@ class MediaLaw:
                 )
 
     def _check_running(self, slot: Slot, job: Job) -> None:
-        if any(other.arrival < job.arrival for other in self._scheduler.state.queue.encoding):
+        unready = self._scheduler.state.queue.unready
+        if any(other.arrival < job.arrival and Need.MEDIA in other.needs for other in unready):
             self._saw("a request ran while an older one waited for the encoder")
         if not job.media:
             return

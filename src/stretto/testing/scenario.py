@@ -12,6 +12,7 @@ from stretto.backends.simulated.model import LatencyModel
 from stretto.core.capabilities import Capabilities, Rewind, Share
 from stretto.core.limits import CACHE_POLICIES, Limits, Preemption
 from stretto.testing.faults import FaultWeights
+from stretto.testing.simulated_adapters import ALL_IN_MEMORY, AdapterMemory
 from stretto.testing.simulated_media import NO_MEDIA, MediaTraffic
 
 VOCAB = 512
@@ -38,6 +39,7 @@ class Scenario:
             "share": self.capabilities.share.value,
             "snapshots": str(self.capabilities.snapshots).lower(),
             "groups": "apart" if self.capabilities.one_group else "together",
+            "adapters": "some" if self.traffic.adapters.places else "all",
             "media": "some" if self.traffic.media.share else "none",
             "deterministic": str(self.limits.deterministic).lower(),
             "weather": "storm" if storm else "fair" if self.faults == FaultWeights() else "mixed",
@@ -76,6 +78,7 @@ class SimulatedTraffic:
     streamed: float  # share of requests that are streamed
     adapter_groups: int = 1  # of which one is the model alone
     media: MediaTraffic = NO_MEDIA
+    adapters: AdapterMemory = ALL_IN_MEMORY
 
 
 def draw(seed: int) -> Scenario:
@@ -102,6 +105,7 @@ def draw(seed: int) -> Scenario:
     can = replace(can, adapters=True, one_group=one_group)
     adapter_groups = groups.choice((1, 1, 2, 3, 5))
     change_s = groups.choice((0.0, 1e-3, 0.05))
+    adapters = _adapter_memory(random.Random(f"{seed}:adapter places"), adapter_groups)
     media_rows_max, media = _media(random.Random(f"{seed}:media"))
     can = replace(can, media_rows_max=media_rows_max)
     return Scenario(
@@ -111,7 +115,9 @@ def draw(seed: int) -> Scenario:
         capabilities=can,
         latency=replace(_latency(r, can), change_s=change_s),
         faults=_faults(r),
-        traffic=replace(_traffic(r, slots, window), adapter_groups=adapter_groups, media=media),
+        traffic=replace(
+            _traffic(r, slots, window), adapter_groups=adapter_groups, media=media, adapters=adapters
+        ),
     )
 
 
@@ -188,6 +194,13 @@ def _media(r: random.Random) -> tuple[int, MediaTraffic]:
         encode_s=r.choice((0.0, 0.05, 0.5)),
         failure=r.choice((0.0, 0.0, 0.1)),
     )
+
+
+def _adapter_memory(r: random.Random, adapter_groups: int) -> AdapterMemory:
+    places = r.choice((0, 2, 2, 3))
+    if not places or adapter_groups < 3:
+        return ALL_IN_MEMORY
+    return AdapterMemory(places=places, load_s=r.choice((0.0, 0.02, 0.2)), failure=r.choice((0.0, 0.0, 0.1)))
 
 
 def _latency(r: random.Random, can: Capabilities) -> LatencyModel:

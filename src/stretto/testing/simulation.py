@@ -15,16 +15,24 @@ from stretto.backends.base import complete
 from stretto.backends.simulated import SimulatedBackend, SimulatedModel
 from stretto.backends.simulated.memory import PagedMemory
 from stretto.core.kv.sequences import SequenceLedger
-from stretto.core.request import Request
+from stretto.core.request import Need, Request
 from stretto.core.scheduler import Scheduler
 from stretto.core.slot import Status
 from stretto.core.tick import Events, Idle, Outcome, Tick
-from stretto.errors import InvalidMediaError, InvariantError, QueueFullError, ShuttingDownError
+from stretto.errors import (
+    AdapterFileError,
+    DuplicateRequestError,
+    InvalidMediaError,
+    InvariantError,
+    QueueFullError,
+    ShuttingDownError,
+)
 from stretto.testing.clients import Clients, Conversation, Witness
 from stretto.testing.clock import FakeClock
 from stretto.testing.faults import SeededFaults
 from stretto.testing.laws import Laws
 from stretto.testing.scenario import VOCAB, Scenario, draw
+from stretto.testing.simulated_adapters import SimulatedAdapters
 from stretto.testing.simulated_media import SimulatedEncoder
 from stretto.testing.trace import TraceRecorder
 
@@ -63,10 +71,11 @@ class Simulation:
         )
         self.encoder = SimulatedEncoder(f"{seed}:encoder", self.scenario.traffic.media)
         self.backend.encoded = self.encoder.encoded
+        self.adapters = SimulatedAdapters(f"{seed}:places", self.scenario.traffic.adapters)
         self.scheduler = Scheduler(limits, can)
         self.clients = Clients(self.scenario, self.model)
         self.clock = FakeClock()
-        self.laws = Laws(self.scheduler)
+        self.laws = Laws(self.scheduler, self.adapters)
         self.trace = TraceRecorder(keep=keep_trace)
         self.report = Report(seeds=1)
         self._flying: deque[Tick] = deque()
@@ -93,7 +102,7 @@ class Simulation:
     def _settle(self) -> None:
         """Without faults and new requests, every accepted request must end."""
         for _ in range(SETTLING_TICKS_MAX):
-            if not self._step() and not self._flying and self.encoder.next_s is None:
+            if not self._step() and not self._flying and self._next_ready_s() is None:
                 break
         else:
             raise InvariantError(f"not done {SETTLING_TICKS_MAX} ticks after the last request came")
@@ -104,6 +113,7 @@ class Simulation:
         """One plan and, where due, one commit. False when there was nothing to do."""
         now = self.clock.now
         self._finish_encodings(now)
+        self._finish_loads(now)
         self.laws.before_step()
         planned = self.scheduler.plan(now)
         self._plans += 1
@@ -127,10 +137,23 @@ class Simulation:
         for request, succeeds in self.encoder.finished(now):
             if succeeds:
                 self.laws.media.encoded(request.id)
-                self.scheduler.encoded(request.id, now)
+                self.scheduler.ready(request.id, Need.MEDIA, now)
             elif request.id in self.scheduler.state.jobs:
                 self.laws.saw("media that cannot be encoded")
-                self.scheduler.encoding_failed(request.id, InvalidMediaError.code, now)
+                self.scheduler.never_ready(request.id, InvalidMediaError("a fault"), now)
+
+    def _finish_loads(self, now: float) -> None:
+        for request_id, succeeds in self.adapters.finished(now):
+            if succeeds:
+                self.scheduler.ready(request_id, Need.ADAPTERS, now)
+            elif request_id in self.scheduler.state.jobs:
+                self.laws.saw("adapters that cannot be loaded")
+                self.scheduler.never_ready(request_id, AdapterFileError("a fault"), now)
+
+    def _next_ready_s(self) -> float | None:
+        """When the next request has its media or its adapters."""
+        due = [due_s for due_s in (self.encoder.next_s, self.adapters.next_s) if due_s is not None]
+        return min(due, default=None)
 
     def _commit(self) -> None:
         tick = self._flying.popleft()
@@ -150,8 +173,9 @@ class Simulation:
         until_s = self.clock.now + pause_s
         if idle.until_s is not None:
             until_s = min(until_s, max(idle.until_s, self.clock.now))
-        if self.encoder.next_s is not None:
-            until_s = min(until_s, max(self.encoder.next_s, self.clock.now))
+        ready_s = self._next_ready_s()
+        if ready_s is not None:
+            until_s = min(until_s, max(ready_s, self.clock.now))
         self.clock.advance_to(until_s)
 
     def _check_blobs(self, outcome: Outcome) -> None:
@@ -178,6 +202,7 @@ class Simulation:
             witness = self.clients.witnesses[terminal.request_id]
             witness.finish(terminal, self.scenario.capabilities.pool_tokens)
             self.report.outcomes[f"{terminal.end.value}: {terminal.reason}"] += 1
+            self.adapters.ended(terminal.request_id, now)
             self.clients.ended(witness)
         self._check_promptness()
 
@@ -202,6 +227,7 @@ class Simulation:
         if self._random.random() < self.scenario.traffic.deadline:
             deadline_s = self.clock.now + self._random.random() * 2.0
             request = replace(request, deadline_s=deadline_s)
+        request = self.adapters.claimed(request, self.clock.now)
         had_place = self._has_place(request)
         answer = self.scheduler.submit(request, self.clock.now)
         if answer.accepted:
@@ -213,6 +239,8 @@ class Simulation:
             return
         error = answer.error
         assert error is not None
+        if not isinstance(error, DuplicateRequestError):  # the other request of that id keeps them
+            self.adapters.ended(request.id, self.clock.now)
         self.report.outcomes[f"refused: {error.code}"] += 1
         if isinstance(error, QueueFullError):
             if had_place:

@@ -84,7 +84,7 @@ def queued(state: State) -> dict[str, int]:
     counts = {priority.name.lower(): 0 for priority in Priority}
     if state.queue.size:
         for job in state.jobs.values():
-            if job.status in (Status.ENCODING, Status.WAITING, Status.DEFERRED):
+            if job.status in (Status.UNREADY, Status.WAITING, Status.DEFERRED):
                 counts[job.request.priority.name.lower()] += 1
     return counts
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from stretto.backends.base import Backend, complete
 from stretto.core.limits import Limits
-from stretto.core.request import Request
+from stretto.core.request import Need, Request
 from stretto.core.scheduler import Scheduler
 from stretto.core.state import State
 from stretto.core.tick import End, Events, Idle, Preempted, Terminal, Tick
@@ -99,13 +99,13 @@ class EngineLoop:
     def stop(self, request_id: str, tokens_kept: int) -> None:
         self._post(lambda _: self._scheduler.stop(request_id, tokens_kept))
 
-    def encoded(self, request_id: str) -> None:
-        """All media of a request are encoded."""
-        self._post(lambda now: self._scheduler.encoded(request_id, now))
+    def ready(self, request_id: str, need: Need) -> None:
+        """A request has what it waited for."""
+        self._post(lambda now: self._scheduler.ready(request_id, need, now))
 
-    def encoding_failed(self, request_id: str, code: str) -> None:
-        """A request ends with this error, because media of it cannot be encoded."""
-        self._post(lambda now: self._scheduler.encoding_failed(request_id, code, now))
+    def never_ready(self, request_id: str, error: StrettoError) -> None:
+        """A request ends with this error, because what it waits for cannot be had."""
+        self._post(lambda now: self._scheduler.never_ready(request_id, error, now))
 
     def drain(self) -> None:
         """Reject new requests, end queued ones, let running ones finish."""

@@ -113,10 +113,10 @@ class MediaEncoding:
         self._closing = False
         self._stats = MediaStats()
         self._encoded: Callable[[str], None] = lambda _: None
-        self._failed: Callable[[str, str], None] = lambda *_: None
+        self._failed: Callable[[str, StrettoError], None] = lambda *_: None
         self._thread = threading.Thread(target=self._run, name="stretto-encoder", daemon=True)
 
-    def start(self, encoded: Callable[[str], None], failed: Callable[[str, str], None]) -> None:
+    def start(self, encoded: Callable[[str], None], failed: Callable[[str, StrettoError], None]) -> None:
         self._encoded, self._failed = encoded, failed
         self._thread.start()
 
@@ -293,12 +293,12 @@ class MediaEncoding:
     def _report(self) -> None:
         """Tell the loop about requests whose media are all encoded, and about those that cannot be."""
         ready: list[str] = []
-        broken: list[tuple[str, str]] = []
+        broken: list[tuple[str, StrettoError]] = []
         with self._lock:
             for request_id, encodings in list(self._jobs.items()):
                 error = next((one.error for one in encodings if one.error is not None), None)
                 if error is not None:
-                    broken.append((request_id, error.code))
+                    broken.append((request_id, error))
                 elif all(one.over for one in encodings):
                     ready.append(request_id)
                 else:
@@ -306,8 +306,8 @@ class MediaEncoding:
                 del self._jobs[request_id]
         for request_id in ready:
             self._encoded(request_id)
-        for request_id, code in broken:
-            self._failed(request_id, code)
+        for request_id, error in broken:
+            self._failed(request_id, error)
 
 
 def _key(digest: bytes, number: int) -> bytes:

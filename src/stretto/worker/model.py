@@ -13,15 +13,16 @@ from array import array
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
-from stretto.backends.adapters import AdapterStore
+from stretto.backends.adapters import AdapterLease, AdapterStore
 from stretto.backends.base import Backend
 from stretto.core.limits import Limits
-from stretto.core.request import AdapterGroup, Priority, Request, SamplingParams
+from stretto.core.request import AdapterGroup, Need, Priority, Request, SamplingParams
 from stretto.core.state import State
 from stretto.core.tick import Events, Started, Terminal, TickMeasures
-from stretto.errors import AdapterNotFoundError, ShuttingDownError
+from stretto.errors import AdapterNotFoundError, ShuttingDownError, StrettoError
 from stretto.media_files.decoder_process import DecoderProcess
 from stretto.telemetry.measures import Measures
 from stretto.telemetry.subscription import Item, Subscription
@@ -50,7 +51,6 @@ class PreparedRequest:
     tenant: str = ""
     cache_salt: str = ""
     adapters: AdapterGroup = ()
-    lease: object = None  # keeps its adapters in memory
     timeout_s: float | None = None
     fork_of: str = ""
     request_id: str = ""
@@ -116,7 +116,7 @@ class ModelRuntime:
         self._observers: tuple[Callable[[Events], None], ...] = (self.measures.take,)
         self._subscriptions: tuple[Subscription[Any], ...] = ()
         self._takers: dict[int, Callable[[Events], None]] = {}
-        self._leases: dict[str, object] = {}
+        self._leases: dict[str, AdapterLease] = {}  # of requests that have not ended
         self._lock = threading.Lock()
         self._closing = threading.Lock()
         self._closed = False
@@ -125,7 +125,7 @@ class ModelRuntime:
         self._pump.start()
         self._loop.start()
         if media is not None:
-            media.start(self._loop.encoded, self._loop.encoding_failed)
+            media.start(partial(self._ready, Need.MEDIA), self._loop.never_ready)
 
     @property
     def window(self) -> int:
@@ -159,14 +159,13 @@ class ModelRuntime:
         """
         return self.grammars.check(grammar, scope) if grammar else None
 
-    def use_adapters(self, wanted: Sequence[tuple[str, float | None]]) -> tuple[AdapterGroup, object]:
-        """The group of these adapters, and a lease that keeps them in memory. May read their files."""
+    def adapter_group(self, wanted: Sequence[tuple[str, float | None]]) -> AdapterGroup:
+        """The group of these adapters. They are loaded once a request with it is submitted."""
         if not wanted:
-            return (), None
+            return ()
         if self.adapters is None:
             raise AdapterNotFoundError("the model has no adapters", hint="list them under `adapters`")
-        group = self.adapters.group(wanted)
-        return group, self.adapters.lease(group)
+        return self.adapters.group(wanted)
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -205,17 +204,38 @@ class ModelRuntime:
         self.text.check_length(call.prompt)
         request_id = call.request_id or self.new_id()
         self._pump.register(request_id, stream)
-        if call.lease is not None:
-            self._leases[request_id] = call.lease
+        lease = self._lease(request_id, call.adapters)
         placed = call.prompt.media if isinstance(call.prompt.media, PlacedMedia) else None
         if placed is not None and self.media is not None:
             self.media.admit(request_id, placed)
-        self._loop.submit(self._request(request_id, call, placed))
+        absent = lease is not None and not lease.ready
+        self._loop.submit(self._request(request_id, call, placed, adapters_absent=absent))
         if placed is not None and self.media is not None:
             self.media.go(request_id)
+        if lease is not None and absent:
+            lease.watch(partial(self._adapters_over, request_id))
         return request_id
 
-    def _request(self, request_id: str, call: PreparedRequest, placed: PlacedMedia | None) -> Request:
+    def _lease(self, request_id: str, group: AdapterGroup) -> AdapterLease | None:
+        """Before the request is submitted: its end may come at any time afterwards."""
+        if not group or self.adapters is None:
+            return None
+        self._leases[request_id] = lease = self.adapters.lease(group)
+        return lease
+
+    def _adapters_over(self, request_id: str, error: StrettoError | None) -> None:
+        """On any thread: the adapters that a request waited for are in memory, or cannot be."""
+        if error is None:
+            self._ready(Need.ADAPTERS, request_id)
+        else:
+            self._loop.never_ready(request_id, error)
+
+    def _ready(self, need: Need, request_id: str) -> None:
+        self._loop.ready(request_id, need)
+
+    def _request(
+        self, request_id: str, call: PreparedRequest, placed: PlacedMedia | None, *, adapters_absent: bool
+    ) -> Request:
         deadline_s = None if call.timeout_s is None else self._clock() + call.timeout_s
         return Request(
             id=request_id,
@@ -233,6 +253,7 @@ class ModelRuntime:
             predicted=array("i", call.predicted),
             progress=call.progress,
             media=placed.rows if placed is not None else (),
+            adapters_absent=adapters_absent,
         )
 
     def _fitting(self, call: PreparedRequest) -> SamplingParams:
@@ -322,6 +343,8 @@ class ModelRuntime:
             if self.media is not None:
                 self.media.close()
             self._loop.close()
+            if self.adapters is not None:
+                self.adapters.stop()
             self._closed = True
             self._pump.close()
             if self.decoder is not None:
@@ -335,6 +358,8 @@ class ModelRuntime:
             observer(events)
         self._pump.deliver(events)
         for end in events.ends:
-            self._leases.pop(end.request_id, None)
+            lease = self._leases.pop(end.request_id, None)
+            if lease is not None:
+                lease.release()
             if self.media is not None:
                 self.media.ended(end.request_id)

@@ -33,7 +33,7 @@ def prepare(loaded: LoadedModel, params: GenerateParams, parent: Prompt | None =
         )
     check_modalities(loaded.description, loaded.runtime.modalities, params.media)
     model = loaded.runtime.text
-    adapters, lease = loaded.runtime.use_adapters(params.lora)
+    adapters = loaded.runtime.adapter_group(params.lora)
     options = _options(loaded, params)
     prepared = _tokens_only(model, params) if params.number else texts.prepare_text(model, params, parent)
     return PreparedRequest(
@@ -50,7 +50,6 @@ def prepare(loaded: LoadedModel, params: GenerateParams, parent: Prompt | None =
         tenant=options.tenant,
         cache_salt=_salt(params, options),
         adapters=adapters,
-        lease=lease,
         streamed=params.streamed,
         shown=prepared.shown,
         progress=params.progress,

@@ -10,9 +10,10 @@ from stretto.core.fairness import Account
 from stretto.core.limits import Limits
 from stretto.core.media import FIRST_ID, MEDIA_ROW, MediaIds, MediaRows, cut, is_whole, place_of, rows_alike
 from stretto.core.queue import Queue
-from stretto.core.request import Priority, Request, SamplingParams
+from stretto.core.request import Need, Priority, Request, SamplingParams
 from stretto.core.slot import Job, Status
 from stretto.core.tick import End, Idle, Tick
+from stretto.errors import InvalidMediaError
 from tests.unit.core.rig import Rig, ask, paged, prompt, streams, unified
 
 CAT, DOG = b"cat", b"dog"
@@ -44,7 +45,7 @@ def rig(can=None, **limits) -> Rig:
 def serve(made: Rig, *requests: Request) -> None:
     made.accept(*requests)
     for request in requests:
-        made.scheduler.encoded(request.id, made.clock.now)
+        made.scheduler.ready(request.id, Need.MEDIA, made.clock.now)
     made.run()
     assert all(made.ends[request.id].end is End.FINISHED for request in requests)
 
@@ -219,11 +220,11 @@ def test_a_prefix_that_ends_inside_a_whole_picture_is_cut_before_it():
 def test_a_request_waits_for_its_encoder_and_blocks_none():
     made = rig(n_seq_max=1)
     made.accept(picture("seen", 3, CAT, 3), ask("text", 3))
-    assert made.job("seen").status is Status.ENCODING
+    assert made.job("seen").status is Status.UNREADY
     made.run()
     assert list(made.ends) == ["text"]
-    assert made.job("seen").status is Status.ENCODING
-    made.scheduler.encoded("seen", made.clock.now)
+    assert made.job("seen").status is Status.UNREADY
+    made.scheduler.ready("seen", Need.MEDIA, made.clock.now)
     made.run()
     assert made.ends["seen"].end is End.FINISHED
 
@@ -233,7 +234,7 @@ def test_after_encoding_it_has_the_place_of_its_arrival():
     made.accept(ask("running", 3, max_tokens=20))
     made.step()
     made.accept(picture("seen", 3, CAT, 3), ask("late", 3))
-    made.scheduler.encoded("seen", made.clock.now)
+    made.scheduler.ready("seen", Need.MEDIA, made.clock.now)
     made.run()
     assert made.first_token_tick["running"] < made.first_token_tick["seen"] < made.first_token_tick["late"]
 
@@ -249,7 +250,7 @@ def test_a_request_that_ends_before_its_encoding_never_runs(how):
     elif how == "drain":
         made.scheduler.drain(made.clock.now)
     else:
-        made.scheduler.encoding_failed("seen", "invalid_media", made.clock.now)
+        made.scheduler.never_ready("seen", InvalidMediaError("no picture"), made.clock.now)
     made.step()
     ends = {
         "cancel": (End.CANCELLED, "client"),
@@ -258,8 +259,8 @@ def test_a_request_that_ends_before_its_encoding_never_runs(how):
         "failed": (End.FAILED, "invalid_media"),
     }
     assert (made.ends["seen"].end, made.ends["seen"].reason) == ends[how]
-    made.scheduler.encoded("seen", made.clock.now)
-    made.scheduler.encoding_failed("seen", "invalid_media", made.clock.now)
+    made.scheduler.ready("seen", Need.MEDIA, made.clock.now)
+    made.scheduler.never_ready("seen", InvalidMediaError("no picture"), made.clock.now)
     assert isinstance(made.plan(), Idle)
     assert not any(isinstance(tick, Tick) and tick.rows for tick in made.ticks)
 
@@ -269,7 +270,7 @@ def test_the_time_out_for_a_slot_does_not_count_the_encoder():
     job = Job(picture("seen", 3, CAT, 3), arrival=0, account=Account("", 1.0), now=0.0, length_max=99)
     queue.push(job, 0.0)
     assert queue.next_first() is None
-    queue.encoded(job, 7.0)
+    queue.ready(job, 7.0)
     assert job.entered_s == 7.0
     assert queue.next_first() is job
 
@@ -287,7 +288,7 @@ def test_a_request_in_the_encoder_gives_up_its_place_in_flight_to_one_that_runs(
 def test_a_preempted_request_resumes_with_its_picture():
     made = rig(n_seq_max=1, cache="none")
     made.accept(picture("seen", 3, CAT, 3, max_tokens=30, priority=Priority.BACKGROUND))
-    made.scheduler.encoded("seen", made.clock.now)
+    made.scheduler.ready("seen", Need.MEDIA, made.clock.now)
     made.run(until=lambda: len(made.output("seen")) > 5)
     made.accept(ask("urgent", 3, priority=Priority.URGENT))
     made.run()

@@ -55,3 +55,17 @@ def test_run_takes_names_files_and_scales(tmp_path):
         {"my-adapter": str(file)},
         {"legal": None, "tone": 0.5, "my-adapter": 2.0},
     )
+
+
+def test_one_batch_over_more_adapters_than_memory_holds(own_process):
+    options = {"backend": "simulated", "n_seq_max": 2, "adapters": SOURCES, "own_process": own_process}
+    names = [list(SOURCES)[at % 4] for at in range(12)]
+    with LLM(**options, adapters_loaded_max=1) as small, LLM(**options) as large:
+        texts = [
+            [
+                each.text
+                for each in llm.generate(["One"] * 12, [{"lora": name} for name in names], max_tokens=4)
+            ]
+            for llm in (small, large)
+        ]
+    assert texts[0] == texts[1]

@@ -1,22 +1,25 @@
 """Adapters in memory: loaded when a request names them, at most so many, the least recently used dropped.
 
-Threads that prepare requests call `group` and `lease`, which may read a file; the thread that runs ticks asks
-for loaded adapters (`get`) and frees what was dropped (`take_retired`), because native code may use it until
-then. A request's lease is kept until its end, so an adapter in use is never dropped.
+A request leases its adapters when it is submitted and returns them at its end, so an adapter in use is never
+dropped. A lease never blocks: it says whether its adapters are in memory, and tells when they are. Files are
+read by a thread of the store. The thread that runs ticks asks for loaded adapters (`get`) and frees what was
+dropped (`take_retired`), because native code may use it until then. `places` decides which request is next.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-import weakref
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from stretto.backends.adapters.places import AdapterPlaces, Claim
 from stretto.core.request import AdapterGroup, AdapterUse
-from stretto.errors import AdapterNotFoundError, AdaptersBusyError, InvalidRequestError
+from stretto.errors import AdapterFileError, AdapterNotFoundError, InvalidRequestError, StrettoError
 
+log = logging.getLogger("stretto.runtime")
 USED_TOGETHER_MAX = 8
 SCALE_MAX = 100.0
 
@@ -43,12 +46,45 @@ class AdapterUsage(NamedTuple):
 
 
 Adapter = TypeVar("Adapter", bound=LoadedAdapter)
+Over = Callable[[StrettoError | None], None]
 
 
-class _Lease:
-    """What it names stays loaded until the last reference to it is gone."""
+class AdapterLease:
+    """A request's adapters. Once it is `ready` they stay in memory until it is released."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("_over", "_store", "claim", "error", "granted", "ready", "released")
+
+    def __init__(self, store: AdapterStore[Any], names: tuple[str, ...]) -> None:
+        self._store = store
+        self._over: list[Over] = []
+        self.claim = Claim(names)
+        self.granted = False  # its adapters have places, and may still have to be read
+        self.ready = False
+        self.released = False
+        self.error: StrettoError | None = None
+
+    def watch(self, over: Over) -> None:
+        """Call `over` when the adapters are in memory, or with the error if they cannot be. Maybe at once."""
+        with self._store.changed:
+            if not self.ready and self.error is None:
+                self._over.append(over)
+                return
+        over(self.error)
+
+    def wait(self, timeout_s: float = 60.0) -> None:
+        """Block until the adapters are in memory; raises what loading them did."""
+        with self._store.changed:
+            if not self._store.changed.wait_for(lambda: self.ready or self.error is not None, timeout_s):
+                raise TimeoutError(f"adapters {', '.join(self.claim.names)} are not in memory")
+        if self.error is not None:
+            raise self.error
+
+    def release(self) -> None:
+        self._store.release(self)
+
+    def take_watchers(self) -> list[Over]:
+        found, self._over = self._over, []
+        return found
 
 
 class AdapterStore(Generic[Adapter]):
@@ -58,16 +94,23 @@ class AdapterStore(Generic[Adapter]):
         load: Callable[[str, Path], Adapter],
         *,
         loaded_max: int,
+        threaded: bool = True,
     ) -> None:
+        """Not `threaded`: the caller calls `load_next` itself."""
         self.sources = dict(sources)
         self.loads = 0  # from a file, in all
+        self.changed = threading.Condition()
         self._load = load
         self._loaded_max = loaded_max
-        self._loaded: OrderedDict[str, Adapter] = OrderedDict()  # the least recently used first
-        self._users: dict[str, int] = dict.fromkeys(self.sources, 0)
+        self._places = AdapterPlaces(loaded_max)
+        self._loaded: dict[str, Adapter] = {}
+        self._leases: dict[AdapterLease, None] = {}  # not released
+        self._waiting: dict[Claim, AdapterLease] = {}  # of these, without places
+        self._unread: deque[str] = deque()  # have places, and are to be loaded
         self._retired: list[Adapter] = []
-        self._lock = threading.RLock()  # a lease may be collected, and returned, while it is held
-        self._loading = threading.Lock()
+        self._closing = False
+        self._threaded = threaded
+        self._thread: threading.Thread | None = None
 
     # --- for requests ----------------------------------------------------------------------------
 
@@ -95,43 +138,111 @@ class AdapterStore(Generic[Adapter]):
             uses[name] = AdapterUse(name, value)
         return tuple(use for _, use in sorted(uses.items()) if use.scale != 0.0)
 
-    def lease(self, group: AdapterGroup) -> object:
-        """Have these adapters in memory for as long as the result is referenced. Raises what loading does."""
-        if not group:
-            return None
-        names = [use.name for use in group]
-        with self._lock:
-            for name in names:
-                self._users[name] += 1
-        lease = _Lease()
-        weakref.finalize(lease, self._return, names).atexit = False
-        for name in names:  # an error lets go of the lease
-            self._bring(name)
+    def lease(self, group: AdapterGroup) -> AdapterLease:
+        """Claim these adapters. Never blocks; the lease says when they are in memory."""
+        lease = AdapterLease(self, tuple(use.name for use in group))
+        with self.changed:
+            self._leases[lease] = None
+            self._waiting[lease.claim] = lease
+            self._places.join(lease.claim)
+            over = self._grant()
+        _tell(over)
         return lease
 
-    def _return(self, names: Iterable[str]) -> None:
-        with self._lock:
-            for name in names:
-                self._users[name] -= 1
+    def release(self, lease: AdapterLease) -> None:
+        with self.changed:
+            if lease.released:
+                return
+            lease.released = True
+            del self._leases[lease]
+            if lease.granted:
+                self._places.release(lease.claim.names)
+            elif self._waiting.pop(lease.claim, None) is not None:
+                self._places.leave(lease.claim)
+            over = self._grant()
+        _tell(over)
 
-    def _bring(self, name: str) -> None:
-        with self._loading:  # one file at a time; requests for loaded adapters pass beside it
-            with self._lock:
-                if name in self._loaded:
-                    self._loaded.move_to_end(name)
+    def _grant(self) -> list[AdapterLease]:
+        """Give out places that are free; returns leases that are ready now."""
+        granted: list[AdapterLease] = []
+        while (grant := self._places.grant()) is not None:
+            self._retired += [self._loaded.pop(name) for name in grant.dropped]
+            self._unread.extend(grant.added)
+            lease = self._waiting.pop(grant.claim)
+            lease.granted = True
+            granted.append(lease)
+        if self._unread and self._threaded and not self._closing:
+            self._start()
+        return self._settle(granted)
+
+    def _settle(self, leases: Iterable[AdapterLease]) -> list[AdapterLease]:
+        """Mark those whose adapters are all in memory."""
+        ready = [lease for lease in leases if all(name in self._loaded for name in lease.claim.names)]
+        for lease in ready:
+            lease.ready = True
+        if ready:
+            self.changed.notify_all()
+        return ready
+
+    # --- the thread that reads files -------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="stretto-adapters", daemon=True)
+            self._thread.start()
+        self.changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self._unread or self._closing)
+                if self._closing:
                     return
-                self._make_room()
-            adapter = self._load(name, self.sources[name].path)
-            with self._lock:
-                self._loaded[name] = adapter
-                self.loads += 1
+            self.load_next()
 
-    def _make_room(self) -> None:
-        while len(self._loaded) >= self._loaded_max:
-            idle = next((name for name in self._loaded if not self._users[name]), None)
-            if idle is None:
-                raise AdaptersBusyError(f"all {self._loaded_max} adapters in memory are in use")
-            self._retired.append(self._loaded.pop(idle))
+    @property
+    def unread(self) -> Sequence[str]:
+        """Adapters that have places and are to be loaded, in this order."""
+        return tuple(self._unread)
+
+    def load_next(self) -> None:
+        """Read the next file, and tell the requests that wait for it. For one thread."""
+        name = self._unread[0]
+        adapter, error = self._read(name)
+        with self.changed:
+            self._unread.popleft()
+            users = [each for each in self._leases if each.granted and name in each.claim.names]
+            if adapter is not None:
+                self._loaded[name] = adapter
+                self._places.loaded(name)
+                self.loads += 1
+                over = self._settle(users)
+            else:
+                for lease in users:
+                    lease.granted, lease.error = False, error
+                    self._places.release(lease.claim.names)
+                self._places.vacate(name)
+                over = users
+            over = over + self._grant()
+            self.changed.notify_all()
+        _tell(over)
+
+    def _read(self, name: str) -> tuple[Adapter | None, StrettoError | None]:
+        try:
+            return self._load(name, self.sources[name].path), None
+        except StrettoError as error:
+            return None, error
+        except Exception as error:
+            log.error("adapter %s cannot be loaded", name, exc_info=error)
+            return None, AdapterFileError(f"adapter {name} cannot be loaded")
+
+    def stop(self) -> None:
+        """End the thread that reads files. Leases that are not ready stay so."""
+        with self.changed:
+            self._closing = True
+            self.changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
 
     # --- for the thread that runs ticks ----------------------------------------------------------
 
@@ -145,27 +256,38 @@ class AdapterStore(Generic[Adapter]):
 
     def take_retired(self) -> list[Adapter]:
         """Adapters that no request uses and that are to be freed."""
-        with self._lock:
+        with self.changed:
             found, self._retired = self._retired, []
         return found
 
     def close(self) -> list[Adapter]:
         """Everything that is loaded, to be freed. The store is not used afterwards."""
-        with self._lock:
+        self.stop()
+        with self.changed:
             found = [*self._retired, *self._loaded.values()]
-            self._retired, self._loaded = [], OrderedDict()
+            self._retired, self._loaded = [], {}
         return found
 
     # --- for display -----------------------------------------------------------------------------
 
     def usage(self) -> list[AdapterUsage]:
-        with self._lock:
+        with self.changed:
+            requests = dict.fromkeys(self.sources, 0)
+            for lease in self._leases:
+                for name in lease.claim.names:
+                    requests[name] += 1
             return [
                 AdapterUsage(
                     name,
                     name in self._loaded,
-                    self._users[name],
+                    requests[name],
                     self._loaded[name].size_bytes if name in self._loaded else 0,
                 )
                 for name in sorted(self.sources)
             ]
+
+
+def _tell(leases: Iterable[AdapterLease]) -> None:
+    for lease in leases:
+        for over in lease.take_watchers():
+            over(lease.error)

@@ -1,8 +1,8 @@
 """GGUF adapters of a model in llama.cpp: checked, loaded, set on contexts and freed.
 
 llama.cpp applies adapters to a whole context, so all rows of a tick have the same group. Files are read by
-the threads that prepare requests (a model's tensors are only looked up meanwhile); contexts are changed, and
-adapters freed, by the thread that runs ticks. The model keeps a set of its adapters, so one is never loaded
+the store's thread (a model's tensors are only looked up meanwhile); contexts are changed, and adapters freed,
+by the thread that runs ticks. The model keeps a set of its adapters, so one is never loaded
 while another is freed; ticks do not wait for a file, they free later.
 """
 

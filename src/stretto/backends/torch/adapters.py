@@ -1,8 +1,8 @@
 """Adapters of a model on the device: requests with any adapters share a pass.
 
-Threads that prepare requests read files to host memory; the thread that runs ticks copies an adapter into
-the tables of the linear layers (`models/low_rank.py`) when the first request that uses it is bound. `scales`
-holds what each slot asks of each place in the tables; a row finds its own by its slot.
+The store's thread reads files to host memory; the thread that runs ticks copies an adapter into the tables of
+the linear layers (`models/low_rank.py`) when the first request that uses it is bound. `scales` holds what
+each slot asks of each place in the tables; a row finds its own by its slot.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from stretto.backends.media import EncodedRows, MediaPart, Picture, RowStore, So
 from stretto.backends.sampling.bound_request import BoundRequest
 from stretto.core.limits import CACHE_POLICIES, Limits
 from stretto.core.media import MEDIA_ROW, MediaRows
-from stretto.core.request import Priority, Request, SamplingParams
+from stretto.core.request import Need, Priority, Request, SamplingParams
 from stretto.core.tick import Binding, End
 from stretto.errors import ModelError, UnsupportedModelError
 from stretto.model_files import gguf, projectors
@@ -138,7 +138,7 @@ def loop(seen: Seen, cache: str = "prefix", *, chunk: int = 512, slots: int = 4,
 def serve(made: Loop, *requests: Request) -> list[list[int]]:
     made.submit(*requests)
     for request in requests:
-        made.scheduler.encoded(request.id, made.now)
+        made.scheduler.ready(request.id, Need.MEDIA, made.now)
     made.run()
     assert all(made.ends[request.id].end is End.FINISHED for request in requests)
     return [made.outputs[request.id] for request in requests]
@@ -222,7 +222,7 @@ def test_a_preempted_request_goes_on_and_a_snapshot_brings_its_picture_back(seen
     made = loop(seen, slots=1)
     long = seen.ask("long", text(12), 1, text(9, 5), params={"max_tokens": 20})
     made.submit(long)
-    made.scheduler.encoded("long", made.now)
+    made.scheduler.ready("long", Need.MEDIA, made.now)
     for _ in range(8):
         assert made.step()
     urgent = seen.ask("urgent", text(30, 7), 2, text(5, 8), priority=Priority.URGENT)

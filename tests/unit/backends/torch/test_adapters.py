@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stretto.backends.adapters import AdapterSource
+from stretto.backends.adapters import AdapterLease, AdapterSource
 from stretto.core.request import Request
 from stretto.errors import AdapterFileError
 from stretto.testing.tiny_adapters import peft_adapter
@@ -53,13 +53,19 @@ def opened(adapters: dict[str, Path], *, loaded_max: int = 8, **more):
     return backend
 
 
-LEASES: list[object] = []
+LEASES: list[AdapterLease] = []
 
 
 def using(backend, request: Request, *wanted: tuple[str, float | None]) -> Request:
     group = backend.adapters.store.group(wanted)
     LEASES.append(backend.adapters.store.lease(group))
+    LEASES[-1].wait()
     return replace(request, adapters=group)
+
+
+def release_all() -> None:
+    while LEASES:
+        LEASES.pop().release()
 
 
 def merged(adapters: dict[str, Path], *wanted: tuple[str, float]):
@@ -144,11 +150,11 @@ def test_the_least_recently_used_is_dropped_and_comes_back(adapters):
     backend = opened(adapters, loaded_max=2)
     first: dict[str, list[int]] = {}
     for turn, name in enumerate((*NAMES, *NAMES)):
-        LEASES.clear()
+        release_all()
         loop = Loop(backend)
         said = loop.run([using(backend, ask(f"{name}{turn}", 12), (name, None))])
         assert first.setdefault(name, said[f"{name}{turn}"]) == said[f"{name}{turn}"]
-    LEASES.clear()
+    release_all()
     assert backend.adapters.store.loads == 8
     assert len({tuple(text) for text in first.values()}) == 4
 
