@@ -108,6 +108,7 @@ def _parts(result: Estimate) -> list[tuple[str, int]]:
         ("compute buffer", result.compute),
         ("output buffer", result.output),
         ("draft model", result.draft),
+        ("adapters", result.adapters),
         ("snapshots (host memory)", result.snapshots),
         ("total", result.total),
     ]
@@ -118,7 +119,7 @@ def _devices(subject: Subject, result: Estimate) -> list[tuple[str, ...]]:
     return [
         (
             name,
-            *(size(count) for count in (each.weights, each.cache, each.compute, each.total)),
+            *(size(count) for count in (each.weights, each.cache, each.compute, each.others, each.total)),
             free.get(name, ""),
         )
         for name, each in subject.by_device(result).items()
@@ -144,9 +145,8 @@ def _print(subject: Subject, result: Estimate, fitting: Fit, source: str) -> Non
     line()
     devices = _devices(subject, result)
     if devices:
-        print_table(
-            ["ON EACH DEVICE", "WEIGHTS", "KV CACHE", "COMPUTE", "TOTAL", "FREE"], devices, right=range(1, 6)
-        )
+        names = ["ON EACH DEVICE", "WEIGHTS", "KV CACHE", "COMPUTE", "DRAFT MODEL, ADAPTERS", "TOTAL", "FREE"]
+        print_table(names, devices, right=range(1, 7))
         line()
     heading("What fits")
     for text in _verdict(subject, fitting, source):
@@ -173,7 +173,13 @@ def _as_json(subject: Subject, result: Estimate, fitting: Fit, source: str) -> d
         },
         "exact": {name.split(" (")[0].replace(" ", "_").lower(): count for name, count in _parts(result)},
         "devices": {
-            name: {"weights": each.weights, "cache": each.cache, "compute": each.compute, "total": each.total}
+            name: {
+                "weights": each.weights,
+                "cache": each.cache,
+                "compute": each.compute,
+                "draft_model_and_adapters": each.others,
+                "total": each.total,
+            }
             for name, each in subject.by_device(result).items()
         },
         "fit": {

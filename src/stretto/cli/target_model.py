@@ -30,7 +30,7 @@ from stretto.backends.llamacpp.placement import (
 from stretto.cli.context import GlobalOptions
 from stretto.cli.text import size
 from stretto.errors import ModelError, ModelNotFoundError, TruncatedModelError
-from stretto.model_files import fit, gguf
+from stretto.model_files import adapter, fit, gguf
 from stretto.model_files.hub import SHARD
 from stretto.model_files.kind import ModelKind, ModelShape, shape_of
 from stretto.model_files.projectors import bytes_for
@@ -69,12 +69,19 @@ class Subject:
     gpus: tuple[GpuMemory, ...] = ()  # of the machine
     draft: tuple[ModelShape, int] | None = None  # shape and weights of its draft model
     projector: int = 0  # bytes of its weights
+    adapters: int = 0  # bytes of those that are kept in memory
 
     @property
     def configured(self) -> Configured:
         options = ModelOptions.from_settings(self.settings)
         machine = replace(expected(options, in_worker=True), on_gpu=bool(self.gpus) and wants_gpu(options))
-        found = Configured.of(self.shape, self.settings, machine, projector_bytes=self.projector)
+        found = Configured.of(
+            self.shape,
+            self.settings,
+            machine,
+            projector_bytes=self.projector,
+            adapters_bytes=self.adapters,
+        )
         return found.with_draft(*self.draft) if self.draft is not None else found
 
     @property
@@ -161,15 +168,22 @@ def subject_of(context: GlobalOptions, model: str, flags: Mapping[str, Any]) -> 
         note = f"{model} is not local: the values are those of its published shape"
         return Subject(EXAMPLE_NAME, EXAMPLE_SHAPE, EXAMPLE_WEIGHTS_BYTES, settings, (note,))
     file, notes = _header(path)
-    projector = bytes_for(file, settings.mmproj)
-    tensors = TensorSizes.of(file)
+    paths = [Path(each.path).expanduser() for each in settings.adapters.values()]
+    adapters, wrong = adapter.bytes_for(file, paths, loaded_max=settings.adapters_loaded_max)
     subject = Subject(
-        path.name, shape_of(file), _weights(file), settings, notes, tensors, projector=projector
+        path.name,
+        shape_of(file),
+        _weights(file),
+        settings,
+        notes=(*notes, *wrong),
+        layout=TensorSizes.of(file),
+        projector=bytes_for(file, settings.mmproj),
+        adapters=adapters,
     )
     if not settings.draft_model:
         return subject
     draft, more = _header(_path(context, settings.draft_model))
-    return replace(subject, draft=(shape_of(draft), _weights(draft)), notes=(*notes, *more))
+    return replace(subject, draft=(shape_of(draft), _weights(draft)), notes=(*subject.notes, *more))
 
 
 def _path(context: GlobalOptions, name: str) -> Path:

@@ -7,7 +7,7 @@ in the headers: kind, architecture, names, ranks, shapes and types.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from stretto.errors import AdapterFileError, ModelError
@@ -36,6 +36,18 @@ def read_adapter(path: Path, model: GgufFile) -> GgufFile:
             raise _wrong_base(file, f"changes {name}, which the model does not have")
         _check_pair(file, name, base, a, b)
     return file
+
+
+def bytes_for(model: GgufFile, paths: Iterable[Path], *, loaded_max: int) -> tuple[int, list[str]]:
+    """The most memory that adapters of a model take, so many at a time; and what is wrong with some."""
+    sizes: list[int] = []
+    wrong: list[str] = []
+    for path in paths:
+        try:
+            sizes.append(read_adapter(path, model).weights_bytes)
+        except AdapterFileError as error:
+            wrong.append(error.message)
+    return sum(sorted(sizes, reverse=True)[:loaded_max]), wrong
 
 
 def rank_of(file: GgufFile) -> int:

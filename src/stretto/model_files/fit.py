@@ -49,12 +49,13 @@ class Estimate:
     cache_layers: tuple[int, ...] = ()  # keys, values and states of all slots, by layer
     warnings: tuple[str, ...] = ()
     draft: int = 0  # a draft model: its weights, KV and buffers
+    adapters: int = 0  # as many as are kept in memory, the largest
 
     @property
     def device(self) -> int:
         """What must fit where the model computes: a GPU's memory, or the machine's."""
         computing = self.cache + self.state + self.compute + self.output
-        return self.weights + self.projector + self.draft + computing
+        return self.weights + self.projector + self.draft + self.adapters + computing
 
     @property
     def total(self) -> int:
@@ -85,6 +86,8 @@ class EstimateOptions(TypedDict, total=False):
     pool_tokens: int
     snapshot_bytes: int
     projector_bytes: int
+    draft_bytes: int
+    adapters_bytes: int
 
 
 def estimate(
@@ -103,6 +106,8 @@ def estimate(
     pool_tokens: int = 0,
     snapshot_bytes: int = 0,
     projector_bytes: int = 0,
+    draft_bytes: int = 0,
+    adapters_bytes: int = 0,
 ) -> Estimate:
     """Bytes for `n_seq_max` slots of `context_window` tokens each; unified: for a pool of `pool_tokens`.
 
@@ -142,6 +147,8 @@ def estimate(
             for row, has_state in zip(rows, states, strict=False)
         ),
         warnings=_warnings(shape, key_type, value_type, context_window, flash_attention=flash_attention),
+        draft=draft_bytes,
+        adapters=adapters_bytes,
     )
 
 

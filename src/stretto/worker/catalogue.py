@@ -146,13 +146,18 @@ def _default_name() -> str:
 
 def _gguf_bytes(path: Path, chosen: settings_.ModelSettings, home: Path) -> int:
     from stretto.backends.llamacpp.estimate import Configured
-    from stretto.model_files import gguf, projectors
+    from stretto.model_files import adapter, gguf, projectors
     from stretto.model_files.kind import shape_of
     from stretto.model_files.store import Store
 
     file = gguf.read(path)
-    projector_bytes = projectors.bytes_for(file, chosen.mmproj)
-    configured = Configured.of(shape_of(file), chosen, projector_bytes=projector_bytes)
+    paths = [Path(each.path).expanduser() for each in chosen.adapters.values()]
+    configured = Configured.of(
+        shape_of(file),
+        chosen,
+        projector_bytes=projectors.bytes_for(file, chosen.mmproj),
+        adapters_bytes=adapter.bytes_for(file, paths, loaded_max=chosen.adapters_loaded_max)[0],
+    )
     if chosen.draft_model:
         draft = gguf.read(Store(home).resolve(chosen.draft_model))
         configured = configured.with_draft(shape_of(draft), _weights_bytes(draft))

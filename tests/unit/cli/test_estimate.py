@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stretto.model_files import gguf
+from stretto.testing.tiny_adapters import gguf_adapter
 from stretto.testing.tiny_models import key_value
 from tests.unit.cli.conftest import assert_one_line_error
 from tests.unit.cli.test_listings import SEED_YAML
@@ -178,3 +179,35 @@ def test_the_projector_is_part_of_the_memory(call):
     assert 3_000_000 < weights < 4_100_000
     assert reading["projector"] == 0
     assert seeing["total"] == reading["total"] + weights
+
+
+def test_adapters_count_as_many_as_are_kept_in_memory(call, dense, tmp_path):
+    files = {
+        name: gguf_adapter(dense, tmp_path / f"{name}.gguf", seed=0, rank=rank)
+        for name, rank in (("small", 2), ("large", 8), ("middle", 4))
+    }
+    sizes = {name: gguf.read(path).weights_bytes for name, path in files.items()}
+    lines = "".join(f"      {name}: {path}\n" for name, path in {**files, "gone": tmp_path / "gone"}.items())
+    (tmp_path / "stretto.yaml").write_text(
+        f"models:\n  tiny:\n    path: {dense}\n    adapters_loaded_max: 2\n    adapters:\n{lines}"
+    )
+    ended = call("estimate", "tiny", "--json")
+    found = json.loads(ended.out)
+    assert found["exact"]["adapters"] == sizes["large"] + sizes["middle"]
+    plain = json.loads(call("estimate", dense, "--json").out)
+    assert found["exact"]["total"] == plain["exact"]["total"] + found["exact"]["adapters"]
+    assert found["fit"]["needed_bytes"] == found["exact"]["total"]
+    assert "there is no adapter file" in ended.err
+
+
+def test_the_draft_model_counts_wherever_it_is_shown(call, dense):
+    plain = json.loads(call("estimate", dense, "--json", "--memory", "10GB,8GB").out)
+    found = json.loads(call("estimate", dense, "--json", "--memory", "10GB,8GB", "--draft-model", dense).out)
+    draft = found["exact"]["draft_model"]
+    assert draft > plain["exact"]["weights"]
+    assert found["exact"]["total"] == plain["exact"]["total"] + draft
+    assert found["fit"]["needed_bytes"] == plain["fit"]["needed_bytes"] + draft
+    shown = [device["draft_model_and_adapters"] for device in found["devices"].values()]
+    assert draft - len(shown) <= sum(shown) <= draft
+    for name, device in found["devices"].items():
+        assert device["total"] == plain["devices"][name]["total"] + device["draft_model_and_adapters"]

@@ -27,6 +27,7 @@ class Configured:
     snapshot_bytes: int
     draft_bytes: int = 0  # of its draft model, with everything that belongs to it
     projector_bytes: int = 0
+    adapters_bytes: int = 0
 
     @classmethod
     def of(
@@ -36,14 +37,16 @@ class Configured:
         machine: Machine | None = None,
         *,
         projector_bytes: int = 0,
+        adapters_bytes: int = 0,
     ) -> Configured:
-        """`machine`: another one than this. `projector_bytes`: see `projectors.bytes_for`."""
+        """`machine`: another one than this. The bytes: `projectors.bytes_for`, `adapter.bytes_for`."""
         return cls(
             shape,
             ContextOptions.from_settings(chosen),
             machine or expected(ModelOptions.from_settings(chosen)),
             chosen.cache_ram_bytes if chosen.cache != "none" and shape.generates else 0,
             projector_bytes=projector_bytes,
+            adapters_bytes=adapters_bytes,
         )
 
     @property
@@ -68,24 +71,25 @@ class Configured:
         chosen = self.attention(window)
         options = attention.fit_options(self.options, chosen, snapshot_bytes=self.snapshot_bytes)
         options["projector_bytes"] = self.projector_bytes
+        options["draft_bytes"] = self.draft_bytes
+        options["adapters_bytes"] = self.adapters_bytes
         return options
 
     def with_draft(self, shape: ModelShape, weights_bytes: int) -> Configured:
         """The same with a draft model of this shape and size."""
         window = min(self.window, shape.context_length)
         options = draft_options(self.options, window)
-        draft = replace(self, shape=shape, options=options, snapshot_bytes=0, projector_bytes=0)
-        return replace(self, draft_bytes=draft.estimate(weights_bytes).device)
+        alone = Configured(shape, options, self.machine, snapshot_bytes=0)
+        return replace(self, draft_bytes=alone.estimate(weights_bytes).device)
 
     def estimate(self, weights_bytes: int) -> fit.Estimate:
-        found = fit.estimate(
+        return fit.estimate(
             self.shape,
             weights_bytes=weights_bytes,
             context_window=self.window,
             n_seq_max=self.options.n_seq_max,
             **self.fit_options(self.window),
         )
-        return replace(found, draft=self.draft_bytes)
 
     def fit(
         self,
@@ -97,7 +101,7 @@ class Configured:
     ) -> fit.Fit:
         return fit.fit(
             self.shape,
-            free_bytes=max(0, free_bytes - self.draft_bytes),
+            free_bytes=free_bytes,
             on_gpu=on_gpu,
             fits=fits,
             weights_bytes=weights_bytes,

@@ -42,10 +42,11 @@ class DeviceMemory:
     weights: int = 0
     cache: int = 0
     compute: int = 0
+    others: int = 0  # adapters, and the draft model
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache + self.compute
+        return self.weights + self.cache + self.compute + self.others
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,15 @@ def by_device(
     for device in set(of_layer):
         found[device].compute += result.compute
     found[CPU_DEVICE].compute += result.output
+    _add_others(found, result.adapters + result.draft)
     return found
+
+
+def _add_others(found: Mapping[str, DeviceMemory], total: int) -> None:
+    """An adapter lies beside the matrices it changes, and a draft model is shared out as its target is."""
+    weights = sum(each.weights for each in found.values())
+    for each in found.values():
+        each.others = total * each.weights // max(1, weights)
 
 
 def _add_weights(
