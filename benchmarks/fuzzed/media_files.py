@@ -23,6 +23,8 @@ def seeds() -> list[tuple[str, bytes]]:
         "P": ("PNG", "GIF", "BMP"),
     }.items():
         found += [("image", _saved(small.convert(mode), name)) for name in formats]
+    for size in ((1200, 800), (2, 900), (900, 3)):  # projectors resize, cut and pad
+        found.append(("image", _saved(small.resize(size), "PNG" if 2 in size else "JPEG")))
     frames = [small, small.rotate(90), small.rotate(180)]
     for name in ("GIF", "PNG", "WEBP"):
         found.append(("image", _saved(small, name, save_all=True, append_images=frames)))
