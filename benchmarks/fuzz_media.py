@@ -72,7 +72,8 @@ class FoundMedia:
     same_worker: bool = True
     encoded: int = 0
     encode_s: float = 0.0
-    worker_mb: tuple[float, float] = (0.0, 0.0)
+    worker_mb: tuple[float, float] = (0.0, 0.0)  # before and after
+    cache_mb: float = 0.0  # of it, rows of media and prefixes that are kept on purpose
     seconds: float = 0.0
 
     def missed(self) -> list[str]:
@@ -187,6 +188,8 @@ def fuzz(count: int, seed: int, encoder: str = "simulated") -> FoundMedia:
         found.same_worker = server.worker_pid() == worker
         found.encoded = int(metric(server.url, "stretto_media_encoded_total"))
         found.encode_s = round(metric(server.url, "stretto_media_encode_seconds_total"), 2)
+        kept = ("stretto_media_cache_bytes", "stretto_prefix_cache_bytes")
+        found.cache_mb = round(sum(metric(server.url, name) for name in kept) / 1e6, 1)
         found.worker_mb = (round(before / 1e6, 1), round(memory_bytes(worker) / 1e6, 1))
     return found
 
