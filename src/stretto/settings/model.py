@@ -263,6 +263,8 @@ class ModelSettings(BaseModel):
     it fits and has the model's name. The simulated backend takes any name and then sees and hears."""
     n_media_max: Annotated[Count, Field(ge=1, le=4096)] = 16
     """Pictures and sounds in one request."""
+    media_bytes_max: Annotated[Bytes, Field(ge=1 << 10, le=1 << 30)] = 16 << 20
+    """Bytes of the files of all pictures and sounds in one request."""
     media_cache_bytes: Bytes = 256 << 20
     """Host memory for encoded pictures and sounds that no request needs now."""
     embed_inputs_max: Annotated[Count, Field(ge=1, le=1 << 20)] = 2048

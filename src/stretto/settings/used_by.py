@@ -83,7 +83,9 @@ USERS: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("embed_inputs_max", "embed_batch_tokens"), ("embedding",)),
     "draft_model": ("llamacpp",),
-    **dict.fromkeys(("mmproj", "n_media_max", "media_cache_bytes"), ("llamacpp", "simulated")),
+    **dict.fromkeys(
+        ("mmproj", "n_media_max", "media_bytes_max", "media_cache_bytes"), ("llamacpp", "simulated")
+    ),
     "cache_ram_bytes": ("llamacpp", "torch", "simulated"),
     "deterministic": ("llamacpp", "simulated"),
     "chat_template": ("llamacpp", "torch"),

@@ -40,14 +40,15 @@ _WHAT: dict[Kind, str] = {"image": "pictures", "audio": "sounds"}
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """Of one request: files, and of all requests together: bytes that may wait to be encoded."""
+    """Of one request: files and their bytes. Of all together: bytes that may wait to be encoded."""
 
     files_max: int = 16
+    request_bytes_max: int = 16 << 20
     waiting_bytes_max: int = 1 << 30
 
 
 def media_limits(chosen: ModelSettings) -> MediaLimits:
-    return MediaLimits(files_max=chosen.n_media_max)
+    return MediaLimits(files_max=chosen.n_media_max, request_bytes_max=chosen.media_bytes_max)
 
 
 class MediaFile(NamedTuple):
@@ -154,6 +155,12 @@ class MediaEncoding:
             raise InvalidRequestError(
                 f"the request has {len(files)} pictures and sounds; at most {self.limits.files_max}",
                 hint="send fewer, or raise n_media_max",
+            )
+        size, size_max = sum(len(file.data) for file in files), self.limits.request_bytes_max
+        if size > size_max:
+            raise InvalidRequestError(
+                f"the pictures and sounds of the request have {size} bytes; at most {size_max}",
+                hint="send smaller ones, or raise media_bytes_max",
             )
         for file in files:
             if file.kind not in self.encoder.kinds:

@@ -186,10 +186,12 @@ def test_a_picture_that_cannot_be_encoded_ends_its_own_request_alone(rig):
 
 
 def test_bad_files_are_refused_before_anything_is_queued(rig):
-    made = rig(files_max=2)
+    made = rig(files_max=2, request_bytes_max=1000)
     cat = made.picture(1, b"cat")
     with pytest.raises(InvalidRequestError, match="3 pictures and sounds; at most 2"):
         made.call("words", cat, cat, cat)
+    with pytest.raises(InvalidRequestError, match="have 1003 bytes; at most 1000"):
+        made.call("words", cat, made.picture(1, bytes(1000)))
     with pytest.raises(InvalidMediaError):
         made.call("words", made.picture(1, b"thin", width=1))
     with pytest.raises(InvalidRequestError, match="outside"):
