@@ -140,6 +140,8 @@ class Scheduler:
         job = self.state.jobs.get(request_id)
         if job is not None and need in job.needs:
             job.needs.remove(need)
+            if need is Need.MEDIA:
+                job.encoded_s = now
             if not job.needs:
                 self.state.queue.ready(job, now)
 

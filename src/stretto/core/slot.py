@@ -94,6 +94,7 @@ class Job:
         "deferrals",
         "draft_tokens",
         "drafts",
+        "encoded_s",
         "entered_s",
         "first_token_s",
         "held_s",
@@ -141,6 +142,7 @@ class Job:
         self.arrival_s = now
         self.caller_since_s = now  # when it began to wait as a caller
         self.entered_s: float | None = None  # when it took one of the in-flight places
+        self.encoded_s: float | None = None  # its media
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
         self.needs = list(request.needs)  # what it still waits for

@@ -265,8 +265,15 @@ class State:
                 proposed_drafts=job.drafts.proposed,
                 accepted_drafts=job.drafts.accepted,
                 error=error,
+                encode_s=self._encode_s(job),
             )
         )
+
+    def _encode_s(self, job: Job) -> float:
+        """From its arrival until its media were encoded, or it ended before; 0 for a text."""
+        if not job.request.media:
+            return 0.0
+        return (self.now if job.encoded_s is None else job.encoded_s) - job.arrival_s
 
 
 def _computed(job: Job) -> int:

@@ -202,6 +202,7 @@ class Terminal(NamedTuple):
     computed_tokens: int = 0
     proposed_drafts: int = 0
     accepted_drafts: int = 0
+    encode_s: float = 0.0  # of `queue_wait_s`: until its media were encoded
     error: StrettoError | None = None  # where more is known than its code
 
     @property

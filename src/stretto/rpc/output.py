@@ -54,13 +54,17 @@ class UsageMessage(Message):
 
 
 class TimingMessage(Message):
-    """Seconds since arrival, measured in the worker. Not `admitted`: it never had a slot."""
+    """Seconds since arrival, measured in the worker. Not `admitted`: it never had a slot.
+
+    `encode_s`, a part of `queue_wait_s`: until its pictures and sounds were decoded and encoded.
+    """
 
     queue_wait_s: float = 0.0
     ttft_s: float | None = None
     duration_s: float = 0.0
     preemptions: int = 0
     admitted: bool = True
+    encode_s: float = 0.0
 
 
 class StreamStart(Message):

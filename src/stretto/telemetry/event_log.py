@@ -165,6 +165,8 @@ def _measures(end: Terminal) -> dict[str, str | int | float]:
         "queue_ms": round(end.queue_wait_s * 1000, 3),
         "duration_ms": round(end.duration_s * 1000, 3),
     }
+    if end.encode_s:
+        found["encode_ms"] = round(end.encode_s * 1000, 3)
     if end.ttft_s is not None:
         found["ttft_ms"] = round(end.ttft_s * 1000, 3)
     return found

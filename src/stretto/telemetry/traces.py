@@ -1,6 +1,7 @@
 """OpenTelemetry spans of a request, recorded at its end: no cost while tokens are generated.
 
     request ─┬─ prepare-request     from arrival to submission
+             ├─ encode-media        until its pictures and sounds were rows, if it had any
              ├─ queue-wait          until it had a slot
              ├─ prefill             until its first token
              └─ token-generation    until its end
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 from stretto.errors import SettingsError
 
 PREPARE, QUEUE, PREFILL, GENERATE = "prepare-request", "queue-wait", "prefill", "token-generation"
+ENCODE = "encode-media"  # before the queue, for requests with pictures or sounds
 COMPUTE = "compute"  # in place of the last two: embeddings and rankings
 
 
@@ -34,12 +36,14 @@ class RequestTrace:
     attributes: Mapping[str, str | int | float] = field(default_factory=dict)
     error_code: str = ""
     work: str = PREFILL  # what begins when it is admitted
+    encoded_s: float | None = None  # its pictures and sounds; None if it has none
 
     def parts(self) -> list[tuple[str, float, float]]:
         """(span, start, end), in order; the last phase reached lasts until the end."""
         marks = [
             (PREPARE, self.arrived_s),
-            (QUEUE, self.prepared_s),
+            (ENCODE, None if self.encoded_s is None else self.prepared_s),
+            (QUEUE, self.prepared_s if self.encoded_s is None else self.encoded_s),
             (self.work, self.admitted_s),
             (GENERATE, self.first_token_s),
         ]

@@ -131,6 +131,7 @@ class TextReader:
                 queue_wait_s=timing.queue_wait_s + self._waited_s,
                 ttft_s=ttft_s,
                 duration_s=timing.duration_s + self._waited_s,
+                encode_s=timing.encode_s + self._waited_s if timing.encode_s else 0.0,
             ),
         )
 
@@ -162,5 +163,6 @@ def terminal_of(end: StreamEnd) -> Terminal:
         admitted=timing.admitted,
         proposed_drafts=usage.proposed_drafts,
         accepted_drafts=usage.accepted_drafts,
+        encode_s=timing.encode_s,
         error=None if end.error is None else exception_of(end.error),
     )

@@ -275,6 +275,7 @@ def stream_end(
             duration_s=terminal.duration_s + waited_s,
             preemptions=terminal.preemptions,
             admitted=terminal.admitted,
+            encode_s=terminal.encode_s + waited_s if terminal.encode_s else 0.0,
         ),
     )
 

@@ -88,12 +88,16 @@ class ScriptedStream:
         self.worker_client.leave(self)
 
     def make_end(self, reason: str) -> StreamEnd:
+        encode_s = 0.001 if self.params.media else 0.0
         return StreamEnd(
             stream_id=self.stream_id,
             finish_reason=reason,
             usage=UsageMessage(prompt_tokens=7, cached_tokens=3, completion_tokens=self.generated),
             timing=TimingMessage(
-                queue_wait_s=self.queue_wait_s, duration_s=1.0, admitted=self.work is not None
+                queue_wait_s=self.queue_wait_s + encode_s,
+                duration_s=1.0,
+                admitted=self.work is not None,
+                encode_s=encode_s,
             ),
         )
 

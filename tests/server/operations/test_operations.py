@@ -262,6 +262,23 @@ def test_a_request_leaves_its_spans() -> None:
     provider.shutdown()
 
 
+def test_a_request_with_a_picture_has_a_span_of_the_encoder() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    with served(tracer=OtelTracer(provider)) as running:
+        content = [picture, {"type": "text", "text": "hello"}]
+        body = {**CHAT, "messages": [{"role": "user", "content": content}]}
+        running.client().post("/v1/chat/completions", json=body).raise_for_status()
+        until(exporter.get_finished_spans)
+        spans = {span.name: span for span in exporter.get_finished_spans()}
+    encode, queued = spans["encode-media"], spans["queue-wait"]
+    assert (encode.end_time or 0) - (encode.start_time or 0) > 0
+    assert encode.end_time == queued.start_time
+    provider.shutdown()
+
+
 # ── logs ─────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -224,9 +224,15 @@ def test_a_request_waits_for_its_encoder_and_blocks_none():
     made.run()
     assert list(made.ends) == ["text"]
     assert made.job("seen").status is Status.UNREADY
+    since_s = made.clock.now
+    made.clock.now += 3.0
     made.scheduler.ready("seen", Need.MEDIA, made.clock.now)
     made.run()
-    assert made.ends["seen"].end is End.FINISHED
+    end = made.ends["seen"]
+    assert end.end is End.FINISHED
+    assert 3.0 <= end.encode_s <= since_s + 3.0
+    assert end.encode_s <= end.queue_wait_s
+    assert made.ends["text"].encode_s == 0.0
 
 
 def test_after_encoding_it_has_the_place_of_its_arrival():
@@ -259,6 +265,7 @@ def test_a_request_that_ends_before_its_encoding_never_runs(how):
         "failed": (End.FAILED, "invalid_media"),
     }
     assert (made.ends["seen"].end, made.ends["seen"].reason) == ends[how]
+    assert made.ends["seen"].encode_s == made.ends["seen"].duration_s
     made.scheduler.ready("seen", Need.MEDIA, made.clock.now)
     made.scheduler.never_ready("seen", InvalidMediaError("no picture"), made.clock.now)
     assert isinstance(made.plan(), Idle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -23,6 +24,11 @@ def test_the_four_parts_follow_each_other() -> None:
         ("prefill", 11.0, 12.0),
         ("token-generation", 12.0, 15.0),
     ]
+
+
+def test_media_are_encoded_before_the_queue() -> None:
+    parts = replace(WHOLE, encoded_s=10.75).parts()
+    assert parts[1:3] == [("encode-media", 10.5, 10.75), ("queue-wait", 10.75, 11.0)]
 
 
 def test_phases_not_reached_have_no_span() -> None:

@@ -49,6 +49,7 @@ class _Marks(NamedTuple):
     first_s: float | None
     usage: UsageMessage
     preemptions: int
+    encoded_s: float | None  # its media; None if it has none
 
 
 class InstrumentedStream:
@@ -182,9 +183,11 @@ class InstrumentedStream:
         admitted_s = None
         if timing.admitted or first_s is not None:
             admitted_s = min(self._started_s + timing.queue_wait_s, now_s if first_s is None else first_s)
-        return _Marks(
-            admitted_s, first_s, end.usage if end is not None else UsageMessage(), timing.preemptions
-        )
+        encoded_s = None
+        if timing.encode_s:
+            encoded_s = min(self._started_s + timing.encode_s, now_s if admitted_s is None else admitted_s)
+        usage = end.usage if end is not None else UsageMessage()
+        return _Marks(admitted_s, first_s, usage, timing.preemptions, encoded_s)
 
     def _count(self, outcome: str, marks: _Marks, now_s: float) -> None:
         record, usage = self._record, marks.usage
@@ -233,6 +236,7 @@ class InstrumentedStream:
                 "stretto.priority": self._params.priority,
             },
             error_code=code,
+            encoded_s=None if marks.encoded_s is None else wall_s + marks.encoded_s,
         )
 
 
