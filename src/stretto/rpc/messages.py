@@ -32,6 +32,7 @@ from stretto.rpc.output import ToolCallDelta as ToolCallDelta
 from stretto.rpc.output import UsageMessage as UsageMessage
 from stretto.rpc.stats import AdapterStats as AdapterStats
 from stretto.rpc.stats import BatchTelemetry as BatchTelemetry
+from stretto.rpc.stats import EncodeEvent as EncodeEvent
 from stretto.rpc.stats import EngineEvents as EngineEvents
 from stretto.rpc.stats import HistogramStats as HistogramStats
 from stretto.rpc.stats import ModelStats as ModelStats

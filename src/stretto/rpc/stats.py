@@ -127,7 +127,19 @@ class TickEvent(Message):
     ttfts: dict[str, float] = field(default_factory=dict)  # seconds from arrival, of those that ended
 
 
+class EncodeEvent(Message):
+    """One batch of a model's encoder of pictures and sounds, for the dashboard."""
+
+    model_id: str
+    at_s: float  # its end, on the worker's monotonic clock
+    encode_s: float
+    media: int  # pictures and sounds, or parts of them
+    rows: int
+    streams: list[str] = field(default_factory=list)  # that waited for it
+
+
 class EngineEvents(Message):
     """Notification `engine.events`: several ticks at a time, at most 20 times a second."""
 
     ticks: list[TickEvent]
+    encodings: list[EncodeEvent] = field(default_factory=list)

@@ -84,6 +84,16 @@ class MediaStats:
     kept_bytes: int = 0
 
 
+class EncodedBatch(NamedTuple):
+    """What the encoder computed at once, for which requests, and when it was done."""
+
+    at_s: float
+    encode_s: float
+    media: int
+    rows: int
+    request_ids: tuple[str, ...]
+
+
 class _Shape(NamedTuple):
     """A part of a file, without what its encoding needs."""
 
@@ -113,6 +123,7 @@ class MediaEncoding:
         self._lock = threading.Condition()
         self._closing = False
         self._stats = MediaStats()
+        self._watcher: Callable[[EncodedBatch], None] | None = None
         self._encoded: Callable[[str], None] = lambda _: None
         self._failed: Callable[[str, StrettoError], None] = lambda *_: None
         self._thread = threading.Thread(target=self._run, name="stretto-encoder", daemon=True)
@@ -231,6 +242,10 @@ class MediaEncoding:
             self._held.pop(request_id, None)
             self._jobs.pop(request_id, None)
 
+    def watch(self, on_batch: Callable[[EncodedBatch], None] | None) -> None:
+        """Called on the encoder's thread after each batch; None ends it."""
+        self._watcher = on_batch
+
     @property
     def stats(self) -> MediaStats:
         with self._lock:
@@ -285,17 +300,22 @@ class MediaEncoding:
         for encoding, result in zip(batch, results, strict=True):
             self.store.finish(encoding, result)
             failed += isinstance(result, StrettoError)
-        took_s = self._clock() - started
+        ended = self._clock()
+        rows = sum(part.rows for part in parts)
         with self._lock:
-            before = self._stats
+            before, waiting = self._stats, dict(self._jobs)
             self._stats = replace(
                 before,
                 encoded=before.encoded + len(batch) - failed,
                 failed=before.failed + failed,
                 batches=before.batches + 1,
-                rows=before.rows + sum(part.rows for part in parts),
-                encode_s=before.encode_s + took_s,
+                rows=before.rows + rows,
+                encode_s=before.encode_s + ended - started,
             )
+        if (watcher := self._watcher) is not None:
+            keys = {encoding.digest for encoding in batch}
+            ids = (name for name, held in waiting.items() if any(one.digest in keys for one in held))
+            watcher(EncodedBatch(ended, ended - started, len(batch), rows, tuple(ids)))
 
     def _report(self) -> None:
         """Tell the loop about requests whose media are all encoded, and about those that cannot be."""

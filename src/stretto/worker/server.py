@@ -101,8 +101,11 @@ class WorkerServer:
 
     def _send_events(self, events: EngineEvents) -> None:
         """Sent in pieces, because ticks of many slots may exceed a frame. Watchers may lose some."""
-        for start in range(0, len(events.ticks), TICKS_A_FRAME):
-            some = EngineEvents(ticks=events.ticks[start : start + TICKS_A_FRAME])
+        for start in range(0, max(len(events.ticks), 1), TICKS_A_FRAME):
+            some = EngineEvents(
+                ticks=events.ticks[start : start + TICKS_A_FRAME],
+                encodings=[] if start else events.encodings,
+            )
             for session in self.methods.sessions:
                 if session.watching:
                     with contextlib.suppress(TooLargeError):

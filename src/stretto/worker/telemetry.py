@@ -16,6 +16,7 @@ from pathlib import Path
 from stretto.errors import ShuttingDownError
 from stretto.rpc.messages import (
     AdapterStats,
+    EncodeEvent,
     EngineEvents,
     HistogramStats,
     ModelStats,
@@ -24,7 +25,7 @@ from stretto.rpc.messages import (
     TickSpan,
 )
 from stretto.worker.inspection import SchedulerView, SlotView, TickRecord
-from stretto.worker.media import MediaStats
+from stretto.worker.media import EncodedBatch, MediaStats
 from stretto.worker.model import ModelRuntime
 from stretto.worker.terminal_errors import stream_of
 
@@ -116,11 +117,12 @@ def machine_bytes() -> int:
 
 
 class TickFeed:
-    """Ticks of all models for all watchers. `send` gets the ticks since the last call."""
+    """Ticks and encodings of all models for all watchers. `send` gets those since the last call."""
 
     def __init__(self, send: Callable[[EngineEvents], None]) -> None:
         self._send = send
         self._ticks: deque[tuple[str, TickRecord]] = deque(maxlen=TICKS_KEPT)
+        self._encodings: deque[tuple[str, EncodedBatch]] = deque(maxlen=TICKS_KEPT)
         self._models: dict[str, ModelRuntime] = {}
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
@@ -145,19 +147,30 @@ class TickFeed:
         if self._watchers == 0:
             for model in self._models.values():
                 model.watch(None)
+                if model.media is not None:
+                    model.media.watch(None)
             self._ticks.clear()
+            self._encodings.clear()
             if self._task is not None:
                 self._task.cancel()
 
     def _attach(self, model_id: str, model: ModelRuntime) -> None:
         model.watch(lambda record: self._ticks.append((model_id, record)))
+        if model.media is not None:
+            model.media.watch(lambda batch: self._encodings.append((model_id, batch)))
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(EVENTS_S)
             ticks = [self._ticks.popleft() for _ in range(len(self._ticks))]
-            if ticks:
-                self._send(EngineEvents(ticks=[_tick_event(model_id, record) for model_id, record in ticks]))
+            encodings = [self._encodings.popleft() for _ in range(len(self._encodings))]
+            if ticks or encodings:
+                self._send(
+                    EngineEvents(
+                        ticks=[_tick_event(model_id, record) for model_id, record in ticks],
+                        encodings=[_encode_event(model_id, batch) for model_id, batch in encodings],
+                    )
+                )
 
 
 def _slot_info(slot: SlotView) -> SlotInfo:
@@ -171,6 +184,17 @@ def _slot_info(slot: SlotView) -> SlotInfo:
         generated=slot.generated,
         priority=slot.priority,
         tenant=slot.tenant,
+    )
+
+
+def _encode_event(model_id: str, batch: EncodedBatch) -> EncodeEvent:
+    return EncodeEvent(
+        model_id=model_id,
+        at_s=batch.at_s,
+        encode_s=batch.encode_s,
+        media=batch.media,
+        rows=batch.rows,
+        streams=[stream_of(request_id) for request_id in batch.request_ids],
     )
 
 

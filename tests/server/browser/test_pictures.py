@@ -59,8 +59,8 @@ def opened():
         assert complaints == []
 
 
-def drop(page) -> None:
-    transfer = page.evaluate_handle(DROPPED, base64.b64encode(PNG).decode())
+def drop(page, data: bytes = PNG) -> None:
+    transfer = page.evaluate_handle(DROPPED, base64.b64encode(data).decode())
     page.dispatch_event("#chat", "drop", {"dataTransfer": transfer})
 
 
@@ -83,6 +83,25 @@ def test_a_dropped_picture_is_shown_and_sent(seeing, opened):
     assert page.locator("#pictures img").count() == 0
 
 
+def test_the_encoder_has_a_lane_of_its_own(seeing, opened):
+    page = opened(seeing)
+    until(page, "!document.getElementById('encoder').hidden")
+    before = int(page.evaluate("document.getElementById('encoder').dataset.encoded"))
+    coloured = """(() => {
+      const canvas = document.getElementById("encoder-canvas");
+      if (!canvas.width) return false;
+      const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+      return pixels.some((value) => value > 0);
+    })()"""
+    assert not page.evaluate(coloured)
+    drop(page, picture_bytes(two_halves(96, 64), "PNG"))
+    until(page, "document.querySelectorAll('#pictures img').length === 1")
+    ask(page, "And this?", tokens=4, temperature=0)
+    until(page, f"Number(document.getElementById('encoder').dataset.encoded) > {before}")
+    until(page, "document.getElementById('encoder-detail').textContent.startsWith('6 rows in ')")
+    until(page, coloured)
+
+
 def test_a_chosen_picture_can_be_removed(seeing, opened):
     page = opened(seeing)
     page.set_input_files("#picture-file", {"name": "a.png", "mimeType": "image/png", "buffer": PNG})
@@ -95,5 +114,6 @@ def test_a_model_without_eyes_says_so(blind, opened):
     page = opened(blind)
     until(page, "document.getElementById('model').textContent.includes('simulated')")
     assert not page.locator("#add-picture").is_visible()
+    assert not page.locator("#encoder").is_visible()
     drop(page)
     until(page, "document.getElementById('picture-note').textContent.includes('takes no pictures')")

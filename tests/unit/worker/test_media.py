@@ -121,6 +121,19 @@ def test_a_request_with_a_picture_runs_once_it_is_encoded_and_depends_on_it(rig)
     assert tokens == again != other
 
 
+def test_a_watcher_hears_of_each_batch_and_its_requests(rig):
+    made, heard = rig(), queue.SimpleQueue()
+    made.media.watch(heard.put)
+    first, deltas = made.start(made.call("a cat", made.picture(2, b"cat")))
+    end, _ = end_of(deltas)
+    batch = heard.get(timeout=10)
+    assert (batch.media, batch.rows, batch.request_ids) == (1, 4, (first,))
+    assert 0 <= batch.encode_s <= end.encode_s
+    made.media.watch(None)
+    end_of(made.start(made.call("a cat", made.picture(2, b"dog")))[1])
+    assert heard.empty()
+
+
 def test_text_runs_while_a_picture_is_encoded(rig):
     made = rig()
     made.pace.open = False

@@ -59,6 +59,25 @@ export function drawLanes(canvas, timeline, laneHeight) {
   for (const end of timeline.ends) pen.fillRect(x(end.at), end.slot * laneHeight + 5, 2.5, laneHeight - 10);
 }
 
+export function drawEncoder(canvas, timeline, laneHeight) {
+  const { pen, width } = prepare(canvas, laneHeight);
+  const paint = theme();
+  const now = timeline.now;
+  const x = (at) => width - ((now - at) / WINDOW_S) * width;
+  pen.font = "10px system-ui, sans-serif";
+  pen.textBaseline = "middle";
+  for (const batch of timeline.encodings) {
+    const left = x(batch.at - batch.seconds);
+    const wide = Math.max(2, x(batch.at) - left);
+    pen.fillStyle = paint.colour(batch.streams[0] || "", 0.75);
+    pen.fillRect(left, 4, wide, laneHeight - 8);
+    if (wide > 22) {
+      pen.fillStyle = paint.text;
+      pen.fillText(String(batch.rows), left + 4, laneHeight / 2);
+    }
+  }
+}
+
 function drawSpan(pen, paint, span, left, wide, laneHeight) {
   const top = span.slot * laneHeight;
   pen.fillStyle = paint.colour(span.stream_id, span.decode ? 0.95 : 0.75);

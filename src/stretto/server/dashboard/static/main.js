@@ -1,7 +1,7 @@
 // Connects the page: scheduler events to the timeline, the timeline to figures, lanes and bars.
 
 import { setModel, startChat } from "./chat.js";
-import { drawBatches, drawLanes, hueOf } from "./drawing.js";
+import { drawBatches, drawEncoder, drawLanes, hueOf } from "./drawing.js";
 import { eventsOf, onKeyNeeded, request, useKey } from "./http.js";
 import { percentile, Timeline, WINDOW_S } from "./timeline.js";
 
@@ -41,6 +41,7 @@ function handle(event, data) {
   } else if (event === "health") {
     setHealth(data.ready ? "ready" : "not-ready", data.ready ? "ready" : data.reason || "not ready");
   } else if (event === "ticks") {
+    timeline.addEncodings(data.encodings || []);
     timeline.add(data.ticks);
   }
 }
@@ -56,6 +57,7 @@ function frame() {
     const height = parseFloat(getComputedStyle(document.documentElement).getPropertyValue("--lane-height"));
     if (timeline.now - timeline.newest < WINDOW_S + 1 || !timeline.heardAt) {
       drawLanes(field("lane-canvas"), timeline, height);
+      if (timeline.encodes) drawEncoder(field("encoder-canvas"), timeline, height);
       drawBatches(field("batch-canvas"), timeline);
     }
     if (performance.now() - drawnFigures > FIGURES_MS || timeline.busy) showFigures();
@@ -76,6 +78,7 @@ function showFigures() {
   field("figure-queue").textContent = `${timeline.queue.urgent} / ${timeline.queue.default} / ${timeline.queue.background}`;
   field("figure-kv").textContent = `${(100 * timeline.kv).toFixed(1)} %`;
   showLabels();
+  showEncoder();
   showNotes();
 }
 
@@ -101,6 +104,13 @@ function showLabels() {
     item.style.borderLeft = slot.state === "idle" ? "" : `4px solid hsl(${hueOf(slot.stream)} 60% 55%)`;
     item.style.paddingLeft = slot.state === "idle" ? "" : ".4rem";
   });
+}
+
+function showEncoder() {
+  field("encoder").hidden = !timeline.encodes;
+  field("encoder").dataset.encoded = timeline.encoded;
+  const last = timeline.encodings.at(-1);
+  field("encoder-detail").textContent = last ? `${last.rows} rows in ${milliseconds(last.seconds)}` : "";
 }
 
 function showNotes() {

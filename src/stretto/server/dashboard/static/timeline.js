@@ -11,6 +11,9 @@ export class Timeline {
     this.ticks = [];          // oldest first
     this.ends = [];           // {slot, at}
     this.reused = [];         // {slot, at, tokens, stream}
+    this.encodings = [];      // batches of the encoder: {at, seconds, media, rows, streams}
+    this.encodes = false;     // a model takes pictures or sounds
+    this.encoded = 0;         // pictures and sounds so far
     this.notes = [];
     this.queue = { urgent: 0, default: 0, background: 0 };
     this.kv = 0;
@@ -24,6 +27,7 @@ export class Timeline {
 
   begin(models) {
     const slots = Math.max(1, ...models.map((model) => model.slots || 0));
+    this.encodes = models.some((model) => (model.modalities || []).length > 1);
     while (this.slots.length < slots) this.slots.push({ state: "idle", stream: "", tokens: 0 });
   }
 
@@ -31,6 +35,14 @@ export class Timeline {
     for (const tick of ticks) this.addTick(tick);
     this.heardAt = performance.now() / 1000;
     this.forget();
+  }
+
+  addEncodings(encodings) {
+    for (const batch of encodings) {
+      this.newest = Math.max(this.newest, batch.at_s);
+      this.encoded += batch.media;
+      this.encodings.push({ at: batch.at_s, seconds: batch.encode_s, media: batch.media, rows: batch.rows, streams: batch.streams || [] });
+    }
   }
 
   addTick(tick) {
@@ -83,6 +95,7 @@ export class Timeline {
     const oldest = this.newest - WINDOW_S - 2;
     while (this.ticks.length && this.ticks[0].at < oldest) this.ticks.shift();
     while (this.ends.length && this.ends[0].at < oldest) this.ends.shift();
+    while (this.encodings.length && this.encodings[0].at < oldest) this.encodings.shift();
     while (this.reused.length && this.reused[0].at < oldest) this.reused.shift();
   }
 
