@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import math
 import struct
+from pathlib import Path
 from random import Random
 
+MP3 = Path(__file__).resolve().parents[2] / "tests" / "unit" / "media_files" / "tone.mp3"
 BOUNDARIES = (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\x80\0", b"\0\xff\xff\xff")
 
 
@@ -47,6 +49,7 @@ def _sounds() -> list[bytes]:
         _wav(1, 8, 2, bytes(round(128 + 90 * value) for value in tone)),
         _wav(1, 24, 1, b"".join(round(4e6 * value).to_bytes(3, "little", signed=True) for value in tone)),
         _wav(3, 32, 1, struct.pack("<1600f", *tone)),
+        MP3.read_bytes(),
     ]
 
 

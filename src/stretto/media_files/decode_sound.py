@@ -1,4 +1,4 @@
-"""Sounds to samples: WAV files (PCM of 8 to 32 bits, float), read by ourselves.
+"""Sounds to samples: WAV files (PCM of 8 to 32 bits, float), read by ourselves, and MP3 (`decode_mp3`).
 
 Runs in the decoder's child process: see `decoder_process`. Channels are averaged, and the rate becomes the
 encoder's by a windowed sinc. The length is checked in the header, before anything is decoded.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from stretto.backends.media import Sound
 from stretto.errors import InvalidMediaError
+from stretto.media_files.decode_mp3 import is_mp3, read_mp3
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +27,6 @@ CHUNKS_MAX = 4096
 CHANNELS_MAX = 32
 RATES = (1_000, 768_000)
 SINC_ZEROS = 16  # zero crossings of the resampling filter on each side
-_MP3 = (b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"\xff\xfa")
 _OTHERS = {b"fLaC": "FLAC", b"OggS": "Ogg"}
 
 
@@ -49,8 +49,18 @@ class _Format:
 
 def decode_sound(data: bytes, limits: SoundLimits, *, rate: int) -> Sound:
     """Raises InvalidMediaError for everything that is not a sound within the limits."""
-    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
+    if is_mp3(data):
+        own_rate, mono = read_mp3(data, seconds_max=limits.seconds_max)
+    elif data[:4] == b"RIFF" and data[8:12] == b"WAVE":
+        own_rate, mono = _read_wav(data, limits)
+    else:
         raise _unknown(data)
+    if not len(mono):
+        raise InvalidMediaError("the sound is empty")
+    return Sound(rate, array("f", _resampled(mono, own_rate, rate).tobytes()))
+
+
+def _read_wav(data: bytes, limits: SoundLimits) -> tuple[int, Samples]:
     try:
         layout, body = _chunks(data)
     except (struct.error, IndexError):
@@ -60,20 +70,15 @@ def decode_sound(data: bytes, limits: SoundLimits, *, rate: int) -> Sound:
         raise InvalidMediaError(
             f"a sound of {seconds:.0f} s is too long", hint=f"send at most {limits.seconds_max:g} s"
         )
-    mono = _mono(layout, body)
-    if not len(mono):
-        raise InvalidMediaError("the sound is empty")
-    return Sound(rate, array("f", _resampled(mono, layout.rate, rate).tobytes()))
+    return layout.rate, _mono(layout, body)
 
 
 def _unknown(data: bytes) -> InvalidMediaError:
     """What it is instead, where that is known."""
     found = next((name for magic, name in _OTHERS.items() if data.startswith(magic)), "")
-    if data.startswith(_MP3):
-        found = "MP3"
     if found:
-        return InvalidMediaError(f"{found} sounds are not supported here", hint="send a WAV file")
-    return InvalidMediaError("not a sound of a known format", hint="send a WAV file")
+        return InvalidMediaError(f"{found} sounds are not supported here", hint="send a WAV or MP3 file")
+    return InvalidMediaError("not a sound of a known format", hint="send a WAV or MP3 file")
 
 
 def _chunks(data: bytes) -> tuple[_Format, bytes]:

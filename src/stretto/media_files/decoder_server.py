@@ -73,6 +73,8 @@ def _import_decoders() -> None:
     with contextlib.suppress(ImportError):
         import numpy  # noqa: F401
     with contextlib.suppress(ImportError):
+        import miniaudio  # noqa: F401
+    with contextlib.suppress(ImportError):
         from PIL import Image, ImageOps  # noqa: F401
 
         Image.init()

@@ -33,7 +33,7 @@ _SCHEMA: dict[str, Any] = {
     "required": ["file"],
     "additionalProperties": False,
     "properties": {
-        "file": {"type": "string", "format": "binary", "description": "A WAV file."},
+        "file": {"type": "string", "format": "binary", "description": "A WAV or MP3 file."},
         "model": {"type": "string", "description": "Default: the server's default model."},
         "language": {"type": "string", "maxLength": TEXT_CHARS_MAX},
         "prompt": {"type": "string", "maxLength": TEXT_CHARS_MAX},
