@@ -164,6 +164,9 @@ def _show(
             f"KV {model['kv_used']:.0%}, waiting: {queued}, "
             f"{model['tokens']:,} tokens, preemptions: {_preemptions(model['preemptions'])}"
         )
+        for drafter, drafted in sorted(model.get("proposed_drafts", {}).items()):
+            accepted = model.get("accepted_drafts", {}).get(drafter, 0)
+            line(f"  drafts by {drafter}: {accepted:,} of {drafted:,} accepted ({accepted / drafted:.0%})")
         if adapters := model.get("adapters"):
             line(f"  adapters: {', '.join(_adapter(each) for each in adapters)}")
     _show_batches(health.get("batcher", {}).get("generate", {}))

@@ -265,6 +265,7 @@ class State:
                 proposed_drafts=job.drafts.proposed,
                 accepted_drafts=job.drafts.accepted,
                 error=error,
+                drafters=job.drafts.by_drafter,
                 encode_s=self._encode_s(job),
             )
         )

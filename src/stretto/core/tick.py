@@ -10,14 +10,17 @@ A token of -1 means the one that the previous tick samples for this slot (only w
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from stretto.core.ops import KvOp, OpResult
 from stretto.core.request import AdapterGroup, Request
 from stretto.errors import StrettoError
+
+_NO_DRAFTERS: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
 PENDING_TOKEN = -1
 
@@ -204,6 +207,7 @@ class Terminal(NamedTuple):
     accepted_drafts: int = 0
     encode_s: float = 0.0  # of `queue_wait_s`: until its media were encoded
     error: StrettoError | None = None  # where more is known than its code
+    drafters: Mapping[str, tuple[int, int]] = _NO_DRAFTERS  # drafts proposed and accepted, by drafter
 
     @property
     def prompt_eval_rate(self) -> float:

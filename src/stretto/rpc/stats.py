@@ -48,8 +48,8 @@ class ModelStats(Message):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     computed_tokens: int = 0
-    proposed_drafts: int = 0
-    accepted_drafts: int = 0
+    proposed_drafts: dict[str, int] = field(default_factory=dict)  # verified draft tokens, by drafter
+    accepted_drafts: dict[str, int] = field(default_factory=dict)
     preemptions: dict[str, int] = field(default_factory=dict)  # slots taken away, by reason
     active_slots: int = 0
     slots: int = 0
@@ -108,6 +108,7 @@ class TickSpan(Message):
     stream_id: str
     rows: int
     decode: bool
+    accepted: int = 0  # of its rows, draft tokens that were accepted
 
 
 class TickEvent(Message):

@@ -60,6 +60,7 @@ class TickRecord:
     notes: list[Note] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     ttfts: dict[str, float] = field(default_factory=dict)
+    tokens: Mapping[str, int] = field(default_factory=dict)  # how many each request got
 
 
 def view(state: State) -> SchedulerView:

@@ -43,8 +43,8 @@ class LoopStats:
     prompt_tokens: int = 0  # of ended requests that had a slot
     cached_tokens: int = 0
     computed_tokens: int = 0  # of these prompts: neither cached nor skipped
-    proposed_drafts: int = 0  # of ended requests
-    accepted_drafts: int = 0
+    proposed_drafts: Mapping[str, int] = field(default_factory=lambda: _NO_COUNTS)  # by drafter, of ended
+    accepted_drafts: Mapping[str, int] = field(default_factory=lambda: _NO_COUNTS)  # requests
     preemptions: Mapping[str, int] = field(
         default_factory=lambda: _NO_COUNTS
     )  # by reason, since the model was loaded
@@ -218,6 +218,7 @@ class EngineLoop:
                 notes=events.notes,
                 ends=[terminal.request_id for terminal in events.ends],
                 ttfts={end.request_id: end.ttft_s for end in events.ends if end.ttft_s is not None},
+                tokens=dict(zip(events.requests, events.counts, strict=True)),
             )
         )
 
@@ -254,8 +255,8 @@ class EngineLoop:
             prompt_tokens=before.prompt_tokens + _sum_prompts(ends),
             cached_tokens=before.cached_tokens + _sum("cached_tokens", ends),
             computed_tokens=before.computed_tokens + _sum("computed_tokens", ends),
-            proposed_drafts=before.proposed_drafts + _sum("proposed_drafts", ends),
-            accepted_drafts=before.accepted_drafts + _sum("accepted_drafts", ends),
+            proposed_drafts=_by_drafter(before.proposed_drafts, ends, 0),
+            accepted_drafts=_by_drafter(before.accepted_drafts, ends, 1),
             preemptions=_counted(before.preemptions, events.preemptions if events is not None else ()),
             active_slots=len(state.active),
             slots=before.slots,
@@ -291,6 +292,18 @@ def _sum_prompts(ends: list[Terminal]) -> int:
 
 def _sum(field_name: str, ends: list[Terminal]) -> int:
     return sum(getattr(terminal, field_name) for terminal in ends) if ends else 0
+
+
+def _by_drafter(before: Mapping[str, int], ends: list[Terminal], which: int) -> Mapping[str, int]:
+    """`which`: 0 for drafts that were verified, 1 for those accepted."""
+    drafted = [terminal.drafters for terminal in ends if terminal.drafters]
+    if not drafted:
+        return before
+    found = dict(before)
+    for drafters in drafted:
+        for name, counts in drafters.items():
+            found[name] = found.get(name, 0) + counts[which]
+    return found
 
 
 def _counted(before: Mapping[str, int], records: Sequence[Preempted]) -> Mapping[str, int]:

@@ -50,8 +50,8 @@ async def model_stats(model_id: str, model: ModelRuntime, *, busy: bool) -> Mode
         prompt_tokens=stats.prompt_tokens,
         cached_tokens=stats.cached_tokens,
         computed_tokens=stats.computed_tokens,
-        proposed_drafts=stats.proposed_drafts,
-        accepted_drafts=stats.accepted_drafts,
+        proposed_drafts=dict(stats.proposed_drafts),
+        accepted_drafts=dict(stats.accepted_drafts),
         preemptions=dict(stats.preemptions),
         active_slots=stats.active_slots,
         slots=stats.slots,
@@ -205,7 +205,13 @@ def _tick_event(model_id: str, record: TickRecord) -> TickEvent:
         at_s=record.at_s,
         eval_s=record.eval_s,
         spans=[
-            TickSpan(slot=slot, stream_id=stream_of(request_id), rows=rows, decode=decode)
+            TickSpan(
+                slot=slot,
+                stream_id=stream_of(request_id),
+                rows=rows,
+                decode=decode,
+                accepted=max(0, record.tokens.get(request_id, 0) - 1) if decode and rows > 1 else 0,
+            )
             for slot, request_id, rows, decode in record.spans
         ],
         active_slots=record.active_slots,

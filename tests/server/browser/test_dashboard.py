@@ -119,6 +119,39 @@ def test_stop_ends_the_answer_and_frees_the_slot(page):
     assert "stopped" in page.locator(".message.assistant footer").last.inner_text()
 
 
+DRAW_DRAFTS = """async () => {
+  const [{ Timeline }, { drawBatches, drawLanes }] = await Promise.all(
+    [import("/dashboard/timeline.js"), import("/dashboard/drawing.js")]);
+  const timeline = new Timeline();
+  const span = { slot: 0, stream_id: "drafted", decode: true };
+  timeline.addTick({ at_s: 1, eval_s: 0.01, spans: [{ ...span, rows: 6, accepted: 2 }], active_slots: 1 });
+  const canvas = document.createElement("canvas");
+  canvas.style.width = "70px";
+  canvas.style.height = "130px";
+  document.body.append(canvas);
+  drawBatches(canvas, timeline);
+  const [pen, ratio, shades] = [canvas.getContext("2d"), devicePixelRatio || 1, []];
+  for (let row = 0; row < 6; row++) {
+    const pixel = pen.getImageData((70 - 5) * ratio, (130 - row * 7 - 3) * ratio, 1, 1).data;
+    shades.push([...pixel].join(","));
+  }
+  canvas.remove();
+  return { shades, tokens: timeline.slots[0].tokens };
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_accepted_and_rejected_drafts_have_shades_of_their_own(page, scheme):
+    """A tick of six rows: its own, two accepted drafts, three rejected ones."""
+    page.emulate_media(color_scheme=scheme)
+    drawn = page.evaluate(DRAW_DRAFTS)
+    own, first, second, *rejected = drawn["shades"]
+    assert first == second
+    assert len({own, first, *rejected}) == 3
+    assert drawn["tokens"] == 3
+    assert page.locator(".swatch.accepted").is_visible()
+
+
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1360, 900)], ids=["phone", "laptop"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone_and_a_laptop_in_light_and_dark(page, width, height, scheme):

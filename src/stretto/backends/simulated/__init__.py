@@ -242,6 +242,7 @@ class SimulatedBackend:
         outcome.counts.append(len(got))
         if span.slot in self._wanted:
             outcome.drafts[span.slot] = self._propose(span, len(got), request.params.draft_tokens)
+            outcome.drafters[span.slot] = "simulated"
 
     def _measure(self, span: Span, request: Request, rows: int) -> PromptScores:
         measured: list[object] = []

@@ -166,8 +166,6 @@ def _worker(stats: Stats) -> Iterator[Metric]:
     for name, text, field in (
         ("stretto_ticks", "Ticks.", "ticks"),
         ("stretto_computed_prompt_tokens", "Prompt tokens that the model computed.", "computed_tokens"),
-        ("stretto_draft_tokens", "Draft tokens that were verified.", "proposed_drafts"),
-        ("stretto_accepted_draft_tokens", "Draft tokens that were accepted.", "accepted_drafts"),
         ("stretto_media_encoded", "Pictures and sounds that were encoded.", "media_encoded"),
         ("stretto_media_reused", "Pictures and sounds that were encoded before.", "media_reused"),
         ("stretto_media_failed", "Pictures and sounds that could not be encoded.", "media_failed"),
@@ -179,6 +177,7 @@ def _worker(stats: Stats) -> Iterator[Metric]:
         for model in stats.models:
             counter.add_metric([model.model_id], getattr(model, field))
         yield counter
+    yield from _drafts(stats.models)
     yield from _preemptions(stats.models)
     yield from _adapters(stats.models)
     yield from metrics_ticks.families(stats.models)
@@ -194,6 +193,20 @@ def _preemptions(models: list[ModelStats]) -> Iterator[Metric]:
             counter.add_metric([model.model_id, reason.value], model.preemptions.get(reason.value, 0))
         slices.add_metric([model.model_id], model.preemptions.get(PreemptReason.TIME_SLICE.value, 0))
     yield from (counter, slices)
+
+
+def _drafts(models: list[ModelStats]) -> Iterator[Metric]:
+    """Draft tokens of ended requests, by what made them."""
+    labels = ["model", "drafter"]
+    drafted = CounterMetricFamily("stretto_draft_tokens", "Draft tokens that were verified.", labels=labels)
+    accepted = CounterMetricFamily(
+        "stretto_accepted_draft_tokens", "Draft tokens that were accepted.", labels=labels
+    )
+    for model in models:
+        for drafter, count in sorted(model.proposed_drafts.items()):
+            drafted.add_metric([model.model_id, drafter], count)
+            accepted.add_metric([model.model_id, drafter], model.accepted_drafts.get(drafter, 0))
+    yield from (drafted, accepted)
 
 
 def _adapters(models: list[ModelStats]) -> Iterator[Metric]:

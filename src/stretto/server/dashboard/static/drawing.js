@@ -20,6 +20,7 @@ function theme() {
   return {
     text: read("--text"), quiet: read("--quiet"), line: read("--line"),
     colour: (stream, alpha = 1) => `hsl(${hueOf(stream)} ${saturation} ${lightness} / ${alpha})`,
+    accepted: (stream) => `hsl(${hueOf(stream)} ${saturation} ${read("--accepted-lightness")})`,
   };
 }
 
@@ -83,6 +84,11 @@ function drawSpan(pen, paint, span, left, wide, laneHeight) {
   pen.fillStyle = paint.colour(span.stream_id, span.decode ? 0.95 : 0.75);
   if (span.decode) {
     pen.fillRect(left, top + laneHeight * 0.36, wide, laneHeight * 0.28);
+    if (span.accepted) {
+      const tall = laneHeight * Math.min(0.3, 0.06 * span.accepted);
+      pen.fillStyle = paint.accepted(span.stream_id);
+      pen.fillRect(left, top + laneHeight * 0.36 - tall, wide, tall);
+    }
     return;
   }
   pen.fillRect(left, top + 4, wide, laneHeight - 8);
@@ -109,6 +115,16 @@ function drawReused(pen, paint, hit, at, laneHeight) {
   pen.fillText(String(Math.round(hit.tokens)), left + 3, top + (laneHeight - 8) / 2);
 }
 
+export function shadesOf(span, paint) {
+  // The rows of a decode span by what became of them: its own, accepted drafts, rejected drafts.
+  const accepted = Math.min(span.accepted || 0, span.rows - 1);
+  return [
+    [1, paint.colour(span.stream_id, 0.95)],
+    [accepted, paint.accepted(span.stream_id)],
+    [span.rows - 1 - accepted, paint.colour(span.stream_id, 0.3)],
+  ].filter(([rows]) => rows > 0);
+}
+
 export function drawBatches(canvas, timeline) {
   const { pen, width, height } = prepare(canvas, 0);
   const paint = theme();
@@ -124,9 +140,11 @@ export function drawBatches(canvas, timeline) {
     const left = width - (shown.length - index) * bar;
     let top = height;
     for (const span of tick.spans.filter((one) => one.decode)) {
-      pen.fillStyle = paint.colour(span.stream_id, 0.95);
-      pen.fillRect(left, top - span.rows * unit, bar - 1.5, Math.max(0.8, span.rows * unit - 0.6));
-      top -= span.rows * unit;
+      for (const [rows, style] of shadesOf(span, paint)) {
+        pen.fillStyle = style;
+        pen.fillRect(left, top - rows * unit, bar - 1.5, Math.max(0.8, rows * unit - 0.6));
+        top -= rows * unit;
+      }
     }
     let below = 0;
     for (const span of tick.spans.filter((one) => !one.decode)) {
@@ -141,7 +159,9 @@ export function drawBatches(canvas, timeline) {
   pen.textBaseline = "top";
   const last = shown.at(-1);
   if (last) {
-    const rows = `${rowsOf(last, true)} decode + ${rowsOf(last, false)} prompt rows`;
+    const accepted = last.spans.reduce((sum, span) => sum + (span.accepted || 0), 0);
+    const drafts = accepted ? ` (${accepted} accepted drafts)` : "";
+    const rows = `${rowsOf(last, true)} decode${drafts} + ${rowsOf(last, false)} prompt rows`;
     pen.fillText(`last tick: ${rows}, ${(last.seconds * 1000).toFixed(1)} ms`, 6, 4);
   } else {
     pen.fillText("no ticks yet: send a message", 6, 4);

@@ -69,7 +69,7 @@ export class Timeline {
     slot.state = span.decode ? "generating" : "prefilling";
     this.slotOf.set(span.stream_id, span.slot);
     if (!span.decode) return;
-    slot.tokens += span.rows;
+    slot.tokens += tokensOf(span);
     const before = this.lastToken.get(span.stream_id);
     if (before !== undefined) push(this.gaps, at - before);
     this.lastToken.set(span.stream_id, at);
@@ -111,10 +111,15 @@ export class Timeline {
     const since = this.now - 2;
     let tokens = 0;
     for (let at = this.ticks.length - 1; at >= 0 && this.ticks[at].at > since; at--) {
-      for (const span of this.ticks[at].spans) tokens += span.decode ? span.rows : 0;
+      for (const span of this.ticks[at].spans) tokens += tokensOf(span);
     }
     return tokens / 2;
   }
+}
+
+export function tokensOf(span) {
+  // A decode span gives one token, and one for each accepted draft; its other rows were drafts in vain.
+  return span.decode ? 1 + (span.accepted || 0) : 0;
 }
 
 export function percentile(values, share) {

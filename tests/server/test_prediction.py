@@ -1,0 +1,77 @@
+"""Drafts over HTTP: usage with and without `prediction`, and metrics by drafter, on a tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+
+from stretto.testing import tiny_models
+from tests.server.process import served
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx2.Client]:
+    model = str(tiny_models.make("dense"))
+    options = ("--speculation", "ngram", "--n-threads", "1", "--context-window", "1024")
+    with served(model, *options) as url, httpx2.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def asked(http: httpx2.Client, **more) -> dict:
+    body = {
+        "model": http.get("/v1/models").json()["data"][0]["id"],
+        "messages": [{"role": "user", "content": "Count to a hundred"}],
+        "max_tokens": 200,
+        "temperature": 0,
+        **more,
+    }
+    reply = http.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def details(reply: dict) -> dict[str, int]:
+    return reply["usage"]["completion_tokens_details"]
+
+
+def test_usage_counts_drafts_with_and_without_a_prediction(http):
+    plain = asked(http)
+    answer = plain["choices"][0]["message"]["content"]
+    predicted = asked(http, prediction={"type": "content", "content": answer})
+    assert predicted["choices"][0]["message"]["content"] == answer
+    for reply in (plain, predicted):
+        assert details(reply)["accepted_prediction_tokens"] >= 0
+        assert details(reply)["rejected_prediction_tokens"] >= 0
+    counted = [details(reply) for reply in (plain, predicted)]
+    drafted = sum(each["accepted_prediction_tokens"] + each["rejected_prediction_tokens"] for each in counted)
+    assert drafted > 0
+    lines = [
+        line
+        for line in http.get("/metrics").text.splitlines()
+        if line.startswith("stretto_draft_tokens_total{")
+    ]
+    assert sum(float(line.rpartition(" ")[2]) for line in lines) == drafted
+    assert all('drafter="' in line for line in lines)
+    accepted = sum(each["accepted_prediction_tokens"] for each in counted)
+    lines = [
+        line
+        for line in http.get("/metrics").text.splitlines()
+        if line.startswith("stretto_accepted_draft_tokens_total{")
+    ]
+    assert sum(float(line.rpartition(" ")[2]) for line in lines) == accepted
+
+
+def test_a_stream_reports_them_too(http):
+    reply = http.post(
+        "/v1/completions",
+        json={
+            "model": http.get("/v1/models").json()["data"][0]["id"],
+            "prompt": "One two three",
+            "max_tokens": 8,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    )
+    assert '"accepted_prediction_tokens":' in reply.text
