@@ -120,6 +120,7 @@ INTEGERS = {
     "dry_penalty_last_n": (-2, 1 << 25),
     "repeat_last_n": (-2, 1 << 25),
     "min_tokens": (-1, 1 << 25),
+    "draft_tokens": (-1, 65),
     "seed": (-(1 << 63) - 1, 1 << 63),
 }
 OWN_INTEGERS = [

@@ -35,6 +35,7 @@ EXTENSIONS = {
     "dry_penalty_last_n": 100,
     "min_tokens": 2,
     "ignore_eos": True,
+    "draft_tokens": 3,
 }
 
 

@@ -63,6 +63,18 @@ def test_usage_counts_drafts_with_and_without_a_prediction(http):
     assert sum(float(line.rpartition(" ")[2]) for line in lines) == accepted
 
 
+def test_a_request_may_go_without_drafts(http):
+    """And have the same text; more than the settings allow is no error."""
+    texts = []
+    for count in (0, 64):
+        reply = asked(http, draft_tokens=count, max_tokens=40)
+        texts.append(reply["choices"][0]["message"]["content"])
+        if not count:
+            drafted = details(reply)
+            assert drafted["accepted_prediction_tokens"] == drafted["rejected_prediction_tokens"] == 0
+    assert texts[0] == texts[1]
+
+
 def test_a_stream_reports_them_too(http):
     reply = http.post(
         "/v1/completions",

@@ -6,9 +6,9 @@ The table goes to stdout, the progress bar and notes to stderr. `stretto.loadgen
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stretto.loadgen.figures import Slo
     from stretto.loadgen.plan import Target
     from stretto.loadgen.records import LoadRun
+    from stretto.loadgen.shapes import Shape
 
 BENCH_HELP = "Measure a server under load, or compare several."
 SIZES, WIRE, REPORTS = Sizes(), SendOptions(), Reports()
@@ -32,6 +33,8 @@ def bench(
     /,
     *,
     url: str = "http://127.0.0.1:8000",
+    speculation: Literal["compare"] | None = None,
+    rounds: int = 3,
     sizes: Sizes = SIZES,
     wire: SendOptions = WIRE,
     reports: Reports = REPORTS,
@@ -44,6 +47,10 @@ def bench(
         steady, stall, burst, turns, mixed, tenants or trace.
     url
         The server.
+    speculation
+        compare: run everything with and without drafts, in turn, and print both with their ratio.
+    rounds
+        With --speculation compare: measurements of each; the order is reversed every time.
     """
     from stretto.loadgen.figures import summary
     from stretto.loadgen.session import curve, new_run_id
@@ -51,6 +58,11 @@ def bench(
     target = target_of(url, wire)
     run_id = reports.run_id or new_run_id()
     shapes, loads, axis = shapes_of(workload, sizes, target, run_id)
+    if speculation is not None:
+        titled = {f"{workload}, {load:g} {axis}": shape for load, shape in zip(loads, shapes, strict=True)}
+        return _compare_speculation(
+            workload, titled, target, workers=wire.workers, reports=reports, rounds=rounds, run_id=run_id
+        )
     with progress(f"{workload} on {target.url}") as shown:
         runs = curve(workload, shapes, target, run_id=run_id, workers=wire.workers, progress=shown)
     found = [summary(run, _slo(reports)) for run in runs]
@@ -119,6 +131,56 @@ def compare(
     if reports.json is not None:
         _write_json(reports.json, {"workload": workload, "rounds": found, "compared": comparing.plain(rows)})
     return _verdict([item for items in found.values() for item in items])
+
+
+def _compare_speculation(
+    workload: str,
+    shapes: Mapping[str, Shape],
+    target: Target,
+    *,
+    workers: int,
+    reports: Reports,
+    rounds: int,
+    run_id: str,
+) -> int:
+    """The same server with drafts as its settings allow them, and without."""
+    from msgspec.structs import replace
+
+    from stretto.loadgen import compare as comparing
+    from stretto.loadgen import tables
+    from stretto.loadgen.session import measure
+
+    targets = {"on": target, "off": replace(target, body={**target.body, "draft_tokens": 0})}
+    points: list[dict[str, Any]] = []
+    for title, shape in shapes.items():
+
+        def once(name: str, own_id: str, shape: Shape = shape) -> LoadRun:
+            with progress(f"{workload}, speculation {name}") as shown:
+                return measure(workload, shape, targets[name], run_id=own_id, workers=workers, progress=shown)
+
+        found = comparing.interleave(
+            list(targets), once, rounds=rounds, run_id=f"{run_id}/{title}", slo=_slo(reports), tell=say
+        )
+        rows = comparing.compared(found)
+        heading(f"{title}, speculation on and off: median [least – most] of {rounds} rounds")
+        print_table(tables.comparison_columns(list(targets)), tables.comparison(rows))
+        _print_drafts([item["all"] for item in found["on"]])
+        points.append({"load": title, "rounds": found, "compared": comparing.plain(rows)})
+    if reports.json is not None:
+        _write_json(reports.json, {"workload": workload, "speculation": points})
+    return _verdict([item for point in points for items in point["rounds"].values() for item in items])
+
+
+def _print_drafts(rounds: Sequence[Mapping[str, Any]]) -> None:
+    from stretto.loadgen import tables
+
+    names = ("drafted_tokens", "accepted_tokens")
+    shown = tables.drafts({name: sum(item[name] for item in rounds) for name in names})
+    for name, text in shown:
+        line(f"{name}: {text}")
+    if not shown:
+        note("no drafts were verified: speculation is off (speculation: ngram, draft_model), or none paid")
+    line()
 
 
 def _slo(reports: Reports) -> Slo:

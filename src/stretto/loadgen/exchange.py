@@ -210,6 +210,9 @@ def _fill(record: LoadRecord, exchange: LoadExchange, now_s: float) -> None:
     record.output_tokens = int(events.usage.get("completion_tokens") or 0)
     details = events.usage.get("prompt_tokens_details") or {}
     record.cached_tokens = int(details.get("cached_tokens") or 0)
+    drafts = events.usage.get("completion_tokens_details") or {}
+    record.accepted_tokens = int(drafts.get("accepted_prediction_tokens") or 0)
+    record.drafted_tokens = record.accepted_tokens + int(drafts.get("rejected_prediction_tokens") or 0)
     _fill_timings(record, events)
 
 

@@ -47,6 +47,8 @@ class Figures:
     output_tokens_per_s: float
     prompt_tokens: int
     cached_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
     ttft_s: Spread | None
     itl_s: Spread | None
     tpot_s: Spread | None
@@ -99,6 +101,8 @@ def figures(records: Sequence[LoadRecord], slo: Slo) -> Figures:
         output_tokens_per_s=_per(tokens, span_s),
         prompt_tokens=sum(record.prompt_tokens for record in records),
         cached_tokens=sum(record.cached_tokens for record in records),
+        drafted_tokens=sum(record.drafted_tokens for record in records),
+        accepted_tokens=sum(record.accepted_tokens for record in records),
         ttft_s=spread([record.ttft_s for record in served]),
         itl_s=spread(gaps),
         tpot_s=spread([record.tpot_s for record in served]),

@@ -30,6 +30,7 @@ def overview(found: Mapping[str, Any]) -> list[Row]:
             "tokens",
             f"{whole['prompt_tokens']} in ({whole['cached_tokens']} cached), {whole['output_tokens']} out",
         ),
+        *drafts(whole),
         ("longest gap", seconds(whole["longest_gap_s"])),
         (
             "goodput",
@@ -54,6 +55,11 @@ def overview(found: Mapping[str, Any]) -> list[Row]:
         rows.append(("given up", f"{whole['stopped']} by plan"))
     rows += [(f"error {kind}", str(count)) for kind, count in sorted(whole["errors"].items())]
     return rows
+
+
+def drafts(whole: Mapping[str, Any]) -> list[Row]:
+    drafted, accepted = whole["drafted_tokens"], whole["accepted_tokens"]
+    return [("drafts", f"{accepted} of {drafted} accepted ({accepted / drafted:.0%})")] if drafted else []
 
 
 def latencies(found: Mapping[str, Any]) -> list[Row]:

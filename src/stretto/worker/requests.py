@@ -111,6 +111,8 @@ def _options(loaded: LoadedModel, params: GenerateParams) -> RequestOptions:
         "tenant": params.tenant,
         "cache_salt": params.cache_salt,
     }
+    if params.sampling.get("draft_tokens") is not None:  # a caller may want fewer than the operator allows
+        options["draft_tokens"] = min(params.sampling["draft_tokens"], loaded.drafts)
     if params.bias_texts:
         options["logit_bias"] = texts.biases(tokenizer, params)
     return parse(options, eos=tokenizer.eos, seed=loaded.settings.seed, drafts=loaded.drafts)

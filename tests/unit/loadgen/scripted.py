@@ -20,6 +20,8 @@ class Script:
     fault: str = ""  # http_500 | cut | reset | silent | endless | error_event | html | garbage
     fault_after: int = 2
     per_event: int = 1  # tokens in one piece of text
+    accepted: int = 0  # drafts, as reported
+    rejected: int = 0
     pauses: dict[int, float] = field(default_factory=dict)  # before the token of this index
 
 
@@ -119,6 +121,10 @@ class ScriptedServer:
             "prompt_tokens": 11,
             "completion_tokens": wanted,
             "prompt_tokens_details": {"cached_tokens": 4},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": script.accepted,
+                "rejected_prediction_tokens": script.rejected,
+            },
         }
         _event(writer, {"choices": [], "usage": usage, "timings": {"prompt_ms": 1.5}})
         _chunk(writer, b"data: [DONE]\n\n")

@@ -78,6 +78,45 @@ def test_compare_two_servers(capsys, tmp_path):
     assert len(fast.seen) == len(slow.seen) == 8
 
 
+def test_speculation_is_compared_on_one_server(capsys, tmp_path):
+    """Requests of one half say `draft_tokens: 0`; this server is slower for these."""
+
+    def choose(body: dict) -> Script:
+        return (
+            Script(gap_s=0.04)
+            if body.get("draft_tokens") == 0
+            else Script(gap_s=0.01, accepted=3, rejected=1)
+        )
+
+    with scripted(choose) as server:
+        code, out, err = typed(
+            capsys, "steady", "--speculation", "compare", "--url", server.url, "--rounds", "2", "--requests",
+            "3", "--users", "1,2", "--output", "6", "--json", str(tmp_path / "s.json"),
+        )  # fmt: skip
+    assert code == 0
+    assert "on ÷ off" in out
+    assert "steady, 2 users, speculation on and off" in out
+    assert "drafts: 18 of 24 accepted (75%)" in out
+    assert "no drafts" not in err
+    points = json.loads((tmp_path / "s.json").read_text())["speculation"]
+    assert len(points) == 2
+    rows = {row["metric"]: row for row in points[0]["compared"]}
+    assert rows["output tok/s"]["ratios"]["off"]["median"] > 1.5
+    halves = [seen.body.get("draft_tokens") for seen in server.seen]
+    assert halves.count(0) == halves.count(None) == 12
+
+
+def test_a_server_without_speculation_is_told_apart(capsys):
+    with scripted() as server:
+        code, out, err = typed(
+            capsys, "steady", "--speculation", "compare", "--url", server.url, "--rounds", "1", "--requests",
+            "2", "--output", "2",
+        )  # fmt: skip
+    assert code == 0
+    assert "on ÷ off" in out
+    assert "no drafts were verified" in err
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

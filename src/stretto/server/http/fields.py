@@ -190,6 +190,8 @@ class SamplingFields(Body):
     ignore_eos: bool | None = None
     """Continue to max_tokens even after an end-of-sequence token."""
     stop_token_ids: Annotated[list[TokenId], Field(max_length=STOPS_MAX)] | None = None
+    draft_tokens: Annotated[int, Field(ge=0, le=64)] | None = None
+    """Most draft tokens of a tick, within what the model's settings allow; 0: without speculation."""
 
     def sampling(self) -> dict[str, Any]:
         """By the names of `core.request.SamplingParams`. A seed is drawn if none was sent."""
