@@ -53,7 +53,7 @@ class DraftRows:
     def ask(self, tick: Tick, spans: Sequence[Slot]) -> None:
         """Have slots that give a token in this tick make proposals for the next one, where these may pay."""
         state = self._state
-        if len(spans) == tick.decode_spans and state.drafts.quiet(len(spans)):
+        if tick.decode_spans and state.drafts.quiet(tick.decode_spans):
             return
         able = [
             (slot, count)

@@ -33,15 +33,17 @@ PRIOR_WEIGHT = 4.0  # verified drafts that the estimate of all requests counts a
 MEMORY = 0.9  # what a verification leaves of the weight of earlier ones, for a request
 MEMORY_ALL = 0.99  # … and for all of them
 TRIALS_MIN = 8  # verifications before predictions decide
+ASKED_MAX = 16  # ticks in a row that ask for a trial; then as rarely as for comparisons
 TRIAL_TOKENS = 2  # drafts of one slot that are verified until then
 TRIAL_SHARE = 8  # of so many slots one more is tried in the same tick
 COMPARE_SLOTS = 16  # whose proposals are compared at a time
 COMPARE_EVERY = 6  # ticks, at least, between proposals that are only compared
 COMPARE_AHEAD = 16  # … where ticks are planned ahead and must wait for them
-COMPARE_SHARE = 0.004  # of the time of ticks that may be spent on those
+COMPARE_SHARE = 0.002  # of the time of ticks that the drafter may spend on those; deciding takes as long
 WAIT_WEIGHT, WAIT_OUTLIER = 0.1, 3.0  # of a new measurement, and the most that one counts for
 WANTED_FOR = 8  # ticks for which the slots that make proposals stay the same, if the batch does
-QUIET_SHARE = 4  # … or a tick for each of so many slots, if there are none: looking takes longer then
+QUIET_FOR = 16  # ticks for which slots are not asked, if none of their proposals are wanted
+QUIET_SHARE = 4  # … or a tick for each of so many slots: looking takes longer then
 
 
 class DraftPlanner:
@@ -54,6 +56,7 @@ class DraftPlanner:
         self._wait_s = 0.0  # the device's pause before a tick that waits for the tokens of the one before
         self._ahead = False  # whether ticks wait at all
         self._idle_ticks = 0  # without proposals
+        self._asked = 0  # ticks that asked for trials since the last one: text without repetitions has none
         self._compared = 0  # slots that made proposals to be compared
         self._wanted: dict[int, int] = {}
         self._wanted_of: tuple[object, ...] = ()
@@ -107,15 +110,18 @@ class DraftPlanner:
             chosen = self._wanted
             return {slot.index: min(chosen[slot.index], most) for slot, most in able if slot.index in chosen}
         self._idle_ticks += 1
-        if not self._knows:
+        if not self._knows and self._asked < ASKED_MAX:
+            self._asked += 1
             return self._try(decode, able, spare)
         slots = min(len(able), COMPARE_SLOTS)
         due = self._compare_every(decode, slots) - self._idle_ticks
         if due > 0:
             self._wanted_for = 0
-            self._quiet = len(decode), int(min(due, max(WANTED_FOR, len(decode) // QUIET_SHARE)))
+            self._quiet = len(decode), int(min(due, max(QUIET_FOR, len(decode) // QUIET_SHARE)))
             return {}
         self._idle_ticks = 0
+        if not self._knows:
+            return self._try(decode, able, spare)
         self._compared += slots
         some = islice(cycle(able), self._compared % len(able), self._compared % len(able) + slots)
         return {slot.index: min(count, TRIAL_TOKENS) for slot, count in some}
@@ -144,6 +150,7 @@ class DraftPlanner:
         record.observe(drafter, accepted, tries, MEMORY)
         self._all.add(drafter, proposed, accepted)
         self._all.trials += 1
+        self._asked = 0
         if self._all.trials == TRIALS_MIN:
             self.gain.begin()  # a trial of few slots has all of them wait: it says nothing about later ticks
         self._all.observe(drafter, accepted, tries, MEMORY_ALL)

@@ -11,7 +11,7 @@ from stretto.core.draft_gain import JUDGED_FROM, PLAIN_EVERY, PLAIN_MIN, REST_MI
 from stretto.core.fairness import Account
 from stretto.core.request import Request
 from stretto.core.slot import Job, Slot
-from stretto.core.speculation import COMPARE_EVERY, TRIAL_TOKENS, TRIALS_MIN, DraftPlanner
+from stretto.core.speculation import ASKED_MAX, COMPARE_EVERY, TRIAL_TOKENS, TRIALS_MIN, DraftPlanner
 
 SPARE = 1000
 
@@ -110,6 +110,17 @@ def test_until_something_is_known_one_slot_tries_a_few() -> None:
         drafts.learn(slot.job.drafts, proposed=TRIAL_TOKENS, accepted=TRIAL_TOKENS)
     assert all(slot.job is not None and slot.job.drafts.proposed for slot in running)  # each had its try
     assert sum(chosen(drafts, running)) > TRIAL_TOKENS
+
+
+def test_text_without_repetitions_is_not_asked_for_trials_in_every_tick() -> None:
+    (slot,) = running = slots(1)
+    drafts = fresh(measured(0.020, 0.002), 1)
+    asked = [bool(drafts.wanted(running, [(slot, 4)], SPARE)) for _ in range(ASKED_MAX + 10 * COMPARE_EVERY)]
+    assert all(asked[:ASKED_MAX])
+    assert 5 < sum(asked[ASKED_MAX:]) <= 10
+    assert slot.job is not None
+    drafts.learn(slot.job.drafts, proposed=1, accepted=1)  # there are some after all
+    assert all(drafts.wanted(running, [(slot, 4)], SPARE) for _ in range(ASKED_MAX))
 
 
 def test_a_request_that_was_given_up_is_compared_and_tried_again() -> None:
@@ -264,7 +275,7 @@ def test_a_slow_drafter_is_compared_less_often() -> None:
     for _ in range(20):
         drafts.drafted(2, [1], 0.010)
     asked = [bool(drafts.wanted(running, [(running[0], 4)], SPARE)) for _ in range(1000)]
-    assert 1 <= sum(asked) <= 12  # 10 ms of 30 ms, at most 0.4 % of the time
+    assert 1 <= sum(asked) <= 6  # 10 ms of 30 ms, at most 0.2 % of the time
 
 
 def test_acceptance_is_learned_for_each_drafter() -> None:
