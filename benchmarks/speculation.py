@@ -10,7 +10,8 @@
 - pair: a target with a draft model of its family (`--target`, `--draft`), one user.
 
 `--check` exits 1 if a text or a distribution differs, if a case is slower than 0.98 times plain decoding,
-code edits of one user less than 1.6 times as fast, the pair less than 1.3 times, or llama-server faster.
+code edits of one user less than 1.6 times as fast, the pair less than 1.3 times, or llama-server faster. The
+windows of `--quick` are too short for two percent: there a case is slower if every window is.
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.drafting import parity, peer, sampled
-from benchmarks.drafting.prompts import PROMPTS
-from benchmarks.drafting.users import watch
+from benchmarks.drafting.prompts import KINDS
+from benchmarks.drafting.users import Load, watch
 from stretto import LLM
 from stretto.loadgen.conditions import cpu_name
 from stretto.model_files.store import Store
 from stretto.settings.places import cache_home
 
 USERS = (1, 2, 4, 8)
+QUICK = [("edit", 1), ("summary", 4), ("chat", 8)]
 PARTS = ("exact", "speed", "peer", "lora")
 SLOWEST, EDIT_MIN, PAIR_MIN, PEER_MIN = 0.98, 1.6, 1.3, 1.0
 PEER_BINARY = Path("build/peers/llama-server")
+STRIDE = 60  # prompts of a round, at most
 _numbers = itertools.count(1)
 
 
@@ -46,8 +49,7 @@ def speed(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     with LLM(**common) as plain, LLM(**common, speculation="ngram") as drafting:
         return {
             f"{kind}, {users} users": compared(plain, drafting, kind, users, options)
-            for kind in options.kinds
-            for users in options.users
+            for kind, users in options.cases
         }
 
 
@@ -57,11 +59,9 @@ def compared(plain: LLM, drafting: LLM, kind: str, users: int, options: argparse
     rates: dict[str, list[float]] = {"off": [], "on": []}
     for at in range(options.rounds + 1):
         arms = [("off", plain), ("on", drafting)]
-        first = next(_numbers) * 1000
+        load = Load(kind, users, options.tokens, next(_numbers) * STRIDE, tuning=options.tuning)
         got = {
-            name: watch(
-                model, kind, users, tokens=options.tokens, seconds=options.seconds if at else 1.0, first=first
-            )
+            name: watch(model, load, seconds=options.seconds if at else options.warm_up)
             for name, model in (arms if at % 2 else arms[::-1])
         }
         both = got["on"].texts.keys() & got["off"].texts.keys()
@@ -84,13 +84,13 @@ def compared(plain: LLM, drafting: LLM, kind: str, users: int, options: argparse
 def exact(options: argparse.Namespace) -> dict[str, Any]:
     model = Store(cache_home()).ensure_default()
     sizes: dict[str, Any] = (
-        {"prompts": 6, "slots": (4,), "policies": ("none", "prefix"), "tokens": 24}
+        {"prompts": 6, "slots": (4,), "policies": ("prefix",), "tokens": 24}
         if options.quick
         else {"prompts": 50, "slots": (1, 4, 16), "tokens": 32}
     )
-    samples = options.samples or (10_000 if options.quick else 1_000_000)
+    samples = options.samples or (4_000 if options.quick else 1_000_000)
     return {
-        "texts_that_differ": parity.differing(model, **sizes),
+        "texts": parity.compared(model, **sizes),
         "samples": {case: sampled.compared(case, samples)._asdict() for case in sampled.CASES},
     }
 
@@ -116,16 +116,16 @@ def missed(report: dict[str, Any]) -> list[str]:
     found = []
     for name, case in {**report.get("speed", {}), **report.get("pair", {})}.items():
         least = EDIT_MIN if name == "edit, 1 users" else PAIR_MIN if name == "edit, pair" else SLOWEST
-        if case["ratio"] < least:
+        if (case["spread"][1] if report["quick"] else case["ratio"]) < least:
             found.append(f"{name}: {case['ratio']} × plain decoding, at least {least} wanted")
         if not case["same_texts"]:
             found.append(f"{name}: speculation changed a text")
     for name, case in report.get("peer", {}).items():
         if case["ratio"] < PEER_MIN:
             found.append(f"{name}: {case['ratio']} × llama-server")
-    for name, count in report.get("exact", {}).get("texts_that_differ", {}).items():
-        if count:
-            found.append(f"{name}: {count} texts differ")
+    for name, cell in report.get("exact", {}).get("texts", {}).items():
+        if cell["differ"] or not cell["proposed"]:
+            found.append(f"{name}: {cell['differ']} texts differ, {cell['proposed']} drafts were verified")
     for name, case in report.get("exact", {}).get("samples", {}).items():
         if not sampled.Comparison(**case).ok:
             found.append(f"samples, {name}: {case}")
@@ -143,17 +143,21 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="under three minutes: fewer cases and windows")
     parser.add_argument("--parts", nargs="+", choices=(*PARTS, "pair"), default=PARTS)
     parser.add_argument("--users", type=int, nargs="+")
-    parser.add_argument("--kinds", nargs="+", choices=sorted(PROMPTS))
-    parser.add_argument("--tokens", type=int, default=128, help="of an answer, on average")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS)
+    parser.add_argument("--tuning", action="store_true", help="other prompts, of which no figure is reported")
+    parser.add_argument("--tokens", type=int, help="of an answer, on average")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seconds", type=float, help="of a window")
+    parser.add_argument("--warm-up", type=float, default=0.5, help="seconds")
     parser.add_argument("--samples", type=int, help="of each way of sampling")
     parser.add_argument("--peer", type=Path, default=PEER_BINARY)
     parser.add_argument("--target", type=Path)
     parser.add_argument("--draft", type=Path)
     options = parser.parse_args()
-    options.users = options.users or ((1, 8) if options.quick else USERS)
-    options.kinds = options.kinds or (["edit", "chat"] if options.quick else list(PROMPTS))
+    quick = options.quick and not (options.users or options.kinds)
+    options.users, options.kinds = options.users or USERS, options.kinds or KINDS
+    options.cases = QUICK if quick else list(itertools.product(options.kinds, options.users))
+    options.tokens = options.tokens or (80 if options.quick else 128)
     options.rounds = options.rounds or (2 if options.quick else 4)
     options.seconds = options.seconds or (2.0 if options.quick else 5.0)
     if "pair" in options.parts and not (options.target and options.draft):
@@ -163,16 +167,23 @@ def parsed() -> argparse.Namespace:
 
 def main() -> int:
     options = parsed()
-    report: dict[str, Any] = {"cpu": cpu_name(), "tokens": options.tokens, "rounds": options.rounds}
+    report: dict[str, Any] = {
+        "cpu": cpu_name(),
+        "quick": options.quick,
+        "tokens": options.tokens,
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+    }
     if "exact" in options.parts:
         report["exact"] = exact(options)
     if "speed" in options.parts:
         report["speed"] = speed(options)
     if "peer" in options.parts and options.peer.exists():
-        cases = [(kind, users) for kind in options.kinds for users in options.users]
         model = Store(cache_home()).ensure_default()
         rounds = 1 if options.quick else 3
-        report["peer"] = peer.compared(options.peer, model, cases, rounds=rounds, tokens=options.tokens)
+        report["peer"] = peer.compared(
+            options.peer, model, options.cases, rounds=rounds, tokens=options.tokens
+        )
     if "lora" in options.parts:
         report["lora"] = lora(options)
     if "pair" in options.parts:

@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.drafting.prompts import prompt
-from benchmarks.drafting.users import length
+from benchmarks.drafting.prompts import Prompt
+from benchmarks.drafting.users import Load
 from stretto.loadgen.known_peers import Serving, llama_server, stretto
 from stretto.loadgen.peers import Peer, serving
 
@@ -38,10 +38,10 @@ def compared(
             rates: dict[str, list[float]] = {name: [] for name in urls}
             for at in range(rounds + 1):  # the first warms up
                 for name, url in urls.items() if at % 2 else [*urls.items()][::-1]:
-                    rate = _rate(url, kind, users, tokens=tokens, first=first)
+                    rate = _rate(url, Load(kind, users, tokens, first))
                     if at:
                         rates[name].append(rate)
-                first += 1000
+                first += 2 * users
             middle = {name: round(median(seen), 1) for name, seen in rates.items()}
             ratios = [a / b for a, b in zip(rates["stretto"], rates["llama-server"], strict=True)]
             found[f"{kind}, {users} users"] = {"ratio": round(median(ratios), 3), "tokens_per_s": middle}
@@ -53,15 +53,14 @@ def _speculating(binary: Path, common: Serving) -> Peer:
     return replace(plain, command=lambda port: [*plain.command(port), *PEER_FLAGS])
 
 
-def _rate(url: str, kind: str, users: int, *, tokens: int, first: int) -> float:
+def _rate(url: str, load: Load) -> float:
     """Each user asks twice."""
     counts: list[int] = []
 
     def user(number: int) -> None:
-        asked = (number, number + users)
-        counts.extend(_ask(url, prompt(kind, at), length(at, tokens)) for at in asked)
+        counts.extend(_ask(url, *load.call(at)) for at in (number, number + load.users))
 
-    threads = [threading.Thread(target=user, args=(first + number,)) for number in range(users)]
+    threads = [threading.Thread(target=user, args=(load.first + number,)) for number in range(load.users)]
     began = time.perf_counter()
     for thread in threads:
         thread.start()
@@ -70,15 +69,11 @@ def _rate(url: str, kind: str, users: int, *, tokens: int, first: int) -> float:
     return sum(counts) / (time.perf_counter() - began)
 
 
-def _ask(url: str, text: str, tokens: int) -> int:
-    body = {
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
+def _ask(url: str, asked: Prompt, options: dict[str, Any]) -> int:
+    path = "completions" if asked.raw else "chat/completions"
+    text = {"prompt": asked.text} if asked.raw else {"messages": [{"role": "user", "content": asked.text}]}
     call = urllib.request.Request(
-        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        f"{url}/v1/{path}", json.dumps({**text, **options}).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(call, timeout=300) as reply:
         return int(json.load(reply)["usage"]["completion_tokens"])

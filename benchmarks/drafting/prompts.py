@@ -1,35 +1,120 @@
-"""What the users ask: code edits (the answer repeats most of the prompt), summaries and chat.
+"""What the users ask: edits of code, summaries and chat. Each number has its own prompt.
 
-Prompts are numbered: an answer that was given before would be a perfect draft.
+An edit is a raw completion: a class with a getter for each of its fields, then the same class under a new
+name, of which the constructor and the first getter are given. A model of 135 million parameters copies the
+rest in about half of the cases; in the others it leaves out or repeats a getter and goes on copying. It does
+not copy code that is less regular. Edits are greedy. Summaries are of a section of this project's documents,
+chat is about a few words; both are sampled at a temperature of 0.7, seeded by the number: the greedy text of
+so small a model repeats itself, which flatters lookup.
+
+An answer that was given before would be a perfect draft, hence the numbers. The rule is tuned on one half of
+the prompts (`tuning=True`), figures are reported of the other.
 """
 
 from __future__ import annotations
 
-CODE = """def mean(values):
-    total = 0
-    for value in values:
-        total = total + value
-    return total / len(values)
+import random
+import re
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
 
-
-def variance(values):
-    center = mean(values)
-    total = 0
-    for value in values:
-        total = total + (value - center) ** 2
-    return total / len(values)
-"""
-TEXT = (
-    "The harbour of the town was built in 1820, when ships brought wool and salt. The railway came in 1871, "
-    "and the ships went elsewhere. Today the harbour is a museum, and the museum has a hundred thousand "
-    "visitors a year, most of them in summer. "
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = ("edit", "summary", "chat")
+SECTION_CHARACTERS = range(500, 1300)
+NEW_NAMES = ("New{}", "{}Record", "Simple{}")  # one after the other: a file is edited more than once
+FIELDS = range(6, 10)  # of a class
+WORDS = (
+    "account address author balance book buffer button city client color column country customer device "
+    "distance driver email engine event folder garden height image invoice item letter library limit "
+    "location machine market member message module number office order owner page payment person phone "
+    "picture player price product project question record region river road room score season server "
+    "session signal speed station status store street student table target teacher ticket title token "
+    "tower train tree vehicle version village volume wall water weather weight width window winter worker "
+    "zone"
 )
-PROMPTS = {
-    "edit": "Repeat this file unchanged, but call the function variance spread. File number {at}:\n" + CODE,
-    "summary": "Summarize this text in three sentences, for reader {at}:\n" + TEXT * 2,
-    "chat": "I am visitor number {at}. Tell me about a town by the sea, its harbour and its people.",
-}
+TOPICS = (
+    "a town by the sea",
+    "the first railways",
+    "how bread is made",
+    "the moons of Jupiter",
+    "learning the violin",
+    "bees and their hives",
+    "old maps",
+    "the desert at night",
+    "building a small boat",
+    "glaciers",
+    "libraries",
+    "the history of paper",
+    "a garden in winter",
+    "volcanoes",
+    "the rules of chess",
+    "lighthouses",
+)
+QUESTIONS = (
+    "Tell me about {topic}. What should a beginner know?",
+    "Write a short story about {topic}.",
+    "What are the three most important facts about {topic}, and why?",
+    "Explain {topic} to a child of eight years.",
+    "Which books would you read about {topic}, and what would you look for in them?",
+    "I have to give a talk about {topic}. Write its first minute.",
+    "Make a list of ten questions about {topic}.",
+    "What do people often get wrong about {topic}?",
+)
 
 
-def prompt(kind: str, at: int) -> str:
-    return PROMPTS[kind].format(at=at)
+class Prompt(NamedTuple):
+    text: str
+    options: dict[str, Any]  # of the request
+    raw: bool = False  # continued as it is, not as a message of a chat
+
+
+def prompt(kind: str, number: int, *, tuning: bool = False) -> Prompt:
+    """The same one for the same number."""
+    if kind == "edit":
+        file, version = divmod(number, len(NEW_NAMES))
+        return _edit(random.Random(f"{file} {tuning}"), NEW_NAMES[version])
+    sampled = {"temperature": 0.7, "seed": number}
+    if kind == "summary":
+        text = _chosen(_sections(), number, tuning)
+        return Prompt(f"Summarize this text in three sentences:\n\n{text}", sampled)
+    return Prompt(_chosen(_questions(), number, tuning), sampled)
+
+
+def _edit(choices: random.Random, new_name: str) -> Prompt:
+    name, *fields = choices.sample(WORDS.split(), 1 + choices.choice(FIELDS))
+    before, after = _class(name.title(), fields), _class(new_name.format(name.title()), fields)
+    given = after[: after.index("\n\n", after.index("get_"))]
+    text = f"```python\n{before}\n```\n\nThe same class with a new name:\n\n```python\n{given}"
+    return Prompt(text, {"temperature": 0.0, "stop": ["```"]}, raw=True)
+
+
+def _class(name: str, fields: list[str]) -> str:
+    lines = [f"class {name}:", f"    def __init__(self, {', '.join(fields)}):"]
+    lines += [f"        self.{field} = {field}" for field in fields]
+    return "\n".join(
+        lines + [f"\n    def get_{field}(self):\n        return self.{field}" for field in fields]
+    )
+
+
+def _chosen(items: tuple[str, ...], number: int, tuning: bool) -> str:
+    some = items[int(tuning) :: 2]
+    return some[number * 7 % len(some)]
+
+
+@cache
+def _sections() -> tuple[str, ...]:
+    """Sections of the documents, without tables, lists and code."""
+    found = []
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        for section in re.split(r"^#+ .*$", path.read_text(), flags=re.MULTILINE):
+            text = "\n\n".join(part for part in section.strip().split("\n\n") if part[:1].isalpha())
+            if len(text) in SECTION_CHARACTERS:
+                found.append(text)
+    return tuple(found)
+
+
+@cache
+def _questions() -> tuple[str, ...]:
+    return tuple(question.format(topic=topic) for topic, question in product(TOPICS, QUESTIONS))

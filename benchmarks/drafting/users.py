@@ -12,11 +12,12 @@ import asyncio
 import itertools
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from benchmarks.drafting.prompts import prompt
+from benchmarks.drafting.prompts import Prompt, prompt
 from stretto import LLM
 
+CALM_S = 0.5  # in which the ticks end that were running when the last requests were cancelled
 GOLDEN = 0.6180339887  # multiples of it are spread evenly
 
 
@@ -32,25 +33,39 @@ class Window(NamedTuple):
         return self.tokens / self.seconds
 
 
-def watch(model: LLM, kind: str, users: int, *, tokens: int, seconds: float, first: int) -> Window:
+class Load(NamedTuple):
+    """What the users ask, from prompt number `first` on; answers have about so many tokens."""
+
+    kind: str
+    users: int
+    tokens: int
+    first: int
+    tuning: bool = False
+
+    def call(self, number: int) -> tuple[Prompt, dict[str, Any]]:
+        asked = prompt(self.kind, number, tuning=self.tuning)
+        return asked, {**asked.options, "max_tokens": length(number, self.tokens)}
+
+
+def watch(model: LLM, load: Load, *, seconds: float) -> Window:
     """Tokens in `seconds`, counted from when every user has had half an answer."""
-    return asyncio.run(_watch(model, kind, users, tokens=tokens, seconds=seconds, first=first))
+    return asyncio.run(_watch(model, load, seconds))
 
 
-async def _watch(model: LLM, kind: str, users: int, *, tokens: int, seconds: float, first: int) -> Window:
-    numbers, texts, done = itertools.count(first), dict[int, str](), asyncio.Event()
+async def _watch(model: LLM, load: Load, seconds: float) -> Window:
+    numbers, texts = itertools.count(load.first), dict[int, str]()
     drafts = [0, 0]
-    asking = [
-        asyncio.create_task(_ask(model, kind, numbers, tokens, texts, drafts, done)) for _ in range(users)
-    ]
+    asking = [asyncio.create_task(_ask(model, load, numbers, texts, drafts)) for _ in range(load.users)]
     began = model.stats().tokens
-    while model.stats().tokens - began < users * tokens // 2:
+    while model.stats().tokens - began < load.users * load.tokens // 2:
         await asyncio.sleep(0.01)
     before, started = model.stats().tokens, time.perf_counter()
     await asyncio.sleep(seconds)
     after, ended = model.stats().tokens, time.perf_counter()
-    done.set()
-    await asyncio.gather(*asking)
+    for task in asking:
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    await asyncio.sleep(CALM_S)
     return Window(after - before, ended - started, texts, *drafts)
 
 
@@ -61,18 +76,18 @@ def length(number: int, tokens: int) -> int:
 
 async def _ask(
     model: LLM,
-    kind: str,
+    load: Load,
     numbers: Iterator[int],
-    tokens: int,
     texts: dict[int, str],
     drafts: list[int],
-    done: asyncio.Event,
 ) -> None:
-    while not done.is_set():
+    while True:
         number = next(numbers)
-        answer = await model.achat(
-            prompt(kind, number), max_tokens=length(number, tokens), temperature=0.0, ignore_eos=True
-        )
+        asked, options = load.call(number)
+        if asked.raw:
+            [answer] = await model.agenerate(asked.text, **options)
+        else:
+            answer = await model.achat(asked.text, **options)
         texts[number] = answer.text
         drafts[0] += answer.usage.proposed_drafts
         drafts[1] += answer.usage.accepted_drafts
