@@ -1,19 +1,25 @@
 """Drafts of the requests bound to slots: their tokens on the host, and proposals for the next tick.
 
 Knows tokens and drafters, not the device. Tokens are only kept until a tick wants proposals: making a drafter
-costs more than the rest of a tick's work on the host.
+costs more than the rest of a tick's work on the host. Keeping them costs a few operations for each tick, not
+for each slot: ticks with one token for each of the same slots form a run, and a request reads its column of
+the run when it makes proposals, ends, or the run does.
 """
 
 from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
+
+import numpy as np
 
 from stretto.backends.sampling.drafts import Drafter, Proposal, RecentAnswers
 from stretto.core.request import Request
 from stretto.core.tick import Binding, Outcome, Tick
+
+RUN_TICKS_MAX = 1024
 
 
 class DraftSource(Protocol):
@@ -58,6 +64,50 @@ class DraftedRequest:
         return self._drafter.propose(min(count, self._most))
 
 
+class TickRun:
+    """Consecutive ticks, each with one token for each of the same slots, and what was read of them."""
+
+    def __init__(self, drafted: dict[int, DraftedRequest], tick: Tick) -> None:
+        self._drafted = drafted
+        self._slots = tick.slots
+        self._starts = tick.starts
+        self._columns: dict[int, int] | None = None  # of slots; made when first needed
+        self._read: dict[int, int] = {}  # slot -> ticks
+        self._ticks: list[array[int]] = []
+
+    def takes(self, drafted: dict[int, DraftedRequest], tick: Tick) -> bool:
+        """Whether a tick with one token for each slot goes on where the last one ended."""
+        if drafted is not self._drafted or len(self._ticks) >= RUN_TICKS_MAX or tick.slots != self._slots:
+            return False
+        ahead = np.frombuffer(tick.starts, np.int32) - np.frombuffer(self._starts, np.int32)
+        return bool((ahead == len(self._ticks)).all())
+
+    def add(self, tokens: array[int]) -> None:
+        self._ticks.append(tokens)
+
+    def read(self, slot: int) -> None:
+        """Give a request the tokens that it has not read yet."""
+        request = self._drafted.get(slot)
+        first = self._read.get(slot, 0)
+        if request is None or first == len(self._ticks):
+            return
+        if self._columns is None:
+            self._columns = {each: at for at, each in enumerate(self._slots)}
+        at = self._columns[slot]
+        self._read[slot] = len(self._ticks)
+        request.take(self._starts[at] + first, array("i", [tokens[at] for tokens in self._ticks[first:]]))
+
+    def read_all(self) -> None:
+        """As `read`, for all slots: the columns are cut from one matrix."""
+        count = len(self._ticks)
+        matrix = np.frombuffer(b"".join(self._ticks), np.int32).reshape(count, len(self._slots))
+        columns = np.ascontiguousarray(matrix.T)
+        for at, slot in enumerate(self._slots):
+            first, request = self._read.get(slot, 0), self._drafted.get(slot)
+            if request is not None and first < count:
+                request.take(self._starts[at] + first, array("i", columns[at, first:].tobytes()))
+
+
 class TorchDrafts:
     """All drafted requests by slot. `make` may be replaced before the first request."""
 
@@ -66,11 +116,17 @@ class TorchDrafts:
         self.make: MakeDrafter = self._by_lookup
         self._recent = RecentAnswers()
         self._requests: dict[int, DraftedRequest] = {}
+        self._run: TickRun | None = None
+        self._of: tuple[array[int], dict[int, DraftedRequest]] | None = None  # the last answer of `of`
 
-    def update(self, unbind: Iterable[int], bind: Iterable[Binding]) -> None:
+    def update(self, unbind: Sequence[int], bind: Sequence[Binding]) -> None:
+        if unbind or bind:
+            self._of = None
         for slot in unbind:
             ended = self._requests.pop(slot, None)
             if ended is not None:
+                if self._run is not None:
+                    self._run.read(slot)
                 self._recent.add(ended.request.scope, ended.request.id, ended.output)
         for binding in bind:
             self._requests.pop(binding.slot, None)
@@ -81,23 +137,42 @@ class TorchDrafts:
 
     def of(self, tick: Tick) -> dict[int, DraftedRequest]:
         """The drafted requests of a tick that is launched: slots may have others when it is collected."""
-        return {slot: self._requests[slot] for slot in tick.slots if slot in self._requests}
+        if self._of is None or self._of[0] != tick.slots:
+            self._of = tick.slots, {s: self._requests[s] for s in tick.slots if s in self._requests}
+        return self._of[1]
 
     def take(self, drafted: dict[int, DraftedRequest], tick: Tick, outcome: Outcome) -> None:
         """Keeps the tokens of a collected tick, and proposes what may follow them where that is wanted."""
+        if len(outcome.tokens) == len(tick.tokens) == len(tick.slots):  # one row and one token for each
+            if self._run is None or not self._run.takes(drafted, tick):
+                self._end_run()
+                self._run = TickRun(drafted, tick)
+            self._run.add(outcome.tokens)
+        else:
+            self._end_run()
+            self._take_spans(drafted, tick, outcome)
+        if tick.propose:
+            self._propose(drafted, tick, outcome)
+
+    def _end_run(self) -> None:
+        if self._run is not None:
+            self._run.read_all()
+            self._run = None
+
+    def _take_spans(self, drafted: dict[int, DraftedRequest], tick: Tick, outcome: Outcome) -> None:
         at = 0
         spans = zip(tick.slots, tick.starts, tick.counts, tick.outputs, outcome.counts, strict=True)
         for slot, start, count, outputs, got in spans:
             at += got
             if got and slot in drafted:
                 drafted[slot].take(start + count - outputs, outcome.tokens[at - got : at])
-        if tick.propose:
-            self._propose(drafted, tick, outcome)
 
     def _propose(self, drafted: dict[int, DraftedRequest], tick: Tick, outcome: Outcome) -> None:
         started = time.perf_counter()
         for slot, count in tick.propose.items():
             request = drafted.get(slot) if slot not in outcome.failed else None
+            if request is not None and self._run is not None:
+                self._run.read(slot)
             found = request.propose(count, self.make) if request is not None else None
             if found is not None:
                 outcome.drafts[slot], outcome.drafters[slot] = found
