@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -32,11 +33,12 @@ def http(tmp_path_factory) -> Iterator[httpx2.Client]:
         yield client
 
 
-def _settings(model: Path, adapters: dict[str, Path]) -> str:
+def _settings(model: Path, adapters: dict[str, Path], loaded_max: int = 8) -> str:
     lines = "\n".join(f"      {name}: {path}" for name, path in adapters.items())
     return (
         "models:\n  tiny:\n"
-        f"    path: {model}\n    context_window: 512\n    n_threads: 1\n    adapters:\n{lines}\n"
+        f"    path: {model}\n    context_window: 512\n    n_threads: 1\n"
+        f"    adapters_loaded_max: {loaded_max}\n    adapters:\n{lines}\n"
         f"      faint: {{path: {adapters['ada']}, scale: 0.25}}\n"
     )
 
@@ -88,6 +90,32 @@ def test_errors_name_what_is_wrong_and_touch_nothing_else(http):
     assert "ranks 4 and 3" in wrong.json()["error"]["message"]
     assert http.post("/v1/completions", json={"model": "tiny:eve", "prompt": "x"}).status_code == 404
     assert said(http, "ada") == before
+
+
+def test_a_stream_for_a_wrong_adapter_ends_with_what_is_wrong(http):
+    wrong = http.post("/v1/completions", json={"model": "tiny:wrong", "prompt": "x", "stream": True})
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "bad_adapter")
+    assert "ranks 4 and 3" in wrong.json()["error"]["message"]
+
+
+def test_more_adapters_than_memory_holds_wait_for_each_other(tmp_path):
+    model = tiny_models.make("dense")
+    files = {name: gguf_adapter(model, tmp_path / f"{name}.gguf", seed=at) for at, name in enumerate(NAMES)}
+    config = tmp_path / "stretto.yaml"
+    config.write_text(_settings(model, files, loaded_max=1))
+    with (
+        served("tiny", "--config", str(config)) as url,
+        httpx2.Client(base_url=url, timeout=60) as http,
+        ThreadPoolExecutor(12) as threads,
+    ):
+        names = ("tiny", "ada", "bob")
+        alone = {name: said(http, name) for name in names}
+        asked = [names[at % 3] for at in range(24)]
+        together = list(threads.map(lambda name: said(http, name, max_tokens=8), asked))
+        assert together == [alone[name] for name in asked]
+        adapters = http.get("/health").json()["runtime"]["models"][0]["adapters"]
+        assert sum(each.get("loaded", False) for each in adapters) == 1
+        assert not any(each.get("requests") for each in adapters)
 
 
 def test_metrics_and_health_show_the_adapters(http):
