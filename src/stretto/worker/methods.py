@@ -262,7 +262,10 @@ class Methods:
                 raise ShuttingDownError("the worker is shutting down")
             deadline_s = deadline(params.deadline_ms, arrived_s)
             record.preparing = asyncio.ensure_future(self._prepared(session, record, params, deadline_s))
-            call = await record.preparing
+            try:
+                call = await record.preparing
+            finally:
+                record.preparing = None  # an error in it refers to this frame: a cycle that keeps the prompt
             self._submit(session, record, params, call, arrived_s, deadline_s)
         except asyncio.CancelledError:
             if record.cancelled and session.has(record):  # by its caller: accepted, and ends immediately
