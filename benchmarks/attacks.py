@@ -34,7 +34,7 @@ from benchmarks.server_process import ServerProcess, conditions, memory_bytes
 
 CONNECTIONS_MAX = 120
 SAMPLE_S = 0.1
-SIMULATED = ("--backend", "simulated", "--simulated-tick-ms", "10")
+SIMULATED = ("--backend", "simulated", "--simulated-tick-ms", "10", "--mmproj", "eyes")
 
 
 class AttackRun:
@@ -162,7 +162,9 @@ def main() -> int:
     parser.add_argument("--attack", action="append", help="a name or a prefix; default: all")
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--simulated", action="store_true", help="the simulated backend, not SmolLM2")
+    parser.add_argument(
+        "--simulated", action="store_true", help="the simulated backend, which sees and hears, not SmolLM2"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--list", action="store_true")

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.attack.registry import AttackTarget, attack
 
-BODY_BYTES = (4 << 20) - 1024
+BODY_BYTES = (16 << 20) - 1024
 CHAT = "/v1/chat/completions"
 
 
@@ -33,40 +33,40 @@ async def together(target: AttackTarget, body: bytes, *, path: str = CHAT, count
     await asyncio.gather(*(target.post(path, body) for _ in range(count)))
 
 
-@attack("unknown-fields", "4 MiB of 426,000 unknown fields")
+@attack("unknown-fields", "16 MiB of 1,400,000 unknown fields")
 async def unknown_fields(target: AttackTarget) -> None:
-    await together(target, chat_with(wide('"a#":1', 426_000)))
+    await together(target, chat_with(wide('"a#":1', 1_400_000)))
 
 
-@attack("logit-bias", "logit_bias with 388,000 bad keys")
+@attack("logit-bias", "logit_bias with 1,300,000 bad keys")
 async def logit_bias(target: AttackTarget) -> None:
-    await together(target, chat_with('"logit_bias":{' + wide('"x#":1', 388_000) + "}"))
+    await together(target, chat_with('"logit_bias":{' + wide('"x#":1', 1_300_000) + "}"))
 
 
-@attack("tools-wide", "4 MiB of malformed tools")
+@attack("tools-wide", "16 MiB of malformed tools")
 async def tools_wide(target: AttackTarget) -> None:
-    await together(target, chat_with('"tools":[' + wide('{"type":"x"}', 400_000) + "]"))
+    await together(target, chat_with('"tools":[' + wide('{"type":"x"}', 1_600_000) + "]"))
 
 
-@attack("messages-wide", "4 MiB of malformed messages")
+@attack("messages-wide", "16 MiB of malformed messages")
 async def messages_wide(target: AttackTarget) -> None:
-    await together(target, ('{"messages":[' + wide('{"role":1}', 400_000) + "]}").encode())
+    await together(target, ('{"messages":[' + wide('{"role":1}', 1_600_000) + "]}").encode())
 
 
-@attack("tool-properties", "a tool whose parameters have 300,000 properties")
+@attack("tool-properties", "a tool whose parameters have 1,000,000 properties")
 async def tool_properties(target: AttackTarget) -> None:
-    properties = '{"type":"object","properties":{' + wide('"p#":{}', 300_000) + "}}"
+    properties = '{"type":"object","properties":{' + wide('"p#":{}', 1_000_000) + "}}"
     tool = '{"type":"function","function":{"name":"f","parameters":' + properties + "}}"
     await together(target, chat_with('"tools":[' + tool + "]"))
 
 
-@attack("token-list", "a prompt of 1,000,000 invalid token ids")
+@attack("token-list", "a prompt of 5,000,000 invalid token ids")
 async def token_list(target: AttackTarget) -> None:
-    body = '{"prompt":[' + wide("-1", 1_000_000) + '],"max_tokens":1}'
+    body = '{"prompt":[' + wide("-1", 5_000_000) + '],"max_tokens":1}'
     await together(target, body.encode(), path="/v1/completions")
 
 
-@attack("brackets", "4 MiB of opening brackets")
+@attack("brackets", "16 MiB of opening brackets")
 async def brackets(target: AttackTarget) -> None:
     await together(target, b"[" * BODY_BYTES)
 
@@ -83,7 +83,7 @@ async def wide_everywhere(target: AttackTarget) -> None:
         "/detokenize": "tokens",
     }
     for path, field in routes.items():
-        body = '{"' + field + '":[' + wide("{}", 1_400_000) + "]}"
+        body = '{"' + field + '":[' + wide("{}", 5_500_000) + "]}"
         await target.post(path, body.encode())
 
 
@@ -92,7 +92,7 @@ async def gzip_bomb(target: AttackTarget) -> None:
     await _compressed(target, gzip.compress(b" " * (64 << 20)) * 16)
 
 
-@attack("gzip-slow", "compressed bodies of 4 MiB")
+@attack("gzip-slow", "compressed bodies of 16 MiB")
 async def gzip_slow(target: AttackTarget) -> None:
     body: dict[str, Any] = target.chat("a b c d " * (BODY_BYTES // 8), max_tokens=1)
     await _compressed(target, gzip.compress(json.dumps(body).encode(), 1))

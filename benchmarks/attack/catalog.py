@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.attack import bodies, connections, readers, worker
+from benchmarks.attack import bodies, connections, pictures, readers, worker
 from benchmarks.attack.registry import ATTACKS
 
-__all__ = ["ATTACKS", "bodies", "connections", "readers", "worker"]
+__all__ = ["ATTACKS", "bodies", "connections", "pictures", "readers", "worker"]

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.attack.registry import AttackTarget, attack
 
 CHAT = "/v1/chat/completions"
-LONG_CHARS = 4_100_000
+LONG_CHARS = 16_600_000
 CHAIN = 1300
 
 
@@ -39,7 +39,7 @@ async def detokenize(target: AttackTarget) -> None:
     await asyncio.gather(*(target.post("/detokenize", body) for _ in range(4)))
 
 
-@attack("tokenize long", "/tokenize of 4 MiB")
+@attack("tokenize long", "/tokenize of 16 MiB")
 async def tokenize_long(target: AttackTarget) -> None:
     await asyncio.gather(*(target.post("/tokenize", {"prompt": "a " * (LONG_CHARS // 2)}) for _ in range(3)))
 
@@ -69,12 +69,12 @@ async def regex_waiting(target: AttackTarget) -> None:
     await target.post(CHAT, target.chat(guided_regex="a?" * 30_000))
 
 
-@attack("long texts", "ten texts of 4 MiB of 'a', clients disconnect after 2.5 s")
+@attack("long texts", "ten texts of 16 MiB of 'a', clients disconnect after 2.5 s")
 async def long_texts(target: AttackTarget) -> None:
     await send_and_leave(target, CHAT, target.chat("a" * LONG_CHARS), count=10, after_s=2.5)
 
 
-@attack("fire and forget", "twelve texts of 4 MiB, clients disconnect after sending")
+@attack("fire and forget", "twelve texts of 16 MiB, clients disconnect after sending")
 async def fire_and_forget(target: AttackTarget) -> None:
     body = target.request("/v1/completions", {"prompt": " " * LONG_CHARS, "max_tokens": 1})
 
