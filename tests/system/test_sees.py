@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anthropic
 import pytest
+from PIL import Image
 
 from benchmarks.pictures import answers, client, turns
 from benchmarks.pictures.client import Streams, user
 from benchmarks.server_process import ServerProcess
 from stretto import LLM
 from stretto.backends.llamacpp.native import mtmd
+from stretto.errors import BenchError
 from stretto.loadgen.plan import Target
 from stretto.loadgen.target import find_target
 from tools.eyes import drawing
@@ -54,6 +58,44 @@ def test_a_red_circle_and_a_blue_square(target: Target) -> None:
 
     assert asyncio.run(asked(RED_CIRCLE)) == "red circle"
     assert asyncio.run(asked(BLUE_SQUARE)) == "blue square"
+
+
+def saved(kind: str, mode: str = "RGB", **options: object) -> str:
+    """The red circle in another form, as a data URL."""
+    image = Image.open(io.BytesIO(drawing.png(drawing.picture(RED_CIRCLE)))).convert(mode)
+    buffer = io.BytesIO()
+    if options.pop("animated", False):
+        options |= {"save_all": True, "append_images": [Image.new(mode, image.size, "blue")]}
+    if angle := options.pop("turned", None):
+        exif = Image.Exif()
+        exif[0x0112] = 6  # shown after a quarter turn to the right
+        image, options["exif"] = image.rotate(int(str(angle)), expand=True), exif
+    image.save(buffer, kind, **options)
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("JPEG", {"mode": "CMYK", "quality": 95}),
+        ("GIF", {"animated": True}),
+        ("WEBP", {"animated": True, "lossless": True}),
+        ("JPEG", {"turned": 90, "quality": 95}),
+        ("BMP", {}),
+    ],
+)
+def test_it_sees_the_same_in_every_format(target: Target, kind: str, options: dict[str, Any]) -> None:
+    messages = [user("Describe the picture.", saved(kind, **options))]
+    assert asyncio.run(client.ask(target, messages)).text == "red circle"
+
+
+def test_a_hundred_pictures_are_refused_and_the_next_request_is_not(target: Target) -> None:
+    url = client.data_url(RED_CIRCLE, 0)
+    content = [{"type": "image_url", "image_url": {"url": url}}] * 100
+    with pytest.raises(BenchError) as refused:
+        asyncio.run(client.ask(target, [{"role": "user", "content": content}]))
+    assert "100 pictures and sounds; at most 16" in refused.value.hint
+    assert asyncio.run(client.ask(target, [user("Describe the picture.", url)])).text == "red circle"
 
 
 @pytest.mark.parametrize("own_process", [False, True])
