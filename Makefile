@@ -29,7 +29,7 @@ COMPILE_TIME := 3 to 10 minutes on 2 cores, less on more: all are used
 NATIVE_CMAKE := $(LLAMA_CMAKE) $(shell grep -qs amx_tile /proc/cpuinfo && echo "-DCMAKE_C_FLAGS='$(NO_AMX)' -DCMAKE_CXX_FLAGS='$(NO_AMX)'")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev clients serve test check format simulate simulate-cluster prove bench soak soak-server docs wheel wheels ci-setup clean
+.PHONY: help setup dev clients serve test check format simulate simulate-cluster prove bench bench-pair soak soak-server docs wheel wheels ci-setup clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -116,6 +116,9 @@ prove: $(DEV) ## Show every claim at full size and write docs/proofs/*.json
 
 bench: $(DEV) ## Measure the scheduler
 	$(BIN)/python benchmarks/scheduler.py $(ARGS)
+
+bench-pair: $(DEV) ## Fetch a target and its draft model (1.6 GB) and measure the pair
+	$(BIN)/python benchmarks/pair.py --check $(ARGS)
 
 DOCS := .venv-docs/.ready
 

@@ -7,7 +7,7 @@
   and chat for 1 to 8 users in a closed loop.
 - peer: the server beside llama-server, both with lookup drafts (`--peer` is its binary).
 - lora: `lora.py`.
-- pair: a target with a draft model of its family (`--target`, `--draft`), one user.
+- pair: a target with a draft model of its family (`--target`, `--draft`; `pair.py` fetches one).
 
 `--check` exits 1 if a text or a distribution differs, if a case is slower than 0.98 times plain decoding,
 code edits of one user less than 1.6 times as fast, the pair less than 1.3 times, or llama-server faster. The
@@ -86,7 +86,7 @@ def exact(options: argparse.Namespace) -> dict[str, Any]:
     sizes: dict[str, Any] = (
         {"prompts": 6, "slots": (4,), "policies": ("prefix",), "tokens": 24}
         if options.quick
-        else {"prompts": 50, "slots": (1, 4, 16), "tokens": 32}
+        else {"prompts": 50, "slots": options.slots, "tokens": 24}
     )
     samples = options.samples or (4_000 if options.quick else 1_000_000)
     return {
@@ -96,10 +96,16 @@ def exact(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def pair(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """One user and few tokens: a model of more than a billion parameters is slow on a small machine."""
-    common: dict[str, Any] = {"model": str(options.target), "n_seq_max": 1, "context_window": 1024}
-    with LLM(**common) as plain, LLM(**common, draft_model=str(options.draft)) as drafting:
-        return {f"{kind}, pair": compared(plain, drafting, kind, 1, options) for kind in options.kinds}
+    """The draft model, and lookup where a long match is found: what a user of both would set."""
+    slots = max(users for _, users in options.cases)
+    common: dict[str, Any] = {"n_seq_max": slots, "context_window": 1024, "kernels": "own"}
+    common["model"] = str(options.target)
+    drafts: dict[str, Any] = {"draft_model": str(options.draft), "speculation": options.pair_lookup}
+    with LLM(**common) as plain, LLM(**common, **drafts) as drafting:
+        return {
+            f"{kind}, {users} users, pair": compared(plain, drafting, kind, users, options)
+            for kind, users in options.cases
+        }
 
 
 def lora(options: argparse.Namespace) -> dict[str, Any]:
@@ -115,7 +121,9 @@ def missed(report: dict[str, Any]) -> list[str]:
     """Every bar that was not reached, in words."""
     found = []
     for name, case in {**report.get("speed", {}), **report.get("pair", {})}.items():
-        least = EDIT_MIN if name == "edit, 1 users" else PAIR_MIN if name == "edit, pair" else SLOWEST
+        least = (
+            EDIT_MIN if name == "edit, 1 users" else PAIR_MIN if name == "edit, 1 users, pair" else SLOWEST
+        )
         if (case["spread"][1] if report["quick"] else case["ratio"]) < least:
             found.append(f"{name}: {case['ratio']} × plain decoding, at least {least} wanted")
         if not case["same_texts"]:
@@ -143,6 +151,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="under three minutes: fewer cases and windows")
     parser.add_argument("--parts", nargs="+", choices=(*PARTS, "pair"), default=PARTS)
     parser.add_argument("--users", type=int, nargs="+")
+    parser.add_argument("--slots", type=int, nargs="+", default=(1, 4, 16), help="exact: of the full matrix")
     parser.add_argument("--kinds", nargs="+", choices=KINDS)
     parser.add_argument("--tuning", action="store_true", help="other prompts, of which no figure is reported")
     parser.add_argument("--tokens", type=int, help="of an answer, on average")
@@ -153,6 +162,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--peer", type=Path, default=PEER_BINARY)
     parser.add_argument("--target", type=Path)
     parser.add_argument("--draft", type=Path)
+    parser.add_argument(
+        "--pair-lookup", choices=("off", "ngram"), default="ngram", help="beside the draft model"
+    )
     options = parser.parse_args()
     quick = options.quick and not (options.users or options.kinds)
     options.users, options.kinds = options.users or USERS, options.kinds or KINDS
