@@ -1,9 +1,10 @@
 """Drafts are verified in the tick they were made for, where they fit: a witness that knows nothing of prices.
 
-What a backend proposes for a request holds for its next decode row and for no later one. Draft rows are the
-proposals of the last outcome; behind them there is padding only where the spans of a pass must be equal, and
-then for requests without proposals, too. Proposals are asked of requests that may have drafts, and of slots
-that give a token in the tick. Accepted drafts are verified ones, and both are counted without padding.
+What a backend proposes for a request holds for its next decode row and for no later one, and is lost when the
+request is preempted before it. Draft rows are the proposals of the last outcome; behind them there is padding
+only where the spans of a pass must be equal, and then for requests without proposals, too. Proposals are
+asked of requests that may have drafts, and of slots that give a token in the tick. Accepted drafts are
+verified ones, and both are counted without padding.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class DraftLaw:
     def __init__(self, scheduler: Scheduler, saw: Callable[[str], None]) -> None:
         self._scheduler = scheduler
         self._saw = saw
-        self._made: dict[str, tuple[int, array[int]]] = {}  # request -> known tokens then, proposals
+        self._made: dict[
+            str, tuple[int, int, array[int]]
+        ] = {}  # known tokens and preemptions then, proposals
         self._verified: dict[str, int] = {}  # draft rows that held proposals
 
     def check(self, tick: Tick) -> None:
@@ -35,8 +38,8 @@ class DraftLaw:
                 continue
             if state.can.rewind is Rewind.CHECKPOINT:
                 raise InvariantError(f"{slot.job.id} has drafts, and its state cannot be taken back")
-            known, proposals = self._made.get(slot.job.id, (-1, array("i")))
-            made = proposals if known == len(slot.known) else array("i")
+            *then, proposals = self._made.get(slot.job.id, (-1, 0, array("i")))
+            made = proposals if then == [len(slot.known), slot.job.preemptions] else array("i")
             drafts = tokens[1:]
             own = min(len(made), len(drafts))
             if drafts[:own] != made[:own] or (own < len(drafts) and not state.can.equal_spans):
@@ -54,7 +57,7 @@ class DraftLaw:
         slots = self._scheduler.state.slots
         for index, drafts in outcome.drafts.items():
             if (job := slots[index].job) is not None:
-                self._made[job.id] = (len(job.known), drafts)
+                self._made[job.id] = (len(job.known), job.preemptions, drafts)
 
     def ended(self, end: Terminal) -> None:
         verified = self._verified.pop(end.request_id, 0)
