@@ -237,7 +237,7 @@ class Queue:
             return []
         for priority in Priority:
             self._sweep(priority)
-        return [job for job in chain(*self._callers) if now - job.caller_since_s >= wait_s]
+        return [job for job in chain(*self._callers) if now >= job.caller_since_s + wait_s]
 
     def next_timeout_s(self) -> float | None:
         """When the first caller will have waited too long."""

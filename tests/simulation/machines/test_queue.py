@@ -204,7 +204,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert late == []
             return
         callers = [j for priority in Priority for j in self.callers(priority)]
-        right = [j for j in callers if self.now - self.since.get(j.id, j.arrival_s) >= wait_s]
+        right = [j for j in callers if self.now >= self.since.get(j.id, j.arrival_s) + wait_s]
         assert sorted(j.id for j in late) == sorted(j.id for j in right), "who has waited too long to enter"
         for job in late:
             self._end(job)

@@ -103,6 +103,17 @@ def test_callers_that_waited_too_long():
     assert line.queue.late_callers(9.0) == [early, late]
 
 
+def test_a_caller_is_late_at_the_very_time_that_is_waited_for():
+    since_s = 1000.2445457515408  # 0.3 s later, less this, is less than 0.3: floats are rounded
+    assert since_s + 0.3 - since_s < 0.3
+    line = Line(n_seq_max=1, queue_depth=1, max_queue=9, max_queue_wait_s=0.3)
+    line.push(now=0.0)
+    caller = line.push(now=since_s)
+    due_s = line.queue.next_timeout_s()
+    assert due_s is not None
+    assert line.queue.late_callers(due_s) == [caller]
+
+
 def test_the_lines_do_not_grow_with_those_who_left():
     line = Line(n_seq_max=1, queue_depth=1, max_queue=4000)
     stays = line.push()
