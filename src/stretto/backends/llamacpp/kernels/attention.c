@@ -7,54 +7,87 @@
 // registers, and threads take rows in a fixed order without a barrier first.
 
 #include <math.h>
-#include <stdbool.h>
 
-#include "interpose.h"
+#include "tensors.h"
 
-enum { F32 = 0, F16 = 1 };                                           // ggml's type numbers
 enum { LANES = 8, STEP = 32, TILED_FROM = 64 };                      // llama.cpp's own choices
 enum { TOGETHER = 256, SHARES = 16 };
 enum { MASKED = 0xFC00 };                                            // minus infinity
 
-// Copied layouts: ggml.h and ggml-cpu-impl.h of llama-cpp-python 0.3.36.
-typedef struct tensor {
-  int type;
-  void *buffer;
-  int64_t ne[4];
-  size_t nb[4];
-  int op;
-  int32_t op_params[16];
-  int32_t flags;
-  struct tensor *src[10];
-  struct tensor *view_src;
-  size_t view_offs;
-  char *data;
-} tensor;
-
-typedef struct {
-  int ith, nth;
-  size_t wsize;
-  void *wdata;
-  void *threadpool;
-  bool use_ref;
-} params_t;
-
 typedef void attend_t(const params_t *params, tensor *out);
 
-int stretto_attended = 0, stretto_passed_on = 0;
+int stretto_attended = 0, stretto_attended_tiles = 0, stretto_passed_on = 0;
+int stretto_tiles = 0;  // set while rows of media are computed: all their rows in tiles, however few
 static attend_t *original;
 
-INLINE float dot(const float16x8_t *query, const __fp16 *key, int size) {
+// Four numbers whose sum, (0 + 1) + (2 + 3), is the product of a query and a key.
+INLINE float32x4_t quarters(const float16x8_t *query, const __fp16 *key, int size) {
   float16x8_t sums[STEP / LANES];
   UNROLLED for (int i = 0; i < STEP / LANES; i++) sums[i] = vdupq_n_f16(0);
   UNROLLED for (int i = 0; i < size / LANES; i++) {
     sums[i % 4] = vfmaq_f16(sums[i % 4], vld1q_f16(key + LANES * i), query[i]);
   }
   const float16x8_t sum = vaddq_f16(vaddq_f16(sums[0], sums[2]), vaddq_f16(sums[1], sums[3]));
-  return vaddvq_f32(vaddq_f32(vcvt_f32_f16(vget_low_f16(sum)), vcvt_f32_f16(vget_high_f16(sum))));
+  return vaddq_f32(vcvt_f32_f16(vget_low_f16(sum)), vcvt_f32_f16(vget_high_f16(sum)));
 }
 
-// One query row over the tokens that its mask leaves visible.
+// The tokens of a block that a row sees, with what the mask adds to their scores. Returns how many. Eight that are
+// all visible, as most are, take a few instructions.
+INLINE int visible(int32_t *tokens, float *scores, const uint16_t *mask, int count) {
+  static const int32_t FIRST[4] = {0, 1, 2, 3};
+  const int32x4_t first = vld1q_s32(FIRST);
+  int n = 0;
+  for (int token = 0; token < count;) {
+    if (token + LANES <= count && (mask == NULL || vmaxvq_u16(vld1q_u16(mask + token)) == 0)) {
+      UNROLLED for (int i = 0; i < LANES; i += 4, n += 4, token += 4) {
+        vst1q_s32(tokens + n, vaddq_s32(first, vdupq_n_s32(token)));
+        vst1q_f32(scores + n, vdupq_n_f32(0));
+      }
+      continue;
+    }
+    for (int end = token + LANES < count ? token + LANES : count; token < end; token++) {
+      if (mask != NULL && mask[token] == MASKED) continue;
+      __fp16 added = 0;
+      if (mask != NULL) __builtin_memcpy(&added, mask + token, sizeof added);
+      tokens[n] = token;
+      scores[n++] = added;
+    }
+  }
+  return n;
+}
+
+// The scores of `n` tokens, four at a time; there is room for three more, which repeat the last.
+INLINE void score(float *scores, int32_t *tokens, int n, const float16x8_t *query, const char *keys, size_t stride,
+                  float scale, int size) {
+  for (int i = n; i % 4; i++) tokens[i] = tokens[n - 1];
+  for (int i = 0; i < n; i += 4) {
+    float32x4_t parts[4];
+    UNROLLED for (int j = 0; j < 4; j++) {
+      parts[j] = quarters(query, (const __fp16 *)(keys + tokens[i + j] * stride), size);
+    }
+    const float32x4_t products = vpaddq_f32(vpaddq_f32(parts[0], parts[1]), vpaddq_f32(parts[2], parts[3]));
+    vst1q_f32(scores + i, vfmaq_n_f32(vld1q_f32(scores + i), products, scale));
+  }
+}
+
+// Scores to weights. Where a score is the largest so far, its place in `shrinks` is what the sum before is worth.
+INLINE void weigh(float *scores, float *shrinks, int n, float *most, float *total) {
+  for (int i = 0; i < n; i++) {
+    float weight = 1, shrink = 1;
+    if (scores[i] > *most) {
+      shrink = expf(*most - scores[i]);
+      *most = scores[i];
+    } else {
+      weight = expf(scores[i] - *most);
+    }
+    scores[i] = weight;
+    shrinks[i] = shrink;
+    *total = fmaf(*total, shrink, weight);
+  }
+}
+
+// One query row over the tokens that its mask leaves visible. Steps of a block follow each other, so that no call of
+// `expf` comes between sums in registers.
 INLINE void attend(float *out, const float *query, const char *keys, size_t key_stride, const char *values,
                    size_t value_stride, const uint16_t *mask, int64_t n_tokens, float scale, int size) {
   float16x8_t halves[16], sums[16];
@@ -65,32 +98,23 @@ INLINE void attend(float *out, const float *query, const char *keys, size_t key_
   }
   float most = -INFINITY, total = 0;
   for (int64_t from = 0; from < n_tokens; from += TOGETHER) {
-    const int64_t to = from + TOGETHER < n_tokens ? from + TOGETHER : n_tokens;
-    int64_t tokens[TOGETHER];
-    float scores[TOGETHER];
-    int n = 0;
-    for (int64_t token = from; token < to; token++) {
-      if (mask != NULL && mask[token] == MASKED) continue;
-      __fp16 added = 0;
-      if (mask != NULL) __builtin_memcpy(&added, mask + token, sizeof added);
-      tokens[n] = token;
-      scores[n++] = fmaf(dot(halves, (const __fp16 *)(keys + token * key_stride), size), scale, added);
-    }
+    const int count = (int)(from + TOGETHER < n_tokens ? TOGETHER : n_tokens - from);
+    int32_t tokens[TOGETHER + 3];
+    float scores[TOGETHER + 3], shrinks[TOGETHER];
+    const int n = visible(tokens, scores, mask == NULL ? NULL : mask + from, count);
+    if (n == 0) continue;
+    score(scores, tokens, n, halves, keys + from * key_stride, key_stride, scale, size);
+    weigh(scores, shrinks, n, &most, &total);
     for (int i = 0; i < n; i++) {
-      const __fp16 *value = (const __fp16 *)(values + tokens[i] * value_stride);
-      float weight = 1, shrink = 1;
-      if (scores[i] > most) {
-        shrink = expf(most - scores[i]);
-        most = scores[i];
-        UNROLLED for (int j = 0; j < size / LANES; j++) sums[j] = vmulq_f16(sums[j], vdupq_n_f16((__fp16)shrink));
-      } else {
-        weight = expf(scores[i] - most);
+      const __fp16 *value = (const __fp16 *)(values + (from + tokens[i]) * value_stride);
+      if (shrinks[i] != 1) {
+        const float16x8_t shrink = vdupq_n_f16((__fp16)shrinks[i]);
+        UNROLLED for (int j = 0; j < size / LANES; j++) sums[j] = vmulq_f16(sums[j], shrink);
       }
-      const float16x8_t weights = vdupq_n_f16((__fp16)weight);
+      const float16x8_t weight = vdupq_n_f16((__fp16)scores[i]);
       UNROLLED for (int j = 0; j < size / LANES; j++) {
-        sums[j] = vfmaq_f16(sums[j], vld1q_f16(value + LANES * j), weights);
+        sums[j] = vfmaq_f16(sums[j], vld1q_f16(value + LANES * j), weight);
       }
-      total = fmaf(total, shrink, weight);
     }
   }
   const float inverse = total == 0 ? 0 : 1 / total;
@@ -133,7 +157,15 @@ static bool suits(const tensor *out) {
   return half && size && plain && dense && q->ne[1] < TILED_FROM;
 }
 
+// The rows of an encoder of pictures or sounds; rows of a language model have a mask.
+static bool is_tower(const tensor *out) { return out->src[3] == NULL && out->src[0]->ne[1] >= TILED_FROM; }
+
 void ggml_compute_forward_flash_attn_ext(const params_t *params, tensor *out) {
+  if (stretto_own && (stretto_tiles || is_tower(out)) && stretto_tiles_suit(out)) {
+    if (!stretto_attended_tiles) stretto_attended_tiles = 1;
+    stretto_attend_tiles(params, out);
+    return;
+  }
   if (!stretto_own || !suits(out)) {
     if (!stretto_passed_on) stretto_passed_on = 1;
     original(params, out);

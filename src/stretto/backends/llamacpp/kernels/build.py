@@ -17,8 +17,8 @@ from pathlib import Path
 from stretto.backends.llamacpp.kernels.support import COMPILERS
 
 FOLDER = Path(__file__).parent
-SOURCES = ("gemm.c", "attention.c")
-HEADERS = ("interpose.h",)
+SOURCES = ("gemm.c", "attention.c", "tile_attention.c")
+HEADERS = ("interpose.h", "tensors.h")
 # No contraction of sums: fusing multiply and add changes the last bit.
 FLAGS = (
     *("-std=c11", "-O3", "-march=armv8.2-a+dotprod+fp16", "-ffp-contract=off", "-fno-math-errno"),

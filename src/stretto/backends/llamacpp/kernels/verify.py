@@ -1,7 +1,8 @@
 """Whether our kernels give llama.cpp's bits: small products, computed through ggml as a model's are.
 
 A row of a batch must be what it is alone (a single row never reaches our kernels), attention and conversions
-what the originals give. Returns what differs in a few words, or nothing.
+what the originals give; tiles, which are for rows of media, nearly so. Returns what differs in a few words,
+or nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ BATCHES = (4, 8, 12, 16, 20, 27)  # one to five groups of four rows, and a remai
 INNER, COLUMNS = 256, 64
 _BLOCK_BYTES = {Q4_0: 18, Q8_0: 34}  # a scale in half precision, then 32 values
 _NAMES = {Q4_0: "Q4_0", Q8_0: "Q8_0"}
+TILE_ROWS = 150  # more than one task, no multiple of a block
+TILE_TOLERANCE = 2e-3  # of the largest number; llama.cpp's tiles and ours add in another order
 TOKENS = 600  # more than one block of scores, and than llama.cpp gives one thread for a lone row
 
 
@@ -48,6 +51,11 @@ def _difference(ours: Any, theirs: Any, ggml: Ggml) -> str:
     for size in ATTENTION_HEADS:
         if not _attention_matches(ours, ggml, size, rng):
             return f"attention with heads of {size} differs"
+    if not used.value:
+        return "llama.cpp does not call them"
+    used = _flag(ours, "stretto_attended_tiles")
+    if not _tiles_match(ours, ggml, rng):
+        return "attention in tiles differs"
     if not used.value:
         return "llama.cpp does not call them"
     return "" if _conversion_matches(ours, theirs, rng) else "conversion to half precision differs"
@@ -99,25 +107,69 @@ def _attention_matches(ours: Any, ggml: Ggml, size: int, rng: np.random.Generato
         own.value = 1
         if _attention(ggml, values) != expected:
             return False
-    alone = _attention(ggml, _Attention(*[value[:1] for value in values]))
+    alone = _attention(ggml, _Attention(*[value[:1] for value in values if value is not None]))
     return expected.startswith(alone)
+
+
+def _tiles_match(ours: Any, ggml: Ggml, rng: np.random.Generator) -> bool:
+    """Near llama.cpp's numbers, and a row alone gives what it gives among others."""
+    own, tiles = (ctypes.c_int.in_dll(ours, name) for name in ("stretto_own", "stretto_tiles"))
+    for size, masked in ((72, False), (128, False), (64, True)):
+        keys, values = (rng.normal(0, 1, (2, 3, TOKENS, size)).astype(np.float16) for _ in range(2))
+        query = rng.normal(0, 2, (2, 6, TILE_ROWS, size)).astype(np.float32)
+        given = _Attention(query, keys, values, _random_mask(rng, TILE_ROWS) if masked else None)
+        own.value = 0
+        expected = np.frombuffer(_attention(ggml, given), np.float32)
+        own.value, tiles.value = 1, masked
+        found = np.frombuffer(_attention(ggml, given), np.float32)
+        tiles.value = 0
+        if not np.allclose(found, expected, rtol=0, atol=TILE_TOLERANCE * np.abs(expected).max()):
+            return False
+    return _rows_match_in_tiles(ggml, tiles, given, found.reshape(2, TILE_ROWS, 6, size))
+
+
+def _rows_match_in_tiles(
+    ggml: Ggml, tiles: ctypes.c_int, given: _Attention, all_rows: np.ndarray[Any, Any]
+) -> bool:
+    assert given.mask is not None
+    tiles.value = 1
+    try:
+        for rows in (slice(0, 1), slice(5, 46), slice(TILE_ROWS - 3, TILE_ROWS)):
+            part = given._replace(
+                query=np.ascontiguousarray(given.query[:, :, rows]),
+                mask=np.ascontiguousarray(given.mask[:, :, rows]),
+            )
+            if _attention(ggml, part) != np.ascontiguousarray(all_rows[:, rows]).tobytes():
+                return False
+    finally:
+        tiles.value = 0
+    return True
+
+
+def _random_mask(rng: np.random.Generator, rows: int) -> np.ndarray[Any, Any]:
+    return np.where(rng.random((2, 1, rows, TOKENS)) < 0.3, -np.inf, 0).astype(np.float16)
 
 
 class _Attention(NamedTuple):
     query: np.ndarray[Any, Any]
     keys: np.ndarray[Any, Any]
     values: np.ndarray[Any, Any]
-    mask: np.ndarray[Any, Any]
+    mask: np.ndarray[Any, Any] | None
 
 
 def _attention(ggml: Ggml, given: _Attention) -> bytes:
     context = ggml.context()
     tensors = [
-        ggml.tensor(context, F32 if at == 0 else F16, value.shape[::-1]) for at, value in enumerate(given)
+        ggml.tensor(context, F32 if at == 0 else F16, value.shape[::-1]) if value is not None else None
+        for at, value in enumerate(given)
     ]
     scale = given.query.shape[-1] ** -0.5
     result = ggml.flash_attn_ext(context, *tensors, scale, 0.0, 0.0)
-    filled = {tensor: value.tobytes() for tensor, value in zip(tensors, given, strict=True)}
+    filled = {
+        tensor: value.tobytes()
+        for tensor, value in zip(tensors, given, strict=True)
+        if tensor is not None and value is not None
+    }
     return ggml.computed(context, filled, result)
 
 

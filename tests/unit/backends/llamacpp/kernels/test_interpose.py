@@ -201,7 +201,7 @@ print("done")
 
 @for_this_processor
 def test_attention_with_two_threads(tmp_path):
-    """Ours where it suits; the original for 64 rows and for other heads."""
+    """Ours where it suits; the original for 64 rows with a mask and for other heads."""
     script = """
 for size, rows, tokens, sequences, ours_computes in (
     (64, 1, 256, 8, 1), (64, 54, 1000, 1, 1), (128, 7, 513, 2, 1), (64, 1, 511, 1, 1),
@@ -244,12 +244,46 @@ for own.value in (0, 1):
     assert child(PRODUCTS + script, tmp_path) == ["''", "False", "True"]
 
 
+@for_this_processor
+def test_attention_in_tiles(tmp_path):
+    """Towers, which have no mask, and rows of media: near the truth, whatever rows are computed together."""
+    script = """
+tiles, used = (ctypes.c_int.in_dll(ours, f"stretto_{name}") for name in ("tiles", "attended_tiles"))
+for size, rows, tokens, sequences, masked in (
+    (72, 257, 257, 2, False), (64, 1025, 1025, 1, False), (64, 5, 700, 1, True), (128, 40, 300, 2, True)
+):
+    hidden = np.zeros((sequences, 1, rows, tokens), np.float16)
+    for row in range(rows):
+        hidden[:, :, row, tokens - 50 - rows + row:] = -np.inf
+        hidden[:, :, row, 3] = 0.5
+    given = verify._Attention(
+        rng.normal(0, 1, (sequences, 6, rows, size)).astype(np.float32),
+        rng.normal(0, 1, (sequences, 2, tokens, size)).astype(np.float16),
+        rng.normal(0, 1, (sequences, 2, tokens, size)).astype(np.float16),
+        hidden if masked else None,
+    )
+    keys, values = (np.repeat(value.astype(np.float64), 3, axis=1) for value in given[1:3])
+    scores = given.query.astype(np.float64) @ keys.swapaxes(2, 3) * size**-0.5 + (hidden if masked else 0)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    right = (weights / weights.sum(-1, keepdims=True)) @ values
+    used.value, tiles.value = 0, masked
+    found = np.frombuffer(verify._attention(ggml, given), np.float32).reshape(sequences, rows, 6, size)
+    tiles.value = 0
+    print(used.value, np.abs(found.swapaxes(1, 2) - right).max() < 1e-5)
+"""
+    assert child(PRODUCTS + script, tmp_path) == ["''", *["1 True"] * 4]
+
+
 WRONG = {
     "gemm.c": (
         "kind == NIBBLES ? vmulq_n_f32(scales, 1.0f / 16)",
         "kind == NIBBLES ? vmulq_n_f32(scales, 1.0f / 15)",
     ),
-    "attention.c": ("total = fmaf(total, shrink, weight);", "total = total * shrink + weight + 1e-6f;"),
+    "attention.c": ("*total = fmaf(*total, shrink, weight);", "*total = *total * shrink + weight + 1e-6f;"),
+    "tile_attention.c": (
+        "- from < TOKENS ? end - from : TOKENS)",
+        "- from < TOKENS ? end - from : TOKENS - 4)",
+    ),
 }
 
 
