@@ -49,7 +49,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 # libmtmd, for pictures and sounds: a minute on 2 cores. Without it models take text only, so a failure is told and not fatal.
-$(MEDIA): $(READY) tools/build_mtmd.py
+$(MEDIA): $(READY) tools/build_mtmd.py tools/mtmd/packed_weights.cpp
 	@echo "building libmtmd, llama.cpp's encoders of pictures and sounds (a minute or two)"
 	@$(BIN)/python tools/build_mtmd.py && touch $@ || true
 

@@ -4,13 +4,14 @@
 
 llama-cpp-python is installed without it (`tools/llamacpp.cmake`), so that its wheel stays in pip's cache.
 This takes the sources from the same version's source distribution and links against the libraries that are
-installed: 52 files, a minute on two cores. llama.cpp's readers of files are left out; Stretto decodes files
-in a process of its own. Standard library only.
+installed: 53 files, a minute on two cores. llama.cpp's readers of files are left out; Stretto decodes files
+in a process of its own. `mtmd/packed_weights.cpp` is ours. Standard library only.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -24,11 +25,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 LIBRARY = "libmtmd.so"
-RECORD = "libmtmd.version"  # of llama-cpp-python; a wheel that holds the library has none
+RECORD = "libmtmd.version"  # what it was built of; a wheel that holds the library has none
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
     *("-std=c++17", "-O2", "-fPIC", "-w", "-DNDEBUG", "-fvisibility=hidden"),
     *("-DLLAMA_SHARED", "-DLLAMA_BUILD", "-DGGML_SHARED", "-DGGML_BACKEND_SHARED"),
+)
+OURS = Path(__file__).parent / "mtmd" / "packed_weights.cpp"
+WRAPPED = (
+    "ggml_backend_alloc_ctx_tensors_from_buft",
+    "ggml_backend_buffer_free",
+    "ggml_backend_buft_is_host",
 )
 LEFT_OUT = ("mtmd-cli.cpp", "mtmd-helper.cpp", "mtmd-helper-gen.cpp", "deprecation-warning.cpp")
 
@@ -44,8 +51,8 @@ def main(arguments: list[str]) -> int:
     started = time.monotonic()
     try:
         folder = installed_libraries()
-        target, version = folder / LIBRARY, importlib.metadata.version("llama-cpp-python")
-        if target.exists() and built_for(folder) in ("", version):
+        target, made_of = folder / LIBRARY, sources_of()
+        if target.exists() and built_for(folder) in ("", made_of):
             print(f"{LIBRARY} is there")
             return 0
         with tempfile.TemporaryDirectory() as scratch:
@@ -53,7 +60,7 @@ def main(arguments: list[str]) -> int:
             part = build(sources / "vendor/llama.cpp", folder, Path(scratch))
             shutil.copy2(part, target.with_suffix(".part"))
         target.with_suffix(".part").replace(target)
-        (folder / RECORD).write_text(version, encoding="utf-8")
+        (folder / RECORD).write_text(made_of, encoding="utf-8")
     except BuildError as error:
         print(f"*** {LIBRARY} was not built: {error}. Models take text only. ***", file=sys.stderr)
         return 1
@@ -69,8 +76,14 @@ def installed_libraries() -> Path:
     return Path(found.origin).parent / "lib"
 
 
+def sources_of() -> str:
+    """The version of llama-cpp-python, and on a second line the digest of what is ours."""
+    version = importlib.metadata.version("llama-cpp-python")
+    return f"{version}\n{hashlib.sha256(OURS.read_bytes()).hexdigest()}\n"
+
+
 def built_for(folder: Path) -> str:
-    """The version of llama-cpp-python that the library was built for; empty: it came with its wheel."""
+    """What the library was built of; empty: it came with the wheel."""
     record = folder / RECORD
     return record.read_text(encoding="utf-8") if record.exists() else ""
 
@@ -103,6 +116,7 @@ def build(llama: Path, libraries: Path, scratch: Path) -> Path:
     sources = [source for source in sources if source.name not in LEFT_OUT]
     if not sources:
         raise BuildError(f"there are no sources in {folder}")
+    sources.append(OURS)
     sources.sort(key=lambda source: -source.stat().st_size)  # the largest first: it takes longest
     headers = [f"-I{part}" for part in (folder, llama / "include", llama / "ggml/include", llama / "vendor")]
 
@@ -116,7 +130,8 @@ def build(llama: Path, libraries: Path, scratch: Path) -> Path:
     target = scratch / LIBRARY
     linked = [f"-l:{name}" for name in ("libllama.so.0", "libggml.so.0", "libggml-base.so.0")]
     origin = ["-Wl,-rpath,$ORIGIN", "-Wl,--no-undefined", "-s"]
-    run([compiler, "-shared", "-o", str(target), *objects, f"-L{libraries}", *linked, *origin])
+    wrapped = [f"-Wl,--wrap={name}" for name in WRAPPED]
+    run([compiler, "-shared", "-o", str(target), *objects, f"-L{libraries}", *linked, *wrapped, *origin])
     return target
 
 

@@ -34,8 +34,13 @@ def open_media(model: Model, options: MediaOptions, *, cache_dir: Path | None, t
     """Load a projector whose header is sound and which a child process could use. Raises ModelError."""
     native.mtmd()
     projectors.read(options.path)
+    from stretto.backends.llamacpp.kernels.probe import (
+        special_buffers_work,  # a child runs it as its main module
+    )
+
+    packed = special_buffers_work(cache_dir)
     if trial:
-        require(model.file.path, options.path, cache_dir=cache_dir)
+        require(model.file.path, options.path, cache_dir=cache_dir, packed=packed)
     threads = len(os.sched_getaffinity(0))
-    projector = Projector(model.weights, options.path, n_threads=threads, on_gpu=model.on_gpu)
+    projector = Projector(model.weights, options.path, n_threads=threads, on_gpu=model.on_gpu, packed=packed)
     return Media(projector, RowStore(options.cache_bytes))

@@ -2,8 +2,7 @@
 
 `expand` lets libmtmd prepare a picture (resize, cut, normalise) and lay it out, with the tokens that the
 model wants around it. `encode` runs chunks of different requests as one batch where the projector can, one
-by one where it cannot. Its threads run at a lower priority than the ticks: they get the processors that
-streams leave.
+by one where it cannot.
 
 A projector file reaches C code only after its header was checked and a child process has loaded it and
 encoded with it (`projector_trial`).
@@ -11,7 +10,6 @@ encoded with it (`projector_trial`).
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import threading
@@ -34,7 +32,6 @@ from stretto.errors import (
     UnsupportedModelError,
 )
 
-NICENESS = 10  # of the encoder's threads
 BATCH_ROWS_MAX = 1024
 FLOAT_BYTES = 4
 HINT = "name the projector that belongs to this model, or set mmproj: none"
@@ -58,8 +55,11 @@ class _MediumChunks:
 class Projector:
     """Made by `load_projector`. `expand` may be called by any thread, `encode` by one."""
 
-    def __init__(self, weights: Weights, path: Path, *, n_threads: int, on_gpu: bool = False) -> None:
+    def __init__(
+        self, weights: Weights, path: Path, *, n_threads: int, on_gpu: bool = False, packed: bool = True
+    ) -> None:
         self._functions = functions = native.mtmd()
+        native.set_packed(packed)
         forget_log()
         params = functions.mtmd_context_params_default()
         params.use_gpu = on_gpu
@@ -77,7 +77,6 @@ class Projector:
         self._finalizer = weakref.finalize(self, functions.mtmd_free, handle)
         self._width = int(library().llama_model_n_embd_inp(weights.handle))
         self._marker = functions.mtmd_default_marker()
-        self._thread: int | None = None
         self._lock = threading.Lock()  # of `expand` and `close`
         self.path = path
         self.sample_rate = max(0, int(functions.mtmd_get_audio_sample_rate(handle)))
@@ -149,7 +148,6 @@ class Projector:
     # --- encoding --------------------------------------------------------------------------------
 
     def encode(self, parts: Sequence[MediaPart]) -> list[EncodedRows | StrettoError]:
-        self._lower_priority()
         results: list[EncodedRows | StrettoError] = []
         while len(results) < len(parts):
             results += self._encode_batch(parts[len(results) :])
@@ -186,13 +184,6 @@ class Projector:
         data = ctypes.string_at(rows, part.rows * self._width * FLOAT_BYTES)
         finite = bool(np.isfinite(np.frombuffer(data, dtype=np.float32)).all())
         return EncodedRows(part.rows, data) if finite else InvalidMediaError("its rows are not finite")
-
-    def _lower_priority(self) -> None:
-        """Of the thread that encodes, and of the threads that it starts, which inherit it."""
-        if self._thread != threading.get_native_id():
-            self._thread = threading.get_native_id()
-            with contextlib.suppress(OSError, AttributeError):  # not on every system
-                os.setpriority(os.PRIO_PROCESS, self._thread, NICENESS)
 
     def close(self) -> None:
         with self._lock:

@@ -1,8 +1,8 @@
 """Tries a projector in a child process before this one loads it: what kills the child would have killed us.
 
-Child: `python -m stretto.backends.llamacpp.projector_trial MODEL PROJECTOR`. It loads the model without its
-weights, then the projector, and encodes a small picture and a short sound. Results are kept by the identity
-of both files.
+Child: `python -m stretto.backends.llamacpp.projector_trial MODEL PROJECTOR PACKED MEMORY`. It loads the model
+without its weights, then the projector, and encodes a small picture and a short sound. Results are kept by
+the identity of both files.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ KEPT_MAX = 256
 CACHE_FILE = "projectors.json"
 
 
-def require(model: Path, projector: Path, *, cache_dir: Path | None) -> None:
+def require(model: Path, projector: Path, *, cache_dir: Path | None, packed: bool) -> None:
     """Raises ModelRefusedError where the child dies or the projector does not fit the model."""
-    key = _key(model, projector)
+    key = f"{_key(model, projector)}:{'packed' if packed else 'plain'}"
     known = _known(cache_dir)
     if key in known:
         return
     size = projector.stat().st_size + model.stat().st_size
-    arguments = [str(model), str(projector), str(2 * size + MEMORY_BYTES_EXTRA)]
+    arguments = [str(model), str(projector), str(int(packed)), str(2 * size + MEMORY_BYTES_EXTRA)]
     end = run_child(__name__, arguments, timeout_s=TIMEOUT_S, on_line=lambda _: None)
     if end.code != 0 or end.timed_out:
         raise ModelRefusedError(
@@ -63,7 +63,7 @@ def _known(cache_dir: Path | None) -> list[str]:
 # ── the child ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _try(model: str, projector: str) -> None:
+def _try(model: str, projector: str, *, packed: bool) -> None:
     from stretto.backends.llamacpp.native.library import Weights, claim_process, library
     from stretto.backends.llamacpp.projector import Projector
     from stretto.backends.media import MediaPart, Medium, Picture, Sound
@@ -80,7 +80,7 @@ def _try(model: str, projector: str) -> None:
     handle = lib.llama_model_load_from_file(os.fsencode(model), params)
     if not handle:
         raise ModelRefusedError("llama.cpp refused the model")
-    made = Projector(Weights(lib, handle), Path(projector), n_threads=1)
+    made = Projector(Weights(lib, handle), Path(projector), n_threads=1, packed=packed)
     media: list[Medium] = []
     if "image" in made.kinds:
         media.append(Picture(SIDE, SIDE, bytes(range(256)) * (3 * SIDE * SIDE // 256)))
@@ -94,10 +94,10 @@ def _try(model: str, projector: str) -> None:
 
 
 def main() -> None:
-    model, projector, memory_bytes = sys.argv[1:4]
+    model, projector, packed, memory_bytes = sys.argv[1:5]
     limit_self(memory_bytes=int(memory_bytes), cpu_s=int(TIMEOUT_S) + 5, file_bytes=16 << 20)
     try:
-        _try(model, projector)
+        _try(model, projector, packed=packed == "1")
     except StrettoError as error:
         sys.stderr.write(error.message + "\n")
         raise SystemExit(1) from None

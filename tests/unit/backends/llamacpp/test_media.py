@@ -6,11 +6,13 @@ import ctypes
 import random
 from array import array
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from stretto.backends.llamacpp.media import Media, MediaOptions, open_media
+from stretto.backends.llamacpp.model import load
 from stretto.backends.llamacpp.native import mtmd
 from stretto.backends.llamacpp.projector import Projector, resampled
 from stretto.backends.media import EncodedRows, MediaPart, Picture, RowStore, Sound
@@ -32,6 +34,7 @@ from tests.unit.backends.llamacpp.rig import (
     tiny,
 )
 
+SEES = Path(__file__).parents[3] / "models" / "sees.gguf"
 pytestmark = pytest.mark.skipif(not mtmd.is_there(), reason="libmtmd was not built (make setup)")
 
 
@@ -161,6 +164,21 @@ def test_rows_depend_on_the_picture_alone(projector):
     assert [rows.data for rows in projector.encode(parts)] == alone
     assert len(set(alone)) == 4
     assert len(alone[0]) == 4 * tiny_projectors.ROWS * 64
+
+
+def test_packed_matrices_make_the_rows_of_plain_ones():
+    model = load(SEES, cache_dir=None, trial=False)
+    found = []
+    for packed in (True, False):
+        made = Projector(model.weights, SEES.with_name("mmproj-sees.gguf"), n_threads=2, packed=packed)
+        parts = [part for part in made.expand(picture(5, 224, 224)) if isinstance(part, MediaPart)]
+        rows = made.encode(parts)[0]
+        assert isinstance(rows, EncodedRows)
+        found.append(np.frombuffer(rows.data, np.float32))
+        made.close()
+    packed_rows, plain_rows = found
+    near = packed_rows @ plain_rows / np.linalg.norm(packed_rows) / np.linalg.norm(plain_rows)
+    assert near > 0.9995
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 500), (3000, 2)])

@@ -6,6 +6,7 @@ wheel has it. llama-cpp-python's own binding wants functions that decode files, 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_void_p
@@ -92,7 +93,15 @@ def file() -> Path:
 def is_there() -> bool:
     """Whether it was installed with this version of llama.cpp, or built for it."""
     record = file().with_suffix(".version")  # `tools/build_mtmd.py` writes it
-    return file().exists() and (not record.exists() or record.read_text() == library().__version__)
+    return file().exists() and (
+        not record.exists() or record.read_text().split()[:1] == [library().__version__]
+    )
+
+
+def set_packed(packed: bool) -> None:
+    """Whether projectors loaded from now on pack their matrices (`tools/mtmd/packed_weights.cpp`)."""
+    with contextlib.suppress(ValueError):  # a library that was built without it packs nothing
+        ctypes.c_int.in_dll(mtmd(), "stretto_packs").value = packed
 
 
 @functools.cache
