@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from benchmarks.drafting.prompts import Prompt, prompt
 from stretto import LLM
 
-CALM_S = 0.5  # in which the ticks end that were running when the last requests were cancelled
+CALM_S = 0.3  # in which the ticks end that were running when the last requests were cancelled
 GOLDEN = 0.6180339887  # multiples of it are spread evenly
 
 
