@@ -210,10 +210,22 @@ class Scheduler:
         while not spans and self._recovery.active:
             self._recovery.skip()
             spans = self._rows.fill(tick)
+        while not spans and self._may_go_on():
+            spans = self._rows.fill(tick)
         self._preemptor.watch_building()
         if not self._recovery.active:
             self._preemptor.choose()
         return self._issue(tick, spans)
+
+    def _may_go_on(self) -> bool:
+        """Whether another request has a slot now, after memory was too small for all that had one.
+
+        Nobody would call again: nothing is in flight, and nothing need happen before they are due.
+        """
+        if self._in_flight or self._recovery.active or self.state.active:
+            return False
+        self._admission.run()
+        return bool(self.state.active)
 
     def _issue(self, tick: Tick, spans: list[Slot]) -> Tick | Idle:
         state = self.state

@@ -224,3 +224,17 @@ def test_the_text_does_not_depend_on_limits_or_layout(data):
         right = rig.model.continuation(witness.request, count=len(witness.output))
         assert witness.output == right
     assert array("i") not in [witness.output for witness in rig.witnesses.values()]
+
+
+def test_when_memory_fails_the_only_request_the_next_one_runs_in_the_same_plan(monkeypatch):
+    """With nothing in flight, nobody would call for another plan."""
+    rig = Rig(Limits(n_seq_max=1), paged(1))
+    reserve = rig.state.ledger.reserve
+    monkeypatch.setattr(
+        rig.state.ledger, "reserve", lambda slot, length: slot.job.id != "fails" and reserve(slot, length)
+    )
+    rig.accept(ask("fails", 20), ask("next", 10, start=5))
+    assert isinstance(rig.step(), Tick)
+    rig.run()
+    assert rig.ends["fails"].reason == "out_of_memory"
+    assert rig.ends["next"].end is End.FINISHED
