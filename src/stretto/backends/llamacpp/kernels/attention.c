@@ -17,7 +17,6 @@ enum { MASKED = 0xFC00 };                                            // minus in
 typedef void attend_t(const params_t *params, tensor *out);
 
 int stretto_attended = 0, stretto_attended_tiles = 0, stretto_passed_on = 0;
-int stretto_tiles = 0;  // set while rows of media are computed: all their rows in tiles, however few
 static attend_t *original;
 
 // Four numbers whose sum, (0 + 1) + (2 + 3), is the product of a query and a key.
@@ -161,7 +160,7 @@ static bool suits(const tensor *out) {
 static bool is_tower(const tensor *out) { return out->src[3] == NULL && out->src[0]->ne[1] >= TILED_FROM; }
 
 void ggml_compute_forward_flash_attn_ext(const params_t *params, tensor *out) {
-  if (stretto_own && (stretto_tiles || is_tower(out)) && stretto_tiles_suit(out)) {
+  if (stretto_own && is_tower(out) && stretto_tiles_suit(out)) {
     if (!stretto_attended_tiles) stretto_attended_tiles = 1;
     stretto_attend_tiles(params, out);
     return;

@@ -110,24 +110,6 @@ def disabled() -> Iterator[None]:
         flag.value = before
 
 
-@contextmanager
-def tiles() -> Iterator[None]:
-    """Attention of a language model in tiles meanwhile, however few rows: for rows of media, always or never.
-
-    Rows of text are computed row by row, with llama.cpp's bits. The two must not change places: what a row
-    gives would depend on the pass that it is in.
-    """
-    if _ours is None:
-        yield
-        return
-    flag = ctypes.c_int.in_dll(_ours, "stretto_tiles")
-    flag.value = 1
-    try:
-        yield
-    finally:
-        flag.value = 0
-
-
 def enabled_flag(ours: Any) -> ctypes.c_int:
     """1: our kernels compute, 0: llama.cpp's. Must not change during a pass."""
     return ctypes.c_int.in_dll(ours, "stretto_own")

@@ -8,7 +8,6 @@ kernels need for the same rounding, it begins earlier, as chunks of tokens do (`
 from __future__ import annotations
 
 from stretto.backends.llamacpp.context import Context
-from stretto.backends.llamacpp.kernels import interpose
 from stretto.backends.llamacpp.memory.kv_memory import KvMemory
 from stretto.backends.llamacpp.passes.ubatches import rows_missing
 from stretto.backends.llamacpp.quirks import Quirks
@@ -41,8 +40,7 @@ class MediaPass:
         if len(encoded.data) != item.rows * width or begin + rows > item.rows:
             raise InvariantError(f"{len(encoded.data)} bytes are not {item.rows} rows of {self.width}")
         data = encoded.data[begin * width : (begin + rows) * width]
-        with interpose.tiles():
-            code = self._context.decode_rows(data, rows, sequence, start - missing, whole=item.whole)
+        code = self._context.decode_rows(data, rows, sequence, start - missing, whole=item.whole)
         if code == 0:
             self._memory.lengths[sequence] = start + count
         return code
