@@ -1,1 +1,1 @@
-"""Our own kernels for ARM processors, which replace llama.cpp's: faster, with the same bits."""
+"""Our own kernels for ARM and x86 processors, which replace llama.cpp's: faster, and batch-invariant."""

@@ -14,16 +14,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from stretto.backends.llamacpp.kernels.families import ProcessorFamily
 from stretto.backends.llamacpp.kernels.support import COMPILERS
 
 FOLDER = Path(__file__).parent
-SOURCES = ("gemm.c", "attention.c", "tile_attention.c")
-HEADERS = ("interpose.h", "tensors.h")
-# No contraction of sums: fusing multiply and add changes the last bit.
-FLAGS = (
-    *("-std=c11", "-O3", "-march=armv8.2-a+dotprod+fp16", "-ffp-contract=off", "-fno-math-errno"),
-    *("-shared", "-fPIC"),
-)
 COMPILE_S = 30.0
 
 
@@ -31,12 +25,9 @@ class CompileError(Exception):
     """No compiler, or it fails."""
 
 
-def compiled(folder: Path) -> Path:
+def compiled(family: ProcessorFamily, folder: Path) -> Path:
     """The library, from `folder` or compiled into it now. Raises CompileError or OSError."""
-    made_of = hashlib.sha256(" ".join(FLAGS).encode())
-    for name in (*SOURCES, *HEADERS):
-        made_of.update((FOLDER / name).read_bytes())
-    begin = f"arm-{made_of.hexdigest()[:16]}-"
+    begin = f"{family.name}-{sources_digest(family)}-"
     for found in folder.glob(f"{begin}*.so"):
         if _is_ours_alone(folder) and _is_ours_alone(found) and found.name == _name(begin, found):
             return found
@@ -45,16 +36,24 @@ def compiled(folder: Path) -> Path:
         raise PermissionError(f"others can write {folder}")
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         part = Path(scratch) / "part.so"
-        _compile(part)
+        _compile(family, part)
         part.chmod(0o500)
         return part.replace(folder / _name(begin, part))
 
 
-def _compile(target: Path) -> None:
+def sources_digest(family: ProcessorFamily) -> str:
+    made_of = hashlib.sha256(" ".join(family.flags).encode())
+    for name in (*family.sources, *family.headers):
+        made_of.update((FOLDER / name).read_bytes())
+    return made_of.hexdigest()[:16]
+
+
+def _compile(family: ProcessorFamily, target: Path) -> None:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise CompileError(f"no C compiler ({', '.join(COMPILERS)})")
-    command = [compiler, *FLAGS, "-o", str(target), *[str(FOLDER / name) for name in SOURCES], "-lm"]
+    sources = [str(FOLDER / name) for name in family.sources]
+    command = [compiler, *family.flags, "-o", str(target), *sources, "-lm"]
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_S, stdin=subprocess.DEVNULL)
     except subprocess.CalledProcessError as error:

@@ -1,6 +1,12 @@
 // Shared by the kernels. `build.py` compiles them, `interpose.py` loads them before llama.cpp.
 
+#pragma once
+
+#if defined(__aarch64__)
 #include <arm_neon.h>
+#else
+#include <immintrin.h>
+#endif
 #include <stddef.h>
 #include <stdint.h>
 

@@ -2,8 +2,8 @@
 
 llama.cpp's libraries call their kernels by name, and the dynamic loader looks a name up first in libraries
 that were loaded globally before. So ours are loaded first, under the same names, and pass every call on to
-the originals. Then both compute the same small products; only if no bit differs, and calls do arrive at ours,
-ours compute from then on.
+the originals. Then both compute small products; only if ours give what they should (`verify_arm`,
+`verify_x86`), and calls do arrive at ours, ours compute from then on.
 
 This affects every user of llama.cpp in the process. So by default it happens only in processes of Stretto's
 own (`support.allow_in_this_process`). `install` returns why ours do not compute, which is no failure.
@@ -20,23 +20,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stretto.backends.llamacpp.kernels import support, verify
-from stretto.backends.llamacpp.kernels.build import CompileError, compiled
+from stretto.backends.llamacpp.kernels import support, verify_arm, verify_x86
+from stretto.backends.llamacpp.kernels.build import CompileError, compiled, sources_digest
+from stretto.backends.llamacpp.kernels.families import ARM, X86, ProcessorFamily
 from stretto.backends.llamacpp.kernels.support import LLAMA_CPP
 from stretto.backends.llamacpp.native.library import compute_functions, library
+from stretto.backends.llamacpp.native.temporary_thread import on_temporary_thread
 from stretto.errors import InvariantError
 
 GGML = b"0.25.3"  # the version whose struct layouts the kernels know
-BUILT_WITH = (b"DOTPROD = 1", b"FP16_VA = 1", b"REPACK = 1")  # else llama.cpp does not repack weights
-_ORIGINALS = {
-    "stretto_original_matrices": (
-        "ggml_gemm_q4_0_4x4_q8_0",
-        "ggml_gemm_q8_0_4x4_q8_0",
-        "ggml_quantize_mat_q8_0_4x4",
-        "ggml_cpu_fp32_to_fp16",
-    ),
-    "stretto_original_attention": ("ggml_compute_forward_flash_attn_ext",),
-}
+_DIFFERENCE = {ARM.name: verify_arm.difference, X86.name: verify_x86.difference}
 
 _lock = threading.Lock()
 _reason: str | None = None  # None: not tried yet; "": ours compute
@@ -58,13 +51,23 @@ def install(cache_dir: Path | None) -> str:
     global _reason  # noqa: PLW0603 - a C library is one per process
     with _lock:
         if _reason is None:
-            _reason = _unfit() or _try(cache_dir)
+            _reason = _unfit() or _try(_family(), cache_dir)
         return _reason
+
+
+def digest() -> str:
+    """Of the sources of our kernels; empty where they do not compute."""
+    return sources_digest(_family()) if _compute() else ""
 
 
 def attention_heads() -> tuple[int, ...]:
     """Head sizes for which our attention computes; empty where it does not."""
-    return support.ATTENTION_HEADS if _ours is not None else ()
+    return _family().attention_heads if _compute() else ()
+
+
+def attention_rows_max() -> int:
+    """Rows of a sequence in a pass up to which our attention computes; 0 where it does not."""
+    return _family().attention_rows_max if _compute() else 0
 
 
 def computes_all_attention(work: Callable[[], object]) -> bool:
@@ -115,32 +118,44 @@ def enabled_flag(ours: Any) -> ctypes.c_int:
     return ctypes.c_int.in_dll(ours, "stretto_own")
 
 
+def _compute() -> bool:
+    """Whether ours compute now: not while they are disabled."""
+    return _ours is not None and enabled_flag(_ours).value == 1
+
+
 def _unfit() -> str:
-    unsupported = support.unsupported(support.cpu_features(), LLAMA_CPP)
+    unsupported = support.unsupported(LLAMA_CPP)
     if not unsupported and "llama_cpp" in sys.modules:
         return "llama.cpp was loaded before them"
     return unsupported
 
 
-def _try(cache_dir: Path | None) -> str:
+def _family() -> ProcessorFamily:
+    found = support.family()
+    if found is None:
+        raise InvariantError("there are no kernels for this processor")
+    return found
+
+
+def _try(family: ProcessorFamily, cache_dir: Path | None) -> str:
     global _ours  # noqa: PLW0603
     try:
-        ours = _loaded(cache_dir)
+        ours = _loaded(family, cache_dir)
     except CompileError as error:
         return str(error)
     except OSError as error:
         return f"they cannot be loaded: {error}"[:200]
     llama_cpp = library()
     theirs = compute_functions()
-    for setter, names in _ORIGINALS.items():
+    for setter, names in family.originals.items():
         getattr(ours, setter)(*[_address(theirs, name) for name in names])
     theirs.ggml_version.restype = ctypes.c_char_p
     if theirs.ggml_version() != GGML:
         return f"ggml is not {GGML.decode()}"
-    if not all(feature in llama_cpp.llama_print_system_info() for feature in BUILT_WITH):
+    if not all(feature in llama_cpp.llama_print_system_info() for feature in family.built_with):
         return "llama.cpp was built without dot products or half precision"
     try:
-        difference = verify.difference(ours, theirs)
+        difference = on_temporary_thread(lambda: _DIFFERENCE[family.name](ours, theirs))
     except (AttributeError, InvariantError) as error:
         difference = str(error)
     if not difference:
@@ -149,15 +164,15 @@ def _try(cache_dir: Path | None) -> str:
     return difference
 
 
-def _loaded(cache_dir: Path | None) -> Any:
+def _loaded(family: ProcessorFamily, cache_dir: Path | None) -> Any:
     """From the cache; where that cannot be written or executed, from a temporary folder."""
     if cache_dir is not None:
         try:
-            return ctypes.CDLL(str(compiled(cache_dir / "kernels")), mode=ctypes.RTLD_GLOBAL)
+            return ctypes.CDLL(str(compiled(family, cache_dir / "kernels")), mode=ctypes.RTLD_GLOBAL)
         except OSError:
             pass
     with tempfile.TemporaryDirectory() as folder:
-        return ctypes.CDLL(str(compiled(Path(folder))), mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(compiled(family, Path(folder))), mode=ctypes.RTLD_GLOBAL)
 
 
 def _address(theirs: Any, name: str) -> ctypes.c_void_p:

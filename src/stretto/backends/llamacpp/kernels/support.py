@@ -1,4 +1,4 @@
-"""Where our own kernels can compute: processors, versions, head sizes. Loads nothing."""
+"""Where our own kernels can compute: on this processor, with the installed llama.cpp. Loads nothing."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import importlib.metadata
 import importlib.util
 import platform
 import zlib
+from functools import cache
 from pathlib import Path
 
+from stretto.backends.llamacpp.kernels.families import ProcessorFamily, family_of
+
 LLAMA_CPP = "0.3.36"  # the llama-cpp-python whose struct layouts the kernels know
-HALF_PRECISION = "asimdhp"
-NEEDED = frozenset({"asimddp", HALF_PRECISION})  # dot products, 16-bit arithmetic
-BETTER = frozenset({"i8mm", "sve"})  # llama.cpp has better kernels for these
-ATTENTION_HEADS = (64, 128)  # head sizes of our attention
 COMPILERS = ("cc", "gcc", "clang")
+FEATURE_LINES = ("Features", "flags")  # of /proc/cpuinfo: ARM, x86
 PROCESSOR_LINES = ("model name", "flags", "CPU implementer", "CPU part", "CPU variant", "Features")
 
 
@@ -31,13 +31,15 @@ def is_wanted(kernels: str) -> bool:
     return kernels == "own" or (kernels == "auto" and _process_is_ours)
 
 
-def supports(system: str, machine: str, features: frozenset[str]) -> bool:
-    return system == "Linux" and machine == "aarch64" and features >= NEEDED and not features & BETTER
+@cache
+def family() -> ProcessorFamily | None:
+    """This machine's; None: there are no kernels for its processor."""
+    return family_of(platform.system(), platform.machine(), cpu_features())
 
 
-def unsupported(features: frozenset[str], version: str = LLAMA_CPP) -> str:
+def unsupported(version: str = LLAMA_CPP) -> str:
     """Why they cannot compute on this machine with the installed llama-cpp-python; empty if they can."""
-    if not supports(platform.system(), platform.machine(), features):
+    if family() is None:
         return "not a processor they are for"
     return "" if installed_version() == version else f"llama-cpp-python is not {version}"
 
@@ -54,7 +56,7 @@ def cpu_features() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
         return frozenset()
-    return frozenset(next((line for line in lines if line.startswith("Features")), "").split())
+    return frozenset(next((line for line in lines if line.startswith(FEATURE_LINES)), "").split())
 
 
 def build_of_llama_cpp() -> str:

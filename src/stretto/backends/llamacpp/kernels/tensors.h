@@ -4,7 +4,7 @@
 
 #include "interpose.h"
 
-enum { F32 = 0, F16 = 1 };  // ggml's type numbers
+enum { F32 = 0, F16 = 1, Q4_0 = 2, Q8_0 = 8 };  // ggml's type numbers
 
 typedef struct tensor {
   int type;

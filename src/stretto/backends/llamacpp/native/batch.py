@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from bisect import bisect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 from types import MappingProxyType
@@ -47,7 +47,12 @@ class Rows:
         self.outputs.insert(at, 0)
 
 
-def gather(tick: Tick, spans: list[int], measured: Mapping[int, int] = NOT_MEASURED) -> Rows:
+def gather(
+    tick: Tick,
+    spans: list[int],
+    measured: Mapping[int, int] = NOT_MEASURED,
+    position: Callable[[int, int], int] | None = None,
+) -> Rows:
     """The rows of these spans, by ascending sequence id. `measured`: spans with more outputs."""
     order = sorted(spans, key=tick.sequences.__getitem__)
     begins = list(accumulate(tick.counts, initial=0))
@@ -55,7 +60,8 @@ def gather(tick: Tick, spans: list[int], measured: Mapping[int, int] = NOT_MEASU
     for at in order:
         start, count, wanted = tick.starts[at], tick.counts[at], measured.get(at, tick.outputs[at])
         tokens += tick.tokens[begins[at] : begins[at] + count]
-        positions.extend(range(start, start + count))
+        first = start if position is None else position(tick.sequences[at], start)
+        positions.extend(range(first, first + count))
         sequences.extend(repeat(tick.sequences[at], count))
         outputs.extend(repeat(0, count - wanted))
         outputs.extend(repeat(1, wanted))
@@ -99,8 +105,10 @@ class Batch:
 class EmbeddingBatch:
     """A `llama_batch` of embeddings for rows of one sequence; nothing of it has outputs."""
 
-    def __init__(self, lib: Any, data: bytes | memoryview, rows: int, sequence: int, start: int) -> None:
-        positions, outputs = array("i", range(start, start + rows)), array("b", bytes(rows))
+    def __init__(
+        self, lib: Any, data: bytes | memoryview, rows: int, sequence: int, positions: array[int]
+    ) -> None:
+        outputs = array("b", bytes(rows))
         sequences = array("i", repeat(sequence, rows))
         first, _ = sequences.buffer_info()
         floats = (ctypes.c_char * len(data)).from_buffer_copy(data)

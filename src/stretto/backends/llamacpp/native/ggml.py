@@ -15,6 +15,7 @@ from stretto.errors import InvariantError
 F32, F16, Q4_0, Q8_0 = 0, 1, 2, 8  # ggml's numbers
 _CONTEXT_BYTES = 1 << 22
 _BUFFER_OFFSET = 8  # of the field `buffer` in ggml_tensor, behind its type
+_SOURCES_OFFSET = 152  # of the field `src`
 _pointer, _number, _size = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t
 
 
@@ -28,6 +29,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_new_tensor_4d": (_pointer, [_pointer, ctypes.c_int, *[_number] * 4]),
     "ggml_mul_mat": (_pointer, [_pointer] * 3),
     "ggml_flash_attn_ext": (_pointer, [*[_pointer] * 5, *[ctypes.c_float] * 3]),
+    "ggml_gelu": (_pointer, [_pointer] * 2),
+    "ggml_gelu_quick": (_pointer, [_pointer] * 2),
+    "ggml_cast": (_pointer, [_pointer, _pointer, ctypes.c_int]),
+    "ggml_permute": (_pointer, [*[_pointer] * 2, *[ctypes.c_int] * 4]),
     "ggml_nbytes": (_size, [_pointer]),
     "ggml_new_graph": (_pointer, [_pointer]),
     "ggml_build_forward_expand": (None, [_pointer] * 2),
@@ -139,6 +144,10 @@ class Ggml:
         source = np.ascontiguousarray(values, np.float32)
         self.quantize_chunk(kind, source.ctypes.data, room, 0, rows, length, None)
         return room.raw
+
+    def source(self, node: int) -> int | None:
+        """The first tensor that an operation takes."""
+        return ctypes.c_void_p.from_address(node + _SOURCES_OFFSET).value
 
     def fill(self, tensor: int, values: bytes) -> None:
         self.backend_tensor_set(tensor, values, 0, self.nbytes(tensor))

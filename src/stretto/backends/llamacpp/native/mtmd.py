@@ -50,6 +50,10 @@ class InputText(ctypes.Structure):
     )
 
 
+class DecoderPosition(ctypes.Structure):
+    _fields_ = (("text", c_uint32), ("column", c_uint32), ("row", c_uint32), ("unused", c_uint32))
+
+
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mtmd_context_params_default": (ContextParams, ()),
     "mtmd_default_marker": (c_char_p, ()),
@@ -70,6 +74,9 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mtmd_input_chunk_get_type": (c_int, (c_void_p,)),
     "mtmd_input_chunk_get_tokens_text": (POINTER(c_int32), (c_void_p, POINTER(c_size_t))),
     "mtmd_input_chunk_get_n_tokens": (c_size_t, (c_void_p,)),
+    "mtmd_input_chunk_get_n_pos": (c_int32, (c_void_p,)),
+    "mtmd_input_chunk_get_tokens_image": (c_void_p, (c_void_p,)),
+    "mtmd_image_tokens_get_decoder_pos": (DecoderPosition, (c_void_p, c_int32, c_size_t)),
     "mtmd_tokenize": (
         c_int32,
         (c_void_p, c_void_p, POINTER(InputText), POINTER(c_void_p), c_size_t),
@@ -99,7 +106,7 @@ def is_there() -> bool:
 
 
 def set_packed(packed: bool) -> None:
-    """Whether projectors loaded from now on pack their matrices (`tools/mtmd/packed_weights.cpp`)."""
+    """Whether projectors loaded from now on have packed matrices and our kernels (`tools/mtmd`)."""
     with contextlib.suppress(ValueError):  # a library that was built without it packs nothing
         ctypes.c_int.in_dll(mtmd(), "stretto_packs").value = packed
 

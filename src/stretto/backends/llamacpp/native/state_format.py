@@ -57,6 +57,39 @@ def for_context(state: Bytes, *, streams: int, by_token: bool) -> Bytes | None:
         return None
 
 
+def room_for(streams: int) -> int:
+    """Bytes that `with_streams` needs after the state of one stream."""
+    return 4 * (streams - 1)
+
+
+def with_streams(state: Bytes, streams: int) -> Bytes | None:
+    """A state of one stream by token, and `room_for` more, as that of several, whose others are empty.
+
+    Changes `state`, because those of long prompts are large. None: not such a state.
+    """
+    if state[STREAMS_AT:COUNTS_AT].tobytes() != _u32(1).tobytes():
+        return None
+    state[len(state) - room_for(streams) :] = 0
+    state[STREAMS_AT:COUNTS_AT] = _u32(streams)
+    return state
+
+
+def of_one_stream(state: Bytes, streams: int) -> Bytes | None:
+    """The state of a context with several streams, for a context with one. Changes `state`.
+
+    None: not such a state, or an empty one.
+    """
+    found = cells_of(state, streams)
+    begin = found.end - CELL_BYTES * found.cells - 4  # its number of cells; before it those of empty streams
+    before = (begin - COUNTS_AT) // 4
+    end = len(state) - 4 * (streams - 1 - before)
+    if not found.cells or found.end > end or state[STREAMS_AT:COUNTS_AT].tobytes() != _u32(streams).tobytes():
+        return None
+    made = state[4 * before : end]
+    made[:STREAMS_AT], made[STREAMS_AT:COUNTS_AT] = state[:STREAMS_AT].copy(), _u32(1)
+    return made
+
+
 def repeated(state: Bytes, cells: int) -> Bytes:
     """The state of one stream by token, with `cells` cells at positions from 0 whose values repeat its own.
 
@@ -82,11 +115,9 @@ def repeated(state: Bytes, cells: int) -> Bytes:
 
 def _with_streams(state: Bytes, streams: int) -> Bytes | None:
     """The same with more streams, which are empty."""
-    (one,) = _numbers(state, STREAMS_AT, 1)
-    made = np.zeros(len(state) + 4 * (streams - 1), dtype=np.uint8)
+    made = np.empty(len(state) + room_for(streams), dtype=np.uint8)
     made[: len(state)] = state
-    made[STREAMS_AT:COUNTS_AT] = _u32(streams)
-    return made if one == 1 else None
+    return with_streams(made, streams)
 
 
 def _transposed(state: Bytes, streams: int) -> Bytes | None:

@@ -1,0 +1,91 @@
+"""The processor families that we have kernels for: what they need, and what is compiled. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+HALF_PRECISION = "asimdhp"
+ROWS_ALL = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessorFamily:
+    """`originals`: functions of ours that take the addresses of llama.cpp's, by name, and of which."""
+
+    name: str
+    machine: str  # as `platform.machine` calls it
+    needed: frozenset[str]  # features of the processor
+    better: frozenset[str] = frozenset()  # llama.cpp has better kernels for these
+    built_with: tuple[bytes, ...] = ()  # in llama.cpp's own words, without which ours would not be called
+    attention_heads: tuple[int, ...]  # head sizes of our attention
+    attention_rows_max: int  # rows of a sequence in a pass, beyond which llama.cpp's attention computes
+    sources: tuple[str, ...]
+    headers: tuple[str, ...]
+    flags: tuple[str, ...]
+    originals: Mapping[str, tuple[str, ...]] = field(hash=False)
+
+    def suits(self, machine: str, features: frozenset[str]) -> bool:
+        return machine == self.machine and features >= self.needed and not features & self.better
+
+
+# No contraction of sums: fusing multiply and add changes the last bit.
+_FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC")
+_ATTENTION = ("ggml_compute_forward_flash_attn_ext",)
+
+ARM = ProcessorFamily(
+    name="arm",
+    machine="aarch64",
+    needed=frozenset({"asimddp", HALF_PRECISION}),  # dot products, 16-bit arithmetic
+    better=frozenset({"i8mm", "sve"}),
+    built_with=(b"DOTPROD = 1", b"FP16_VA = 1", b"REPACK = 1"),  # else llama.cpp does not repack weights
+    attention_heads=(64, 128),
+    attention_rows_max=63,
+    sources=("gemm.c", "few_rows.c", "attention.c", "tile_attention.c", "elementwise.c"),
+    headers=("interpose.h", "tensors.h", "weights.h"),
+    flags=(*_FLAGS, "-march=armv8.2-a+dotprod+fp16"),
+    originals={
+        "stretto_original_matrices": (
+            "ggml_gemm_q4_0_4x4_q8_0",
+            "ggml_gemm_q8_0_4x4_q8_0",
+            "ggml_quantize_mat_q8_0_4x4",
+            "ggml_cpu_fp32_to_fp16",
+        ),
+        "stretto_original_products": (
+            "ggml_cpu_extra_compute_forward",
+            "quantize_row_q8_0",
+            "ggml_backend_buffer_get_type",
+            "ggml_barrier",
+            "ggml_threadpool_chunk_set",
+            "ggml_threadpool_chunk_add",
+        ),
+        "stretto_original_attention": _ATTENTION,
+        "stretto_original_elementwise": (
+            "ggml_compute_forward_unary",
+            "ggml_compute_forward_cpy",
+            "ggml_table_gelu_f16",
+            "ggml_table_gelu_quick_f16",
+        ),
+    },
+)
+
+X86 = ProcessorFamily(
+    name="x86",
+    machine="x86_64",
+    needed=frozenset({"avx512f", "avx512bw", "avx512vl", "fma", "f16c", "bmi1"}),
+    attention_heads=tuple(range(16, 257, 16)),
+    attention_rows_max=ROWS_ALL,
+    sources=("x86_attention.c",),
+    headers=("interpose.h", "tensors.h"),
+    flags=(*_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mfma", "-mf16c", "-mbmi"),
+    originals={"stretto_original_attention": _ATTENTION},
+)
+
+FAMILIES = (ARM, X86)
+
+
+def family_of(system: str, machine: str, features: frozenset[str]) -> ProcessorFamily | None:
+    """None: there are no kernels for this processor."""
+    if system != "Linux":
+        return None
+    return next((one for one in FAMILIES if one.suits(machine, features)), None)
