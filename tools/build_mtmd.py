@@ -5,16 +5,18 @@
 llama-cpp-python is installed without it (`tools/llamacpp.cmake`), so that its wheel stays in pip's cache.
 This takes the sources from the same version's source distribution and links against the libraries that are
 installed: 53 files, a minute on two cores. llama.cpp's readers of files are left out; Stretto decodes files
-in a process of its own. `mtmd/packed_weights.cpp` is ours. Standard library only.
+in a process of its own. What is in `mtmd/` is ours. Standard library only.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -31,11 +33,27 @@ FLAGS = (
     *("-std=c++17", "-O2", "-fPIC", "-w", "-DNDEBUG", "-fvisibility=hidden"),
     *("-DLLAMA_SHARED", "-DLLAMA_BUILD", "-DGGML_SHARED", "-DGGML_BACKEND_SHARED"),
 )
-OURS = Path(__file__).parent / "mtmd" / "packed_weights.cpp"
+FOLDER = Path(__file__).parent
+OURS = tuple(sorted((FOLDER / "mtmd").glob("*.cpp")))
+HEADERS = (*sorted((FOLDER / "mtmd").glob("*.h")), FOLDER / "amx_tiles.h")
+# For the files with kernels that are called only where the processor has these instructions.
+AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mfma")
+AMX = ("-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-include", str(FOLDER / "amx_tiles.h"))
+X86_FLAGS = {
+    "amx_attention": (*AVX512, *AMX),
+    "avx512_attention": AVX512,
+    "avx512_gelu": AVX512,
+    "vnni_products": (*AVX512, "-mavx512vnni"),
+}
 WRAPPED = (
+    "ggml_add",
     "ggml_backend_alloc_ctx_tensors_from_buft",
     "ggml_backend_buffer_free",
     "ggml_backend_buft_is_host",
+    "ggml_flash_attn_ext",
+    "ggml_flash_attn_ext_add_sinks",
+    "ggml_gelu",
+    "ggml_mul_mat",
 )
 LEFT_OUT = ("mtmd-cli.cpp", "mtmd-helper.cpp", "mtmd-helper-gen.cpp", "deprecation-warning.cpp")
 
@@ -79,7 +97,8 @@ def installed_libraries() -> Path:
 def sources_of() -> str:
     """The version of llama-cpp-python, and on a second line the digest of what is ours."""
     version = importlib.metadata.version("llama-cpp-python")
-    return f"{version}\n{hashlib.sha256(OURS.read_bytes()).hexdigest()}\n"
+    ours = b"".join(path.read_bytes() for path in (*OURS, *HEADERS))
+    return f"{version}\n{hashlib.sha256(ours).hexdigest()}\n"
 
 
 def built_for(folder: Path) -> str:
@@ -116,13 +135,18 @@ def build(llama: Path, libraries: Path, scratch: Path) -> Path:
     sources = [source for source in sources if source.name not in LEFT_OUT]
     if not sources:
         raise BuildError(f"there are no sources in {folder}")
-    sources.append(OURS)
+    sources += OURS
     sources.sort(key=lambda source: -source.stat().st_size)  # the largest first: it takes longest
     headers = [f"-I{part}" for part in (folder, llama / "include", llama / "ggml/include", llama / "vendor")]
 
     def compiled(source: Path) -> str:
         target = scratch / f"{source.parent.name}-{source.stem}.o"
-        run([compiler, *FLAGS, *headers, "-c", str(source), "-o", str(target)])
+        command = [compiler, *FLAGS, *headers, "-c", str(source), "-o", str(target)]
+        if source.stem in X86_FLAGS and platform.machine() == "x86_64":
+            with contextlib.suppress(BuildError):  # an older compiler: without these kernels
+                run([*command, *X86_FLAGS[source.stem]])
+                return str(target)
+        run(command)
         return str(target)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

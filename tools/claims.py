@@ -101,6 +101,7 @@ LLAMACPP = (
         "llamacpp-bad-files",
         "500 mutated GGUFs never crash the caller",
         "tests/system/security/test_gguf_fuzz.py",
+        STRETTO_PROVE="1",
     ),
 )
 

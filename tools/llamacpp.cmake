@@ -9,3 +9,6 @@ set(LLAMA_BUILD_COMMON OFF)
 if(NOT STRETTO_MTMD)
   set(LLAVA_BUILD OFF)
 endif()
+
+# GCC 12 and 13 miscompile llama.cpp's AMX set-up without it. Empty where the compiler has no AMX.
+string(APPEND CMAKE_CXX_FLAGS " -include '${CMAKE_CURRENT_LIST_DIR}/amx_tiles.h'")

@@ -44,14 +44,16 @@ const char * after_number(const char * text) {
     return digits > 0 && text[digits] == '.' ? text + digits + 1 : nullptr;
 }
 
-// Whether graphs use this tensor only as the matrix of a product: "v.blk.3.ffn_up.weight", "mm.2.weight".
-// Others are also transposed, looked up or convolved.
+// Whether graphs use this tensor only as the matrix of a product: "v.blk.3.ffn_up.weight", "mm.2.weight",
+// "mm.model.mlp.1.weight". Others are also transposed, looked up or convolved.
 bool is_matrix(const ggml_tensor * tensor) {
     if (ggml_n_dims(tensor) != 2) {
         return false;
     }
     const char * projection = after(tensor->name, "mm.");
     if (projection != nullptr) {
+        const char * layers = after(projection, "model.mlp.");
+        projection = layers != nullptr ? layers : projection;
         const char * kind = after_number(projection);
         return kind != nullptr && std::strcmp(kind, "weight") == 0;
     }
@@ -66,19 +68,22 @@ bool is_matrix(const ggml_tensor * tensor) {
     return false;
 }
 
-ggml_backend_buffer_type_t packed_type(ggml_backend_dev_t device) {
+// Buffer types with packed kernels that this processor has, the best first (AMX, CPU_REPACK).
+std::vector<ggml_backend_buffer_type_t> packed_types(ggml_backend_dev_t device) {
     typedef ggml_backend_buffer_type_t * (*extra_types_t)(ggml_backend_dev_t);
     auto extra_types = (extra_types_t) ggml_backend_reg_get_proc_address(
         ggml_backend_dev_backend_reg(device), "ggml_backend_dev_get_extra_bufts");
+    std::vector<ggml_backend_buffer_type_t> found;
     if (extra_types == nullptr) {
-        return nullptr;
+        return found;
     }
     for (ggml_backend_buffer_type_t * type = extra_types(device); type != nullptr && *type != nullptr; ++type) {
-        if (std::strcmp(ggml_backend_buft_name(*type), "CPU_REPACK") == 0) {
-            return *type;
+        const char * name = ggml_backend_buft_name(*type);
+        if (std::strcmp(name, "AMX") == 0 || std::strcmp(name, "CPU_REPACK") == 0) {
+            found.push_back(*type);
         }
     }
-    return nullptr;
+    return found;
 }
 
 // Whether this processor has packed kernels for the tensor. `probe` is an empty buffer of the packed type.
@@ -96,13 +101,8 @@ bool has_kernel(ggml_backend_dev_t device, ggml_backend_buffer_t probe, const gg
     return supported;
 }
 
-// A packed buffer with the matrices of this context that have kernels; nullptr: there are none.
-ggml_backend_buffer_t allocate_packed(ggml_context * context) {
-    ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    ggml_backend_buffer_type_t type = device != nullptr ? packed_type(device) : nullptr;
-    if (type == nullptr) {
-        return nullptr;
-    }
+// A buffer of this type with the matrices of this context that have kernels there; nullptr: there are none.
+ggml_backend_buffer_t allocate_packed(ggml_context * context, ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
     ggml_backend_buffer_t probe = ggml_backend_buft_alloc_buffer(type, 0);
     if (probe == nullptr) {
         return nullptr;
@@ -113,7 +113,7 @@ ggml_backend_buffer_t allocate_packed(ggml_context * context) {
     size_t bytes = 0;
     for (ggml_tensor * tensor = ggml_get_first_tensor(context); tensor != nullptr;
          tensor = ggml_get_next_tensor(context, tensor)) {
-        if (tensor->data == nullptr && is_matrix(tensor) && has_kernel(device, probe, tensor)) {
+        if (tensor->data == nullptr && ggml_is_quantized(tensor->type) && is_matrix(tensor) && has_kernel(device, probe, tensor)) {
             chosen.push_back(tensor);
             offsets.push_back(bytes);
             bytes += GGML_PAD(ggml_backend_buft_get_alloc_size(type, tensor), alignment);
@@ -130,6 +130,21 @@ ggml_backend_buffer_t allocate_packed(ggml_context * context) {
         ggml_backend_tensor_alloc(buffer, chosen[i], base + offsets[i]);
     }
     return buffer;
+}
+
+// A packed buffer of the best type that has kernels for any matrix of this context; nullptr: there is none.
+ggml_backend_buffer_t allocate_packed(ggml_context * context) {
+    ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    if (device == nullptr) {
+        return nullptr;
+    }
+    for (ggml_backend_buffer_type_t type : packed_types(device)) {
+        ggml_backend_buffer_t buffer = allocate_packed(context, device, type);
+        if (buffer != nullptr) {
+            return buffer;
+        }
+    }
+    return nullptr;
 }
 
 }  // namespace
