@@ -18,6 +18,12 @@ DRAFT_DEFECTS = (
         "slot.proposals = count",
     ),
     Defect(
+        "a tick does not wait for the drafts of a draft model",
+        "core/scheduler.py",
+        "self._in_flight[-1].tick.awaited:",
+        "self._in_flight[-1].tick.propose:",
+    ),
+    Defect(
         "spans are padded where they may differ",
         "core/speculation.py",
         "level_max=level_max if self._equal_spans else None",

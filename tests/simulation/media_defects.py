@@ -47,8 +47,8 @@ MEDIA_DEFECTS = (
     Defect(
         "a request starts inside a picture that belongs together",
         "core/media.py",
-        "if item.start < length < item.end and item.whole:",
-        "if item.start < length < item.end and item.rows < 0:",
+        "and (item.whole or item.grid_width):",
+        "and item.grid_width:",
         MEDIA,
     ),
     Defect(

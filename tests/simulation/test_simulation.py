@@ -1,4 +1,7 @@
-"""The simulator at the size of `make test`: 200,000 ticks, every law, every *sometimes* law seen."""
+"""The simulator at the size of `make test`: 80,000 ticks, every law, every *sometimes* law seen.
+
+`make simulate` and the proof `core-simulation` run a million.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,20 @@ from stretto.testing.simulate import run_many
 from stretto.testing.simulation import Report, Simulation
 from stretto.testing.sometimes import SOMETIMES
 
-TICKS = 200_000
+TICKS, TICKS_MAX = 80_000, 200_000  # more than the first only while a *sometimes* law was not seen
 DIGEST_SEEDS = range(10)
 
 
 @pytest.mark.slow
-def test_200_000_ticks_break_no_law_and_see_every_sometimes_law():
+def test_80_000_ticks_break_no_law_and_see_every_sometimes_law():
     total = Report()
-    for report in run_many(0, TICKS, workers=2):
+    for report in run_many(0, TICKS_MAX, workers=2):
         total.add(report)
+        unseen = [law for law in SOMETIMES if not total.sometimes[law]]
+        if total.ticks >= TICKS and not unseen:
+            break
     assert total.ticks >= TICKS
-    assert [law for law in SOMETIMES if not total.sometimes[law]] == []
+    assert unseen == []
     assert sum(total.faults.values()) > 1_000
 
 

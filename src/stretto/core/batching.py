@@ -45,6 +45,7 @@ class RowPlanner:
         # with alternating ticks, by group: the last tick was for decode
         self._prompts_next: dict[AdapterGroup, bool] = {}
         self._exact = state.exact
+        self._unhurried = False  # the last budget for prompts was that of a lone one with media
         self._drafts = DraftRows(state, self._budget) if DraftRows.possible(state) else None
 
     def fill(self, tick: Tick) -> list[Slot]:
@@ -164,6 +165,7 @@ class RowPlanner:
             target_s=target_s / self._groups if target_s is not None else None,
             mixed_batches=state.can.mixed_batches,
         )
+        self._unhurried = budget.media
         given = self._sharer.share(prompts, budget, rows=rows)
         fitted = self._fit(given)
         if not fitted and not decode:  # those that got rows have no memory for them
@@ -239,6 +241,7 @@ class RowPlanner:
         prompts = [(slot, count) for slot, count in shares if slot.job is not None]
         for slot, count in prompts:
             self._write_chunk(tick, slot, count)
+        tick.unhurried = self._unhurried and bool(tick.media)
         return [slot for slot, _ in prompts]
 
     def _write_chunk(self, tick: Tick, slot: Slot, count: int) -> None:

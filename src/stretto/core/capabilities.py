@@ -47,12 +47,17 @@ class Capabilities:
     outputs_max: int = 2048
     measured_max: int = 64  # rows of one prompt in a tick whose logprobs are wanted
     chunk_multiple: int = 1
+    chunk_least: int = 1  # rows of a chunk, at most a multiple: fewer take as long
+    media_chunk_least: int = 0  # likewise of a picture or sound; 0: as of tokens
     efficient_chunk: int = 1  # rows of a tick from which on more of them save little
     tile_rows: int = 1  # of attention, for prompts: a partial tile takes as long as a whole one
     contiguous: bool = False
     equal_spans: bool = False
     mixed_batches: bool = True  # one pass holds decode and prefill rows; else their ticks alternate
     plan_ahead: int = 0
+    decode_passes: tuple[tuple[int, float], ...] = ()  # rows and seconds, where they were measured at load
+    draft_passes: tuple[tuple[int, float], ...] = ()  # likewise of a draft model; empty: there is none
+    lookup_drafts: bool = True  # drafts are looked up in known text; else only a draft model makes some
     history_drafts: bool = True  # drafts also for requests with penalties or a grammar
     adapters: bool = False  # requests may name adapters
     one_group: bool = False  # the rows of a tick have the same adapters: groups take turns

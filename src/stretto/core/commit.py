@@ -13,12 +13,28 @@ from operator import mul
 from typing import NamedTuple
 
 from stretto.core import event_names, victims
+from stretto.core.draft_gain import Kind
+from stretto.core.draft_price import MODEL
 from stretto.core.media import is_whole
 from stretto.core.recovery import Recovery
 from stretto.core.slot import Job, Slot
 from stretto.core.state import State
 from stretto.core.tick import End, Outcome, PassFailure, PreemptReason, Progress, Tick, TickMeasures
 from stretto.errors import BadOutputError, OutOfMemoryError, PassFailedError
+
+
+class DraftWait(NamedTuple):
+    """The device pauses from the commit of an awaited tick until the pass of the next one."""
+
+    since_s: float
+    kind: Kind | None  # of the drafter that it is for; None: its model caught up only, which is no loss
+
+    @classmethod
+    def of(cls, tick: Tick, outcome: Outcome, now: float) -> DraftWait:
+        """After `tick`, which was awaited and gave `outcome`."""
+        if MODEL in outcome.drafters.values():
+            return cls(now, Kind.MODEL)
+        return cls(now, Kind.LOOKUP if tick.propose else None)
 
 
 class InFlight(NamedTuple):
@@ -28,11 +44,11 @@ class InFlight(NamedTuple):
     slots: list[Slot]
     epochs: list[int]
     void: bool = False  # the tick before it failed, so this one does not run
-    waited_since_s: float | None = None  # when the tick that it waited for was committed, if it did
+    wait: DraftWait | None = None  # for the tick before it, if its drafts were to be verified
 
     @classmethod
-    def of(cls, tick: Tick, slots: list[Slot], waited_since_s: float | None) -> InFlight:
-        return cls(tick, slots, [slot.epoch for slot in slots], waited_since_s=waited_since_s)
+    def of(cls, tick: Tick, slots: list[Slot], wait: DraftWait | None) -> InFlight:
+        return cls(tick, slots, [slot.epoch for slot in slots], wait=wait)
 
     def alive(self) -> Iterator[Slot]:
         return (s for s, epoch in zip(self.slots, self.epochs, strict=True) if s.epoch == epoch)
@@ -77,7 +93,7 @@ class Committer:
             ended = self._take_mixed(flight, outcome)
         if self._state.drafting:
             self._compare(flight)
-        if tick.propose or outcome.drafts or outcome.extras or outcome.scores:
+        if tick.propose or tick.ask_model or outcome.drafts or outcome.extras or outcome.scores:
             self._pass_on(flight, outcome)
         for slot, end, reason in ended:
             self._state.finish(slot, end, reason)
@@ -203,12 +219,16 @@ class Committer:
 
     def _pass_on(self, flight: InFlight, outcome: Outcome) -> None:
         """Drafts for the next tick, and logprobs for the caller."""
+        if outcome.model_lost:
+            self._state.drafts.model.known = False
         for slot in flight.alive():
             assert slot.job is not None
             slot.proposing = False
             if slot.index in outcome.drafts:
                 slot.drafts = outcome.drafts[slot.index]
                 slot.drafter = outcome.drafters.get(slot.index, "")
+            if slot.index in outcome.behind:
+                self._state.drafts.model.note_behind(slot, outcome.behind[slot.index])
             if slot.index in outcome.extras:
                 self._state.events.extras[slot.job.id] = outcome.extras[slot.index]
             if slot.index in outcome.scores:
@@ -237,28 +257,36 @@ class Committer:
         chunks = list(zip(tick.counts[spans:], tick.starts[spans:], strict=True))
         contexts = sum(map(mul, tick.starts[:spans], tick.counts[:spans]))  # drafts attend as well
         drafts = tick.decode_rows > spans
-        state.cost.observe(
-            rows=tick.decode_rows,
-            contexts=contexts,
-            chunks=chunks,
-            pass_s=outcome.pass_s,
-            changed=tick.changes_adapters,
-            passes=state.drafts.passes(tick.sequences[:spans], tick.counts[:spans]) if drafts else 1,
-        )
+        if state.can.media_chunk_least and chunks and len(tick.media) == len(tick.counts):
+            state.cost.observe_media(sum(tick.counts), outcome.pass_s)
+        else:
+            state.cost.observe(
+                rows=tick.decode_rows,
+                contexts=contexts,
+                chunks=chunks,
+                pass_s=outcome.pass_s,
+                changed=tick.changes_adapters,
+                passes=state.drafts.passes(tick.sequences[:spans], tick.counts[:spans]) if drafts else 1,
+            )
         taken_s = self._interval_s(outcome)
-        if flight.waited_since_s is not None:
-            pause_s = max(0.0, state.now - flight.waited_since_s - outcome.pass_s - outcome.draft_s)
+        if flight.wait is not None:
+            pause_s = max(0.0, state.now - flight.wait.since_s - outcome.pass_s - outcome.draft_s)
             taken_s = max(outcome.pass_s, taken_s - pause_s)
-            state.drafts.waited(spans, pause_s)
+            state.drafts.waited(spans, pause_s, flight.wait.kind)
         if not state.drafting and not drafts:
             return
         if spans and not chunks and not tick.changes_adapters:
             gain, own = state.drafts.gain, sum(tick.starts[:spans])
             if drafts:
-                gain.verified(spans, own, tokens=len(outcome.tokens), seconds=taken_s)
+                kind = Kind.MODEL if tick.model_drafts else Kind.LOOKUP
+                gain.verified(spans, own, tokens=len(outcome.tokens), seconds=taken_s, kind=kind)
             else:
                 gain.plain(spans, own, taken_s)
-        state.drafts.drafted(spans, list(tick.propose.values()), outcome.draft_s)
+        model_s = sum(seconds for _, seconds in outcome.model_passes)
+        state.drafts.drafted(spans, list(tick.propose.values()), outcome.draft_s - model_s)
+        if outcome.model_passes:
+            made = MODEL in outcome.drafters.values()
+            state.drafts.model_ran(spans if made else 0, outcome.model_passes)
 
     # --- failures --------------------------------------------------------------------------------
 

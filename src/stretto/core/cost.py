@@ -12,6 +12,8 @@ Starts by trusting nothing: the smallest chunk, then twice as much, as measureme
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stretto.core.least_squares import LeastSquares
 from stretto.core.row_factors import RowFactors
 
@@ -22,17 +24,27 @@ F_DRIFT = 0.01  # a tick, towards the factor of the size that is used
 MARGIN_STEP = 0.05
 WORTH_CONTEXT = 256.0  # where a token's price is taken: at 0 a fit may put it all on the context
 CHANGE_WEIGHT = 0.2  # of a new measurement of what a change of adapters takes
+SEEDED = 4  # times that a pass counts that was timed at load
 CHANGES_FROM = 8  # decode ticks after which their prediction is good enough to tell
 COVERED = 0.75  # a chunk of that share of what is trusted says enough to trust twice as much
 
 
 class CostModel:
-    """Prices in seconds; `chunk_multiple`, `efficient_chunk` and `rows_trusted` are numbers of rows."""
+    """Prices in seconds; `chunk_…`, `efficient_chunk` and `rows_trusted` are numbers of rows."""
 
     def __init__(
-        self, *, chunk_multiple: int, chunk_max: int, efficient_chunk: int = 1, tile_rows: int = 1
+        self,
+        *,
+        chunk_multiple: int,
+        chunk_max: int,
+        chunk_least: int = 1,
+        media_chunk_least: int = 0,
+        efficient_chunk: int = 1,
+        tile_rows: int = 1,
     ) -> None:
         self.chunk_multiple = chunk_multiple
+        self.chunk_least = min(max(chunk_least, tile_rows), chunk_multiple)
+        self.media_chunk_least = media_chunk_least or self.chunk_least
         self.efficient_chunk = max(efficient_chunk, chunk_multiple)
         self.rows_trusted = chunk_multiple  # slow start: the most prompt rows that measurements cover
         self._tile_rows = tile_rows
@@ -43,7 +55,16 @@ class CostModel:
         self._outliers = 0
         self._margin = 1.2  # about the 80th percentile of measured / predicted
         self._chunk_max = max(chunk_max, chunk_multiple)
+        self._media_row_s = 0.0  # of rows of media in chunks of their own; 0: not measured
         self.change_s = 0.0  # what a tick takes longer when its adapters are not those of the tick before
+
+    def seed(self, passes: Sequence[tuple[int, float]]) -> None:
+        """Decode passes of an empty context that were timed at load: rows and seconds."""
+        for _ in range(SEEDED):
+            for rows, seconds in passes:
+                self._decode.update([1.0, rows, 0.0], seconds)
+        for rows, seconds in passes:
+            self._row_factors.observe(rows, seconds / self._decode.predict([1.0, rows, 0.0]))
 
     def decode_s(self, rows: float, contexts: float) -> float:
         return self._decode.predict([1.0, rows, contexts]) if rows else 0.0
@@ -62,14 +83,29 @@ class CostModel:
         base = chunk * self._prefill.predict([1.0, context + chunk / 2])
         return base * self._factor_of(self._step(chunk)) * self._margin
 
-    def rows_within(self, seconds: float, context: int, *, rows_max: int) -> int:
-        """The largest multiple up to `rows_max` that takes at most `seconds`; 0 if one takes longer."""
-        rows = 0
-        while rows + self.chunk_multiple <= rows_max:
-            if self.chunk_s(rows + self.chunk_multiple, context) > seconds:
+    def rows_within(self, seconds: float, context: int, *, rows_max: int, multiple: int = 0) -> int:
+        """The largest multiple up to `rows_max` that takes at most `seconds`; 0 if one takes longer.
+
+        `multiple`: instead of the chunk multiple.
+        """
+        rows, multiple = 0, multiple or self.chunk_multiple
+        while rows + multiple <= rows_max:
+            if self.chunk_s(rows + multiple, context) > seconds:
                 break
-            rows += self.chunk_multiple
+            rows += multiple
         return rows
+
+    def media_rows_within(self, seconds: float, context: int, *, rows_max: int) -> int:
+        """Likewise for rows of media, whose passes may pause: the multiple that is nearest to the time."""
+        least = self.media_chunk_least
+        if not self._media_row_s:
+            return self.rows_within(seconds, context, rows_max=rows_max, multiple=least)
+        return min(round(seconds / self._media_row_s / least), rows_max // least) * least
+
+    def observe_media(self, rows: int, pass_s: float) -> None:
+        """A finished tick with nothing but a chunk of media."""
+        row_s = pass_s / rows
+        self._media_row_s += CHANGE_WEIGHT * (row_s - self._media_row_s) if self._media_row_s else row_s
 
     @property
     def prefill_s_per_token(self) -> float:

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Sequence
 
 from stretto.core.capabilities import Rewind
+from stretto.core.draft_price import MODEL
 from stretto.core.slot import Slot
 from stretto.core.state import State
 from stretto.core.tick import Tick
@@ -53,7 +54,14 @@ class DraftRows:
     def ask(self, tick: Tick, spans: Sequence[Slot]) -> None:
         """Have slots that give a token in this tick make proposals for the next one, where these may pay."""
         state = self._state
-        if tick.decode_spans and state.drafts.quiet(tick.decode_spans):
+        planner = state.drafts
+        tick.model_drafts = planner.model.known and any(
+            outputs > 1 and slot.drafter == MODEL for slot, outputs in zip(spans, tick.outputs, strict=True)
+        )
+        decoding = tick.decode_spans
+        looks = state.can.lookup_drafts and not (decoding and planner.quiet(decoding))
+        asks = planner.model.known and not (decoding and planner.model_quiet(decoding))
+        if not looks and not asks:
             return
         able = [
             (slot, count)
@@ -69,9 +77,12 @@ class DraftRows:
             if slot.rows_due <= 1 and not slot.replays and (group is None or slot.adapters == group)
         ]
         spare = self._outputs_max - len(decode)
-        tick.propose = state.drafts.wanted(decode, able, spare) if spare > 0 else {}
+        if spare > 0:
+            tick.propose = planner.wanted(decode, able, spare) if looks else {}
+            tick.ask_model = planner.ask_model(decode, able, spare) if asks else {}
+            tick.awaited = bool(tick.propose) or any(tick.ask_model.values())
         for slot, _ in able:
-            slot.proposing = slot.index in tick.propose
+            slot.proposing = slot.index in tick.propose or tick.ask_model.get(slot.index, 0) > 0
 
     def _room(self, slot: Slot, spare: int) -> int:
         """Rows beyond the next one that the request and the model have room for."""

@@ -26,12 +26,15 @@ class MediaRows(NamedTuple):
     """One picture or sound in a prompt. `digest` covers its bytes and whatever else its rows depend on.
 
     `whole`: its rows attend to each other in both directions, so they are computed in one chunk.
+    `grid_width`: its rows lie in a grid this wide and share a position in the text (M-RoPE), so memory cannot
+    be trimmed to a part of them; 0: each row has a position of its own.
     """
 
     start: int
     rows: int
     digest: bytes
     whole: bool = False
+    grid_width: int = 0
 
     @property
     def end(self) -> int:
@@ -103,9 +106,9 @@ def is_whole(media: Media, position: int) -> bool:
 
 
 def cut(media: Media, length: int) -> int:
-    """As much of the first `length` rows as a request may start from: not a part of whole media."""
+    """As much of the first `length` rows as a request may start from: not a part of a whole or a grid."""
     for item in media:
-        if item.start < length < item.end and item.whole:
+        if item.start < length < item.end and (item.whole or item.grid_width):
             return item.start
     return length
 
@@ -119,6 +122,8 @@ def check(media: Media, tokens: array[int], boundaries: Sequence[int]) -> None:
     for item in media:
         if item.rows < 1 or item.start < last or item.end >= len(tokens):
             raise ValueError(f"media must ascend within the prompt and not end it: {item}")
+        if item.grid_width and item.rows % item.grid_width:
+            raise ValueError(f"{item.rows} rows do not fill a grid of {item.grid_width} columns")
         if tokens[item.start : item.end] != array("i", [MEDIA_ROW]) * item.rows:
             raise ValueError("the tokens of a request have MEDIA_ROW where its media are")
         if any(item.start < offset < item.end for offset in boundaries):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from stretto.core.cost import CostModel
 from stretto.core.fairness import AGEING_PERIOD
 from stretto.core.limits import TARGET_S
-from stretto.core.media import is_whole, rows_alike
+from stretto.core.media import is_whole, place_of, rows_alike
 from stretto.core.slot import Slot
 
 DECODE_TICKS = 4.0  # auto: the target in decode-only ticks; prompts get three quarters of a slow machine
@@ -29,15 +29,22 @@ IDLE_S = 0.3  # … but no more than this, or one target: newcomers get in soon
 TOGETHER = 2  # efficient chunks for several prompts in a tick: with less, each waits for many decode passes
 TOGETHER_S = 0.31  # … but no more than this, …
 TOGETHER_TICKS = 6.0  # … or this many decode-only ticks: completed prompts wait for the other rows
+UNHURRIED_AFTER_TICKS = 8.0  # auto: decode-only ticks that the encoder of a lone prompt's media took …
+UNHURRIED_TICKS = 0.4  # … from which on it gets this much of one, unless it takes longer than its encoder
 PART_TICKS = 3.0  # decode-only ticks beside which a decode pass is short: more time for parts saves nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Seconds of a tick for prompts: for whole ones, and for parts beside them."""
+    """Seconds of a tick for prompts: for whole ones, and for parts beside them.
+
+    `multiple`: of rows, for parts; 0: the chunk multiple. `media`: parts are rows of media.
+    """
 
     whole_s: float
     part_s: float
+    multiple: int = 0
+    media: bool = False
 
 
 def budget_of(
@@ -53,10 +60,17 @@ def budget_of(
     Prompts always get at least half the machine; a fixed target would starve them. With no target (auto) a
     tick may also take as long as the last efficient chunk of the oldest prompt must: shorter ones before
     would not make the longest gap shorter, only the prompt later. Where ticks alternate, a completed prompt
-    waits for the whole tick, and parts beside it only have the time in which they save decode passes.
+    waits for the whole tick, and parts beside it only have the time in which they save decode passes. A lone
+    prompt whose media took long to be encoded leaves streams more.
     """
     oldest = min(prompts, key=lambda slot: slot.arrival)
     least_s = decode_s
+    if target_s is None and decode_s and len(prompts) == 1:
+        unhurried_s = _unhurried_s(cost, oldest, decode_s)
+        if unhurried_s is not None:
+            if place_of(oldest.media, oldest.planned) is not None:
+                return Budget(unhurried_s, unhurried_s, cost.media_chunk_least, media=True)
+            return Budget(unhurried_s, unhurried_s, max(cost.chunk_least, cost.chunk_multiple // 2))
     if target_s is None:
         target_s = max(TARGET_S, DECODE_TICKS * decode_s)
         least_s = cost.chunk_s(cost.efficient_chunk, int(len(oldest.known) * NEAR_THE_END))
@@ -66,6 +80,23 @@ def budget_of(
     idle_s = max(target_s, min(IDLE_TARGETS * target_s, IDLE_S))
     whole_s = max(target_s - decode_s if decode_s else idle_s, least_s)
     return Budget(whole_s, whole_s if mixed_batches else min(whole_s, PART_TICKS * decode_s))
+
+
+def _unhurried_s(cost: CostModel, slot: Slot, decode_s: float) -> float | None:
+    """Time in a tick for a prompt that is short beside its encoder's work; None: it has no time to lose.
+
+    After the wait for the encoder a few more ticks go unnoticed, and streams have shared the processors with
+    the encoder before. Time in the encoder's queue does not count.
+    """
+    job = slot.job
+    assert job is not None
+    if not slot.media or job.encoding_s <= 0.0:
+        return None
+    chunk = cost.efficient_chunk
+    rows = len(slot.known) - job.cached
+    needed_s = rows / chunk * cost.chunk_s(chunk, job.cached + rows // 2)
+    least_s = max(needed_s, UNHURRIED_AFTER_TICKS * decode_s)
+    return UNHURRIED_TICKS * decode_s if job.encoding_s >= least_s else None
 
 
 class PrefillSharer:
@@ -120,7 +151,7 @@ class _Shares:
         """Half of the tick; one chunk multiple is not halved."""
         half = max(self._rows_left // 2, min(self._cost.chunk_multiple, self._rows_left))
         kept, self._rows_left = self._rows_left - half, half
-        self.grant(slot, Budget(budget.whole_s / 2, budget.part_s / 2))
+        self.grant(slot, Budget(budget.whole_s / 2, budget.part_s / 2, budget.multiple))
         self._rows_left += kept
 
     def grant(self, slot: Slot, budget: Budget) -> bool:
@@ -139,10 +170,17 @@ class _Shares:
         full = False
         total = most
         if most < end or cost.chunk_s(most, context) > (left_s if end == slot.prefill_due else part_left_s):
-            total = cost.rows_within(part_left_s, context, rows_max=most)
-            full = total + cost.chunk_multiple <= most  # by time, not by rows
+            multiple = budget.multiple or cost.chunk_multiple
+            total = (
+                cost.media_rows_within(part_left_s, context, rows_max=most)
+                if budget.media
+                else cost.rows_within(part_left_s, context, rows_max=most, multiple=multiple)
+            )
+            full = total + multiple <= most  # by time, not by rows
             if not self.rows_of:
-                total = max(total, self._least(most, context))
+                total = max(total, self._least(most, context, multiple))
+            if budget.multiple and most == end == total + 1:
+                total = end  # a last row alone would be a decode row with a call of its own
         if total > have:
             self.rows_of[slot.index] = total
             self._rows_left -= total - have
@@ -159,9 +197,8 @@ class _Shares:
             self._has_whole = True
         return self._rows_left > 0
 
-    def _least(self, rows: int, context: int) -> int:
-        """A chunk multiple, however long it takes; fewer rows that would take longer than one are halved."""
-        multiple = self._cost.chunk_multiple
+    def _least(self, rows: int, context: int, multiple: int) -> int:
+        """A multiple, however long it takes; fewer rows that would take longer than one are halved."""
         rows, multiple_s = min(rows, multiple), self._cost.chunk_s(multiple, context)
         while rows > 1 and self._cost.chunk_s(rows, context) > multiple_s:
             rows = (rows + 1) // 2

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from stretto.core.admission import Admission
 from stretto.core.batching import RowPlanner
 from stretto.core.capabilities import Capabilities
-from stretto.core.commit import Committer, InFlight
+from stretto.core.commit import Committer, DraftWait, InFlight
 from stretto.core.limits import Limits
 from stretto.core.preemption import PlannedPreemption, Preemptor
 from stretto.core.recovery import Recovery
@@ -65,7 +65,8 @@ class Scheduler:
         self._arrivals = 0
         self._next_tick = 0
         self._waits = False  # for the tokens of the tick in flight, to verify drafts of them
-        self._waited_since_s: float | None = None  # when they came
+        self._wait: DraftWait | None = None  # since they came
+        self._encoder_since_s = 0.0  # when it was done with the media of the last request
         self.draining = False
 
     # --- from callers ----------------------------------------------------------------------------
@@ -142,6 +143,8 @@ class Scheduler:
             job.needs.remove(need)
             if need is Need.MEDIA:
                 job.encoded_s = now
+                job.encoding_s = now - max(job.arrival_s, self._encoder_since_s)
+                self._encoder_since_s = now
             if not job.needs:
                 self.state.queue.ready(job, now)
 
@@ -150,6 +153,8 @@ class Scheduler:
         job = self.state.jobs.get(request_id)
         if job is not None and job.needs:
             self.state.now = now
+            if Need.MEDIA in job.needs:
+                self._encoder_since_s = now
             self._recovery.forget(job.id)
             self.state.end(job, End.FAILED, error.code, error=error)
 
@@ -194,7 +199,7 @@ class Scheduler:
         if self._in_flight and (self._recovery.active or self._in_flight[0].void):
             self._preemptor.watch_building()
             return Idle(self._next_due_s())  # recover tick by tick, from committed state only
-        if self._in_flight and self._in_flight[-1].tick.propose:
+        if self._in_flight and self._in_flight[-1].tick.awaited:
             # All slots wait for drafts: a pass with some of them takes nearly as long as one with all.
             self._preemptor.watch_building()
             self._waits = True
@@ -238,8 +243,8 @@ class Scheduler:
         tick.tables = state.ledger.take_tables()
         tick.bind, tick.unbind = tuple(state.bindings.values()), tuple(state.unbound)
         state.bindings, state.unbound = {}, {}
-        self._in_flight.append(InFlight.of(tick, spans, self._waited_since_s))
-        self._waited_since_s = None
+        self._in_flight.append(InFlight.of(tick, spans, self._wait))
+        self._wait = None
         self._next_tick += 1
         return tick
 
@@ -249,7 +254,7 @@ class Scheduler:
         flight = self._in_flight.popleft()
         self.state.now = now
         self._committer.commit(flight, outcome)
-        self._waited_since_s, self._waits = now if self._waits else None, False
+        self._wait, self._waits = DraftWait.of(flight.tick, outcome, now) if self._waits else None, False
         if outcome.failure is not None:
             self._in_flight = deque(later._replace(void=True) for later in self._in_flight)
         return self.take_events()

@@ -95,6 +95,7 @@ class Job:
         "draft_tokens",
         "drafts",
         "encoded_s",
+        "encoding_s",
         "entered_s",
         "first_token_s",
         "held_s",
@@ -143,6 +144,7 @@ class Job:
         self.caller_since_s = now  # when it began to wait as a caller
         self.entered_s: float | None = None  # when it took one of the in-flight places
         self.encoded_s: float | None = None  # its media
+        self.encoding_s = 0.0  # how long that took, without the time for the media of others before
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
         self.needs = list(request.needs)  # what it still waits for

@@ -11,19 +11,25 @@ for each request and drafter, starting from that of all requests. Where no draft
 are made now and then and compared with what plain decoding gives: that costs no row. Measured losses have the
 last word (`draft_gain`).
 
+A draft model, where there is one, is asked apart from lookup (`ask_model`): its price is known before it is
+paid (`draft_price`).
+
 Where ticks are planned ahead, proposals need the tokens of the tick in flight: the next one waits for them,
 and the device does nothing meanwhile. What that takes is measured, and counts as time of the drafter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import nsmallest
 from itertools import cycle, islice, pairwise
+from operator import attrgetter
+from typing import NamedTuple
 
 from stretto.core.cost import CostModel
-from stretto.core.draft_gain import DraftGain
-from stretto.core.draft_shapes import DraftShapes, Offer
+from stretto.core.draft_gain import DraftGain, Kind
+from stretto.core.draft_price import MODEL, DraftPrice, Passes
+from stretto.core.draft_shapes import DraftShape, DraftShapes, Offer
 from stretto.core.least_squares import SOONEST_S, LeastSquares
 from stretto.core.slot import DraftRecord, Slot
 
@@ -44,11 +50,29 @@ WAIT_WEIGHT, WAIT_OUTLIER = 0.1, 3.0  # of a new measurement, and the most that 
 WANTED_FOR = 8  # ticks for which the slots that make proposals stay the same, if the batch does
 QUIET_FOR = 16  # ticks for which slots are not asked, if none of their proposals are wanted
 QUIET_SHARE = 4  # … or a tick for each of so many slots: looking takes longer then
+UNKNOWN = ""  # the drafter of a slot without proposals so far: some lookup
+
+
+class Plan(NamedTuple):
+    """The best way to spend rows on drafts in a tick."""
+
+    rows: dict[int, int]  # drafts of each slot
+    shape: DraftShape
+    saved_s: float  # what its tokens take less than without drafts, the drafter's time included
 
 
 class DraftPlanner:
-    def __init__(self, cost: CostModel, *, equal_spans: bool = False) -> None:
+    """`model_passes`: rows and seconds of passes of the draft model, measured at load."""
+
+    def __init__(self, cost: CostModel, *, equal_spans: bool = False, model_passes: Passes = ()) -> None:
         self.gain = DraftGain(cost)
+        self.model = DraftPrice(model_passes)
+        self._model_credit_s = 0.0  # that may be spent on finding out whether its drafts are better now
+        self._model_quiet = 0, 0  # a number of slots, and for how many ticks it is not asked for them
+        self._model_idle = 0  # ticks in which it was not
+        self._model_plan: Plan | None = None
+        self._model_of: tuple[object, ...] = ()
+        self._model_for = 0  # ticks for which the plan stays, if the batch does
         self._cost = cost
         self._equal_spans = equal_spans
         self._all = DraftRecord()
@@ -77,7 +101,9 @@ class DraftPlanner:
 
         Where spans must be equal, a slot may get more rows than it has proposals: up to `level_max`.
         """
-        if not self.gain.allows(len(decode)):
+        allowed = {kind: self.gain.allows(len(decode), kind) for kind in Kind}
+        proposed = [(slot, count) for slot, count in proposed if allowed[_kind(slot.drafter)]]
+        if not proposed:
             return {}
         best = self._best(decode, proposed, spare, level_max=level_max)
         if not best and spare > 0 and not self._knows:
@@ -101,9 +127,11 @@ class DraftPlanner:
         if not able or not self.gain.allows(len(decode)):
             self._wanted_of = ()
             return {}
-        batch = (len(decode), *(slot.arrival for slot, _ in able))
+        batch = (len(decode), *((slot.arrival, slot.drafter == UNKNOWN) for slot, _ in able))
         if batch != self._wanted_of or self._wanted_for == 0:
-            self._wanted = self._best(decode, able, spare, level_max=spare, drafting=True)
+            self._wanted = self._best(
+                decode, able, spare, level_max=spare, drafter=_looks_up, drafter_s=self._lookup_s
+            )
             self._wanted_of, self._wanted_for = batch, WANTED_FOR if self._knows else 1
         self._wanted_for -= 1
         if self._wanted:
@@ -117,7 +145,7 @@ class DraftPlanner:
         due = self._compare_every(decode, slots) - self._idle_ticks
         if due > 0:
             self._wanted_for = 0
-            self._quiet = len(decode), int(min(due, max(QUIET_FOR, len(decode) // QUIET_SHARE)))
+            self._quiet = len(decode), int(min(due, _quiet_ticks(len(decode))))
             return {}
         self._idle_ticks = 0
         if not self._knows:
@@ -126,6 +154,66 @@ class DraftPlanner:
         some = islice(cycle(able), self._compared % len(able), self._compared % len(able) + slots)
         return {slot.index: min(count, TRIAL_TOKENS) for slot, count in some}
 
+    def ask_model(
+        self, decode: Sequence[Slot], able: Sequence[tuple[Slot, int]], spare: int
+    ) -> dict[int, int]:
+        """How many drafts the draft model should make for each slot; 0: it only says how far behind it is.
+
+        Nothing is asked where its passes and the rows to verify cost more than they save, even without
+        catching up. Where they would not if every draft were right, it is tried now and then.
+        """
+        if not able or not self.gain.allows(len(decode), Kind.MODEL):
+            return {}
+        batch = (len(decode), *(slot.arrival for slot, _ in able))
+        if batch != self._model_of or self._model_for == 0:
+            self._model_of, self._model_for = batch, WANTED_FOR
+            offers = self._offers(able, lambda _: MODEL)
+            self._model_plan = self._plan(decode, offers, spare, level_max=spare, drafter_s=self._model_s)
+        self._model_for -= 1
+        found = self._model_plan
+        asked = self._try_model(decode, able, spare) if found is None else self._paid(found, able)
+        if not asked:
+            self._model_quiet = len(decode), _quiet_ticks(len(decode))
+        return asked
+
+    def model_quiet(self, slots: int) -> bool:
+        """Whether drafts of a draft model are known not to be wanted of so many slots."""
+        of, ticks = self._model_quiet
+        if self.gain.allows(slots, Kind.MODEL) and (slots != of or ticks <= 1):
+            return False
+        self._model_quiet = of, ticks - 1
+        self._model_idle += 1
+        return True
+
+    def _paid(self, found: Plan, able: Sequence[tuple[Slot, int]]) -> dict[int, int]:
+        """Drafts of the slots for which catching up is worth it."""
+        shape, asked = found.shape, dict[int, int]()
+        saved_s = found.saved_s / (shape.slots + shape.expected)  # for each token of these slots
+        for slot, most in able:
+            if slot.index in found.rows:
+                if self.model.pays(slot, saved_s):
+                    asked[slot.index] = min(found.rows[slot.index], most)
+                elif self.model.behind(slot) is None:
+                    asked[slot.index] = 0
+        return asked
+
+    def _try_model(
+        self, decode: Sequence[Slot], able: Sequence[tuple[Slot, int]], spare: int
+    ) -> dict[int, int]:
+        """Compare a proposal of the slot that is least behind, once the time for that has been saved up."""
+        contexts = sum(slot.planned for slot in decode)
+        ticks, self._model_idle = 1 + self._model_idle, 0
+        self._model_credit_s += ticks * COMPARE_SHARE * self._cost.decode_s(len(decode), contexts)
+        slot, most = min(able, key=lambda each: self.model.catch_up_s(each[0]))
+        count = min(most, TRIAL_TOKENS)
+        price_s = self.model.catch_up_s(slot) + count * self.model.pass_s(1)
+        if self._model_credit_s < price_s:
+            return {}
+        self._model_credit_s = 0.0
+        perfect = [offer._replace(chance=1.0) for offer in self._offers(able, lambda _: MODEL)]
+        hope = self._plan(decode, perfect, spare, level_max=spare, drafter_s=self._model_s)
+        return {slot.index: count} if hope is not None else {}
+
     def _compare_every(self, decode: Sequence[Slot], slots: int) -> float:
         """Ticks between proposals that are only compared: the slower the drafter, the more."""
         tick_s = self._cost.decode_s(len(decode), sum(slot.planned for slot in decode))
@@ -133,12 +221,16 @@ class DraftPlanner:
         least = COMPARE_AHEAD if self._ahead else COMPARE_EVERY
         return max(least, spent_s / max(COMPARE_SHARE * tick_s, SOONEST_S))
 
-    def acceptance(self, slot: Slot) -> float:
-        """The probability that a draft of this slot is accepted, if those before it were."""
+    def acceptance(self, slot: Slot, drafter: str | None = None) -> float:
+        """The probability that a draft of this slot is accepted, if those before it were.
+
+        By the drafter that made its last proposal, unless another one is named.
+        """
         assert slot.job is not None
-        hits, tries = self._all.of(slot.drafter)
+        drafter = slot.drafter if drafter is None else drafter
+        hits, tries = self._all.of(drafter)
         overall = (hits + PRIOR * PRIOR_WEIGHT) / (tries + PRIOR_WEIGHT)
-        hits, tries = slot.job.drafts.of(slot.drafter)
+        hits, tries = slot.job.drafts.of(drafter)
         return (hits + overall * PRIOR_WEIGHT) / (tries + PRIOR_WEIGHT)
 
     # --- measurements ----------------------------------------------------------------------------
@@ -147,18 +239,16 @@ class DraftPlanner:
         """One verification. Drafts after a rejected one were never judged."""
         tries = min(proposed, accepted + 1)
         record.add(drafter, proposed, accepted)
-        record.observe(drafter, accepted, tries, MEMORY)
         self._all.add(drafter, proposed, accepted)
         self._all.trials += 1
         self._asked = 0
         if self._all.trials == TRIALS_MIN:
             self.gain.begin()  # a trial of few slots has all of them wait: it says nothing about later ticks
-        self._all.observe(drafter, accepted, tries, MEMORY_ALL)
+        self._observe(record, drafter, accepted, tries)
 
     def compared(self, record: DraftRecord, *, right: bool, drafter: str) -> None:
         """The first token of a proposal that was not verified, and what came instead of it."""
-        record.observe(drafter, right, 1, MEMORY)
-        self._all.observe(drafter, right, 1, MEMORY_ALL)
+        self._observe(record, drafter, int(right), 1)
 
     def drafted(self, slots: int, counts: Sequence[int], seconds: float) -> None:
         """The drafter took so long to make proposals of these lengths, in a tick of `slots` slots."""
@@ -167,8 +257,17 @@ class DraftPlanner:
             if slots:
                 self.gain.drafting(slots, seconds)
 
-    def waited(self, slots: int, seconds: float) -> None:
-        """The pause between two passes of which the second, of so many slots, waited for the first."""
+    def model_ran(self, slots: int, passes: Passes) -> None:
+        """Passes of the draft model in a tick of `slots` slots; 0: they only caught up, which is no loss."""
+        self.model.learn(passes)
+        if slots:
+            self.gain.drafting(slots, self.model.steps_s(passes, slots), Kind.MODEL)
+
+    def waited(self, slots: int, seconds: float, kind: Kind | None = Kind.LOOKUP) -> None:
+        """The pause between two passes of which the second, of so many slots, waited for the first.
+
+        `kind`: the account that it is charged to; None: no account.
+        """
         seconds = max(0.0, seconds)
         self._ahead = True
         if self._wait_s > 0.0:
@@ -176,8 +275,8 @@ class DraftPlanner:
             self._wait_s += WAIT_WEIGHT * (seconds - self._wait_s)
         else:
             self._wait_s = seconds
-        if slots:
-            self.gain.drafting(slots, seconds)
+        if slots and kind is not None:
+            self.gain.drafting(slots, seconds, kind)
 
     def passes(self, sequences: Sequence[int], counts: Sequence[int]) -> int:
         """Passes that the backend makes of decode spans with so many rows."""
@@ -188,6 +287,12 @@ class DraftPlanner:
         return 2 + sum(after - before > 1 for before, after in pairwise(longer))
 
     # --- inside ----------------------------------------------------------------------------------
+
+    def _observe(self, record: DraftRecord, drafter: str, hits: int, tries: int) -> None:
+        """What lookup finds counts for `UNKNOWN` as well, for requests without a proposal so far."""
+        for name in (drafter,) if drafter in (MODEL, UNKNOWN) else (drafter, UNKNOWN):
+            record.observe(name, hits, tries, MEMORY)
+            self._all.observe(name, hits, tries, MEMORY_ALL)
 
     @property
     def _knows(self) -> bool:
@@ -201,27 +306,57 @@ class DraftPlanner:
         spare: int,
         *,
         level_max: int,
-        drafting: bool = False,
+        drafter: Callable[[Slot], str] = attrgetter("drafter"),
+        drafter_s: Callable[[DraftShape], float] = lambda _: 0.0,
     ) -> dict[int, int]:
         """Draft rows with the most tokens per second; empty: no drafts, or not enough is known."""
+        if not self._knows:
+            return {}
+        offers = self._offers(able, drafter)
+        found = self._plan(decode, offers, spare, level_max=level_max, drafter_s=drafter_s)
+        return found.rows if found is not None else {}
+
+    def _offers(self, able: Sequence[tuple[Slot, int]], drafter: Callable[[Slot], str]) -> list[Offer]:
+        return [
+            Offer(slot.index, slot.sequence, count, self.acceptance(slot, drafter(slot)), slot.planned)
+            for slot, count in able
+        ]
+
+    def _plan(
+        self,
+        decode: Sequence[Slot],
+        offers: Sequence[Offer],
+        spare: int,
+        *,
+        level_max: int,
+        drafter_s: Callable[[DraftShape], float],
+    ) -> Plan | None:
+        """Of the ways to spend rows, the one with the most tokens per second; None: without drafts."""
         contexts = sum(slot.planned for slot in decode)
         alone_s = self._cost.verify_s(len(decode), contexts)
-        if not self._knows or alone_s <= 0.0:
-            return {}
-        offers = [Offer(s.index, s.sequence, count, self.acceptance(s), s.planned) for s, count in able]
+        if alone_s <= 0.0:
+            return None
         where = [(slot.index, slot.planned) for slot in decode]
         shapes = DraftShapes(where, offers, spare, level_max=level_max if self._equal_spans else None)
-        best, found = GAIN_MIN * len(decode) / alone_s, None
+        best, found, taken_s = GAIN_MIN * len(decode) / alone_s, None, 0.0
         for shape in shapes:
             rows = len(decode) + shape.extra
             seconds = self._cost.verify_s(rows, contexts + shape.contexts, passes=shape.passes)
-            if drafting:
-                drafter_s = self._drafter_s.predict([shape.depth, shape.drafts, shape.slots])
-                seconds += drafter_s + self._wait_s
+            seconds += drafter_s(shape)
             rate = (len(decode) + shape.expected) / seconds
             if rate > best:
-                best, found = rate, shape
-        return shapes.rows_of(found) if found is not None else {}
+                best, found, taken_s = rate, shape, seconds
+        if found is None:
+            return None
+        saved_s = (len(decode) + found.expected) * alone_s / len(decode) - taken_s
+        return Plan(shapes.rows_of(found), found, saved_s)
+
+    def _lookup_s(self, shape: DraftShape) -> float:
+        return self._drafter_s.predict([shape.depth, shape.drafts, shape.slots]) + self._wait_s
+
+    def _model_s(self, shape: DraftShape) -> float:
+        """All slots share a pass for each draft position."""
+        return shape.depth * self.model.pass_s(shape.slots) + self._wait_s
 
     def _try(self, decode: Sequence[Slot], able: Sequence[tuple[Slot, int]], spare: int) -> dict[int, int]:
         """Until enough is known, the slots that have verified least verify a few.
@@ -232,6 +367,19 @@ class DraftPlanner:
         slots = min(1 + len(decode) // TRIAL_SHARE, TRIALS_MIN - self._all.trials, spare // tokens)
         least = nsmallest(slots, able, key=lambda each: (_verified(each[0]), each[0].index))
         return {slot.index: min(count, tokens) for slot, count in least}
+
+
+def _quiet_ticks(slots: int) -> int:
+    return max(QUIET_FOR, slots // QUIET_SHARE)
+
+
+def _kind(drafter: str) -> Kind:
+    return Kind.MODEL if drafter == MODEL else Kind.LOOKUP
+
+
+def _looks_up(slot: Slot) -> str:
+    """The lookup that it would use, if the draft model made its last proposal: not known which."""
+    return slot.drafter if slot.drafter != MODEL else UNKNOWN
 
 
 def _verified(slot: Slot) -> int:

@@ -48,11 +48,16 @@ class State:
         self.cost = CostModel(
             chunk_multiple=self.chunk_multiple,
             chunk_max=limits.n_batch,
+            chunk_least=capabilities.chunk_least,
+            media_chunk_least=capabilities.media_chunk_least,
             efficient_chunk=capabilities.efficient_chunk,
             tile_rows=capabilities.tile_rows,
         )
+        self.cost.seed(capabilities.decode_passes)
         self.swap_cost = SwapCost(capabilities.snapshot_bytes_per_s)
-        self.drafts = DraftPlanner(self.cost, equal_spans=capabilities.equal_spans)
+        self.drafts = DraftPlanner(
+            self.cost, equal_spans=capabilities.equal_spans, model_passes=capabilities.draft_passes
+        )
         self.media_ids = MediaIds()
         self.slots = [Slot(index) for index in range(limits.n_seq_max)]
         self.active: list[Slot] = []
@@ -245,6 +250,7 @@ class State:
         self.accounts.leave(job.account)
         if job.preemptions or job.request.fork_of:
             self.ledger.forget(job.id)
+        self.drafts.model.ended(job.generated)
         admitted_s = job.admitted_s if job.admitted_s is not None else self.now
         self.events.ends.append(
             Terminal(

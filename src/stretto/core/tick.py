@@ -82,7 +82,13 @@ class Tick:
     adapters: AdapterGroup = ()  # of all its rows, where a tick has one group (`Capabilities.one_group`)
     changes_adapters: bool = False  # the tick before it had others
     media: tuple[MediaChunk, ...] = ()  # the spans that hold no tokens
+    unhurried: bool = False  # its rows of media are few, because streams wait for it
     propose: dict[int, int] = field(default_factory=dict)  # slot -> drafts of the next tick that may pay
+    ask_model: dict[int, int] = field(
+        default_factory=dict
+    )  # likewise of a draft model; 0: how far behind is it?
+    model_drafts: bool = False  # some of the drafts in it come from a draft model
+    awaited: bool = False  # proposals need its tokens: the next tick is planned when it is committed
 
     def spans(self) -> Iterator[Span]:
         return map(Span, self.slots, self.sequences, self.starts, self.counts, self.outputs)
@@ -131,6 +137,9 @@ class Outcome:
     drafts: dict[int, array[int]] = field(default_factory=dict)  # proposals for the next tick
     drafters: dict[int, str] = field(default_factory=dict)  # slot -> what made them; several learn apart
     draft_s: float = 0.0  # what making them took, not part of pass_s
+    model_passes: list[tuple[int, float]] = field(default_factory=list)  # rows and seconds, a part of draft_s
+    behind: dict[int, int] = field(default_factory=dict)  # slot -> rows that the draft model has not computed
+    model_lost: bool = False  # the draft model was given up
     extras: dict[int, object] = field(default_factory=dict)  # slot -> logprobs and the like, passed through
     scores: dict[int, PromptScores] = field(default_factory=dict)  # slot -> logprobs of prompt tokens
     ran: bool = True  # did rows run where sequences live? Copies between them happen only then

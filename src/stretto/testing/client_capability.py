@@ -44,6 +44,9 @@ class WithoutBatching:
     def unsent_bytes(self) -> int:
         return self._connection.unsent_bytes
 
+    def send_now(self, envelope: Envelope) -> bool:
+        return self._connection.send_now(envelope)
+
 
 class OldChild(ProcessChild):
     async def connect(self) -> Connection:

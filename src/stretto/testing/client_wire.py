@@ -41,6 +41,9 @@ class WireEnd:
             self.send_bytes(encode(envelope))
             self.counters.frames_sent += 1
 
+    def send_now(self, envelope: Envelope) -> bool:
+        return False
+
     def send_bytes(self, data: bytes) -> None:
         rng, loop = self._wire.rng, asyncio.get_running_loop()
         while data:

@@ -3,8 +3,8 @@
 What a backend proposes for a request holds for its next decode row and for no later one, and is lost when the
 request is preempted before it. Draft rows are the proposals of the last outcome; behind them there is padding
 only where the spans of a pass must be equal, and then for requests without proposals, too. Proposals are
-asked of requests that may have drafts, and of slots that give a token in the tick. Accepted drafts are
-verified ones, and both are counted without padding.
+asked of requests that may have drafts, and of slots that give a token in the tick; no tick is planned before
+the one that makes them is committed. Accepted drafts are verified ones, and both are counted without padding.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ class DraftLaw:
             str, tuple[int, int, array[int]]
         ] = {}  # known tokens and preemptions then, proposals
         self._verified: dict[str, int] = {}  # draft rows that held proposals
+        self._proposing = -1  # the tick in flight that makes proposals
 
     def check(self, tick: Tick) -> None:
         """After a plan that gave a tick."""
+        self._check_wait(tick)
         state, at = self._scheduler.state, 0
         for index, span in enumerate(tick.spans()):
             tokens = tick.tokens[at : at + span.rows]
@@ -47,13 +49,26 @@ class DraftLaw:
             if own < len(drafts):
                 self._saw("draft rows were padded")
             self._verified[slot.job.id] = self._verified.get(slot.job.id, 0) + own
-        for index in tick.propose:
+        for index in (*tick.propose, *tick.ask_model):
             job = state.slots[index].job
             if job is None or not job.draft_tokens or index not in tick.slots:
                 raise InvariantError(f"slot {index} is asked for drafts that it cannot have")
 
+    def _check_wait(self, tick: Tick) -> None:
+        if self._proposing >= 0:
+            raise InvariantError(f"tick {tick.id} does not wait for the drafts of tick {self._proposing}")
+        asked = any(tick.ask_model.values())
+        if tick.propose or asked:
+            self._proposing = tick.id
+        if asked and self._scheduler.state.can.plan_ahead:
+            self._saw("a tick waited for drafts of a draft model")
+        if tick.model_drafts:
+            self._saw("drafts of a draft model were verified")
+
     def committed(self, outcome: Outcome) -> None:
         """After a commit: what was proposed, for the requests that go on."""
+        if outcome.tick_id == self._proposing:
+            self._proposing = -1
         slots = self._scheduler.state.slots
         for index, drafts in outcome.drafts.items():
             if (job := slots[index].job) is not None:

@@ -108,6 +108,7 @@ def draw(seed: int) -> Scenario:
     adapters = _adapter_memory(random.Random(f"{seed}:adapter places"), adapter_groups)
     media_rows_max, media = _media(random.Random(f"{seed}:media"))
     can = replace(can, media_rows_max=media_rows_max)
+    can = _with_draft_model(random.Random(f"{seed}:draft model"), can)
     return Scenario(
         seed=seed,
         layout=layout,
@@ -148,6 +149,8 @@ def _capabilities(r: random.Random, layout: str, slots: int, window: int, limits
         "window": window,
         "bytes_per_token": 10,
         "chunk_multiple": r.choice((1, 8, 16)),
+        "chunk_least": (1, 4, 8)[slots % 3],
+        "media_chunk_least": (0, 4, 1)[slots % 3],
         "efficient_chunk": (1, 8, 32)[slots % 3],
         "tile_rows": (1, 8, 16)[slots % 3],
         "rows_max": max(limits.n_batch, 1),
@@ -203,9 +206,17 @@ def _adapter_memory(r: random.Random, adapter_groups: int) -> AdapterMemory:
     return AdapterMemory(places=places, load_s=r.choice((0.0, 0.02, 0.2)), failure=r.choice((0.0, 0.0, 0.1)))
 
 
+def _with_draft_model(r: random.Random, can: Capabilities) -> Capabilities:
+    if r.random() < 0.6:
+        return can
+    step_s = r.choice((1e-5, 1e-3))
+    return replace(can, draft_passes=((1, step_s), (32, 2 * step_s)), lookup_drafts=r.random() < 0.5)
+
+
 def _latency(r: random.Random, can: Capabilities) -> LatencyModel:
     scale = r.choice((0.2, 1.0, 5.0))
-    row_s = 1e-3 if can.mixed_batches else 2e-5  # cheap rows: drafts are worth theirs
+    cheap = not can.mixed_batches or can.draft_passes
+    row_s = 2e-5 if cheap else 1e-3  # cheap rows: drafts are worth theirs
     return LatencyModel(
         a_s=2e-3 * scale,
         b_s=row_s * scale,

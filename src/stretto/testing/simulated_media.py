@@ -1,7 +1,8 @@
 """Pictures for simulations: which there are, and an encoder that takes its time.
 
-Few pictures, so that conversations share them; those with an even number are computed whole. The encoder
-works on one at a time, encodes equal ones once, and fails at times.
+Few pictures, so that conversations share them; those with an even number are computed whole, and of the
+others every second is a grid (M-RoPE). The encoder works on one at a time, encodes equal ones once, and fails
+at times.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def picture(number: int, start: int, rows_max: int) -> MediaRows:
     digest = f"picture {number}".encode()
     whole = number % 2 == 0
     rows = 1 + zlib.crc32(digest) % (rows_max if whole else 2 * rows_max)
-    return MediaRows(start, rows, digest, whole)
+    return MediaRows(start, rows, digest, whole, grid_width=rows if number % 4 == 3 else 0)
 
 
 def tokens_of(item: MediaRows) -> list[int]:

@@ -51,6 +51,8 @@ SOMETIMES = (
     "drafts accepted in full",
     "drafts rejected",
     "draft rows were padded",
+    "drafts of a draft model were verified",
+    "a tick waited for drafts of a draft model",
     "lost decode rows were replayed one by one",
     "row of a finished request discarded",
     "fork shared its parent's prompt",

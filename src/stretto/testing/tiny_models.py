@@ -78,6 +78,7 @@ def _ssm(inner: int, *, rank: int, groups: int) -> dict[str, Value]:
     }
 
 
+_SECTIONS = {"rope.dimension_sections": (2, 3, 3, 0)}  # M-RoPE: halves of a head for text, row and column
 _MIXED_LAYERS = {"attention.head_count_kv": (2, 0, 2, 0)}  # 0: a recurrent layer
 
 FAMILIES: dict[str, Family] = {
@@ -86,6 +87,12 @@ FAMILIES: dict[str, Family] = {
     "swa": Family(
         "gemma3",
         {**_BASE, **_HEAD, "attention.sliding_window": 32, "attention.sliding_window_pattern": 2},
+    ),
+    "mrope": Family("qwen2vl", {**_BASE, **_SECTIONS}),
+    "mrope-deepstack": Family("qwen3vl", {**_BASE, **_HEAD, **_SECTIONS, "n_deepstack_layers": 1}),
+    "hybrid-mrope": Family(
+        "qwen35",
+        {**_BASE, **_HEAD, **_SECTIONS, **_ssm(64, rank=4, groups=2), "full_attention_interval": 2},
     ),
     "hybrid-qwen3next": Family(
         "qwen3next",

@@ -1,9 +1,11 @@
-"""Writes a tiny random projector (mmproj) for the tiny gemma3 of `tiny_models`: a picture becomes four rows.
+"""Writes a tiny random projector (mmproj) for a tiny model of `tiny_models`.
 
-A SigLIP-like tower of two blocks in the form that llama.cpp's libmtmd reads; on request a Whisper-like one
-beside it, which makes 30 rows of every 30 s of sound. libmtmd names no tensors for a header without weights,
-so the list is here. Random weights give rows that depend on every pixel and sample, which is enough for
-invariants: alone and batched, cached and cold, chunked and whole.
+A SigLIP-like tower of two blocks in the form that llama.cpp's libmtmd reads, for the gemma3: a picture
+becomes four rows. Or one like that of Qwen2-VL, for the models with M-RoPE: a picture becomes a grid with a
+row for every 8 x 8 pixels. On request a Whisper-like one beside it, which makes 30 rows of every 30 s of
+sound. libmtmd names no tensors for a header without weights, so the list is here. Random weights give rows
+that depend on every pixel and sample, which is enough for invariants: alone and batched, cached and cold,
+chunked and whole.
 """
 
 from __future__ import annotations
@@ -17,21 +19,33 @@ IMAGE, PATCH, MERGE = 56, 14, 2
 ROWS = (IMAGE // PATCH // MERGE) ** 2
 FRAMES, STACK, MELS = 1500, 50, 80  # of 30 s, after the tower's convolutions; how many become a row
 SOUND_ROWS = FRAMES // STACK
+GRID_PATCH = 4
+GRID_PIXELS = GRID_PATCH * MERGE  # of a picture with M-RoPE, in either direction, that become a row
 _EMBD, _FF, _BLOCKS, _HEADS = 32, 64, 2, 2
 TEXT_EMBD = 64  # of the tiny models
 _CONVOLUTIONS = ("a.conv1d.1.weight", "a.conv1d.2.weight")  # libmtmd takes them in 16 bits only
 
 
 def make(
-    directory: Path | None = None, seed: int = 0, width: int = TEXT_EMBD, *, hears: bool = False
+    directory: Path | None = None,
+    seed: int = 0,
+    width: int = TEXT_EMBD,
+    *,
+    hears: bool = False,
+    grid: bool = False,
 ) -> Path:
-    """The path of a projector for `tiny_models.make("swa")`; `width`: for a model of another one."""
+    """The path of a projector for `tiny_models.make("swa")`; `width`: for a model of another one.
+
+    `grid`: for `tiny_models.make("mrope")`.
+    """
     folder = directory if directory is not None else tiny_models.default_directory(seed)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    name = f"mmproj-tiny-swa-v{tiny_models.MAKER_VERSION}-s{seed}-w{width}{'_hears' if hears else ''}"
+    kind = "mrope" if grid else "swa"
+    name = f"mmproj-tiny-{kind}-v{tiny_models.MAKER_VERSION}-s{seed}-w{width}{'_hears' if hears else ''}"
     path = folder / f"{name}.gguf"
     if not path.exists():
-        keys, shapes = _keys(width), _shapes(width)
+        keys = _grid_keys(width) if grid else _keys(width)
+        shapes = _grid_shapes(width) if grid else _shapes(width)
         if hears:
             keys = {**_both_types(keys), **_sound_keys(width)}
             shapes |= _sound_shapes(width)
@@ -55,6 +69,15 @@ def _keys(width: int) -> dict[str, Value]:
         "clip.vision.image_std": (0.5, 0.5, 0.5),
         **_tower_keys("vision", width),
     }
+
+
+def _grid_keys(width: int) -> dict[str, Value]:
+    more: dict[str, Value] = {
+        "clip.projector_type": "qwen2vl_merger",
+        "clip.vision.patch_size": GRID_PATCH,
+        "clip.vision.spatial_merge_size": MERGE,
+    }
+    return _keys(width) | more
 
 
 def _both_types(keys: dict[str, Value]) -> dict[str, Value]:
@@ -94,6 +117,22 @@ def _shapes(width: int) -> Shapes:
         "v.post_ln.bias": (_EMBD,),
         "mm.input_projection.weight": (_EMBD, width),
         "mm.soft_emb_norm.weight": (_EMBD,),
+        **_block_shapes("v"),
+    }
+
+
+def _grid_shapes(width: int) -> Shapes:
+    """Two embeddings of a patch, one for each of two frames; four patches become a row."""
+    four = MERGE * MERGE * _EMBD
+    return {
+        "v.patch_embd.weight": (_EMBD, 3, GRID_PATCH, GRID_PATCH),
+        "v.patch_embd.weight.1": (_EMBD, 3, GRID_PATCH, GRID_PATCH),
+        "v.post_ln.weight": (_EMBD,),
+        "v.post_ln.bias": (_EMBD,),
+        "mm.0.weight": (four, four),
+        "mm.0.bias": (four,),
+        "mm.2.weight": (width, four),
+        "mm.2.bias": (width,),
         **_block_shapes("v"),
     }
 

@@ -32,6 +32,17 @@ def serve(rig: Rig, running: int, outputs: int, **params) -> int:
     return len(waits)
 
 
+def with_slow_launches(rig: Rig) -> Rig:
+    """The host takes ten passes to launch a tick that nothing hides."""
+
+    def slow_launch(planned: Tick | Idle) -> None:
+        if isinstance(planned, Tick) and not rig.flying:
+            rig.clock.advance(10 * CHEAP_ROWS.a_s)
+
+    rig.after_plan.append(slow_launch)
+    return rig
+
+
 @pytest.mark.parametrize("running", [1, 4])
 def test_cheap_rows_are_verified_and_save_ticks(running):
     rig = ahead(CHEAP_ROWS, running)
@@ -75,14 +86,8 @@ def test_a_backend_may_draft_only_for_requests_without_a_history(params):
 
 
 def test_a_long_pause_between_passes_is_counted():
-    """The host takes ten passes to launch a tick that nothing hides: waiting is given up."""
-    rig = ahead(CHEAP_ROWS, 1)
-
-    def slow_launch(planned: Tick | Idle) -> None:
-        if isinstance(planned, Tick) and not rig.flying:
-            rig.clock.advance(10 * CHEAP_ROWS.a_s)
-
-    rig.after_plan.append(slow_launch)
+    """Waiting is given up."""
+    rig = with_slow_launches(ahead(CHEAP_ROWS, 1))
     waits = serve(rig, 1, outputs=300, draft_tokens=4)
     assert waits < 40
     quick = ahead(CHEAP_ROWS, 1)

@@ -89,6 +89,8 @@ def test_places_of_rows():
     assert rows_alike(media, 5, 6) == 1
     assert [is_whole(media, at) for at in (1, 2, 4, 5, 7)] == [False, True, True, False, False]
     assert [cut(media, length) for length in (1, 2, 3, 4, 5, 6, 8)] == [1, 2, 2, 2, 5, 6, 8]
+    grid = (MediaRows(2, 6, CAT, grid_width=3),)
+    assert [cut(grid, length) for length in (1, 2, 3, 7, 8, 9)] == [1, 2, 2, 2, 8, 9]
 
 
 @pytest.mark.parametrize(
@@ -100,10 +102,11 @@ def test_places_of_rows():
         ([MEDIA_ROW, MEDIA_ROW, 2], (MediaRows(0, 2, CAT), MediaRows(1, 1, DOG)), ()),  # overlap
         ([MEDIA_ROW, MEDIA_ROW, 2], (MediaRows(0, 2, CAT),), (1,)),  # a message ends inside
         ([1, 2], (MediaRows(1, 0, CAT),), ()),  # no rows
+        ([MEDIA_ROW, MEDIA_ROW, 2], (MediaRows(0, 2, CAT, grid_width=3),), ()),  # not a grid
     ],
 )
 def test_requests_whose_media_make_no_sense(tokens, media, boundaries):
-    with pytest.raises(ValueError, match=r"media|picture|MEDIA_ROW"):
+    with pytest.raises(ValueError, match=r"media|picture|MEDIA_ROW|grid"):
         Request("r", array("i", tokens), media=media, boundaries=boundaries)
 
 
@@ -280,6 +283,21 @@ def test_the_time_out_for_a_slot_does_not_count_the_encoder():
     queue.ready(job, 7.0)
     assert job.entered_s == 7.0
     assert queue.next_first() is job
+
+
+def test_what_encoding_took_does_not_include_the_media_of_others():
+    made = rig()
+    jobs = made.scheduler.state.jobs
+    for number in range(3):
+        assert made.scheduler.submit(picture(f"p{number}", 3, CAT, 2), float(number)).accepted
+    found = []
+    for name, at in (("p0", 4.0), ("p1", 4.5)):
+        made.scheduler.ready(name, Need.MEDIA, at)
+        found.append(jobs[name].encoding_s)
+    assert made.scheduler.submit(picture("p3", 3, DOG, 2), 5.0).accepted
+    made.scheduler.never_ready("p2", InvalidMediaError("broken"), 9.0)
+    made.scheduler.ready("p3", Need.MEDIA, 9.25)
+    assert [*found, jobs["p3"].encoding_s] == [4.0, 0.5, 0.25]
 
 
 def test_a_request_in_the_encoder_gives_up_its_place_in_flight_to_one_that_runs():

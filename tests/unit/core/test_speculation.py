@@ -8,6 +8,7 @@ import pytest
 
 from stretto.core.cost import CostModel
 from stretto.core.draft_gain import JUDGED_FROM, PLAIN_EVERY, PLAIN_MIN, REST_MIN
+from stretto.core.draft_price import MODEL
 from stretto.core.fairness import Account
 from stretto.core.request import Request
 from stretto.core.slot import Job, Slot
@@ -291,3 +292,28 @@ def test_acceptance_is_learned_for_each_drafter() -> None:
     assert drafts.acceptance(slot) > 0.9
     assert slot.job.drafts.by_drafter == {"ngram": (200, 0), "suffix": (200, 200)}
     assert chosen(drafts, running)[0] > 0
+
+
+def test_a_new_request_starts_with_what_lookup_gave_others() -> None:
+    """Its drafter is not known yet. Where lookup is always wrong, nobody waits for its proposals."""
+    old, new = running = slots(2)
+    assert old.job is not None
+    drafts = fresh(measured(0.020, 0.002), 2)
+    for _ in range(50):
+        drafts.learn(old.job.drafts, proposed=4, accepted=0, drafter="ngram")
+        drafts.learn(old.job.drafts, proposed=4, accepted=4, drafter=MODEL)
+    assert drafts.acceptance(new) < 0.1
+    assert drafts.wanted(running, [(new, 4)], SPARE) == {}
+
+
+def test_proposals_are_wanted_anew_once_the_drafter_is_known() -> None:
+    (slot,) = running = slots(1)
+    drafts = fresh(measured(0.020, 0.002), 1)
+    assert slot.job is not None
+    for _ in range(50):
+        drafts.learn(slot.job.drafts, proposed=4, accepted=0, drafter="ngram")
+        for _ in range(6):
+            drafts.learn(slot.job.drafts, proposed=4, accepted=4, drafter="suffix")
+    assert drafts.wanted(running, [(slot, 4)], SPARE)
+    slot.drafter = "ngram"
+    assert drafts.wanted(running, [(slot, 4)], SPARE) == {}

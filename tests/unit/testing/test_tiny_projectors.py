@@ -35,3 +35,11 @@ def test_one_that_hears_has_a_second_tower(tmp_path):
     assert reader.fields["clip.audio.projector_type"].contents() == "ultravox"
     assert "clip.projector_type" not in reader.fields
     assert tiny_projectors.SOUND_ROWS == 30
+
+
+def test_one_for_mrope_merges_four_patches_of_two_frames(tmp_path):
+    reader = gguf.GGUFReader(tiny_projectors.make(tmp_path, grid=True, hears=True))
+    names = {tensor.name for tensor in reader.tensors}
+    assert {"v.patch_embd.weight.1", "mm.0.weight", "mm.2.bias", "a.conv1d.1.weight"} <= names
+    assert not names & {"v.patch_embd.bias", "v.position_embd.weight"}
+    assert reader.fields["clip.vision.projector_type"].contents() == "qwen2vl_merger"

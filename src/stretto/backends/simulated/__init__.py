@@ -14,6 +14,7 @@ from stretto.backends.simulated.faults import NO_FAULTS, FaultScript, NoFaults, 
 from stretto.backends.simulated.memory import ContractError, PagedMemory, make_memory
 from stretto.backends.simulated.model import LatencyModel, SimulatedModel, cell_scope
 from stretto.core.capabilities import Capabilities
+from stretto.core.draft_price import MODEL
 from stretto.core.media import MEDIA_ROW, MediaPlace, place_of, rows_alike
 from stretto.core.ops import PAGE_WRITES, WRITES, OpResult, check_order
 from stretto.core.request import AdapterGroup, Request
@@ -47,7 +48,7 @@ class SimulatedBackend:
         self._latency = latency or LatencyModel()
         self._faults = faults or NoFaults()
         self._bound: dict[int, Binding] = {}
-        self._wanted: dict[int, int] = {}  # drafts that the tick asks for, by slot
+        self._wanted: dict[int, str] = {}  # which drafter the tick asks for drafts, by slot
         self._sampled: dict[int, int] = {}  # slot -> last token, for rows planned ahead
         self._outcomes: deque[Outcome] = deque()
         self._broken: TickFaults | None = None
@@ -80,7 +81,9 @@ class SimulatedBackend:
             if not result.ok and op.kind in WRITES
         }
         broken |= self._slots_of_broken_pages(tick, outcome)
-        self._wanted = tick.propose
+        self._wanted = dict.fromkeys(tick.propose, "simulated")
+        self._wanted |= {slot: MODEL for slot, count in tick.ask_model.items() if count}
+        outcome.behind = dict.fromkeys(tick.ask_model, 0)
         self._run(tick, outcome, faults, broken)
         self._outcomes.append(outcome)
 
@@ -242,7 +245,7 @@ class SimulatedBackend:
         outcome.counts.append(len(got))
         if span.slot in self._wanted:
             outcome.drafts[span.slot] = self._propose(span, len(got), request.params.draft_tokens)
-            outcome.drafters[span.slot] = "simulated"
+            outcome.drafters[span.slot] = self._wanted[span.slot]
 
     def _measure(self, span: Span, request: Request, rows: int) -> PromptScores:
         measured: list[object] = []

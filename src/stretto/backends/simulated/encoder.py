@@ -36,11 +36,11 @@ class SimulatedMediaEncoder:
                 raise InvalidMediaError("a picture that is one pixel wide")
             rows = -(-medium.width // TILE_PIXELS) * -(-medium.height // TILE_PIXELS)
             native = b"" if medium.height == 1 else medium.rgb
-            part = MediaPart(rows, True, rows, native, len(native))
+            part = MediaPart(rows, True, native=native, bytes=len(native))
             return (array("i", [BEGIN]), part, array("i", [END]))
         rows = max(1, ROWS_IN_S * len(medium.samples) // medium.rate)
         native = medium.samples.tobytes()
-        return (MediaPart(rows, False, rows, native, len(native)),)
+        return (MediaPart(rows, False, native=native, bytes=len(native)),)
 
     def encode(self, parts: Sequence[MediaPart]) -> list[EncodedRows | StrettoError]:
         self._sleep(self._encode_s)

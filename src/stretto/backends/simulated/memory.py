@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stretto.backends.simulated.model import POISON
+from stretto.backends.simulated.model import GRID, POISON
 from stretto.core.capabilities import Capabilities, Rewind, Share
 from stretto.core.ops import KvOp, OpKind, OpResult
 from stretto.core.tick import TableUpdate
@@ -71,6 +71,7 @@ class SequenceStore:
             case OpKind.COPY:
                 return self._execute_copy(op)
             case OpKind.TRIM:
+                self._need(not self._divides(op.sequence, op.length), "a trim that ends inside a picture")
                 return self._trim(op.sequence, op.length)
             case OpKind.CLEAR:
                 self._truncate(op.sequence, 0)
@@ -95,6 +96,7 @@ class SequenceStore:
         held = self._lengths[op.other]
         self._need(op.length <= held, f"a copy of {op.length} tokens from a sequence of {held}")
         self._need(op.sequence != op.other, "a copy onto itself")
+        self._need(not self._divides(op.other, op.length), "a copy that ends inside a picture")
         self._copy(op.other, op.sequence, op.length)
         self._states[op.sequence] = self._states[op.other][:]
         self._lengths[op.sequence] = held
@@ -117,6 +119,7 @@ class SequenceStore:
         blob = self.blobs.get(op.blob)
         if blob is None:
             return OpResult(ok=False, reason="no such blob")
+        self._need(not _is_divided(blob.cells, op.length), "a restore that ends inside a picture")
         self._truncate(op.sequence, 0)
         if not self._replace(op.sequence, blob.cells):
             return OpResult(ok=False, reason="no cells")
@@ -175,7 +178,12 @@ class SequenceStore:
         surplus = self._lengths[sequence] - length
         window_gone = self._peaks[sequence] - length > self._can.rewind_tokens
         gone = surplus > 0 and self._can.rewind is Rewind.WINDOW and window_gone
+        gone = gone or self._divides(sequence, length)
         return surplus >= 0 and not gone and self._trim(sequence, length).ok
+
+    def _divides(self, sequence: int, length: int) -> bool:
+        """Whether a picture whose rows share a position would be cut: what of it goes cannot be named."""
+        return length < self._lengths[sequence] and _is_divided(self._cells(sequence, length + 1), length)
 
     def update_table(self, update: TableUpdate) -> None:
         raise ContractError("sequences have no block tables")
@@ -219,6 +227,10 @@ class StreamMemory(SequenceStore):
         buffer = self._buffers[target]
         if len(buffer) < length:
             buffer.extend([POISON] * (length - len(buffer)))
+
+    def _divides(self, sequence: int, length: int) -> bool:
+        """The target of a deferred copy was asked for when it was copied."""
+        return all(target != sequence for _, target in self._copies) and super()._divides(sequence, length)
 
     def begin_pass(self) -> None:
         self._carry_out(len(self._copies))
@@ -367,6 +379,11 @@ class PagedMemory:
     def roll_back(self, sequence: int, length: int) -> bool:
         self._lengths[sequence] = length
         return True
+
+
+def _is_divided(cells: Sequence[int], length: int) -> bool:
+    """Whether the cell here is of a grid, and not its first."""
+    return length < len(cells) and bool(cells[length] & GRID)
 
 
 def make_memory(can: Capabilities) -> StreamMemory | UnifiedMemory | PagedMemory:

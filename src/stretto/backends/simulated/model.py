@@ -20,6 +20,7 @@ POISON = -(1 << 40)
 DECODED = 1 << 20  # in a cell: written by a decode row, if that makes a difference
 DRAFTED = 1 << 21  # several rows of a sequence in one decode span
 MEDIA = 1 << 22  # a row of a picture or a sound
+GRID = 1 << 23  # with others that share its position; the first of them has none
 
 
 class SimulatedAdapter(NamedTuple):
@@ -70,7 +71,9 @@ class SimulatedModel:
     def media_cells(self, scope: Scope, item: MediaRows, offset: int, count: int) -> array[int]:
         """Rows of a picture: each depends on the picture and on which row of it this is."""
         bits = self.scope_bits(scope) ^ zlib.crc32(item.digest) << 24
-        return array("q", [bits | MEDIA | row for row in range(offset, offset + count)])
+        bits |= MEDIA
+        later = bits | GRID if item.grid_width else bits
+        return array("q", [(later if row else bits) | row for row in range(offset, offset + count)])
 
     def prompt_cells(self, request: Request) -> array[int]:
         scope = cell_scope(request)
