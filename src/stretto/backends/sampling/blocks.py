@@ -52,14 +52,14 @@ def largest(values: Floats, count: int) -> Positions:
     """Positions, ascending, of the `count` largest values; among equals the lower position is kept."""
     if count >= values.size:
         return np.arange(values.size)
-    near = _near_the_top(values, count)
+    near = near_the_top(values, count)
     if near is None:
         return _first_largest(values, count)
     kept: Positions = near[_first_largest(values[near], count)]
     return kept
 
 
-def _near_the_top(values: Floats, count: int) -> Positions | None:
+def near_the_top(values: Floats, count: int) -> Positions | None:
     """A few positions that include the largest: those not below the count-th largest of column maxima."""
     if values.size < 8 * COLUMNS or count > COLUMNS // 8:
         return None

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.sampling import logprobs
-from stretto.backends.sampling.blocks import Floats, Positions
+from stretto.backends.sampling import few, logprobs
+from stretto.backends.sampling.blocks import Floats, Positions, largest, near_the_top
 from stretto.backends.sampling.guide import Guide
 from stretto.backends.sampling.logprobs import TokenLogprobs
 from stretto.backends.sampling.penalties import DryPenalty, RepeatPenalty
@@ -75,6 +75,8 @@ class Sampler:
         self._deterministic = params.temperature <= TEMPERATURE_MIN or params.top_k == 1
         self._untouched = not self._bias_ids.size and not self._history and not (params.ignore_eos and eos)
         plain = not self._history and guide is None and params.logprobs < 0
+        self._narrows = self._untouched and guide is None and not self._deterministic and params.top_k > 0
+        self._few = self._narrows and few.suits(params)
         # The best token is the answer unless it is in `lowered`: no other token is raised.
         self.greedy = self._deterministic and plain and not bool((self._bias > 0).any())
         masked = [*(self._ends if params.min_tokens > 0 else ()), *(self._eos if params.ignore_eos else ())]
@@ -91,18 +93,14 @@ class Sampler:
         """The token for output `index`; `logits` stay as they are. Raises BadLogits or the guide's error."""
         if self.greedy and (best := _argmax(logits)) not in self.lowered:
             return Sampled(best)
-        scratch = _scratch.fit(self._vocab)
-        with np.errstate(over="ignore"):  # extreme logits, biases and penalties become infinite
-            edited = self._edit(logits, index, scratch, hold=True)
-            token = self._choose(edited, index, Stage.DRAW, scratch)
-            if self._guide is not None and (token is None or not self._guide.allows(token)):
-                token = self._choose_guided(logits, index, scratch)
+        token = self._choose_among_few(logits, index) if self._few else None
         if token is None:
-            raise BadLogits("every token is forbidden")
+            token = self._choose_among_all(logits, index, _scratch.fit(self._vocab))
         if self._guide is not None:
             token = self._guide.steer(token, self._params.max_tokens - index - 1)
         if self._params.logprobs < 0:
             return Sampled(token)
+        scratch = _scratch.fit(self._vocab)
         raw = _finite(logits, scratch)
         return Sampled(token, logprobs.measure(raw, token, self._params.logprobs, scratch.spare))
 
@@ -128,6 +126,42 @@ class Sampler:
         return answers
 
     # ── the steps ───────────────────────────────────────────────────────────────────────────────
+
+    def _choose_among_few(self, logits: Floats, index: int) -> int | None:
+        """What top_k keeps, in plain Python. None: another way must be taken."""
+        params = self._params
+        near = self._near_the_top(logits) if index >= params.min_tokens else None
+        if near is None:
+            return None
+        number = uniform(params.seed, index, Stage.DRAW)
+        return few.choose(near.tolist(), logits[near].tolist(), params, number)
+
+    def _choose_among_all(self, logits: Floats, index: int, scratch: Scratch) -> int:
+        with np.errstate(over="ignore"):  # extreme logits, biases and penalties become infinite
+            candidates = self._candidates(logits) if index >= self._params.min_tokens else None
+            edited = (
+                self._edit(logits, index, scratch, hold=True) if candidates is None else logits[candidates]
+            )
+            token = self._choose(edited, index, Stage.DRAW, scratch, candidates)
+            if self._guide is not None and (token is None or not self._guide.allows(token)):
+                token = self._choose_guided(logits, index, scratch)
+        if token is None:
+            raise BadLogits("every token is forbidden")
+        return token
+
+    def _near_the_top(self, logits: Floats) -> Positions | None:
+        """Tokens that include the top_k best, in two passes over all. NaN compares as lowest."""
+        near = near_the_top(logits, self._params.top_k)
+        return near if near is not None and near.size >= self._params.top_k else None
+
+    def _candidates(self, logits: Floats) -> Positions | None:
+        """The tokens that top_k keeps, where nothing changes their logits. None: take another way."""
+        top_k = self._params.top_k
+        near = self._near_the_top(logits) if self._narrows else None
+        if near is None:
+            return None
+        values = logits[near]
+        return near[largest(values, top_k)] if np.isfinite(values.max()) else None
 
     def _edit(self, logits: Floats, index: int, scratch: Scratch, *, hold: bool) -> Floats:
         """With bias, masks and penalties: a copy where there are any.

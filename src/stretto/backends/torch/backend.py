@@ -21,6 +21,7 @@ from stretto.backends.adapters import AdapterSource
 from stretto.backends.torch.adapters import TorchAdapters
 from stretto.backends.torch.bound_requests import DeviceRequest, DeviceRequests, MakeGrammars, accepted
 from stretto.backends.torch.compile_count import COMPILES
+from stretto.backends.torch.draft_model import PagedDraftModel, with_prices
 from stretto.backends.torch.drafting import TorchDrafts
 from stretto.backends.torch.flight import Flight
 from stretto.backends.torch.graphs import Recorded, choose_graphs, draft_rows
@@ -141,6 +142,11 @@ class TorchBackend:
             self._page_ops = PageOps(self.pool, HostPool(self.pool, places), None)
             self.capabilities = replace(can, host_pages=places, snapshot_bytes_per_s=HOST_BYTES_PER_S)
 
+    def add_draft_model(self, model: PagedDraftModel, *, lookup: bool) -> None:
+        """After the warm-up: passes of both models are timed. `lookup`: beside it."""
+        self.drafting.model = model
+        self.capabilities = replace(with_prices(self.capabilities, self.runner, model), lookup_drafts=lookup)
+
     def warm_up(self, progress: Progress | None = None) -> None:
         """Compiles and captures everything that ticks can need. Without it, each on first use."""
         can = self.capabilities
@@ -213,7 +219,7 @@ class TorchBackend:
 
     def close(self) -> None:
         self._flights.clear()
-        self.adapters = None
+        self.adapters = self.drafting.model = None
         if self.followers:
             self.followers.close()
         if not hasattr(self, "runner"):

@@ -15,7 +15,9 @@ from typing import Protocol
 
 import numpy as np
 
-from stretto.backends.sampling.drafts import Drafter, Proposal, RecentAnswers
+from stretto.backends.drafting.asking import Proposing, ask
+from stretto.backends.drafting.texts import Wanted
+from stretto.backends.sampling.drafts import SUFFIX, Drafter, Proposal, RecentAnswers
 from stretto.core.request import Request
 from stretto.core.tick import Binding, Outcome, Tick
 
@@ -27,6 +29,12 @@ class DraftSource(Protocol):
 
     def extend(self, tokens: Iterable[int]) -> None: ...
     def propose(self, count: int) -> Proposal | None: ...
+
+
+class SlotDrafter(Proposing, Protocol):
+    """A draft model, which is told when requests leave their slots."""
+
+    def release(self, slot: int) -> None: ...
 
 
 MakeDrafter = Callable[[Request, "array[int]"], DraftSource]  # the request, and all its tokens so far
@@ -53,11 +61,19 @@ class DraftedRequest:
             self._drafter = None
         self.output.extend(tokens)
 
+    @property
+    def known(self) -> array[int]:
+        """All its tokens so far."""
+        known = array("i", self.request.tokens)
+        known.extend(self.output)
+        return known
+
+    def wanted(self, count: int) -> Wanted:
+        return Wanted(self.known, min(count, self._most))
+
     def propose(self, count: int, make: MakeDrafter) -> Proposal | None:
         if self._drafter is None:
-            known = array("i", self.request.tokens)
-            known.extend(self.output)
-            self._drafter = make(self.request, known)
+            self._drafter = make(self.request, self.known)
         else:
             self._drafter.extend(self.output[self._seen :])
         self._seen = len(self.output)
@@ -109,11 +125,12 @@ class TickRun:
 
 
 class TorchDrafts:
-    """All drafted requests by slot. `make` may be replaced before the first request."""
+    """All drafted requests by slot. `make` may be replaced before the first request, and `model` set."""
 
     def __init__(self, drafts_max: int) -> None:
         self.drafts_max = drafts_max
         self.make: MakeDrafter = self._by_lookup
+        self.model: SlotDrafter | None = None
         self._recent = RecentAnswers()
         self._requests: dict[int, DraftedRequest] = {}
         self._run: TickRun | None = None
@@ -123,17 +140,23 @@ class TorchDrafts:
         if unbind or bind:
             self._of = None
         for slot in unbind:
-            ended = self._requests.pop(slot, None)
-            if ended is not None:
-                if self._run is not None:
-                    self._run.read(slot)
-                self._recent.add(ended.request.scope, ended.request.id, ended.output)
+            self._end(slot)
         for binding in bind:
-            self._requests.pop(binding.slot, None)
+            self._end(binding.slot)  # of a slot that is bound again at once, nothing else tells
             params = binding.request.params
             most = min(params.draft_tokens, self.drafts_max)
             if most > 0 and params.history_free:
                 self._requests[binding.slot] = DraftedRequest(binding, most)
+
+    def _end(self, slot: int) -> None:
+        """The request in this slot, if it has drafts, leaves it."""
+        ended = self._requests.pop(slot, None)
+        if ended is not None:
+            if self._run is not None:
+                self._run.read(slot)
+            if self.model is not None:
+                self.model.release(slot)
+            self._recent.add(ended.request.scope, ended.request.id, ended.output)
 
     def of(self, tick: Tick) -> dict[int, DraftedRequest]:
         """The drafted requests of a tick that is launched: slots may have others when it is collected."""
@@ -153,6 +176,8 @@ class TorchDrafts:
             self._take_spans(drafted, tick, outcome)
         if tick.propose:
             self._propose(drafted, tick, outcome)
+        if tick.ask_model:
+            self._ask_model(drafted, tick, outcome)
 
     def _end_run(self) -> None:
         if self._run is not None:
@@ -177,6 +202,19 @@ class TorchDrafts:
             if found is not None:
                 outcome.drafts[slot], outcome.drafters[slot] = found
         outcome.draft_s = time.perf_counter() - started
+
+    def _ask_model(self, drafted: dict[int, DraftedRequest], tick: Tick, outcome: Outcome) -> None:
+        """Has the draft model continue what was not found, or found by a short match only."""
+        started = time.perf_counter()
+        wanted: dict[int, Wanted] = {}
+        for slot, count in tick.ask_model.items():
+            if slot in drafted and slot not in outcome.failed and outcome.drafters.get(slot) != SUFFIX:
+                if self._run is not None:
+                    self._run.read(slot)
+                wanted[slot] = drafted[slot].wanted(count)
+        if self.model is not None and wanted and not ask(self.model, wanted, outcome):
+            self.model = None
+        outcome.draft_s += time.perf_counter() - started
 
     def _by_lookup(self, request: Request, known: array[int]) -> DraftSource:
         return Drafter(known, predicted=request.predicted, others=self._recent.of(request.scope))

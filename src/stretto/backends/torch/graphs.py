@@ -88,20 +88,30 @@ class Graphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
+        self._stream: Any = None  # captures are not allowed on the default stream
         self._graphs: dict[GraphKey, tuple[Any, object]] = {}
 
     def __contains__(self, key: GraphKey) -> bool:
         return key in self._graphs
 
     def capture(self, key: GraphKey, run: Callable[[], object]) -> None:
-        """Calls `run` twice: once to compile and allocate, once to capture."""
+        """Calls `run` twice: once to compile and allocate, once to capture.
+
+        Not with `torch.cuda.graph`, which gives all unused memory back to the driver first: later passes
+        without a graph would allocate it again, and wait for the GPU each time.
+        """
         run()
         torch.cuda.synchronize(self._device)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = run()
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                result = run()
+            finally:
+                graph.capture_end()
         self._graphs[key] = (graph, result)
 
     def replay(self, key: GraphKey) -> Any:

@@ -18,26 +18,26 @@ import torch
 from stretto.backends.adapters import AdapterSource
 from stretto.backends.torch.backend import TorchBackend
 from stretto.backends.torch.compile_count import COMPILES, use_kernel_cache
-from stretto.backends.torch.config import TransformerShape, read_config
+from stretto.backends.torch.config import TransformerShape
+from stretto.backends.torch.draft_loading import load_draft
+from stretto.backends.torch.draft_model import PagedDraftModel, draft_memory
 from stretto.backends.torch.gguf_source import GgufSource
-from stretto.backends.torch.gguf_tokenizer import gguf_tokenizer
 from stretto.backends.torch.graphs import Recorded, draft_rows
 from stretto.backends.torch.kv_scales import measure_scales
+from stretto.backends.torch.model_source import DTYPES, ModelSource, check_all_read, text_of, weights_of
 from stretto.backends.torch.models import CausalModel, Placement, build
 from stretto.backends.torch.parallel import messages
 from stretto.backends.torch.parallel.checks import check_supported, rank_devices
 from stretto.backends.torch.parallel.followers import Followers, OnLost
 from stretto.backends.torch.parallel.group import RankGroup
 from stretto.backends.torch.parallel.shard import PartSource, ShardedSource, shard_shape
-from stretto.backends.torch.pool import PAGE_TOKENS, pages_that_fit
-from stretto.backends.torch.tokenizer import HfTokenizer, read_template, read_tokenizer
-from stretto.backends.torch.weights import DummySource, SafetensorsSource, WeightSource
-from stretto.errors import InvalidRequestError, ModelNotFoundError, UnsupportedModelError
+from stretto.backends.torch.pool import PAGE_TOKENS, DraftMemory, pages_that_fit
+from stretto.backends.torch.tokenizer import HfTokenizer
+from stretto.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from stretto.text.grammar_factory import GrammarFactory
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 WINDOW_AUTO = 8192
 LOAD_FORMATS = ("auto", "dummy")
 QUANTIZATIONS = ("auto", "none", "fp8")
@@ -71,6 +71,8 @@ class TorchOptions:
     adapters: Mapping[str, AdapterSource] = field(default_factory=dict)
     adapters_loaded_max: int = 8
     drafts_max: int = 0  # most drafts of a slot in a tick; 0: no speculation
+    draft_model: ModelSource | None = None  # makes drafts
+    lookup: bool = True  # drafts are looked up in known text
 
     def __post_init__(self) -> None:
         if self.load_format not in LOAD_FORMATS:
@@ -81,6 +83,11 @@ class TorchOptions:
             raise InvalidRequestError(f"kv_dtype is one of {', '.join(KV_DTYPES)}")
         if self.quantization not in QUANTIZATIONS:
             raise InvalidRequestError(f"quantization is one of {', '.join(QUANTIZATIONS)}")
+
+    @property
+    def reading(self) -> dict[str, str]:
+        """How weights are read."""
+        return {"dtype": self.dtype, "quantization": self.quantization, "load_format": self.load_format}
 
 
 @dataclass(slots=True)
@@ -95,9 +102,7 @@ class Opened:
     grammars: Callable[[], GrammarFactory] | None = None
 
 
-def open_model(
-    source: Path | TransformerShape, options: TorchOptions, progress: Progress | None = None
-) -> Opened:
+def open_model(source: ModelSource, options: TorchOptions, progress: Progress | None = None) -> Opened:
     """A folder, a GGUF file, or just a shape (then with random weights). Ready for its first tick."""
     seconds: dict[str, float] = {}
     clock = _Clock(seconds)
@@ -108,10 +113,10 @@ def open_model(
     with clock("device"):
         torch.empty(1, device=device)
     use_kernel_cache(options.kernel_cache, device)
-    shape, weights, place = _weights(source, device, options)
+    shape, weights, place = weights_of(source, device, **options.reading)
     window = min(options.window or WINDOW_AUTO, shape.context_max)
     with clock("tokenizer"):
-        tokenizer, template = _text(source, weights, shape)
+        tokenizer, template = text_of(source, weights, shape)
     followers = _start_followers(source, shape, place, devices, window, options)
     warming = options.warm_up and (device.type == "cuda" or bool(options.graphs))
     half = 0.5 if warming else 1.0  # of the progress bar
@@ -121,17 +126,23 @@ def open_model(
             report = _stage(progress, "loading", 0.0, half)
             group = followers.group if followers is not None else None
             model = _build(weights, shape, place, group, window=window, progress=report)
-            _check_all_read(weights)
+            check_all_read(weights)
             weights.close()
+            drafts = _draft_model(options, shape, tokenizer, device, window)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
         with COMPILES.preparing():
             with clock("pool"):
                 eos = tokenizer.eos if tokenizer is not None else shape.eos
-                backend = _backend(model, window, options, eos=eos, grammars=grammars, followers=followers)
+                backend = _backend(
+                    model, window, options, eos=eos, grammars=grammars, followers=followers, drafts=drafts
+                )
             if warming:
                 with clock("warm-up"):
                     backend.warm_up(_stage(progress, "compiling", half, 1.0))
+            if drafts is not None:
+                with clock("draft model"):
+                    _add_draft_model(backend, drafts, options, warming=warming)
     except BaseException:
         if followers is not None:
             followers.close()
@@ -156,7 +167,7 @@ def _threads(options: TorchOptions, device: torch.device) -> int:
 
 
 def _start_followers(
-    source: Path | TransformerShape,
+    source: ModelSource,
     shape: TransformerShape,
     place: Placement,
     devices: list[torch.device],
@@ -196,7 +207,7 @@ def _start_followers(
 def build_part(setup: messages.Setup, group: RankGroup) -> CausalModel:
     """A follower's part of the model."""
     options = TorchOptions(dtype=setup.dtype, load_format=setup.load_format)
-    shape, weights, place = _weights(Path(setup.path), group.device, options)
+    shape, weights, place = weights_of(Path(setup.path), group.device, **options.reading)
     model = _build(weights, shape, place, group, window=setup.window)
     weights.close()
     return model
@@ -232,6 +243,7 @@ def _backend(
     eos: frozenset[int],
     grammars: LazyGrammarFactory | None,
     followers: Followers | None = None,
+    drafts: CausalModel | None = None,
 ) -> TorchBackend:
     small = options.kv_dtype == "fp8"
     pages = options.pages or pages_that_fit(
@@ -243,6 +255,7 @@ def _backend(
         page_tokens=options.page_tokens,
         kv_item_bytes=1 if small else 0,
         outputs_max=min(options.rows_max, draft_rows(options.slots, options.drafts_max)),
+        draft=None if drafts is None else _draft_memory(drafts, window, options),
     )
     if followers is not None:
         pages = followers.begin(pages)
@@ -267,53 +280,52 @@ def _backend(
     return backend
 
 
-def _check_all_read(weights: WeightSource) -> None:
-    if left := weights.unread():
-        raise UnsupportedModelError(
-            f"{len(left)} tensors of the file do not belong to the model, among them {left[0]}",
-            hint="the torch backend does not support this variant; a GGUF runs with backend: llamacpp",
-        )
+# --- the draft model -----------------------------------------------------------------------------
+
+
+def _draft_model(
+    options: TorchOptions,
+    shape: TransformerShape,
+    tokenizer: HfTokenizer | None,
+    device: torch.device,
+    window: int,
+) -> CausalModel | None:
+    """Of several ranks only rank 0 has it."""
+    if options.draft_model is None:
+        return None
+    return load_draft(
+        options.draft_model,
+        target=shape, words=tokenizer, device=device, window=window, **options.reading,
+    )  # fmt: skip
+
+
+def _draft_memory(model: CausalModel, window: int, options: TorchOptions) -> DraftMemory:
+    return draft_memory(model, slots=options.slots, window=window, page_tokens=options.page_tokens)
+
+
+def _add_draft_model(
+    backend: TorchBackend, model: CausalModel, options: TorchOptions, *, warming: bool
+) -> None:
+    can = backend.capabilities
+    drafts = PagedDraftModel(
+        model,
+        slots=options.slots,
+        window=min(can.window, model.shape.context_max),
+        pages=min(can.pages, _draft_memory(model, can.window, options).pages_max),
+        page_tokens=can.page_tokens,
+        drafts_max=options.drafts_max,
+        vocab=can.vocab,
+        graphs=options.graphs,
+    )
+    if warming:
+        drafts.warm_up()
+    backend.add_draft_model(drafts, lookup=options.lookup)
 
 
 def choose_device(name: str) -> torch.device:
     if name != "auto":
         return torch.device(name)
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def _weights(
-    source: Path | TransformerShape, device: torch.device, options: TorchOptions
-) -> tuple[TransformerShape, PartSource | GgufSource, Placement]:
-    """Half precision is slow and inaccurate on CPUs: there the default is float32."""
-    gguf = GgufSource(source) if isinstance(source, Path) and source.suffix == ".gguf" else None
-    if isinstance(source, TransformerShape):
-        shape = source
-    elif gguf is not None:
-        shape = gguf.shape
-    elif source.is_dir():
-        shape = read_config(source)
-    else:
-        raise ModelNotFoundError(f"{source} is neither a folder nor a GGUF file")
-    dtype = DTYPES.get(options.dtype if options.dtype != "auto" else shape.dtype, torch.bfloat16)
-    if options.dtype == "auto" and device.type == "cpu":
-        dtype = torch.float32
-    fp8 = options.quantization == "fp8" or (options.quantization == "auto" and shape.fp8)
-    place = Placement(device, dtype, fp8)
-    if options.load_format == "dummy" or isinstance(source, TransformerShape):
-        return shape, DummySource(device, dtype), place
-    return shape, gguf if gguf is not None else SafetensorsSource(source), place
-
-
-def _text(
-    source: Path | TransformerShape, weights: WeightSource, shape: TransformerShape
-) -> tuple[HfTokenizer | None, str | None]:
-    if isinstance(source, TransformerShape):
-        return None, None
-    if source.suffix == ".gguf":
-        file = weights.file if isinstance(weights, GgufSource) else GgufSource(source).file
-        return gguf_tokenizer(file, vocab=shape.vocab), file.template
-    tokenizer = read_tokenizer(source, vocab=shape.vocab, bos=shape.bos, eos=shape.eos)
-    return tokenizer, read_template(source)
 
 
 class LazyGrammarFactory:

@@ -7,6 +7,7 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -20,6 +21,14 @@ PAGE_TOKENS = 32
 MEMORY_SHARE = 0.92  # of a GPU's free memory, after weights and activations
 SLACK_BYTES = 1 << 30  # CUDA graphs, cuBLAS, fragmentation
 CPU_POOL_BYTES = 2 << 30
+
+
+class DraftMemory(NamedTuple):
+    """What a draft model takes of a device beside its weights: a page for each of the target's, at most."""
+
+    page_bytes: int
+    pages_max: int
+    pass_bytes: int
 
 
 class KvPool:
@@ -62,27 +71,38 @@ def pages_that_fit(
     page_tokens: int,
     kv_item_bytes: int = 0,
     outputs_max: int = 0,
+    draft: DraftMemory | None = None,
 ) -> int:
     """As many pages as fit in memory; on a CPU as many as all slots can fill, within a bound.
 
-    `outputs_max`: rows of a pass with logits, where that is more than `slots`.
+    `outputs_max`: rows of a pass with logits, where that is more than `slots`. `draft`: the draft model gets
+    as many pages, which have to fit as well.
     """
     page_bytes = shape.kv_bytes_per_token(kv_item_bytes or place.dtype.itemsize) * page_tokens
     window_pages = -(-window // page_tokens)
     if place.device.type != "cuda":
-        return max(window_pages, min(slots * window_pages, CPU_POOL_BYTES // page_bytes))
+        return max(window_pages, min(slots * window_pages, _pages_in(CPU_POOL_BYTES, page_bytes, draft)))
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(place.device)
     free -= SLACK_BYTES + pass_bytes(shape, place, outputs_max=max(slots, outputs_max), rows_max=rows_max)
     in_graphs = max(mixed_buckets(shape, rows_max), default=0)  # they have memory of their own
     free -= pass_bytes(shape, place, outputs_max=slots, rows_max=in_graphs)
-    pages = int(free * MEMORY_SHARE) // page_bytes
+    free -= draft.pass_bytes if draft is not None else 0
+    pages = _pages_in(int(free * MEMORY_SHARE), page_bytes, draft)
     if pages < 1 or pages * page_tokens < min(window, 1024):
         raise OutOfMemoryError(
             f"{free >> 20} MiB are left for the KV cache, not enough for one request",
             hint="lower n_batch or n_seq_max, or use a smaller model",
         )
     return pages
+
+
+def _pages_in(room: int, page_bytes: int, draft: DraftMemory | None) -> int:
+    """Pages for which there is room, beside those of the draft model."""
+    if draft is None:
+        return room // page_bytes
+    both = room // (page_bytes + draft.page_bytes)
+    return both if both <= draft.pages_max else (room - draft.pages_max * draft.page_bytes) // page_bytes
 
 
 def pass_bytes(shape: TransformerShape, place: Placement, *, outputs_max: int, rows_max: int) -> int:

@@ -70,6 +70,7 @@ class Runner:
         self.mixed = (
             None if graphs is None else MixedPasses(model, pool, tables, staging, graphs, rows_max=rows_max)
         )
+        self._half_done: torch.cuda.Event | None = None  # of the latest pass without a graph
         self.captures = 0
         self.adapter_scales: torch.Tensor | None = None  # [slots + 1, adapters], where the model has some
         self._sealed = False
@@ -167,6 +168,17 @@ class Runner:
         self.mixed.capture(rows)
         self.captures += 1
 
+    def load_kernels(self, batch: Ragged) -> None:
+        """Computes one layer of a pass: the kernels that its products choose for so many rows are loaded."""
+        found = ragged_inputs(batch, self._tables, self._staging)
+        self.model.first_layer(found.tokens, found.step, self._pool.layers)
+
+    def load_head_kernels(self, rows: int) -> None:
+        place = self.model.place
+        self.model.head(
+            torch.zeros(rows, self.model.shape.hidden, dtype=place.dtype, device=place.device), None
+        )
+
     def seal(self) -> None:
         """From now on nothing is captured: a pass without a graph runs without."""
         self._sealed = True
@@ -204,6 +216,8 @@ class Runner:
         found = decode_inputs(self._inputs[: 3 * key.rows].view(3, key.rows), self._tables)
         step = decode_step(found, self._steps[: key.rows + 1], write_first=key.drafts)
         step.adapter_scales = self._scales(found.slots, adapted=key.adapted)
+        window = self._tables.pages_max * self._tables.page_tokens
+        step.work = ops.decode_work(found.context_lens, self.model.shape.kv_heads, window=window)
         with pdl_for(key.rows, self.model.shape.hidden):
             return DecodeRows(found, *self.model.hidden(found.tokens, step, self._pool.layers))
 
@@ -223,6 +237,7 @@ class Runner:
             return *self._mixed(self.mixed, batch, mode), None
         found = ragged_inputs(batch, self._tables, self._staging)
         found.step.adapter_scales = self._scales(found.row_slots, adapted=adapted)
+        found.step.half_done = self._next_half_done()
         if self._followers is not None:
             self._followers.send(batch.slots, batch.starts, batch.counts)
         output_at, outputs = found.output_at, len(found.output_at)
@@ -237,6 +252,16 @@ class Runner:
         index = lengths - self._tables.prompt_lens[rows]
         sampled = self._sample(logits, rows, index, lengths, self._mode(mode))
         return sampled, logits, measured
+
+    def _next_half_done(self) -> torch.cuda.Event | None:
+        """Sleeps until half of the previous pass without a graph is done; returns the event of the next one.
+
+        A host that launches further ahead polls in the driver, at the price of a core (8B on an H200).
+        """
+        if self._half_done is not None:
+            self._half_done.synchronize()
+        self._half_done = torch.cuda.Event(blocking=True) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        return self._half_done
 
     def _mixed(
         self, passes: MixedPasses, batch: Ragged, mode: SamplingMode

@@ -19,12 +19,12 @@ Ints = NDArray[np.int32]
 
 
 class Staging:
-    """Packed int32 columns, sent in one transfer."""
+    """Packed int32 columns, sent in one transfer. `ring`: transfers after which a buffer is reused."""
 
-    def __init__(self, device: torch.device, capacity: int) -> None:
+    def __init__(self, device: torch.device, capacity: int, *, ring: int = RING) -> None:
         self._device = device
         self._pinned = device.type == "cuda"
-        self._buffers = [self._make(capacity) for _ in range(RING)]
+        self._buffers = [self._make(capacity) for _ in range(ring)]
         self._next = 0
 
     def _make(self, capacity: int) -> torch.Tensor:
@@ -54,7 +54,7 @@ class Staging:
         return [packed[start : start + len(column)] for start, column in zip(starts, columns, strict=False)]
 
     def _take(self, size: int) -> torch.Tensor:
-        self._next = (self._next + 1) % RING
+        self._next = (self._next + 1) % len(self._buffers)
         if self._buffers[self._next].numel() < size:
             self._buffers[self._next] = self._make(2 * size)
         return self._buffers[self._next][:size]

@@ -4,12 +4,15 @@ Passes over padding rows only: they read and write the padding slot, whose pages
 passes cover each row count up to a power of two and each variant of the attention kernels; decode passes
 cover each bucket with each prepared sampling mode, the largest first, so that smaller ones reuse its memory;
 where requests are drafted for, those with drafts as well.
+
+cuBLAS has kernels for many row counts, and CUDA loads each when it is first used, which waits for the GPU.
+Rows of passes without a graph are arbitrary: one layer is computed for row counts a few tiles apart.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -17,6 +20,7 @@ import numpy as np
 import torch
 
 from stretto.backends.torch.modes import PREPARED
+from stretto.backends.torch.ops import SamplingMode
 from stretto.backends.torch.ragged import Ragged
 from stretto.backends.torch.runner import Runner
 from stretto.backends.torch.staging import Ints
@@ -26,6 +30,9 @@ log = logging.getLogger("stretto.runtime")
 Progress = Callable[[float], None]
 Step = tuple[str, Callable[[], object]]
 SPAN_ROWS = 2  # of a prompt: one row would be a decode row
+LOADED_EVERY = ((8192, 64), (1 << 30, 256))  # (rows up to, step) of passes whose kernels are loaded
+LOADED_SPAN = 256  # rows of a prompt in them: attention is not what they are for
+HEADS_EVERY = 8
 
 
 class LateWork(NamedTuple):
@@ -36,9 +43,21 @@ class LateWork(NamedTuple):
 
 
 @torch.inference_mode()
-def warm_up(runner: Runner, *, rows_max: int, window: int, progress: Progress | None = None) -> None:
+def warm_up(
+    runner: Runner,
+    *,
+    rows_max: int,
+    window: int,
+    progress: Progress | None = None,
+    modes: Sequence[SamplingMode] = PREPARED,
+) -> None:
     """A step that fails is logged and left out: its passes then run without a graph."""
-    steps = [*_mixed_passes(runner, rows_max, window), *_mixed_graphs(runner), *_decode_passes(runner)]
+    steps = [
+        *_mixed_passes(runner, rows_max, window),
+        *_mixed_graphs(runner),
+        *_decode_passes(runner, modes),
+        *_loaded_kernels(runner, rows_max, window),
+    ]
     for done, (name, step) in enumerate(steps):
         try:
             step()
@@ -70,25 +89,57 @@ def _mixed_graphs(runner: Runner) -> Iterator[Step]:
         yield f"{rows} rows of prompts and streams", partial(runner.warm_mixed, rows)
 
 
-def _decode_passes(runner: Runner) -> Iterator[Step]:
+def _decode_passes(runner: Runner, modes: Sequence[SamplingMode]) -> Iterator[Step]:
     for bucket in reversed(runner.buckets):
-        for mode in PREPARED:
+        for mode in modes:
             yield f"{bucket} rows, {mode}", partial(runner.warm, bucket, mode)
     for bucket in reversed(runner.draft_buckets):
-        for mode in PREPARED:
+        for mode in modes:
             yield f"{bucket} rows with drafts, {mode}", partial(runner.warm, bucket, mode, drafts=True)
 
 
+def _loaded_kernels(runner: Runner, rows_max: int, window: int) -> Iterator[Step]:
+    if runner.device.type != "cuda" or runner.is_parallel:
+        return
+    counts = loaded_rows(max(runner.mixed.buckets if runner.mixed is not None else (), default=0), rows_max)
+    yield (
+        f"kernels for {len(counts)} row counts",
+        partial(load_kernels, runner, counts, span=min(window, LOADED_SPAN)),
+    )
+
+
+def loaded_rows(above: int, rows_max: int) -> list[int]:
+    """Row counts of passes without a graph, ascending, the last one `rows_max`."""
+    found, rows = list[int](), above
+    while rows < rows_max:
+        rows = min(rows + next(step for limit, step in LOADED_EVERY if rows < limit), rows_max)
+        found.append(rows)
+    return found
+
+
+def load_kernels(runner: Runner, counts: list[int], *, span: int) -> None:
+    for rows in counts:
+        ends = np.append(np.arange(span, rows, span), rows)
+        runner.load_kernels(_prompts(runner, np.diff(ends, prepend=0).astype(np.int32)))
+        if runner.device.type == "cuda":
+            torch.cuda.synchronize(runner.device)  # staging buffers are reused
+    for rows in range(HEADS_EVERY, runner.padding_slot + 1, HEADS_EVERY):
+        runner.load_head_kernels(rows)
+
+
 def _ragged(runner: Runner, counts: Ints) -> None:
+    runner.ragged(_prompts(runner, counts), PREPARED[0])
+
+
+def _prompts(runner: Runner, counts: Ints) -> Ragged:
     """Spans of the padding slot, from position 0 on, with one output each."""
-    batch = Ragged(
+    return Ragged(
         slots=np.full(len(counts), runner.padding_slot, dtype=np.int32),
         starts=np.zeros(len(counts), dtype=np.int32),
         counts=counts,
         outputs=np.ones(len(counts), dtype=np.int32),
         tokens=np.zeros(int(counts.sum()), dtype=np.int32),
     )
-    runner.ragged(batch, PREPARED[0])
 
 
 def _powers_up_to(rows: int) -> list[int]:

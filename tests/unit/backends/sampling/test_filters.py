@@ -138,3 +138,35 @@ def test_xtc_applies_as_often_as_it_should() -> None:
     found = counts(logits, 3000, xtc_probability=0.5, xtc_threshold=0.25)
     applied = np.array([0.0, 0.6, 0.4])  # of 0.5 and 0.3 the lesser stays
     assert_drawn_from(found, 0.5 * applied + 0.5 * np.array([0.5, 0.3, 0.2]))
+
+
+LARGE_VOCAB = 20_000
+
+
+def damaged(kind: str, seed: int) -> NDArray[np.float32]:
+    dice = np.random.default_rng(seed)
+    logits = (dice.standard_normal(LARGE_VOCAB) * 3).astype(np.float32)
+    places = dice.integers(0, LARGE_VOCAB, 3000)
+    if kind == "ties":
+        return np.round(logits)
+    if kind != "whole":
+        logits[places] = {"nan": np.nan, "inf": np.inf, "low": -np.inf}[kind]
+    return logits
+
+
+@pytest.mark.parametrize("kind", ["whole", "ties", "nan", "inf", "low"])
+@pytest.mark.parametrize("top_k", [1, 2, 40, 128, 129])
+def test_candidates_of_top_k_give_the_tokens_of_the_long_way(kind: str, top_k: int) -> None:
+    for seed in range(12):
+        logits = damaged(kind, seed)
+        options = {"top_k": top_k, "top_p": 0.95, "min_p": 0.01, "temperature": 1.3, "seed": seed}
+        short, long = sampler_for(LARGE_VOCAB, **options), sampler_for(LARGE_VOCAB, **options)
+        long._narrows = False
+        assert [short.sample(logits, at) for at in range(6)] == [long.sample(logits, at) for at in range(6)]
+
+
+def test_an_end_that_is_held_back_is_no_candidate() -> None:
+    logits = np.zeros(LARGE_VOCAB, dtype=np.float32)
+    logits[7], logits[9] = 60.0, 30.0
+    sampler = sampler_for(LARGE_VOCAB, top_k=5, min_tokens=2, stop_token_ids=frozenset({7}))
+    assert [sampler.sample(logits, at).token for at in range(3)] == [9, 9, 7]

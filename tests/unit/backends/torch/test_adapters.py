@@ -15,6 +15,7 @@ from stretto.core.request import Request
 from stretto.errors import AdapterFileError
 from stretto.testing.tiny_adapters import peft_adapter
 from tests.unit.backends.torch.rig import TOLERANCE, Loop, ask, folder, hf_model, load, make_backend
+from tests.unit.backends.torch.test_draft_model import Asking, drafter, own
 from tests.unit.backends.torch.test_logits import Repeated
 from tests.unit.backends.torch.test_speculation import Eager, knowing
 
@@ -102,6 +103,29 @@ def test_eight_requests_on_four_adapters_equal_each_alone(adapters):
         alone = opened(adapters)
         assert Loop(alone).run([using(alone, request, (name, None))])[request.id] == together[request.id]
     assert Loop(opened(adapters)).run([ask("plain", 10)])["plain"] == together["plain"]
+
+
+def test_a_draft_model_knows_no_adapters_and_changes_no_text(adapters):
+    """It drafts for requests with adapters as for others; theirs are accepted more rarely."""
+
+    def run(drafts: int):
+        backend = opened(adapters, drafts_max=drafts)
+        loop = Loop(backend)
+        if drafts:
+            backend.add_draft_model(drafter(own("llama")), lookup=False)
+            state = loop.scheduler.state
+            state.drafts = Asking(state.cost, model_passes=backend.capabilities.draft_passes)
+        requests = [
+            using(backend, ask(f"r{at}", 9 + at, start=at, outputs=24, draft_tokens=drafts), *uses)
+            for at, uses in enumerate([(), (("ada", None),), (("bob", None),)])
+        ]
+        return loop.run(requests), loop.ends
+
+    expected, _ = run(0)
+    texts, ends = run(4)
+    assert texts == expected
+    assert ends["r0"].accepted_drafts == ends["r0"].proposed_drafts > 10
+    assert ends["r1"].accepted_drafts < ends["r1"].proposed_drafts
 
 
 def test_drafts_of_requests_with_adapters_change_no_text(adapters):

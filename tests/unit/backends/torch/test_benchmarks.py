@@ -53,6 +53,24 @@ def test_speculation(tmp_path):
         assert streams["off"]["ratio"] == 1.0
 
 
+def test_a_draft_model(tmp_path):
+    flags = (
+        "--streams",
+        "2",
+        "--acceptance",
+        "100",
+        "--outputs",
+        "64",
+        "--rounds",
+        "1",
+        "--draft-model",
+        "tiny",
+    )
+    found = run("speculation.py", tmp_path / "out.json", *flags)["streams"]["2"]
+    assert found["off"]["drafted"] == 0
+    assert found["100"]["accepted"] == found["100"]["drafted"]
+
+
 def test_a_check_of_a_model_without_a_bar_fails(tmp_path):
     """The toy model has no bar, so --check must not pass."""
     flags = ("--batches", "1", "--context", "40", "--outputs", "4", "--passes", "1", "--check")

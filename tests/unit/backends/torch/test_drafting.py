@@ -99,15 +99,30 @@ def test_a_plain_tick_touches_no_request():
     assert [slot for slot, request in enumerate(requests) if request.output] == [5]
 
 
-def test_a_request_that_ends_leaves_its_whole_answer_for_others():
+class Released:
+    """A draft model that keeps the slots which requests have left."""
+
+    def __init__(self) -> None:
+        self.slots: list[int] = []
+
+    def release(self, slot: int) -> None:
+        self.slots.append(slot)
+
+
+@pytest.mark.parametrize("bound_again", [False, True])
+def test_a_request_that_ends_leaves_its_whole_answer_for_others(bound_again):
+    """Also where its slot has the next request at once: then the slot is not unbound first."""
     rig = Rig(2)
+    rig.drafts.model = model = Released()
     scope = rig.bindings[0].request.scope
     rig.tick({0: 1, 1: 1}, {}, bind=rig.bindings)
     for _ in range(30):
         rig.tick({0: 1, 1: 1}, {})
     answer = rig.texts[0][PROMPT:]
-    rig.tick({1: 1}, {}, unbind=(0,))
+    ending = {"bind": (rig.bind(0),)} if bound_again else {"unbind": (0,)}
+    rig.tick({1: 1}, {}, **ending)
     assert [list(each.tokens) for each in rig.drafts._recent.of(scope)] == [answer]
+    assert model.slots == [0]
 
 
 def test_a_pass_that_is_run_again_replaces_its_tokens():

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from stretto.backends.torch.parallel.shard import ShardedSource, shard_shape
 from stretto.backends.torch.weights import SafetensorsSource
 from stretto.errors import ModelFileError, SettingsError, TorchError, UnsupportedModelError
 from tests.unit.backends.torch.rig import Loop, ask, folder, hf_config, make_hf_model, save
+from tests.unit.backends.torch.test_draft_model import Asking
 
 DENSE = ("llama", "qwen2", "qwen3")
 DEADLINE_S = 60.0
@@ -90,6 +92,21 @@ def test_two_ranks_give_the_tokens_of_one(kind):
             assert bool(found) == (name != "no cache"), (
                 "the prefix cache shares pages, and copies parts of them"
             )
+
+
+def test_a_draft_model_runs_on_rank_0():
+    """Its passes lie between those of the ranks, and the texts are those of one process without it."""
+    with opened(folder("llama")) as alone:
+        expected = Plain(alone).run(requests())
+    more = {"draft_model": folder("llama"), "lookup": False, "drafts_max": 4}
+    with opened(folder("llama"), tensor_parallel=2, **more) as backend:
+        loop = Plain(backend)
+        state = loop.scheduler.state
+        state.drafts = Asking(state.cost, model_passes=backend.capabilities.draft_passes)
+        asked = [replace(one, params=replace(one.params, draft_tokens=4)) for one in requests()]
+        assert loop.run(asked) == expected
+        ends = loop.ends.values()
+        assert sum(end.accepted_drafts for end in ends) == sum(end.proposed_drafts for end in ends) > 20
 
 
 def test_sampling_logprobs_and_prompt_scores_are_those_of_one_process():

@@ -17,6 +17,7 @@ from stretto.backends.torch import loading
 from stretto.backends.torch.compile_count import CompileCount, remove_old_caches
 from stretto.backends.torch.modes import PREPARED, prepared_mode
 from stretto.backends.torch.sampling_table import SamplingMode
+from stretto.backends.torch.warm_up import load_kernels, loaded_rows
 from stretto.settings import load as load_settings
 from stretto.worker.pool import ModelPool
 from stretto.worker.telemetry import model_stats
@@ -164,3 +165,21 @@ def test_old_kernel_caches_are_removed(tmp_path):
         os.utime(tmp_path / f"cache-{age}", (1000 - age, 1000 - age))
     remove_old_caches(tmp_path, 4)
     assert sorted(one.name for one in tmp_path.iterdir()) == [f"cache-{age}" for age in range(4)]
+
+
+def test_kernels_are_loaded_for_row_counts_beyond_the_graphs():
+    assert loaded_rows(1536, 1750) == [1600, 1664, 1728, 1750]
+    assert loaded_rows(8128, 8700) == [8192, 8448, 8700]
+    assert loaded_rows(4096, 2048) == []
+
+
+def test_loading_kernels_computes_a_layer_and_the_head_and_changes_nothing():
+    backend = make_backend("qwen3", slots=8)
+    seen = []
+    layer = backend.model.first_layer
+    backend.model.first_layer = lambda tokens, *rest: (seen.append(len(tokens)), layer(tokens, *rest))
+    with torch.inference_mode():
+        load_kernels(backend.runner, [3, 40], span=16)
+    assert seen == [3, 40]
+    texts = Loop(backend).run(mixed_requests())
+    assert texts == Loop(make_backend("qwen3", slots=8)).run(mixed_requests())

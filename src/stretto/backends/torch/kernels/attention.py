@@ -14,8 +14,10 @@ import triton
 from torch import Tensor
 
 from stretto.backends.torch.kernels.decode import DecodeShape, decode
+from stretto.backends.torch.kernels.decode_work import plan_work
 from stretto.backends.torch.kernels.fresh_token import FusedInputs
 from stretto.backends.torch.kernels.prefill import PrefillShape, prefill
+from stretto.backends.torch.work_list import DecodeWork
 
 SPLITS_MIN = 2  # while (span, head) pairs do not outnumber the multiprocessors
 EVEN_CONTEXT = 4096  # in longer contexts one span may be much longer than the others
@@ -27,6 +29,8 @@ RUN_TOKENS = 1024  # for a batch that fills the GPU
 RUNS_MAX = 8
 FP8_RUN_TOKENS = 512
 FP8_TILE = 32  # for one warp: it need not exchange anything with others
+LISTED_TILE = 32
+WIDE_BYTES = 256  # of a head's key
 LONG_CONTEXT = 16_384  # from here on larger tiles are faster, if they fit
 LONG_SHARED_BYTES = 140_000  # two tiles of 128 keys and values in flight, plus per-row state
 
@@ -46,6 +50,7 @@ def paged_attention(
     max_context: int | None = None,
     window: int = 0,
     sinks: Tensor | None = None,
+    work: DecodeWork | None = None,
     decode_shape: DecodeShape | None = None,
     prefill_shape: PrefillShape | None = None,
 ) -> Tensor:
@@ -61,15 +66,22 @@ def paged_attention(
         chosen = prefill_shape or choose_prefill(q)
         prefill(*shared, shape=chosen, scales=scales, window=window, sinks=sinks)
     if decode_only or spans > 1 or max_query == 1:
-        shape = decode_shape or choose_decode(
-            spans,
-            kv_heads,
-            context,
-            dim=q.shape[2],
-            itemsize=k_pages.element_size(),
-            machine=_machine(q.device),
+        work = None if window else work
+        sizes = {"dim": q.shape[2], "itemsize": k_pages.element_size()}
+        shape = decode_shape or (
+            choose_decode(spans, kv_heads, context, **sizes, machine=_machine(q.device))
+            if work is None
+            else listed_shape(work.runs_max, **sizes)
         )
-        decode(*shared, mixed=not decode_only, shape=shape, scales=scales, window=window, sinks=sinks)
+        decode(
+            *shared,
+            mixed=not decode_only,
+            shape=shape,
+            scales=scales,
+            window=window,
+            sinks=sinks,
+            work=work,
+        )
     return out
 
 
@@ -86,6 +98,7 @@ def rotary_attention(
     max_context: int | None = None,
     window: int = 0,
     sinks: Tensor | None = None,
+    work: DecodeWork | None = None,
     decode_shape: DecodeShape | None = None,
 ) -> Tensor:
     """Decode rows directly from their QKV product: rotation, cache write and attention in one launch."""
@@ -95,13 +108,14 @@ def rotary_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not q.shape[0]:
         return out
-    shape = decode_shape or choose_decode(
-        context_lens.shape[0],
-        k_pages.shape[2],
-        seen_context(min(max_context or 2**31, block_tables.shape[1] * k_pages.shape[1]), window),
-        dim=q.shape[2],
-        itemsize=k_pages.element_size(),
-        machine=_machine(q.device),
+    work = None if window else work
+    spans, kv_heads, page_tokens = context_lens.shape[0], k_pages.shape[2], k_pages.shape[1]
+    context = seen_context(min(max_context or 2**31, block_tables.shape[1] * page_tokens), window)
+    sizes = {"dim": q.shape[2], "itemsize": k_pages.element_size()}
+    shape = decode_shape or (
+        choose_decode(spans, kv_heads, context, **sizes, machine=_machine(q.device))
+        if work is None
+        else listed_shape(work.runs_max, **sizes)
     )
     decode(
         q,
@@ -118,6 +132,7 @@ def rotary_attention(
         scales=scales,
         window=window,
         sinks=sinks,
+        work=work,
     )
     return out
 
@@ -143,7 +158,7 @@ def choose_decode(
     With one run per span, the longest span would occupy a single multiprocessor while the others idle; runs
     that a short span does not need exit immediately.
     """
-    block_n = 64 if dim * itemsize <= 256 else 32
+    block_n = 64 if dim * itemsize <= WIDE_BYTES else 32
     pairs, processors = max(spans * kv_heads, 1), machine.processors
     if pairs <= processors // 2 or (pairs <= processors and context <= EVEN_CONTEXT):
         long = context >= LONG_CONTEXT and machine.shared_bytes >= LONG_SHARED_BYTES
@@ -160,6 +175,19 @@ def choose_decode(
     tiles_min = max(RUN_TOKENS // block_n, 1)
     splits = min(max(triton.cdiv(context, block_n * tiles_min), 1), RUNS_MAX)
     return DecodeShape(block_n=block_n, splits=splits, tiles_min=tiles_min)
+
+
+def plan_decode(context_lens: Tensor, kv_heads: int, *, window: int) -> DecodeWork | None:
+    """None for so few spans that a launch divides each of them among many programs."""
+    spans, processors = context_lens.shape[0], _machine(context_lens.device).processors
+    if spans * kv_heads <= processors // 2:
+        return None
+    return plan_work(context_lens, kv_heads, processors=processors, window=window)
+
+
+def listed_shape(runs_max: int, *, dim: int, itemsize: int) -> DecodeShape:
+    """For programs that take their runs from a list: of one warp each, many run at once."""
+    return DecodeShape(block_n=LISTED_TILE, splits=runs_max, warps=1 if dim * itemsize <= WIDE_BYTES else 4)
 
 
 def span_variants(

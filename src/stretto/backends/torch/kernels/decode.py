@@ -6,6 +6,9 @@ tiles per run is computed here from the context length; a run without tiles exit
 writes the result itself; otherwise the last program of a group to finish merges the runs in a fixed order, so
 the result is deterministic. Block counters, reset to zero after use, identify the last program.
 
+`LISTED`: a program takes its span and run from a list made on the device, the longest runs first (see
+`ops.decode_work`). So do batches that fill the GPU; runs are as long as a fair share of all contexts.
+
 `FUSED`: queries, keys and values come directly from the QKV product. Each program normalizes and rotates its
 own queries; the first run does so with the new key too, writes key and value to their page, and starts from
 their score instead of reading them back.
@@ -25,6 +28,7 @@ from torch import Tensor
 
 from stretto.backends.torch.kernels.block_counters import block_counters
 from stretto.backends.torch.kernels.decode_tiles import LOG2_E, over_tiles, with_sinks
+from stretto.backends.torch.kernels.decode_work import SPAN_BITS, SPAN_MASK, run_length
 from stretto.backends.torch.kernels.fresh_token import (
     FusedInputs,
     fresh_arguments,
@@ -38,6 +42,7 @@ from stretto.backends.torch.kernels.pdl import (
     launch_options,
     wait_for_previous,
 )
+from stretto.backends.torch.work_list import DecodeWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +141,11 @@ def _finish_run(
 @triton.jit(do_not_specialize=["splits", "tiles_min"])
 def _decode(
     q, k_pages, v_pages, block_tables, query_starts, context_lens, out, parts, levels, counters,
-    k_scales, v_scales, sinks, k_new, v_new, positions, slot_mapping, cos_sin, q_weight, k_weight, eps, scale,
+    k_scales, v_scales, sinks, items, run_tokens,
+    k_new, v_new, positions, slot_mapping, cos_sin, q_weight, k_weight, eps, scale,
     q_row_stride, q_head_stride, table_stride, page_stride, token_stride, head_stride,
     new_row_stride, new_head_stride, heads, splits, tiles_min,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    LISTED: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
     SCALED: tl.constexpr, MIXED: tl.constexpr, FUSED: tl.constexpr, PDL: tl.constexpr, NORM: tl.constexpr,
     SPLIT: tl.constexpr, TOUCH: tl.constexpr, SPLITS_PAD: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
     GROUP_PAD: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
@@ -156,7 +162,14 @@ def _decode(
         v_scale = tl.load(v_scales + kv_head)
     split = tl.program_id(1)
     span = tl.program_id(2)
+    if LISTED:
+        item = tl.load(items + split)
+        if item < 0:
+            return
+        split = item >> SPAN_BITS
+        span = item & SPAN_MASK
     length = tl.load(context_lens + span)
+    whole = length
     row = span
     if MIXED:
         row = tl.load(query_starts + span)
@@ -172,6 +185,8 @@ def _decode(
         begin = tl.maximum(length + 1 - WINDOW, 0) if FUSED else tl.maximum(length - WINDOW, 0)
         skipped = begin // BLOCK_N
     tiles, per_run = _runs(length, skipped, splits, tiles_min, BLOCK_N)
+    if LISTED:
+        per_run = run_length(whole, tl.load(run_tokens), splits) // BLOCK_N
     first = split * per_run
     if FUSED:
         if (first >= tiles) & (split > 0):
@@ -282,23 +297,27 @@ def decode(
     scales: tuple[Tensor, Tensor] | None = None,
     window: int = 0,
     sinks: Tensor | None = None,
+    work: DecodeWork | None = None,
 ) -> None:
     """Writes the rows of `out` for spans of one row. `scales`: of FP8 heads."""
     heads, dim = q.shape[1:]
     kv_heads, spans, splits = k_pages.shape[2], context_lens.shape[0], shape.splits
+    grid = (kv_heads, splits, spans) if work is None else (kv_heads, len(work.items), 1)
     split = splits > 1
     parts = torch.empty((spans, heads, splits, dim) if split else (1,), dtype=torch.float32, device=q.device)
     levels = torch.empty((spans, heads, splits) if split else (1,), dtype=torch.float32, device=q.device)
     counters = block_counters(q.device, spans * kv_heads) if split else levels
-    _decode[(kv_heads, splits, spans)](
+    _decode[grid](
         *(q, k_pages, v_pages, block_tables, query_starts, context_lens, out, parts, levels, counters),
         *((levels, levels) if scales is None else scales),
         levels if sinks is None else sinks,
+        *((context_lens, context_lens) if work is None else work[:2]),
         *fresh_arguments(fresh, q, context_lens, levels),
         scale * LOG2_E,
         *(q.stride(0), q.stride(1), block_tables.stride(0), *k_pages.stride()[:3]),
         *((0, 0) if fresh is None else fresh.k.stride()[:2]),
         *(heads, splits, shape.tiles_min),
+        LISTED=work is not None,
         WINDOW=window,
         SINKS=sinks is not None,
         SCALED=scales is not None,

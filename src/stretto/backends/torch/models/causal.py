@@ -95,9 +95,17 @@ class CausalModel:
         if ranks is not None:
             x = ranks.broadcast(x)
         residual: torch.Tensor | None = None
-        for layer, own, cos_sin in zip(self._layers, pages, self._cos_sin, strict=True):
-            x, residual = layer(x, residual, step, own, cos_sin)
+        for index, layer in enumerate(self._layers):
+            if step.half_done is not None and index == len(self._layers) // 2:
+                step.half_done.record()
+            x, residual = layer(x, residual, step, pages[index], self._cos_sin[index])
         return x, residual
+
+    def first_layer(self, tokens: torch.Tensor, step: Step, pages: Sequence[LayerPages]) -> None:
+        """Computes it alone, for its kernels to be loaded. Not with several ranks."""
+        assert self._embedding is not None
+        x = functional.embedding(tokens, self._embedding)
+        self._layers[0](x, None, step, pages[0], self._cos_sin[0])
 
     def add_adapters(self, *, count: int, rank: int) -> list[LowRank]:
         """Tables for so many adapters in every linear layer that they may change."""

@@ -47,6 +47,8 @@ class Step:
     decode_only: bool
     write_first: bool = False  # rows read what other rows of the pass write
     adapter_scales: torch.Tensor | None = None  # [rows, adapters]; None: no row of the pass has an adapter
+    half_done: torch.cuda.Event | None = None  # recorded after half of the layers
+    work: ops.DecodeWork | None = None  # of decode attention without a window
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,7 @@ class PagedAttention:
             step.block_tables, step.query_starts, step.context_lens, self._scale,
             max_query=step.max_query, decode_only=step.decode_only, write_first=step.write_first,
             q_weight=self._q_norm, k_weight=self._k_norm, eps=self._eps, scales=pages.scales,
-            window=self._window, sinks=self._sinks,
+            window=self._window, sinks=self._sinks, work=step.work,
         )  # fmt: skip
         out = out.view(-1, heads * self._dim)
         return closing(out, total, self._output, self._ranks, adapter_scales=scales, after=self._after)

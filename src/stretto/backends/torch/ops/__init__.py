@@ -6,6 +6,7 @@ CPU and is the oracle for the kernels. Nothing here synchronizes with the device
 
 from stretto.backends.torch.ops.activation import gelu_mul, silu_mul
 from stretto.backends.torch.ops.attention import paged_attention, rotary_attention
+from stretto.backends.torch.ops.decode_work import decode_work
 from stretto.backends.torch.ops.experts import moe_experts
 from stretto.backends.torch.ops.fp8 import FP8, Fp8Matrix, KvScales
 from stretto.backends.torch.ops.linear import Weight, linear, linear_add, norm_gated, norm_linear
@@ -13,9 +14,11 @@ from stretto.backends.torch.ops.norm import add_rms_norm, rms_norm
 from stretto.backends.torch.ops.rotary import rotary_write
 from stretto.backends.torch.ops.sampling import SampledTokens, count_tokens, sample
 from stretto.backends.torch.sampling_table import SamplingMode, SamplingTable
+from stretto.backends.torch.work_list import DecodeWork
 
 __all__ = [
     "FP8",
+    "DecodeWork",
     "Fp8Matrix",
     "KvScales",
     "SampledTokens",
@@ -24,6 +27,7 @@ __all__ = [
     "Weight",
     "add_rms_norm",
     "count_tokens",
+    "decode_work",
     "gelu_mul",
     "linear",
     "linear_add",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stretto.backends.torch.ops.fp8 import KvScales, dequantize_heads
 from stretto.backends.torch.ops.rotary import rotary_write
+from stretto.backends.torch.work_list import DecodeWork
 
 
 def paged_attention(
@@ -29,6 +30,7 @@ def paged_attention(
     max_context: int | None = None,
     window: int = 0,
     sinks: Tensor | None = None,
+    work: DecodeWork | None = None,
 ) -> Tensor:
     """Attention output of each row of `q` [rows, heads, dim], in the same shape.
 
@@ -36,7 +38,8 @@ def paged_attention(
     including this chunk, 0 for a padding span, whose output is undefined. `max_query` and `max_context` bound
     the spans (default: the size of the block tables); `decode_only`: every span is one row, and row i is span
     i. `scales`: of FP8 pages. `window`: a row attends to so many tokens up to itself, 0 for all. `sinks`
-    [heads]: a logit that takes part in the softmax of each row and has no value.
+    [heads]: a logit that takes part in the softmax of each row and has no value. `work`: of
+    decode spans, see `decode_work`.
     """
     if q.is_cuda:
         from stretto.backends.torch.kernels import attention as kernel
@@ -55,6 +58,7 @@ def paged_attention(
             max_context=max_context,
             window=window,
             sinks=sinks,
+            work=work,
         )
     tail = (block_tables, query_starts, context_lens, scale)
     return paged_attention_reference(q, k_pages, v_pages, *tail, scales=scales, window=window, sinks=sinks)
@@ -83,6 +87,7 @@ def rotary_attention(
     scales: KvScales | None = None,
     window: int = 0,
     sinks: Tensor | None = None,
+    work: DecodeWork | None = None,
 ) -> Tensor:
     """`rotary_write`, then `paged_attention`; on CUDA one launch if every span is one row.
 
@@ -94,7 +99,9 @@ def rotary_attention(
 
         fresh = FusedInputs(k, v, positions, slot_mapping, cos_sin, q_weight, k_weight, eps)
         held = (k_pages, v_pages, block_tables, context_lens)
-        return kernel.rotary_attention(q, *held, scale, fresh, scales=scales, window=window, sinks=sinks)
+        return kernel.rotary_attention(
+            q, *held, scale, fresh, scales=scales, window=window, sinks=sinks, work=work
+        )
     where = (q, k, v, positions, cos_sin, k_pages, v_pages, slot_mapping)
     q = rotary_write(*where, q_weight, k_weight, eps, scales)
     return paged_attention(
@@ -110,6 +117,7 @@ def rotary_attention(
         scales=scales,
         window=window,
         sinks=sinks,
+        work=work,
     )
 
 
