@@ -53,14 +53,11 @@ Medium = Picture | Sound
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MediaPart:
-    """Rows that an encoder will compute. `whole`: they attend to each other in both directions.
-
-    `positions`: by how much the positions of what follows move on; the number of rows, except with M-RoPE.
-    """
+    """Rows that an encoder will compute. `whole` and `grid_width` as in `core.media.MediaRows`."""
 
     rows: int
     whole: bool
-    positions: int
+    grid_width: int = 0
     native: object = None  # the encoder's own
     bytes: int = 0  # memory that `native` holds
 

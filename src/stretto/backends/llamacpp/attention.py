@@ -26,21 +26,29 @@ PLAIN, ROWS, TILES = "plain", "rows", "tiles"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the candidates depend on. `own_attention_heads`: head sizes for which our own kernel computes."""
+    """What the candidates depend on. `own_attention_heads`: head sizes for which our own kernel computes,
+
+    with up to `own_attention_rows_max` rows of a sequence in a pass.
+    """
 
     on_gpu: bool = False
     half_precision: bool = False  # ARM with 16-bit arithmetic: row kernels are expected to be faster
     own_attention_heads: tuple[int, ...] = ()
+    own_attention_rows_max: int = TILE_ROWS - 1
 
 
 class Attention(NamedTuple):
-    """How attention runs. `side_context_ubatch`: rows of a pass in the side context; 0: there is none."""
+    """How attention runs. `side_context_ubatch`: rows of a pass in the side context; 0: there is none.
+
+    `by_row`: flash attention gives a row the same bits whatever rows of its sequence are beside it.
+    """
 
     flash: bool
     n_ubatch: int
     side_context_ubatch: int
     cache_type_k: str
     cache_type_v: str
+    by_row: bool = False
 
     @property
     def side_context(self) -> bool:
@@ -51,7 +59,7 @@ class Attention(NamedTuple):
         """The attention of slots: `plain` (matrix products), `rows` or `tiles` (flash attention)."""
         if not self.flash:
             return PLAIN
-        return ROWS if self.n_ubatch < TILE_ROWS else TILES
+        return ROWS if self.by_row else TILES
 
 
 class Measured(NamedTuple):
@@ -81,8 +89,10 @@ def candidates(
     """What may run. The first is expected to be the fastest: it is taken where nothing was measured.
 
     `long`: flash attention only for long prompts, in a side context. `rows`: for all rows, in passes that are
-    too small for its tiles, and long prompts in a side context. `auto`: either, with or without a side
-    context. Where these cannot be (on a GPU, with a quantized cache, a sliding window or a pool), as `on`.
+    too small for llama.cpp's tiles, and long prompts in a side context. `auto`: either, with or without a
+    side context; with speculation only `rows`, because without flash attention the rows that verify drafts
+    round differently from single ones. Where these cannot be (on a GPU, with a quantized cache, a sliding
+    window or a pool), as `on`.
     """
     n_ubatch = min(options.n_ubatch, options.n_batch)
     if any(shape.recurrent):
@@ -111,6 +121,20 @@ def fit_options(
     }
 
 
+def media_pass_rows(shape: ModelShape, options: ContextOptions, window: int, attention: Attention) -> int:
+    """Rows of a pass of a picture that pauses between layers; 0: pictures run in the slots' context.
+
+    Only where a row has the same bits in any pass, so that it does not matter where it runs. A layer takes as
+    long as `MEDIA_ROWS_PER_LAYER` rows of the whole model.
+    """
+    plain = not options.unified and not any((*shape.recurrent, *shape.sliding))
+    if not plain or not attention.by_row or options.deterministic or "side_context" in options.quirks_off:
+        return 0
+    rows = min(attention.n_ubatch, tuning.MEDIA_ROWS_PER_LAYER * shape.layers)
+    fits = _side_cache_fits(shape, options, window)
+    return rows if fits and rows >= tuning.SIDE_CONTEXT_ROWS_MIN else 0
+
+
 def _possible(
     shape: ModelShape, options: ContextOptions, window: int, machine: Machine
 ) -> tuple[Attention, ...]:
@@ -120,16 +144,19 @@ def _possible(
     score_rows = tuning.SCORES_BYTES_MAX // (4 * max(1, shape.heads) * cells) // TILE_ROWS * TILE_ROWS
     plain = {keys, values} <= {"f16", "f32"} and not any(shape.sliding) and not options.unified
     if asked == "on" or machine.on_gpu or not plain or score_rows < TILE_ROWS:
-        return (Attention(True, n_ubatch, 0, keys, values),)
+        by_row = not machine.on_gpu and n_ubatch <= _rows_max(shape, options, machine)
+        return (Attention(True, n_ubatch, 0, keys, values, by_row),)
     side = n_ubatch if _has_side_context(shape, options, window) else 0
     without = Attention(False, min(n_ubatch, score_rows), side, keys, values)
-    by_row = Attention(True, min(n_ubatch, tuning.ROW_ATTENTION_UBATCH_MAX), side, keys, values)
+    rows = Attention(True, _row_ubatch(shape, options, machine), side, keys, values, by_row=True)
     if asked != "auto":
-        return (by_row if asked == "rows" else without,)
+        return (rows if asked == "rows" else without,)
     if "row_attention" in options.quirks_off:
         return _with_and_without_side(without)
+    if options.drafts_max:
+        return _with_and_without_side(rows)
     expected = (
-        (by_row, without) if window <= _row_attention_window(shape, options, machine) else (without, by_row)
+        (rows, without) if window <= _row_attention_window(shape, options, machine) else (without, rows)
     )
     return tuple(one for kind in expected for one in _with_and_without_side(kind))
 
@@ -141,15 +168,32 @@ def _with_and_without_side(kind: Attention) -> tuple[Attention, ...]:
 def _has_side_context(shape: ModelShape, options: ContextOptions, window: int) -> bool:
     if "side_context" in options.quirks_off or window < tuning.SIDE_CONTEXT_WINDOW_MIN:
         return False
+    return _side_cache_fits(shape, options, window)
+
+
+def _side_cache_fits(shape: ModelShape, options: ContextOptions, window: int) -> bool:
     stream_bytes = fit.stream_bytes(shape, options.cache_type_k, options.cache_type_v, window)
     return stream_bytes <= tuning.SIDE_CONTEXT_CACHE_BYTES_MAX
 
 
 def _row_attention_window(shape: ModelShape, options: ContextOptions, machine: Machine) -> int:
     """The longest window in which flash attention row by row is expected to be faster, before measuring."""
-    if not machine.half_precision:
-        return 0
-    return sys.maxsize if _is_ours(shape, options, machine) else tuning.ROW_ATTENTION_WINDOW_MAX
+    if _is_ours(shape, options, machine):
+        return sys.maxsize
+    return tuning.ROW_ATTENTION_WINDOW_MAX if machine.half_precision else 0
+
+
+def _row_ubatch(shape: ModelShape, options: ContextOptions, machine: Machine) -> int:
+    """Rows of a pass, for flash attention row by row."""
+    n_ubatch = min(options.n_ubatch, options.n_batch)
+    fits = n_ubatch <= _rows_max(shape, options, machine)
+    return n_ubatch if fits else min(n_ubatch, tuning.ROW_ATTENTION_UBATCH_MAX)
+
+
+def _rows_max(shape: ModelShape, options: ContextOptions, machine: Machine) -> int:
+    """Up to how many rows of a sequence in a pass flash attention runs row by row."""
+    ours = machine.own_attention_rows_max if _is_ours(shape, options, machine) else 0
+    return max(TILE_ROWS - 1, ours)
 
 
 def _is_ours(shape: ModelShape, options: ContextOptions, machine: Machine) -> bool:
@@ -175,7 +219,7 @@ def _deterministic(
         if not one.flash:
             return (alone,)
         if by_row:
-            return (alone._replace(n_ubatch=min(one.n_ubatch, tuning.ROW_ATTENTION_UBATCH_MAX)),)
+            return (alone._replace(n_ubatch=_row_ubatch(shape, options, machine), by_row=True),)
     if options.flash_attention in ("on", "rows") or options.cache_type_v not in UNQUANTIZED:
         raise DeterminismError(
             "deterministic: on cannot be kept with llama.cpp's flash attention, whose sums follow the batch",

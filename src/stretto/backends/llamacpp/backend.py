@@ -16,13 +16,14 @@ from pathlib import Path
 from stretto.backends.adapters import AdapterSource
 from stretto.backends.llamacpp import tuning
 from stretto.backends.llamacpp.adapters import Adapters
-from stretto.backends.llamacpp.calibration import ContextMeasures, calibrate, measure, on_temporary_thread
+from stretto.backends.llamacpp.calibration import ContextMeasures, calibrate, measure
 from stretto.backends.llamacpp.capabilities import capabilities_of, rewind_of
 from stretto.backends.llamacpp.choices.chosen import NOTHING as NOTHING_CHOSEN
 from stretto.backends.llamacpp.choices.chosen import Choices, ModelChooser
 from stretto.backends.llamacpp.choices.drift import Drift
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.drafting.drafting import Drafting
+from stretto.backends.llamacpp.drafting.exactness import why_not
 from stretto.backends.llamacpp.invariance import batch_invariant
 from stretto.backends.llamacpp.media import Media, MediaOptions, open_media
 from stretto.backends.llamacpp.memory.arena import Arena
@@ -30,6 +31,7 @@ from stretto.backends.llamacpp.memory.kv_memory import KvMemory
 from stretto.backends.llamacpp.memory.nan_isolation import NanIsolation, NanIsolationError
 from stretto.backends.llamacpp.model import LoadWarning, Model, Progress, load
 from stretto.backends.llamacpp.native.batch import Rows, gather
+from stretto.backends.llamacpp.native.temporary_thread import on_temporary_thread
 from stretto.backends.llamacpp.options import ContextOptions, ModelOptions
 from stretto.backends.llamacpp.passes.calls import Calls
 from stretto.backends.llamacpp.passes.media_rows import MediaPass
@@ -72,10 +74,12 @@ class LlamaCppBackend:
         self.measures: ContextMeasures = on_temporary_thread(lambda: measure(context))
         if calibrated:
             self.calibrate()
-        self.side_context = self._open_side_context() if context.plan.side_context else None
-        self._threads = pass_threads(context, decode=choices.threads_decode, prefill=choices.threads_prefill)
+        self.side_context = SideContext.open(context, media=media is not None)
+        decode, prefill = choices.threads_decode, choices.threads_prefill
+        self._threads = pass_threads(context, decode=decode, prefill=prefill, encoder=media and media.time)
         rewind, _ = rewind_of(context, self.measures)
-        quirks = resolve_quirks(context, self.measures, rewind, side_context=self.side_context is not None)
+        prompts_aside = self.side_context is not None and self.side_context.takes_prompts
+        quirks = resolve_quirks(context, self.measures, rewind, side_context=prompts_aside)
         self.quirks = quirks
         deterministic = context.options.deterministic
         self.capabilities = capabilities_of(
@@ -85,20 +89,21 @@ class LlamaCppBackend:
             batch_invariant=not deterministic or on_temporary_thread(lambda: batch_invariant(context)),
             adapters=adapters is not None,
             media=media is not None,
+            media_aside=self.side_context is not None and self.side_context.media_pass_rows > 0,
         )
         arena = Arena(int(cache_ram_bytes * tuning.ARENA_SLACK))
         state_copy_max = self.measures.state_copy_max(context.window)
         self.memory = KvMemory(context, arena, rewind, state_copy_max=state_copy_max)
         self._nan_isolation = NanIsolation(context, self.memory)
         self._calls = Calls(context, self.memory, quirks)
-        self._media_pass = None if media is None else MediaPass(context, self.memory, quirks, media.store)
+        self._media_pass = media and MediaPass(context, self.memory, quirks, media.store, self.side_context)
         self._padding = Padding(context, self.memory, quirks) if quirks.pads else None
         self.samplers = Samplers(self.model.vocabulary)
         self._make_sampler = make_sampler or self.samplers
         self._owns_model = owns_model
         self._bound: dict[int, BoundRequest] = {}
-        can_draft = rewind is not Rewind.CHECKPOINT
-        self.drafting = Drafting(self._bound, drafts_max=context.options.drafts_max if can_draft else 0)
+        self.no_drafts = why_not(context, self.measures, quirks, rewind)
+        self.drafting = Drafting(self._bound, drafts_max=0 if self.no_drafts else context.options.drafts_max)
         self._outputs = Outputs(self._bound, self._nan_isolation)
         self._outcomes: deque[Outcome] = deque()
         self.drift: Drift | None = None  # watches whether passes take what was measured
@@ -167,24 +172,15 @@ class LlamaCppBackend:
         )
         return self.measures
 
-    def _open_side_context(self) -> SideContext | None:
-        side_context = SideContext(self.context)
-        if not on_temporary_thread(side_context.works):
-            side_context.close()
-            return None
-        return side_context
-
     @property
     def threads(self) -> int:
         """How many compute the next pass."""
         return self._threads.count
 
-    def _contexts(self) -> list[Context]:
-        return [self.context] + ([self.side_context.context] if self.side_context is not None else [])
-
     # --- the protocol ----------------------------------------------------------------------------
 
     def launch(self, tick: Tick) -> None:
+        self._threads.before_tick()
         self._bind(tick)
         if self._broken:
             self._outcomes.append(Outcome(tick.id, failure=PassFailure.VOID, ran=False))
@@ -225,8 +221,9 @@ class LlamaCppBackend:
             side_sequence = self.side_context.sequence
             self.side_context.drop()  # its rows are lost
         if fatal:
-            for context in self._contexts():
-                context.rebuild()
+            self.context.rebuild()
+            if self.side_context is not None:
+                self.side_context.context.rebuild()
             self._threads.forget()
             self.memory.forget_all()
             self._nan_isolation.forget_all()
@@ -236,7 +233,8 @@ class LlamaCppBackend:
             self.memory.drop(side_sequence)
             lost.add(side_sequence)
         for sequence, length in lengths.items():
-            if sequence in doubtful and self.capabilities.rewind is Rewind.CHECKPOINT:
+            stateful = self.capabilities.rewind is Rewind.CHECKPOINT
+            if sequence in doubtful and (stateful or self.memory.in_picture(sequence, length)):
                 self.memory.drop(sequence)  # llama.cpp reports rows that were never computed
                 lost.add(sequence)
             elif not self.memory.roll_back(sequence, length):
@@ -260,8 +258,8 @@ class LlamaCppBackend:
     # --- rows ------------------------------------------------------------------------------------
 
     def _bind(self, tick: Tick) -> None:
-        for slot in tick.unbind:
-            bound = self._bound.pop(slot, None)
+        for slot in (*tick.unbind, *(binding.slot for binding in tick.bind)):
+            bound = self._bound.pop(slot, None)  # a slot that is bound again at once is not unbound first
             if bound is not None:
                 self.drafting.unbind(bound)
         for binding in tick.bind:
@@ -302,7 +300,7 @@ class LlamaCppBackend:
             tokens = got.get(at, ())
             outcome.counts.append(len(tokens))
             outcome.tokens.extend(tokens)
-        if tick.propose:
+        if tick.propose or tick.ask_model:
             self.drafting.propose(tick, outcome)
 
     def _set_adapters(self, tick: Tick, side_span: int | None) -> None:
@@ -330,13 +328,17 @@ class LlamaCppBackend:
 
     def _run_media(self, tick: Tick, chunk: MediaChunk, outcome: Outcome) -> bool:
         assert self._media_pass is not None
-        self._threads.before_pass(self.context, decode=False)
-        code = self._media_pass.run(tick, chunk, self._bound)
+        context = self._media_pass.context_for(tick, chunk, self._bound)
+        if self.adapters is not None:
+            self.adapters.set(context, tick.adapters)
+        self._threads.before_pass(context, decode=False)
+        code = self._media_pass.run(tick, chunk, self._bound, context)
         if code != 0:
             self._fail(outcome, code, [tick.sequences[chunk.span]])
             return False
-        outcome.ran = True
-        self.memory.copying.clear()
+        if context is self.context:  # copies happen in a pass of the main context
+            outcome.ran = True
+            self.memory.copying.clear()
         return True
 
     def _run_filled(

@@ -4,9 +4,7 @@ Runs a few small passes in empty sequences and leaves them empty. Measures: byte
 bandwidth of snapshots and copies, and whether decode rows and a chunk are faster in one call or two. What has
 candidates to choose from is measured before, in `choices`.
 
-All of it runs in temporary threads (`on_temporary_thread`). OpenMP keeps a team for each thread that ever
-computed, and once there are more teams than processors its barriers sleep instead of spinning: a thread that
-had only loaded the model cost a fifth of the speed.
+All of it runs on temporary threads (`native.temporary_thread`).
 """
 
 from __future__ import annotations
@@ -14,10 +12,8 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
@@ -25,8 +21,6 @@ from stretto.backends.llamacpp.context import STATE_ONLY, WHOLE, Context
 from stretto.backends.llamacpp.kernels.interpose import computes_all_attention
 from stretto.backends.llamacpp.native.batch import Rows
 from stretto.errors import ContextError
-
-T = TypeVar("T")
 
 PROBE_TOKENS = 32
 BANDWIDTH_MIN, BANDWIDTH_MAX = 1e8, 1e12
@@ -53,12 +47,6 @@ class ContextMeasures:
     def state_copy_max(self, window: int) -> int:
         """Tokens up to which reading and writing a state takes no longer than a copy of the whole window."""
         return int(window * self.snapshot_bytes_per_s / self.copy_bytes_per_s / 2)
-
-
-def on_temporary_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a thread that ends, so that OpenMP's team for it ends, too."""
-    with ThreadPoolExecutor(1, thread_name_prefix="calibration") as pool:
-        return pool.submit(work).result()
 
 
 def rows_for(spans: list[tuple[int, int, int]], *, vocab: int, output: bool = True) -> Rows:

@@ -65,7 +65,7 @@ def chunk_rows(context: Context, measures: ContextMeasures, quirks: Quirks) -> t
     """Prompt chunks are a multiple of the first number of rows, and efficient from the second on."""
     if context.model.on_gpu:
         return 1, 1
-    if quirks.row_attention:
+    if quirks.row_attention and context.n_ubatch < TILE_ROWS:
         return tuning.CHUNK_MULTIPLE_ROW_ATTENTION, tuning.CHUNK_EFFICIENT_ROW_ATTENTION
     if quirks.side_context:
         return tuning.CHUNK_MULTIPLE_SIDE_CONTEXT, tuning.CHUNK_EFFICIENT_SIDE_CONTEXT
@@ -83,12 +83,15 @@ def capabilities_of(
     batch_invariant: bool = True,
     adapters: bool = False,
     media: bool = False,
+    media_aside: bool = False,
 ) -> Capabilities:
+    """`media_aside`: pictures run in passes that pause between layers."""
     model = context.model
     rewind, tokens = rewind_of(context, measures)
     pooled = context.plan.unified and not model.is_recurrent
     chunk_is_ubatch = not context.flash_attention and not model.on_gpu  # see `ubatches`
     multiple, efficient = chunk_rows(context, measures, quirks)
+    least = max(quirks.batch_invariant_rows_min, tuning.ROWS_TOGETHER)
     return Capabilities(
         rewind=rewind,
         rewind_tokens=tokens,
@@ -107,6 +110,8 @@ def capabilities_of(
         outputs_max=context.outputs_max,
         measured_max=context.outputs_max,
         chunk_multiple=multiple,
+        chunk_least=multiple if quirks.tiled_attention else least,
+        media_chunk_least=tuning.ROWS_TOGETHER if media_aside else 0,
         efficient_chunk=efficient,
         tile_rows=TILE_ROWS if quirks.tile_fill else 1,  # unfilled tiles use a kernel whose cost is measured
         contiguous=not pooled,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,6 +54,8 @@ class Context:
         self.plan = resolve(model, options, machine, measured)
         self.vocab = model.vocabulary.vocab_size
         self._outputs = 0
+        self._logits: NDArray[np.float32] = np.empty((0, self.vocab), dtype=np.float32)
+        self._logits_place = (0, 0)  # address and rows
         self._finalizer: weakref.finalize[..., Context] | None = None
         self._create()
 
@@ -128,13 +131,17 @@ class Context:
         return int(self.lib.llama_decode(self.handle, self._batch.fill(rows)))
 
     def decode_rows(
-        self, data: bytes | memoryview, rows: int, sequence: int, start: int, *, whole: bool
+        self, data: bytes | memoryview, sequence: int, positions: array[int], *, whole: bool
     ) -> int:
-        """llama_decode of embeddings, without outputs; `whole`: in both directions, in one ubatch."""
+        """llama_decode of embeddings, without outputs; `whole`: in both directions, in one ubatch.
+
+        `positions`: one of each row, with M-RoPE four planes of them.
+        """
         self._check(sequence)
+        rows = len(positions) // self.model.position_planes
         if not 0 < rows <= (self.n_ubatch if whole else self.n_batch):
             raise InvariantError(f"{rows} rows of media in a batch of {self.n_batch}")
-        batch = EmbeddingBatch(self.lib, data, rows, sequence, start)
+        batch = EmbeddingBatch(self.lib, data, rows, sequence, positions)
         self._outputs = 0
         if whole:
             self.lib.llama_set_causal_attn(self.handle, False)
@@ -151,10 +158,12 @@ class Context:
         pointer = self.lib.llama_get_logits(self.handle)
         if not pointer:
             raise InvariantError("a pass with outputs has no logits")
-        address = ctypes.addressof(pointer.contents)
-        cells: Any = (ctypes.c_float * (self._outputs * self.vocab)).from_address(address)
-        rows: NDArray[np.float32] = np.frombuffer(cells, dtype=np.float32)
-        return rows.reshape(self._outputs, self.vocab)
+        place = (ctypes.addressof(pointer.contents), self._outputs)
+        if place != self._logits_place:  # the same memory, pass after pass
+            cells: Any = (ctypes.c_float * (self._outputs * self.vocab)).from_address(place[0])
+            self._logits = np.frombuffer(cells, dtype=np.float32).reshape(self._outputs, self.vocab)
+            self._logits_place = place
+        return self._logits
 
     def set_adapters(self, group: AdapterGroup, handles: Sequence[Any]) -> None:
         """Compute with these adapters from the next pass on; `handles` are those of the group, in order."""
@@ -174,11 +183,11 @@ class Context:
 
     # --- memory ----------------------------------------------------------------------------------
 
-    def remove(self, sequence: int, start: int) -> bool:
-        """Remove the rows from `start` on (0: all of them). False if the model cannot."""
+    def remove(self, sequence: int, position: int) -> bool:
+        """Remove the rows from this position on (0: all of them). False if the model cannot."""
         self._check(sequence)
         _ = self.handle
-        begin = -1 if start == 0 else start
+        begin = -1 if position == 0 else position
         return bool(self.lib.llama_memory_seq_rm(self._memory, sequence, begin, -1))
 
     def clear(self) -> None:
@@ -187,7 +196,10 @@ class Context:
         self.lib.llama_memory_clear(self._memory, True)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy a whole sequence; in a unified pool only its first `length` rows, where it can be trimmed."""
+        """Copy a whole sequence; in a unified pool only its first `length` rows, where it can be trimmed.
+
+        After pictures with M-RoPE a few more: positions are never ahead of rows.
+        """
         self._check(source, target)
         _ = self.handle
         ranged = self.plan.unified and not (self.model.is_hybrid or self.model.is_recurrent)

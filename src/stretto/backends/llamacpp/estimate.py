@@ -71,6 +71,9 @@ class Configured:
         chosen = self.attention(window)
         options = attention.fit_options(self.options, chosen, snapshot_bytes=self.snapshot_bytes)
         options["projector_bytes"] = self.projector_bytes
+        if self.projector_bytes and not chosen.side_context:
+            rows = attention.media_pass_rows(self.shape, self.options, window, chosen)
+            options["side_context_ubatch"] = rows
         options["draft_bytes"] = self.draft_bytes
         options["adapters_bytes"] = self.adapters_bytes
         return options

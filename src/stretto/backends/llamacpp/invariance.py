@@ -51,7 +51,8 @@ def batch_invariant(context: Context) -> bool:
     for others in sorted({1, 3, context.n_seq_max - 1}):
         if 0 < others < context.n_seq_max:
             _need_same(alone, _run(context, _decoding(prompt, others)), _NEIGHBOURS)
-    return alone.state == whole.state
+    # States are in half precision, which hides most differences in few tokens. Each pass had one output row.
+    return alone.state == whole.state and np.array_equal(alone.logits, whole.logits)
 
 
 _CHUNKS = "a prompt's KV depends on how it is split into chunks"
@@ -69,10 +70,14 @@ def _decoding(prompt: int, others: int) -> list[list[Span]]:
     return begun + rows
 
 
+def nearly_same(left: NDArray[np.float32], right: NDArray[np.float32]) -> bool:
+    """But for sums in another order."""
+    spread = float(left.max() - left.min())
+    return float(np.abs(left - right).max()) <= LOGITS_TOLERANCE * spread
+
+
 def _need_same(left: Result, right: Result, what: str) -> None:
-    spread = float(left.logits.max() - left.logits.min())
-    close = float(np.abs(left.logits - right.logits).max()) <= LOGITS_TOLERANCE * spread
-    if left.state != right.state or not close:
+    if left.state != right.state or not nearly_same(left.logits, right.logits):
         raise DeterminismError(
             f"deterministic: on cannot be kept with these weights on this machine: {what}",
             hint="use weights in Q4_0, n_seq_max: 1, or deterministic: auto",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from stretto.backends.llamacpp.attention import Machine
 from stretto.backends.llamacpp.kernels import support
+from stretto.backends.llamacpp.kernels.families import HALF_PRECISION
 from stretto.backends.llamacpp.options import CPU_DEVICE, ModelOptions
 
 _GPU_LIBRARIES = ("*ggml-cuda*", "*ggml-metal*", "*ggml-vulkan*", "*ggml-hip*", "*ggml-sycl*")
@@ -23,16 +24,18 @@ def expected(options: ModelOptions, *, in_worker: bool = False) -> Machine:
 
     `in_worker`: the model will run in a process of Stretto's own, not in this one.
     """
-    features = support.cpu_features()
+    family = support.family()
     own = (
         (support.is_wanted(options.kernels) or (in_worker and options.kernels == "auto"))
-        and not support.unsupported(features)
+        and not support.unsupported()
         and any(map(shutil.which, support.COMPILERS))
     )
     return Machine(
         on_gpu=wants_gpu(options) and _built_for_gpu(),
-        half_precision=platform.machine() in ("aarch64", "arm64") and support.HALF_PRECISION in features,
-        own_attention_heads=support.ATTENTION_HEADS if own else (),
+        half_precision=platform.machine() in ("aarch64", "arm64")
+        and HALF_PRECISION in support.cpu_features(),
+        own_attention_heads=family.attention_heads if own and family else (),
+        own_attention_rows_max=family.attention_rows_max if own and family else 0,
     )
 
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from stretto.backends.llamacpp.encoder_time import EncoderTime
 from stretto.backends.llamacpp.model import Model
 from stretto.backends.llamacpp.native import mtmd as native
 from stretto.backends.llamacpp.projector import Projector
 from stretto.backends.llamacpp.projector_trial import require
 from stretto.backends.media import RowStore
+from stretto.errors import ModelRefusedError
 from stretto.model_files import projectors
 
 
@@ -29,6 +31,10 @@ class Media(NamedTuple):
     projector: Projector
     store: RowStore
 
+    @property
+    def time(self) -> EncoderTime:
+        return self.projector.time
+
 
 def open_media(model: Model, options: MediaOptions, *, cache_dir: Path | None, trial: bool = True) -> Media:
     """Load a projector whose header is sound and which a child process could use. Raises ModelError."""
@@ -40,7 +46,19 @@ def open_media(model: Model, options: MediaOptions, *, cache_dir: Path | None, t
 
     packed = special_buffers_work(cache_dir)
     if trial:
-        require(model.file.path, options.path, cache_dir=cache_dir, packed=packed)
+        packed = _try(model.file.path, options.path, cache_dir, packed=packed)
     threads = len(os.sched_getaffinity(0))
     projector = Projector(model.weights, options.path, n_threads=threads, on_gpu=model.on_gpu, packed=packed)
     return Media(projector, RowStore(options.cache_bytes))
+
+
+def _try(model: Path, projector: Path, cache_dir: Path | None, *, packed: bool) -> bool:
+    """Whether its matrices are to be packed: not where only plain ones work. Raises ModelRefusedError."""
+    if packed:
+        try:
+            require(model, projector, cache_dir=cache_dir, packed=True)
+        except ModelRefusedError:
+            packed = False
+    if not packed:
+        require(model, projector, cache_dir=cache_dir, packed=False)
+    return packed

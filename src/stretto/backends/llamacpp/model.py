@@ -35,6 +35,7 @@ _DEVICES_MAX = 128
 
 
 MROPE_TYPES = (8, 40)  # llama.cpp's numbers: positions of several dimensions
+MROPE_PLANES = 4  # of these dimensions
 
 
 class LoadWarning(NamedTuple):
@@ -78,6 +79,11 @@ class Model:
         self.size_bytes = int(lib.llama_model_size(handle))
 
     @property
+    def position_planes(self) -> int:
+        """Positions of a row of embeddings."""
+        return MROPE_PLANES if self.has_mrope else 1
+
+    @property
     def template(self) -> str | None:
         """The chat template in the file."""
         return self.file.template
@@ -93,6 +99,7 @@ class Model:
             on_gpu=self.on_gpu,
             half_precision=half_precision(),
             own_attention_heads=interpose.attention_heads(),
+            own_attention_rows_max=interpose.attention_rows_max(),
         )
 
     @property

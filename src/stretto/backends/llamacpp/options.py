@@ -71,7 +71,7 @@ class ContextOptions:
     swa_full: bool = True
     n_threads: int = 0  # 0: as many as the process may use
     n_threads_batch: int = 0
-    drafts_max: int = 8  # most draft tokens that one slot verifies in a tick
+    drafts_max: int = 0  # most draft tokens that one slot verifies in a tick; 0: no speculation
     offload_kqv: bool = True
     op_offload: bool = True
     rope: Mapping[str, float | str] = field(default_factory=lambda: _NO_ROPE)
@@ -85,7 +85,7 @@ class ContextOptions:
             **_same_names(cls, chosen),
             "unified": chosen.kv_layout == "unified",
             "pool_tokens": 0 if chosen.n_ctx == "auto" else chosen.n_ctx,
-            "drafts_max": chosen.speculation_tokens,
+            "drafts_max": chosen.drafts,
             "rope": {name: value for name in ROPE_FIELDS if (value := getattr(chosen, name)) is not None},
             "deterministic": chosen.deterministic == "on",
             "quirks_off": frozenset(chosen.quirks_off),

@@ -36,7 +36,9 @@ class ContextPlan:
     cache_type_k: str
     cache_type_v: str
     flash_attention: bool
+    row_attention: bool  # flash attention that gives a row the same bits whatever rows are beside it
     side_context: bool  # long prompts run in a second context, with flash attention
+    media_pass_rows: int  # of a picture's pass in the second context; 0: pictures run with the slots
     unified: bool
     swa_full: bool
     n_threads: int
@@ -82,7 +84,9 @@ def resolve(
         cache_type_k=attention.cache_type_k,
         cache_type_v=attention.cache_type_v,
         flash_attention=attention.flash,
+        row_attention=attention.by_row,
         side_context=attention.side_context,
+        media_pass_rows=policy.media_pass_rows(model.shape, options, window, attention),
         unified=options.unified,
         swa_full=options.swa_full,
         n_threads=threads,

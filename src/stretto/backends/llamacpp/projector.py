@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 import weakref
 from array import array
 from collections.abc import Sequence
@@ -21,8 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from stretto.backends.llamacpp.encoder_time import EncoderTime
 from stretto.backends.llamacpp.native import mtmd as native
 from stretto.backends.llamacpp.native.library import Weights, forget_log, last_error, library
+from stretto.backends.llamacpp.native.temporary_thread import on_temporary_thread
 from stretto.backends.media import EncodedRows, Kind, MediaPart, Medium, Part, Picture, Sound
 from stretto.errors import (
     InvalidMediaError,
@@ -33,6 +36,8 @@ from stretto.errors import (
 )
 
 BATCH_ROWS_MAX = 1024
+BATCH_ROWS_CPU = 256  # on a CPU more rows save nothing: the first of several pictures would wait for the last
+LONG_S = 0.2  # of a batch, on free processors: from here on it leaves streams most of them
 FLOAT_BYTES = 4
 HINT = "name the projector that belongs to this model, or set mmproj: none"
 
@@ -78,18 +83,15 @@ class Projector:
         self._width = int(library().llama_model_n_embd_inp(weights.handle))
         self._marker = functions.mtmd_default_marker()
         self._lock = threading.Lock()  # of `expand` and `close`
+        self._row_s = 0.0  # for a row on free processors, when it last encoded
+        self.time = EncoderTime()
         self.path = path
         self.sample_rate = max(0, int(functions.mtmd_get_audio_sample_rate(handle)))
         sees, hears = functions.mtmd_support_vision(handle), functions.mtmd_support_audio(handle)
         able: dict[Kind, bool] = {"image": bool(sees), "audio": bool(hears)}
         self.kinds: frozenset[Kind] = frozenset(kind for kind, can in able.items() if can)
-        self.batch_rows_max = BATCH_ROWS_MAX
-        if functions.mtmd_decode_use_mrope(handle):
-            self.close()
-            raise UnsupportedModelError(
-                f"{path.name} is for a model with M-RoPE, whose pictures Stretto does not place yet",
-                hint="set mmproj: none to use the model for text",
-            )
+        self.batch_rows_max = BATCH_ROWS_MAX if on_gpu else BATCH_ROWS_CPU
+        self._has_mrope = bool(functions.mtmd_decode_use_mrope(handle))
 
     # --- preparing -------------------------------------------------------------------------------
 
@@ -114,7 +116,27 @@ class Projector:
             return array("i", tokens[: count.value])
         rows = self._rows(handle)
         whole = bool(self._functions.mtmd_decode_use_non_causal(self._handle, handle))
-        return MediaPart(rows, whole, rows, _MediumChunk(handle, owner), rows * row_bytes)
+        grid_width = self._grid_width(handle, rows) if self._has_mrope else 0
+        return MediaPart(rows, whole, grid_width, _MediumChunk(handle, owner), rows * row_bytes)
+
+    def _grid_width(self, chunk: int, rows: int) -> int:
+        """Of a picture whose rows share a position. The last row is asked where it lies: at the far corner.
+
+        0: a sound, whose rows follow each other like text.
+        """
+        functions = self._functions
+        picture = functions.mtmd_input_chunk_get_tokens_image(chunk)
+        if not picture:
+            return 0
+        last = functions.mtmd_image_tokens_get_decoder_pos(picture, 0, rows - 1)
+        width, height = int(last.column) + 1, int(last.row) + 1
+        positions = functions.mtmd_input_chunk_get_n_pos(chunk)
+        if last.text or width * height != rows or positions != max(width, height):
+            raise UnsupportedModelError(
+                f"{self.path.name} places the rows of a picture in a way that Stretto does not know",
+                hint="set mmproj: none to use the model for text",
+            )
+        return width
 
     def _tokenized(self, medium: Medium) -> _MediumChunks:
         functions = self._functions
@@ -148,9 +170,17 @@ class Projector:
     # --- encoding --------------------------------------------------------------------------------
 
     def encode(self, parts: Sequence[MediaPart]) -> list[EncodedRows | StrettoError]:
+        """What will take long leaves streams most of their pace; if short batches did, they would wait."""
+        return on_temporary_thread(lambda: self._encode_all(parts))
+
+    def _encode_all(self, parts: Sequence[MediaPart]) -> list[EncodedRows | StrettoError]:
+        rows = sum(part.rows for part in parts)
         results: list[EncodedRows | StrettoError] = []
-        while len(results) < len(parts):
-            results += self._encode_batch(parts[len(results) :])
+        with self.time.taken(long=self._row_s * rows > LONG_S):
+            started_s = time.thread_time()  # of a processor: it does not count the time that others had it
+            while len(results) < len(parts):
+                results += self._encode_batch(parts[len(results) :])
+        self._row_s = (time.thread_time() - started_s) / max(rows, 1)
         return results
 
     def _encode_batch(self, parts: Sequence[MediaPart]) -> list[EncodedRows | StrettoError]:

@@ -2,19 +2,19 @@
 
 Child: `python -m stretto.backends.llamacpp.projector_trial MODEL PROJECTOR PACKED MEMORY`. It loads the model
 without its weights, then the projector, and encodes a small picture and a short sound. Results are kept by
-the identity of both files.
+the identity of both files and of llama.cpp's build.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import json
 import os
 import sys
 from array import array
 from pathlib import Path
 
+from stretto.backends.llamacpp.kernels.support import build_of_llama_cpp, installed_version
 from stretto.errors import ModelRefusedError, StrettoError
 from stretto.model_files.child import limit_self, run_child
 from stretto.model_files.identity import FileIdentity
@@ -49,7 +49,7 @@ def require(model: Path, projector: Path, *, cache_dir: Path | None, packed: boo
 def _key(model: Path, projector: Path) -> str:
     files = [FileIdentity.of(path) for path in (model, projector)]
     parts = [part for one in files for part in (one.device, one.inode, one.size, one.mtime_ns)]
-    return ":".join(map(str, (importlib.metadata.version("llama_cpp_python"), *parts)))
+    return ":".join(map(str, (installed_version(), build_of_llama_cpp(), *parts)))
 
 
 def _known(cache_dir: Path | None) -> list[str]:

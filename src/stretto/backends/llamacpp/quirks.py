@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stretto.backends.llamacpp.attention import TILE_ROWS
 from stretto.backends.llamacpp.calibration import ContextMeasures
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.native.library import batch_invariant_rows_min
@@ -23,7 +22,7 @@ class Quirks:
     batch_invariant_rows_min: int  # rows of a prompt in a ubatch from which rounding does not depend on them
     tiled_attention: bool  # flash attention on a CPU in tiles of 64 rows: shorter chunks cost more per row
     own_kernels: str  # why our own kernels do not compute; empty: they do
-    row_attention: bool  # flash attention row by row, in passes that are too small for tiles
+    row_attention: bool  # flash attention row by row: our own, or in passes too small for llama.cpp's tiles
     side_context: bool  # long prompts run in a second context, in passes that pause between layers
     separate_calls: bool  # decode rows and prompt chunks run in calls of their own, in alternating ticks
     batch_invariant_ubatches: bool  # calls are split so that each ubatch has batch_invariant_rows_min rows
@@ -76,11 +75,11 @@ class _On:
 
 
 def _is_row_attention(context: Context) -> bool:
-    return context.flash_attention and not context.model.on_gpu and context.n_ubatch < TILE_ROWS
+    return context.flash_attention and context.plan.row_attention
 
 
 def _is_tiled(context: Context) -> bool:
-    return context.flash_attention and not context.model.on_gpu and context.n_ubatch >= TILE_ROWS
+    return context.flash_attention and not context.model.on_gpu and not context.plan.row_attention
 
 
 def _recomputes(context: Context, rewind: Rewind) -> bool:

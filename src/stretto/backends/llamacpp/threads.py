@@ -7,6 +7,9 @@ processors are free. A return that had to be undone at once makes the next one w
 
 In a crowd, where each thread waits for more than half of the time, two threads are better than one: they get
 two shares of the processors (beside four busy processes on two cores 1.3 times the speed of one).
+
+An encoder of pictures takes processors, too. When it has ended, all threads are taken back at once; also when
+one begins that leaves ticks the processors (`encoder_time`): decoding its picture took some shortly before.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import time
 from collections.abc import Callable
 
 from stretto.backends.llamacpp.context import Context
+from stretto.backends.llamacpp.encoder_time import EncoderTime
 from stretto.backends.llamacpp.native.cpu_pressure import Pressure, Pressures, open_pressure
 
 DROP_AFTER_S = 0.08  # passes are watched at least this long before a thread is given up
@@ -23,6 +27,7 @@ RETURN_AFTER_S = 0.3  # processors are watched at least this long before a threa
 RETURN_AFTER_MAX_S = 5.0
 FREE_PER_THREAD = 0.5  # of a processor, for each thread that is taken back
 UNDONE_S = 2.0  # a return that lasts less was a mistake
+OTHERS_S = 0.5  # threads that are given up so long ago were so because of other processes
 CROWDED_SHARE = 0.55  # of the time: where each thread waits so long, a second one gets a second share
 
 
@@ -39,7 +44,12 @@ class ThreadGovernor:
         self._computing_s = 0.0
         self._begun_s = clock()
         self._return_after_s = RETURN_AFTER_S
-        self._returned_s = float("-inf")
+        self._returned_s = self._lowered_s = float("-inf")
+
+    @property
+    def reduced_s(self) -> float:
+        """For how long passes have had fewer threads."""
+        return self._clock() - self._lowered_s if self.count < self.threads_max else 0.0
 
     def after_pass(self, pass_s: float) -> bool:
         """Whether `count` changed."""
@@ -58,6 +68,16 @@ class ThreadGovernor:
             return False
         self._note(count)
         return True
+
+    def restore(self) -> None:
+        """What took processors away is known to be over: all threads again."""
+        if self.count == self.threads_max:
+            return
+        self._pressures.since(computing_s=self._computing_s)  # how it was until now says nothing any more
+        self._computing_s, self._begun_s = 0.0, self._clock()
+        self._return_after_s = RETURN_AFTER_S
+        self.count = self.threads_max
+        self.changes += 1
 
     def close(self) -> None:
         self._pressures.close()
@@ -80,6 +100,8 @@ class ThreadGovernor:
 
     def _note(self, count: int) -> None:
         now = self._clock()
+        if self.count == self.threads_max:
+            self._lowered_s = now
         if count > self.count:
             self._returned_s = now
         elif now - self._returned_s < UNDONE_S:
@@ -97,9 +119,22 @@ class PassThreads:
     a pass of the other kind.
     """
 
-    def __init__(self, *, decode: int, prefill: int, governor: ThreadGovernor | None) -> None:
+    def __init__(
+        self,
+        *,
+        decode: int,
+        prefill: int,
+        governor: ThreadGovernor | None,
+        encoder: EncoderTime | None = None,
+    ) -> None:
+        """`encoder`: the time of an encoder of this process."""
         self._decode, self._prefill = decode, prefill
         self._governor = governor
+        self._encoder = encoder
+        if encoder is not None:
+            encoder.is_crowded = self._is_crowded
+        self._encoded = False  # it did, before the last pass
+        self._pass_s = 0.0  # of the last tick
         self._set: dict[int, int] = {}  # of each context
 
     @property
@@ -112,14 +147,29 @@ class PassThreads:
         """Whether other processes take processors away."""
         return self._governor is not None and self._governor.count < self._governor.threads_max
 
+    def before_tick(self) -> None:
+        """Leave processors to an encoder that needs many ticks' time."""
+        if self._encoder is not None:
+            self._encoder.leave(self._pass_s)
+
     def before_pass(self, context: Context, *, decode: bool) -> None:
+        if self._encoder is not None and self._governor is not None:
+            encodes = self._encoder.is_encoding
+            if self._encoded != encodes and (self._encoded or self._encoder.is_left_time):
+                self._governor.restore()
+            self._encoded = encodes
         count = self._limited(self._decode if decode else self._prefill)
         if self._set.get(id(context)) != count:
             context.set_threads(count, count)
             self._set[id(context)] = count
 
+    def _is_crowded(self) -> bool:
+        return self._governor is not None and self._governor.reduced_s >= OTHERS_S
+
     def after_pass(self, pass_s: float) -> None:
-        if self._governor is not None:
+        self._pass_s = pass_s
+        left = self._encoder is not None and self._encoder.is_left_time  # it takes nothing from passes
+        if self._governor is not None and not left:
             self._governor.after_pass(pass_s)
 
     def forget(self) -> None:
@@ -142,7 +192,9 @@ def open_governor(threads_max: int) -> ThreadGovernor | None:
     return None if pressures is None else ThreadGovernor(threads_max, pressures)
 
 
-def pass_threads(context: Context, *, decode: int, prefill: int) -> PassThreads:
+def pass_threads(
+    context: Context, *, decode: int, prefill: int, encoder: EncoderTime | None = None
+) -> PassThreads:
     """As the options say, else as many as were measured to be best (0: not measured), else all.
 
     A governor only where the number of threads was left to us and processors do the work.
@@ -152,4 +204,4 @@ def pass_threads(context: Context, *, decode: int, prefill: int) -> PassThreads:
     prefill = options.n_threads_batch or options.n_threads or prefill or context.plan.n_threads
     governed = not options.n_threads and not context.model.on_gpu
     governor = open_governor(max(decode, prefill)) if governed else None
-    return PassThreads(decode=decode, prefill=prefill, governor=governor)
+    return PassThreads(decode=decode, prefill=prefill, governor=governor, encoder=encoder)

@@ -18,6 +18,7 @@ SIDE_CONTEXT_PROMPT_MIN = 1024  # x86: handing over a shorter prompt costs more 
 SIDE_CONTEXT_ROWS_MIN = 16  # of a chunk; fewer are not worth pausing a pass for
 SIDE_CONTEXT_ROWS_PER_LAYER = 32  # at most: a chunk is at least one layer of a pass
 SIDE_CONTEXT_RECOMPUTED_MAX = 64  # cached tokens that are recomputed there; a template that all prompts share
+MEDIA_ROWS_PER_LAYER = 4  # of a picture's pass: a stream waits for a layer or two
 SIDE_CONTEXT_IDLE_TICKS = 8  # ticks without rows after which the prompt makes room for another
 
 # Rows of a prompt chunk: a multiple of the first, efficient from the second on
@@ -35,3 +36,4 @@ TILES_SAVED_SHARE = 0.2  # two tiles are efficient where they save this share of
 STATE_BUFFER_BYTES_MAX = 64 << 20  # kept between copies: the first touch of fresh memory costs most
 ARENA_PIECE_BYTES = 64 << 20
 ARENA_SLACK = 1.25  # first-fit leaves gaps
+ROWS_TOGETHER = 4  # matrix kernels take rows in fours: fewer take as long

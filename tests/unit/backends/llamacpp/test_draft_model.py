@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from stretto.backends.drafting.texts import NEVER, Wanted
+from stretto.backends.llamacpp import LlamaCppBackend
 from stretto.backends.llamacpp.drafting import draft_model
-from stretto.backends.llamacpp.drafting.draft_model import DraftModel, DraftModelFailed, Wanted
-from stretto.backends.llamacpp.drafting.drafting import MODEL
+from stretto.backends.llamacpp.drafting.draft_model import DraftModel, DraftModelFailed
+from stretto.backends.llamacpp.drafting.prices import with_prices
 from stretto.core import speculation
 from stretto.core.draft_gain import DraftGain
+from stretto.core.draft_price import MODEL, DraftPrice
 from stretto.core.limits import CACHE_POLICIES, Limits
 from stretto.errors import ModelLoadError
 from stretto.model_files import gguf
@@ -39,6 +43,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts are verified whether or not they pay."""
     monkeypatch.setattr(speculation, "GAIN_MIN", 0.0)
     monkeypatch.setattr(DraftGain, "allows", lambda *_: True)
+    monkeypatch.setattr(DraftPrice, "pays", lambda *_: True)
 
 
 @pytest.fixture
@@ -54,6 +59,11 @@ def opened(path: Path) -> DraftModel:
         return DraftModel.open(path, backend.context, cache_dir=None, trial=False)
     finally:
         backend.close()
+
+
+def use(backend: LlamaCppBackend, model: DraftModel) -> None:
+    backend.drafting.use_model(model, lookup=False)
+    backend.capabilities = with_prices(backend.capabilities, backend.context, model)
 
 
 def plain(*requests) -> dict[str, list[int]]:
@@ -96,6 +106,7 @@ def test_a_long_text_is_caught_up_in_bounded_chunks(
 def test_a_text_beyond_its_window_gets_no_drafts(drafter: DraftModel) -> None:
     known = array("i", text(drafter.context.window - 1, 2))
     assert drafter.propose({0: Wanted(known, 2)}) == {}
+    assert drafter.behind(0, Wanted(known, 2)) == NEVER
 
 
 @pytest.mark.usefixtures("eager")
@@ -105,7 +116,7 @@ def test_the_text_is_that_of_plain_decoding(tmp_path: Path, cache: str, amount: 
     expected = plain(*requests(5, drafts=0))
     backend = make_backend("dense", drafts_max=4)
     model = DraftModel.open(noised("dense", tmp_path, amount), backend.context, cache_dir=None, trial=False)
-    backend.drafting.use_model(model, lookup=False)
+    use(backend, model)
     loop = Loop(backend, Limits(n_seq_max=4, n_batch=256, cache=cache, cache_min_tokens=8, target_itl_s=10.0))
     assert loop.run(*requests(5)) == expected
     ends = loop.ends.values()
@@ -125,17 +136,62 @@ def test_a_broken_draft_model_is_given_up_with_one_line(
     expected = plain(*requests(2, drafts=0))
     backend = make_backend("dense", drafts_max=4)
     model = DraftModel.open(tiny_models.make("dense"), backend.context, cache_dir=None, trial=False)
-    backend.drafting.use_model(model, lookup=False)
+    use(backend, model)
     if how == "decode":
         monkeypatch.setattr(model.context, "decode", lambda _: -2)
     else:
         bad = np.full((4, backend.context.vocab), np.nan, dtype=np.float32)
         monkeypatch.setattr(model.context, "logits", lambda: bad[:1])
     with caplog.at_level(logging.WARNING):
-        assert Loop(backend).run(*requests(2)) == expected
+        loop = Loop(backend)
+        assert loop.run(*requests(2)) == expected
     assert len([r for r in caplog.records if "requests go on without it" in r.message]) == 1
     assert backend.drafting.model is None
+    assert not loop.scheduler.state.drafts.model.known
     backend.close()
+
+
+def test_a_draft_model_that_costs_what_its_target_costs_is_never_asked() -> None:
+    backend = make_backend("dense", drafts_max=4)
+    model = DraftModel.open(tiny_models.make("dense"), backend.context, cache_dir=None, trial=False)
+    use(backend, model)
+    slow = [(rows, 100 * seconds) for rows, seconds in backend.capabilities.draft_passes]
+    backend.capabilities = replace(backend.capabilities, draft_passes=tuple(slow))
+    loop = Loop(backend)
+    assert loop.run(*requests(2, tokens=60)) == plain(*requests(2, drafts=0, tokens=60))
+    assert not any(outcome.model_passes for outcome in loop.outcomes)
+    backend.close()
+
+
+def test_answers_are_remembered_when_their_slots_are_taken_at_once() -> None:
+    """Two requests, one slot: the second is bound in the tick after the first one's last."""
+    backend = make_backend("dense", drafts_max=4)
+    loop = Loop(backend, Limits(n_seq_max=1, n_batch=256, target_itl_s=10.0))
+    written = loop.run(*requests(2))
+    recent = [list(each.tokens) for each in backend.drafting.recent.of(requests(1)[0].scope)]
+    assert written["r0"] in recent
+    backend.close()
+
+
+def test_prices_are_measured_at_load_and_leave_nothing_behind(drafter: DraftModel) -> None:
+    backend = make_backend("dense", drafts_max=4)
+    can = with_prices(backend.capabilities, backend.context, drafter)
+    assert {1, 4} <= {rows for rows, _ in can.decode_passes}
+    assert {rows for rows, _ in can.draft_passes} == {1, 32}
+    assert all(seconds > 0.0 for _, seconds in (*can.decode_passes, *can.draft_passes))
+    request = ask("a", text(20, 1), max_tokens=12)
+    assert list(drafter.propose({0: Wanted(array("i", request.tokens), 6)})[0]) == plain(request)["a"][:6]
+    backend.close()
+
+
+def test_it_says_how_far_behind_it_is(drafter: DraftModel) -> None:
+    known = array("i", text(20, 1))
+    assert drafter.behind(1, Wanted(known, 3)) == 20
+    drafter.propose({1: Wanted(known, 3)})
+    assert drafter.behind(1, Wanted(known, 3)) == 0
+    assert [rows for rows, _ in drafter.take_passes()] == [20, 1, 1]
+    assert drafter.behind(1, Wanted(known[:10] + array("i", text(6, 7)), 3)) == 6
+    assert drafter.take_passes() == []
 
 
 def test_a_failed_pass_is_said_as_such(drafter: DraftModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from stretto.backends.llamacpp import Context, LlamaCppBackend
+from stretto.backends.llamacpp.attention import Machine
 from stretto.backends.llamacpp.calibration import rows_for
 from stretto.backends.llamacpp.context import WHOLE
 from stretto.backends.llamacpp.invariance import batch_invariant
@@ -13,8 +14,8 @@ from stretto.errors import DeterminismError
 from tests.unit.backends.llamacpp.rig import options, tiny
 
 
-def context(kind: str = "dense", **more) -> Context:
-    return Context(tiny(kind), options(**{"n_seq_max": 1, "deterministic": True} | more))
+def context(kind: str = "dense", *, machine: Machine | None = None, **more) -> Context:
+    return Context(tiny(kind), options(**{"n_seq_max": 1, "deterministic": True} | more), machine=machine)
 
 
 def state(made: Context, passes: list[tuple[int, int]]) -> bytes:
@@ -41,7 +42,7 @@ def test_the_verdict_is_what_a_comparison_of_states_says():
         ("hybrid-lfm2", {}, "hybrid or recurrent"),
         ("recurrent", {}, "hybrid or recurrent"),
         ("swa", {"swa_full": False}, "swa_full: false"),
-        ("dense", {"flash_attention": "on"}, "flash attention"),
+        ("dense", {"flash_attention": "on", "machine": Machine()}, "flash attention"),  # llama.cpp's
     ],
 )
 def test_what_cannot_be_kept_is_refused_by_name(kind, more, named):
@@ -53,9 +54,12 @@ def test_what_cannot_be_kept_is_refused_by_name(kind, more, named):
 
 @pytest.mark.parametrize("kind", ["dense", "moe", "swa"])
 def test_no_second_context_and_no_tiles(kind):
-    plan = context(kind, context_window=2048).plan
-    assert not plan.side_context
-    assert not plan.flash_attention or plan.n_ubatch < 64
+    for machine in (None, Machine()):
+        plan = context(kind, context_window=2048, machine=machine).plan
+        assert not plan.side_context
+        assert not plan.media_pass_rows
+        assert not plan.flash_attention or plan.row_attention
+    assert not plan.flash_attention, "llama.cpp's own adds in another order in larger passes"
 
 
 def test_a_window_too_small_to_measure_is_refused():

@@ -6,7 +6,7 @@ import pytest
 
 from stretto.backends.llamacpp.native.library import half_precision
 from stretto.core.capabilities import Rewind, Share
-from stretto.core.limits import CACHE_POLICIES, Limits
+from stretto.core.limits import CACHE_POLICIES
 from tests.unit.backends.llamacpp.rig import (
     STATEFUL_KINDS,
     TEXT_KINDS,
@@ -15,22 +15,11 @@ from tests.unit.backends.llamacpp.rig import (
     Reference,
     SlowSampler,
     ask,
+    limits,
     make_backend,
     text,
     tiny,
 )
-
-
-def limits(cache: str, *, slots: int = 4, chunk: int = 512) -> Limits:
-    return Limits(
-        n_seq_max=slots,
-        n_batch=256,
-        prefill_chunk=chunk,
-        cache=cache,
-        cache_min_tokens=8,
-        target_itl_s=10.0,
-        cache_slot_timeout_s=1e6,
-    )
 
 
 @pytest.mark.parametrize("layout", ["streams", "unified"])
@@ -44,13 +33,16 @@ def test_capabilities_are_those_of_the_kind(kind: str, layout: str) -> None:
     assert can.rewind is expected
     assert can.share is (Share.RANGE if pooled else Share.COPY)
     assert (can.pages > 0) == pooled
-    tiled = kind not in STATEFUL_KINDS and (layout == "unified" or kind == "swa")
-    row_attention = half_precision() and not tiled and kind not in STATEFUL_KINDS  # the window is short
+    context = backend.context
+    ours = context.model.machine.own_attention_rows_max >= context.n_ubatch  # our kernel computes all rows
+    stateful = kind in STATEFUL_KINDS
+    tiled = not stateful and not ours and (layout == "unified" or kind == "swa")
+    row_attention = not stateful and not tiled and (ours or half_precision())  # the window is short
     assert (backend.context.flash_attention, backend.quirks.row_attention) == (
         tiled or row_attention,
         row_attention,
     )
-    assert can.chunk_multiple == (64 if tiled else 14 if row_attention else 16)
+    assert can.chunk_multiple == (64 if tiled else 14 if row_attention and context.n_ubatch < 64 else 16)
     assert can.contiguous == (not pooled)
     assert can.vocab == 49_152
     if kind != "recurrent":
@@ -154,7 +146,7 @@ def test_a_small_window_cache_is_rewound_only_where_it_is_right(unified: bool) -
 @pytest.mark.parametrize("sampler", ["plain", "row by row"])
 def test_speculation_changes_no_token(sampler: str) -> None:
     reference = Reference(tiny("dense"))
-    backend = make_backend("dense", **({} if sampler == "plain" else {"sampler": SlowSampler}))
+    backend = make_backend("dense", drafts_max=4, **({} if sampler == "plain" else {"sampler": SlowSampler}))
     loop = Loop(backend, limits("prefix"))
     pattern = list(text(12, 1)) * 6
     requests = [

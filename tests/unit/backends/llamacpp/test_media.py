@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-import ctypes
-import random
+import os
+import threading
+import time
 from array import array
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from stretto.backends.llamacpp.media import Media, MediaOptions, open_media
+from stretto.backends.llamacpp.media import MediaOptions, open_media
 from stretto.backends.llamacpp.model import load
 from stretto.backends.llamacpp.native import mtmd
 from stretto.backends.llamacpp.projector import Projector, resampled
-from stretto.backends.media import EncodedRows, MediaPart, Picture, RowStore, Sound
+from stretto.backends.media import EncodedRows, MediaPart, Sound
 from stretto.backends.sampling.bound_request import BoundRequest
-from stretto.core.limits import CACHE_POLICIES, Limits
-from stretto.core.media import MEDIA_ROW, MediaRows
-from stretto.core.request import Need, Priority, Request, SamplingParams
-from stretto.core.tick import Binding, End
-from stretto.errors import ModelError, UnsupportedModelError
+from stretto.core.limits import CACHE_POLICIES
+from stretto.core.request import Need, Priority
+from stretto.core.tick import Binding
+from stretto.errors import ModelError, ModelRefusedError, UnsupportedModelError
 from stretto.model_files import gguf, projectors
 from stretto.testing import tiny_models, tiny_projectors
-from tests.unit.backends.llamacpp.rig import (
-    TOLERANCE,
-    GreedySampler,
-    Loop,
-    Reference,
-    make_backend,
-    text,
-    tiny,
-)
+from tests.unit.backends.llamacpp.media_rig import SeeingReference, Seen, loop, picture, serve
+from tests.unit.backends.llamacpp.rig import TOLERANCE, GreedySampler, text, tiny
 
 SEES = Path(__file__).parents[3] / "models" / "sees.gguf"
 pytestmark = pytest.mark.skipif(not mtmd.is_there(), reason="libmtmd was not built (make setup)")
-
-
-def picture(seed: int, width: int = 80, height: int = 60) -> Picture:
-    return Picture(width, height, random.Random(seed).randbytes(3 * width * height))
 
 
 @pytest.fixture(scope="module")
@@ -49,71 +37,9 @@ def projector():
     made.close()
 
 
-class Seen:
-    """Encoded pictures by number, for requests and for the reference."""
-
-    def __init__(self, projector: Projector) -> None:
-        self.projector = projector
-        self.store = RowStore(1 << 20)
-        self._held: dict[int, object] = {}
-
-    def rows(self, number: int) -> EncodedRows:
-        digest = f"picture {number}".encode()
-        if digest not in self.store:
-            (part,) = (p for p in self.projector.expand(picture(number)) if isinstance(p, MediaPart))
-            encoding = self._held[number] = self.store.add(digest, part)
-            self.store.finish(encoding, self.projector.encode([part])[0])
-        return self.store.rows(digest)
-
-    def ask(self, name: str, *parts: Sequence[int] | int, whole: bool = True, **more) -> Request:
-        """A prompt of texts and, as numbers, pictures."""
-        tokens, media = array("i"), []
-        for part in parts:
-            if isinstance(part, int):
-                rows = self.rows(part).count
-                media.append(MediaRows(len(tokens), rows, f"picture {part}".encode(), whole))
-                tokens.extend([MEDIA_ROW] * rows)
-            else:
-                tokens.extend(part)
-        params = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True} | more.pop("params", {})
-        return Request(name, tokens, SamplingParams(**params), media=tuple(media), **more)
-
-
 @pytest.fixture
 def seen(projector):
     return Seen(projector)
-
-
-class SeeingReference(Reference):
-    """The plain loop, with rows of pictures written by the test itself."""
-
-    def _decode_rows(self, data: bytes, rows: int, start: int, *, whole: bool) -> None:
-        batch = self._lib.llama_batch_init(rows, len(data) // 4 // rows, 1)
-        ctypes.memmove(batch.embd, data, len(data))
-        batch.n_tokens = rows
-        for row in range(rows):
-            batch.pos[row], batch.n_seq_id[row], batch.logits[row] = start + row, 1, False
-            batch.seq_id[row][0] = 0
-        self._lib.llama_set_causal_attn(self._context, not whole)
-        assert self._lib.llama_decode(self._context, batch) == 0
-        self._lib.llama_set_causal_attn(self._context, True)
-        self._lib.llama_batch_free(batch)
-
-    def seen_gap(self, seen: Seen, request: Request, output: Sequence[int]) -> float:
-        self._clear()
-        at = 0
-        for item in request.media:
-            self._decode(request.tokens[at : item.start])
-            number = int(item.digest.split()[1])
-            self._decode_rows(bytes(seen.rows(number).data), item.rows, item.start, whole=item.whole)
-            at = item.end
-        self._decode(request.tokens[at:])
-        worst = 0.0
-        for token in output:
-            logits = self._logits()
-            worst = max(worst, float(logits.max() - logits[token]))
-            self._decode([token])
-        return worst
 
 
 @pytest.fixture(scope="module")
@@ -121,30 +47,6 @@ def reference():
     made = SeeingReference(tiny("swa"))
     yield made
     made.close()
-
-
-def loop(seen: Seen, cache: str = "prefix", *, chunk: int = 512, slots: int = 4, **more) -> Loop:
-    media = Media(seen.projector, seen.store)
-    backend = make_backend("swa", media=media, n_seq_max=slots, **more)
-    limits = Limits(
-        n_seq_max=slots,
-        n_batch=256,
-        prefill_chunk=chunk,
-        cache=cache,
-        cache_min_tokens=4,
-        target_itl_s=10.0,
-        cache_slot_timeout_s=1e6,
-    )
-    return Loop(backend, limits)
-
-
-def serve(made: Loop, *requests: Request) -> list[list[int]]:
-    made.submit(*requests)
-    for request in requests:
-        made.scheduler.ready(request.id, Need.MEDIA, made.now)
-    made.run()
-    assert all(made.ends[request.id].end is End.FINISHED for request in requests)
-    return [made.outputs[request.id] for request in requests]
 
 
 # --- the encoder ----------------------------------------------------------------------------------
@@ -164,6 +66,60 @@ def test_rows_depend_on_the_picture_alone(projector):
     assert [rows.data for rows in projector.encode(parts)] == alone
     assert len(set(alone)) == 4
     assert len(alone[0]) == 4 * tiny_projectors.ROWS * 64
+
+
+def test_it_says_whether_it_encodes_now(projector):
+    (part,) = (part for part in projector.expand(picture(9)) if isinstance(part, MediaPart))
+    seen = []
+    functions = projector._functions
+
+    class Watched:
+        def __getattr__(self, name):
+            seen.append(projector.time.is_encoding)
+            return getattr(functions, name)
+
+    projector._functions = Watched()
+    try:
+        projector.encode([part])
+    finally:
+        projector._functions = functions
+    assert seen
+    assert all(seen)
+    assert not projector.time.is_encoding
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_what_will_take_long_leaves_processors_to_others(projector, monkeypatch, crowded):
+    """And gives the same rows. Each batch has a thread that ends: a team of OpenMP's would outlive it."""
+    (part,) = (part for part in projector.expand(picture(9)) if isinstance(part, MediaPart))
+    encode_batch, seen = projector._encode_batch, []
+
+    def watched(parts):
+        thread = threading.get_native_id()
+        projector.time.leave(1.0)  # what prepared the picture took some of this tick's time
+        before = time.perf_counter()
+        projector.time.leave(1.0)
+        left_s = time.perf_counter() - before
+        priority = os.getpriority(os.PRIO_PROCESS, thread) - os.getpriority(os.PRIO_PROCESS, os.getpid())
+        seen.append((thread, os.sched_getscheduler(0), priority, left_s > 0.3))
+        return encode_batch(parts)
+
+    monkeypatch.setattr(projector, "_encode_batch", watched)
+    monkeypatch.setattr(projector.time, "is_crowded", lambda: crowded)
+    projector._row_s = 0.0
+    first = projector.encode([part])
+    projector._row_s = 1.0
+    assert projector.encode([part]) == first
+    assert 0 < projector._row_s < 1.0, "measured again"
+    assert projector.encode([part]) == first
+    lower = (os.SCHED_OTHER, 7, False) if crowded else (os.SCHED_IDLE, 0, True)
+    assert [way for _, *way in seen] == [[os.SCHED_OTHER, 0, False], [*lower], [os.SCHED_OTHER, 0, False]]
+    for thread, *_ in seen:
+        while Path(f"/proc/self/task/{thread}").exists():
+            time.sleep(0.01)  # it ends a moment after it was joined
+    started = time.perf_counter()
+    projector.time.leave(5.0)
+    assert time.perf_counter() - started < 1.0, "nothing is left where nothing encodes"
 
 
 def test_packed_matrices_make_the_rows_of_plain_ones():
@@ -317,3 +273,24 @@ def test_a_projector_of_another_model_is_refused(tmp_path):
 def test_a_model_is_no_projector(tmp_path):
     with pytest.raises(UnsupportedModelError, match="not a projector"):
         projectors.read(tiny_models.make("dense", tmp_path))
+
+
+def test_a_projector_that_fails_packed_is_loaded_plain(monkeypatch):
+    tried = []
+
+    def refuse_packed(model, projector, *, cache_dir, packed):
+        tried.append(packed)
+        if packed:
+            raise ModelRefusedError("the trial died")
+
+    loaded = []
+    monkeypatch.setattr(
+        "stretto.backends.llamacpp.kernels.probe.special_buffers_work", lambda cache_dir: True
+    )
+    monkeypatch.setattr("stretto.backends.llamacpp.media.require", refuse_packed)
+    monkeypatch.setattr(
+        "stretto.backends.llamacpp.media.Projector", lambda *args, packed, **kwargs: loaded.append(packed)
+    )
+    open_media(tiny("swa"), MediaOptions(tiny_projectors.make()), cache_dir=None)
+    assert tried == [True, False]
+    assert loaded == [False]

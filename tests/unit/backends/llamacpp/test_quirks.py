@@ -65,7 +65,7 @@ def test_switches_are_a_list_or_names_with_commas(given):
         ("side_context", {}),
         ("separate_calls", {"flash_attention": "off"}),
         ("batch_invariant_ubatches", {"flash_attention": "off"}),
-        ("tile_fill", {"flash_attention": "on"}),
+        ("tile_fill", {"flash_attention": "on", "machine": Machine()}),
         ("pad_gaps", {"flash_attention": "off"}),
     ],
 )

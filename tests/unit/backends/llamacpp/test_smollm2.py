@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from stretto.backends.llamacpp import Context, LlamaCppBackend, Model, load
-from stretto.backends.llamacpp.native.library import half_precision
 from stretto.core.limits import CACHE_POLICIES, Limits
 from stretto.core.request import Request, SamplingParams
 from stretto.core.tick import Tick
@@ -40,7 +39,9 @@ def model() -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def reference(model: Model) -> Iterator[Reference]:
-    made = Reference(model, flash=half_precision(), n_ubatch=56)  # as streams run on a CPU
+    streams = Context(model, options())
+    made = Reference(model, flash=streams.flash_attention, n_ubatch=56)  # as streams run on a CPU
+    streams.close()
     yield made
     made.close()
 

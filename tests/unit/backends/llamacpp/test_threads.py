@@ -6,11 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from stretto.backends.llamacpp import threads
+from stretto.backends.llamacpp.encoder_time import EncoderTime
 from stretto.backends.llamacpp.native.cpu_pressure import Pressure, open_pressure
 from stretto.backends.llamacpp.threads import PassThreads, ThreadGovernor
 
@@ -224,3 +226,53 @@ def test_fewer_threads_beside_other_processes_hold_for_both() -> None:
         made.before_pass(context, decode=decode)
     assert made.reduced
     assert (context.counts, made.count) == ([1], 1)
+
+
+def test_all_threads_come_back_with_the_end_of_an_encoder() -> None:
+    """Other processes are watched for a while before; of our own encoder we know."""
+    encoder = EncoderTime()
+    encoder.is_encoding = True
+    serving, context = Serving(2), SetThreads()
+    made = PassThreads(decode=2, prefill=2, governor=serving.governor, encoder=encoder)
+    serving.machine.others = 1.0
+    serving.run(0.2)
+    made.before_pass(context, decode=True)
+    assert (context.counts, made.reduced) == ([1], True)
+    serving.machine.others, encoder.is_encoding = 0.0, False
+    made.before_pass(context, decode=False)
+    assert (context.counts, made.reduced) == ([1, 2], False)
+    serving.machine.threads = 2
+    assert serving.run(1.0) == [2]
+    serving.machine.others = 1.0
+    assert serving.run(0.2) == [2, 1], "others are noticed as before"
+    made.before_pass(context, decode=False)
+    assert made.reduced, "only the end of an encoder brings them back"
+
+
+def test_an_encoder_that_gets_the_time_that_ticks_leave_takes_no_threads_from_them() -> None:
+    """What prepared its picture did, shortly before. Threads given up long ago were so because of others."""
+    encoder = EncoderTime()
+    serving, context = Serving(2), SetThreads()
+    made = PassThreads(decode=2, prefill=2, governor=serving.governor, encoder=encoder)
+    serving.machine.others = 1.0
+    serving.run(0.2)
+    made.before_pass(context, decode=True)
+    assert made.reduced
+    assert not encoder.is_crowded()
+    with ThreadPoolExecutor(1) as pool, pool.submit(_long_work, encoder).result():
+        made.before_pass(context, decode=True)
+        assert not made.reduced
+        for _ in range(20):
+            made.after_pass(0.05)
+        assert not made.reduced
+    serving.machine.threads = 2
+    serving.run(0.8)
+    assert made.reduced
+    assert encoder.is_crowded()
+
+
+def _long_work(encoder: EncoderTime) -> ExitStack:
+    """Begun on a thread that ends, as encoders begin it."""
+    stack = ExitStack()
+    stack.enter_context(encoder.taken(long=True))
+    return stack

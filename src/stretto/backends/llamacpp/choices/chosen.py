@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.backends.llamacpp.attention import UNMEASURED, Measured
-from stretto.backends.llamacpp.calibration import PassFigures, on_temporary_thread
+from stretto.backends.llamacpp.calibration import PassFigures
 from stretto.backends.llamacpp.choices import questions as ask
 from stretto.backends.llamacpp.choices.decision import Decision
 from stretto.backends.llamacpp.choices.drift import Drift
@@ -25,9 +25,10 @@ from stretto.backends.llamacpp.kernels import interpose
 from stretto.backends.llamacpp.kernels.support import build_of_llama_cpp, installed_version, processor
 from stretto.backends.llamacpp.model import Model
 from stretto.backends.llamacpp.native.cpu_limits import cores
+from stretto.backends.llamacpp.native.temporary_thread import on_temporary_thread
 from stretto.backends.llamacpp.options import ContextOptions
 
-NOT_TIMED = ("rope", "drafts_max")  # options that change no time
+NOT_TIMED = ("rope", "drafts_max")  # options that change no time; with drafts, attention is not asked
 MEASURED, CACHED, EXPECTED = "measured", "cached", "expected"
 
 
@@ -142,11 +143,12 @@ def facts(model: Model, options: ContextOptions) -> dict[str, Any]:
         "library": [installed_version(), build_of_llama_cpp()],
         "processor": processor(),
         "cores": cores(),
-        "own_kernels": bool(interpose.attention_heads()),
+        "own_kernels": interpose.digest(),
         "decides_kernels": interpose.may_choose(),
         "kernels": model.options.kernels,
         "gpu_layers": model.options.n_gpu_layers if model.on_gpu else 0,
         "options": asked,
+        "verifies": options.drafts_max > 0,
     }
 
 

@@ -1,26 +1,25 @@
 """A small model that continues the text of every slot, greedily: drafts for its target to verify.
 
-Its KV is a cache of known tokens, one sequence for each slot, and may always be computed again: it is trimmed
-to what the slot's text still has in common with it, and what is missing is computed in bounded chunks beside
-the ticks. So forks, preemption, prefix reuse and snapshots need nothing here. All slots share a pass for each
-draft position.
+It has a sequence for each slot, a cache of known tokens (`backends.drafting.texts`). All slots share a pass
+for each draft position.
 """
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
-from typing import NamedTuple
 
+from stretto.backends.drafting.texts import DraftTexts, Wanted
+from stretto.backends.drafting.vocabulary import check_sizes, check_tokens
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.model import Model, load
 from stretto.backends.llamacpp.native.batch import Rows
 from stretto.backends.llamacpp.native.vocabulary import Vocabulary
 from stretto.backends.llamacpp.options import ContextOptions, ModelOptions, draft_options
-from stretto.core.kv.prefix_store import common_prefix
 from stretto.errors import LlamaCppError, ModelLoadError
 
 CATCH_UP_ROWS = 128  # of all slots, that a tick computes at most before there are drafts
@@ -30,20 +29,14 @@ class DraftModelFailed(LlamaCppError):
     """A pass of the draft model failed: it is given up, and its target goes on alone."""
 
 
-class Wanted(NamedTuple):
-    """The known tokens of a slot, and how many drafts of what follows."""
-
-    tokens: array[int]
-    most: int
-
-
 class DraftModel:
     """Has as many sequences as the target has slots. Freed by `close`."""
 
     def __init__(self, model: Model, options: ContextOptions, window: int) -> None:
         self.model = model
         self.context = Context(model, draft_options(options, min(window, model.n_ctx_train)))
-        self._held = [array("i") for _ in range(options.n_seq_max)]  # tokens whose KV its sequence has
+        self._passes: list[tuple[int, float]] = []  # rows and seconds, since they were last taken
+        self._texts = DraftTexts(options.n_seq_max, window=self.context.window, trim=self._trim)
 
     @classmethod
     def open(cls, path: Path, target: Context, *, cache_dir: Path | None, trial: bool = True) -> DraftModel:
@@ -67,50 +60,31 @@ class DraftModel:
 
     def propose(self, wanted: Mapping[int, Wanted]) -> dict[int, array[int]]:
         """Drafts by slot; none for slots whose text is not computed yet, or is too long for this model."""
-        ready = self._catch_up(wanted)
-        found: dict[int, array[int]] = {slot: array("i") for slot in ready}
-        rows = {slot: wanted[slot].tokens[len(self._held[slot]) :] for slot in ready}
+        rows, parts = self._texts.next_rows(wanted, CATCH_UP_ROWS)
+        if parts:
+            self._run(parts, outputs=False)
+        found: dict[int, array[int]] = {slot: array("i") for slot in rows}
         while rows:
             for slot, token in self._run(rows, outputs=True).items():
                 found[slot].append(token)
             rows = {
-                slot: array("i", [found[slot][-1]])
-                for slot in rows
-                if len(found[slot]) < wanted[slot].most and len(self._held[slot]) < self.context.window
+                slot: array("i", [found[slot][-1]]) for slot in rows if len(found[slot]) < wanted[slot].most
             }
         return found
 
+    def behind(self, slot: int, wanted: Wanted) -> int:
+        return self._texts.behind(slot, wanted)
+
+    def take_passes(self) -> list[tuple[int, float]]:
+        """Rows and seconds of the passes since the last call."""
+        taken, self._passes = self._passes, []
+        return taken
+
     # --- inside ----------------------------------------------------------------------------------
 
-    def _catch_up(self, wanted: Mapping[int, Wanted]) -> list[int]:
-        """Trim each sequence to its text, compute missing tokens, and say which slots can have drafts."""
-        ready: list[int] = []
-        room = CATCH_UP_ROWS
-        chunks: dict[int, array[int]] = {}
-        for slot, (tokens, most) in wanted.items():
-            if most < 1 or len(tokens) + most > self.context.window:
-                continue
-            self._trim(slot, tokens)
-            missing = len(tokens) - len(self._held[slot])
-            if missing <= room:
-                ready.append(slot)
-                room -= missing
-            elif room > 0:
-                begin = len(self._held[slot])
-                chunks[slot] = tokens[begin : begin + room]
-                room = 0
-        if chunks:
-            self._run(chunks, outputs=False)
-        return ready
-
-    def _trim(self, slot: int, tokens: array[int]) -> None:
-        """Keep what it has in common with these tokens, without the last one: its row gives the draft."""
-        held = self._held[slot]
-        common = common_prefix(tokens, held, min(len(tokens) - 1, len(held)))
-        if common < len(held):
-            if not self.context.remove(slot, common):
-                raise DraftModelFailed("a sequence of the draft model could not be trimmed")
-            del held[common:]
+    def _trim(self, slot: int, length: int) -> None:
+        if not self.context.remove(slot, length):
+            raise DraftModelFailed("a sequence of the draft model could not be trimmed")
 
     def _run(self, rows: Mapping[int, array[int]], *, outputs: bool) -> dict[int, int]:
         """Compute these tokens of each slot, and with `outputs` the best token after the last of them."""
@@ -118,18 +92,20 @@ class DraftModel:
         flags = array("b")
         tokens, positions, sequences = array("i"), array("i"), array("i")
         for slot in slots:
-            count, start = len(rows[slot]), len(self._held[slot])
+            count, start = len(rows[slot]), self._texts.length(slot)
             tokens.extend(rows[slot])
             positions.extend(range(start, start + count))
             sequences.extend(repeat(slot, count))
             flags.extend([*repeat(0, count - 1), int(outputs)])
+        began_s = time.perf_counter()
         code = self.context.decode(
             Rows(slots, tokens, positions, sequences, flags, len(slots) if outputs else 0)
         )
+        self._passes.append((len(tokens), time.perf_counter() - began_s))
         if code != 0:
             raise DraftModelFailed(f"a pass of the draft model failed (llama_decode: {code})")
         for slot in slots:
-            self._held[slot].extend(rows[slot])
+            self._texts.add(slot, rows[slot])
         if not outputs:
             return {}
         logits = self.context.logits()
@@ -141,20 +117,8 @@ class DraftModel:
 
 def check_vocabularies(target: Vocabulary, draft: Vocabulary, name: str) -> None:
     """Raises a ModelLoadError that names the first difference."""
-    hint = "choose a draft model of the same family"
-    if target.vocab_size != draft.vocab_size:
-        raise ModelLoadError(
-            f"{name} cannot be a draft model: it has {draft.vocab_size} tokens, the model has "
-            f"{target.vocab_size}",
-            hint=hint,
-        )
-    for token in range(target.vocab_size):
-        ours, theirs = target.token_bytes(token), draft.token_bytes(token)
-        if ours != theirs:
-            raise ModelLoadError(
-                f"{name} cannot be a draft model: token {token} is {theirs!r}, in the model {ours!r}",
-                hint=hint,
-            )
+    check_sizes(target.vocab_size, draft.vocab_size, name)
+    check_tokens(target, draft, name)
 
 
 def _options(target: ModelOptions) -> ModelOptions:

@@ -1,29 +1,25 @@
 """Proposals for the next tick, of the slots from which the scheduler wants some (`Tick.propose`).
 
-Lookup in known text costs microseconds; the draft model, where there is one, continues what was not found, or
-found by a short match only. A draft model whose pass fails is given up with one line in the log; requests go
-on without it.
+Lookup in known text costs microseconds. The draft model, where there is one and the scheduler has found it
+worth its price (`Tick.ask_model`), continues what was not found, or found by a short match only. A draft
+model whose pass fails is given up with one line in the log; requests go on without it.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 
-from stretto.backends.llamacpp.drafting.draft_model import DraftModel, Wanted
+from stretto.backends.drafting.asking import ask
+from stretto.backends.drafting.texts import Wanted
+from stretto.backends.llamacpp.drafting.draft_model import DraftModel
 from stretto.backends.sampling.bound_request import BoundRequest
-from stretto.backends.sampling.drafts import NGRAM, RecentAnswers
+from stretto.backends.sampling.drafts import SUFFIX, RecentAnswers
 from stretto.core.tick import Outcome, Tick
-from stretto.errors import StrettoError
-
-MODEL = "draft_model"  # its name as a drafter
-
-_log = logging.getLogger("stretto.worker")
 
 
 class Drafting:
-    """`bound`: the backend's requests by slot. `drafts_max` is 0 where the model cannot take rows back."""
+    """`bound`: the backend's requests by slot. `drafts_max` is 0 where none are verified (`exactness`)."""
 
     def __init__(self, bound: Mapping[int, BoundRequest], *, drafts_max: int) -> None:
         self._bound = bound
@@ -43,20 +39,23 @@ class Drafting:
 
     def propose(self, tick: Tick, outcome: Outcome) -> None:
         started = time.perf_counter()
-        slots = [slot for slot in tick.propose if slot not in outcome.failed and self._bound[slot].drafts]
-        for slot in slots if self._lookup else ():
+        for slot in self._asked(tick.propose, outcome) if self._lookup else ():
             found = self._bound[slot].propose()
             if found is not None:
                 outcome.drafts[slot], outcome.drafters[slot] = found
         if self.model is not None:
-            rest = [slot for slot in slots if outcome.drafters.get(slot, NGRAM) == NGRAM]
-            self._ask_model(self.model, {slot: tick.propose[slot] for slot in rest}, outcome)
+            asked = self._asked(tick.ask_model, outcome)
+            rest = {slot: tick.ask_model[slot] for slot in asked if outcome.drafters.get(slot) != SUFFIX}
+            self._ask_model(self.model, rest, outcome)
         outcome.draft_s = time.perf_counter() - started
 
     def close(self) -> None:
         if self.model is not None:
             self.model.close()
             self.model = None
+
+    def _asked(self, wanted: Mapping[int, int], outcome: Outcome) -> list[int]:
+        return [slot for slot in wanted if slot not in outcome.failed and self._bound[slot].drafts]
 
     def _ask_model(self, model: DraftModel, counts: Mapping[int, int], outcome: Outcome) -> None:
         wanted = {
@@ -65,14 +64,5 @@ class Drafting:
             for bound in (self._bound[slot],)
             if not bound.request.media
         }
-        if not wanted:
-            return
-        try:
-            found = model.propose(wanted)
-        except StrettoError as error:
-            _log.warning("%s: it is given up, requests go on without it", error)
+        if wanted and not ask(model, wanted, outcome):
             self.close()
-            return
-        for slot, drafts in found.items():
-            if drafts:
-                outcome.drafts[slot], outcome.drafters[slot] = drafts, MODEL

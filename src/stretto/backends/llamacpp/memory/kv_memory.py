@@ -3,6 +3,9 @@
 Knows llama.cpp's silent failures: a trim beyond a sliding window returns true and corrupts, a state that
 cannot be trimmed returns false, a copy between streams happens only in the next pass, a failed restore leaves
 an empty sequence. What may be wrong is reported as failed; the core then rebuilds that slot.
+
+Lengths are rows. llama.cpp is asked by position, which is the same except after pictures with M-RoPE
+(`positions`).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from numpy.typing import NDArray
 from stretto.backends.llamacpp.context import STATE_ONLY, WHOLE, Context
 from stretto.backends.llamacpp.memory.arena import Arena
 from stretto.backends.llamacpp.memory.finite_state import can_trim
+from stretto.backends.llamacpp.memory.positions import Grid, Grids, inside, position_of, rows_until
 from stretto.backends.llamacpp.tuning import STATE_BUFFER_BYTES_MAX
 from stretto.core.capabilities import Rewind
 from stretto.core.ops import WRITES, KvOp, OpKind, OpResult, check_order
@@ -29,6 +33,13 @@ class StateBuffer(NamedTuple):
     sequence: int
     length: int
     state: NDArray[np.uint8]
+
+
+class Saved(NamedTuple):
+    """What a snapshot holds: rows, and the pictures among them that share positions."""
+
+    rows: int
+    grids: Grids
 
 
 NOTHING = StateBuffer(-1, 0, np.empty(0, dtype=np.uint8))
@@ -45,9 +56,29 @@ class KvMemory:
             state_copy_max if copies_by_state else 0
         )  # the state of a sliding window holds only the window
         self.lengths = [0] * context.n_seq_max
+        self._grids: list[Grids] = [()] * context.n_seq_max  # pictures with M-RoPE that each holds
+        self._saved: dict[int, Saved] = {}  # snapshots
         self.copying: set[int] = set()  # targets of copies that wait for the next pass
         self._state_buffer = NOTHING  # of the last copy, for the next one from the same sequence
         self._kept = np.empty(0, dtype=np.uint8)  # reused: the first touch of fresh memory costs most
+
+    def position(self, sequence: int, row: int) -> int:
+        """llama.cpp's position of a row that the sequence holds, or of the next one."""
+        grids = self._grids[sequence]
+        return position_of(grids, row) if grids else row
+
+    def in_picture(self, sequence: int, length: int) -> bool:
+        """Whether `length` rows end inside a picture whose rows share a position: no trim can."""
+        return inside(self._grids[sequence], length)
+
+    def add_picture(self, sequence: int, grid: Grid) -> None:
+        """Before the first rows of a picture run; again for later ones."""
+        if grid not in self._grids[sequence]:
+            self._grids[sequence] += (grid,)
+
+    def _is_at(self, sequence: int, length: int) -> bool:
+        """Whether llama.cpp's last position is that of the last of `length` rows."""
+        return self._context.positions(sequence)[1] == self.position(sequence, length - 1)
 
     def execute(self, ops: Sequence[KvOp]) -> tuple[tuple[OpResult, ...], set[int]]:
         """Results of the operations, in order, and the sequences whose content is not as asked."""
@@ -75,6 +106,7 @@ class KvMemory:
             case OpKind.CHECKPOINT:
                 return self._save(op, STATE_ONLY)
             case OpKind.DROP:
+                self._saved.pop(op.blob, None)
                 return OpResult(ok=self.arena.drop(op.blob))
             case OpKind.COPY:
                 return self._copy(op)
@@ -102,6 +134,8 @@ class KvMemory:
         if self._context.read_state(op.sequence, place, flags) != size:
             self.arena.drop(op.blob)
             return OpResult(ok=False, reason="llama.cpp did not return the state")
+        if flags == WHOLE:
+            self._saved[op.blob] = Saved(held, self._grids[op.sequence])
         return OpResult(ok=True, bytes=size)
 
     # --- writing ---------------------------------------------------------------------------------
@@ -114,6 +148,7 @@ class KvMemory:
             return OpResult(ok=False, reason="the target could not be emptied")
         if held == 0:
             return OpResult(ok=True)
+        self._grids[op.sequence] = self._grids[op.other]
         if not self._copy_by_state(op):
             self._context.copy(op.other, op.sequence, op.length)
             self.copying.add(op.sequence)
@@ -134,7 +169,7 @@ class KvMemory:
             self._state_buffer = self._read_for_copy(op.other, op.length)
         state = self._state_buffer.state
         done = len(state) > 0 and self._context.write_state(op.sequence, state, WHOLE) == len(state)
-        if done and self._context.positions(op.sequence)[1] + 1 == self.lengths[op.other]:
+        if done and self._is_at(op.sequence, self.lengths[op.other]):
             return True
         self._context.remove(op.sequence, 0)
         return False
@@ -153,12 +188,18 @@ class KvMemory:
             raise InvariantError(f"a trim to {length} of sequence {sequence} with {held} tokens")
         if length == 0:
             return self._clear(sequence)
+        if self.in_picture(sequence, length):
+            return OpResult(ok=length == held, reason="rows of a picture cannot be told apart")
         if length < held and not self._may_trim(sequence, length):
             return OpResult(ok=False, reason="this memory cannot be trimmed that far")
-        if not self._context.remove(sequence, length):
+        if not self._context.remove(sequence, self.position(sequence, length)):
             return OpResult(ok=False, reason="llama.cpp refused to trim the sequence")
-        self.lengths[sequence] = length
+        self._keep(sequence, length)
         return OpResult(ok=True)
+
+    def _keep(self, sequence: int, length: int) -> None:
+        self.lengths[sequence] = length
+        self._grids[sequence] = tuple(grid for grid in self._grids[sequence] if grid.start < length)
 
     def _may_trim(self, sequence: int, length: int) -> bool:
         if self._rewind is Rewind.CHECKPOINT:
@@ -168,12 +209,12 @@ class KvMemory:
         if self._context.plan.unified:
             return False  # cells beyond the window are reused one by one: which are left is unknown
         first, _ = self._context.positions(sequence)
-        return 0 <= first <= max(0, length - self._context.model.n_swa)
+        return 0 <= first <= max(0, self.position(sequence, length) - self._context.model.n_swa)
 
     def _clear(self, sequence: int) -> OpResult:
         if not self._context.remove(sequence, 0):
             return OpResult(ok=False, reason="llama.cpp refused to clear the sequence")
-        self.lengths[sequence] = 0
+        self._keep(sequence, 0)
         return OpResult(ok=True)
 
     def _restore(self, op: KvOp) -> OpResult:
@@ -184,9 +225,9 @@ class KvMemory:
         blob = self.arena.view(op.blob)
         if not self._can_trim(blob, op.length):
             return OpResult(ok=False, reason="the snapshot contains NaN")
+        held, self._grids[op.sequence] = self._saved[op.blob]
         taken = self._context.write_state(op.sequence, blob, WHOLE)
-        held = self._context.positions(op.sequence)[1] + 1
-        if taken != len(blob) or held < op.length:
+        if taken != len(blob) or held < op.length or not self._is_at(op.sequence, held):
             self._clear(op.sequence)
             return OpResult(ok=False, reason="llama.cpp did not accept the state")
         self.lengths[op.sequence] = held
@@ -218,19 +259,25 @@ class KvMemory:
             )
         blob = self.arena.view(op.blob)
         taken = self._context.write_state(op.sequence, blob, STATE_ONLY)
-        done = taken == len(blob) and self._context.remove(op.sequence, op.length)
-        if not done or self._context.positions(op.sequence)[1] != op.length - 1:
+        done = taken == len(blob) and not self.in_picture(op.sequence, op.length)
+        done = done and self._context.remove(op.sequence, self.position(op.sequence, op.length))
+        if not done or not self._is_at(op.sequence, op.length):
             self._clear(op.sequence)
             return OpResult(ok=False, reason="llama.cpp did not accept the state")
-        self.lengths[op.sequence] = op.length
+        self._keep(op.sequence, op.length)
         return OpResult(ok=True, bytes=taken)
 
     # --- failures --------------------------------------------------------------------------------
 
     def roll_back(self, sequence: int, length: int) -> bool:
-        """Trim to `length`, starting from what llama.cpp really holds. False: the sequence was cleared."""
-        held = self._context.positions(sequence)[1] + 1
-        self.lengths[sequence] = max(held, 0)
+        """Trim to `length`, starting from what llama.cpp really holds. False: the sequence was cleared.
+
+        Inside a picture that shares a position only our own count says what is held.
+        """
+        held = self.lengths[sequence]
+        if not self.in_picture(sequence, length):
+            held = max(0, rows_until(self._grids[sequence], self._context.positions(sequence)[1]))
+        self.lengths[sequence] = held
         if held >= length and self._trim(sequence, length).ok:
             return True
         self._clear(sequence)
@@ -243,4 +290,5 @@ class KvMemory:
     def forget_all(self) -> None:
         """The context is new: every sequence is empty. Blobs are host memory and stay valid."""
         self.lengths = [0] * len(self.lengths)
+        self._grids = [()] * len(self.lengths)
         self.copying.clear()

@@ -27,6 +27,7 @@ class Calls:
         self._context = context
         self._memory = memory
         self._quirks = quirks
+        self._position = memory.position if context.model.has_mrope else None  # elsewhere it is the row
         rows_min = quirks.batch_invariant_rows_min
         self.tile_fill = TileFill(TILE_ROWS, rows_min=rows_min) if quirks.tile_fill else None
 
@@ -111,7 +112,7 @@ class Calls:
             sequence, start = tick.sequences[at], tick.starts[at]
             if start < self._memory.lengths[sequence] and not self._memory.roll_back(sequence, start):
                 raise InvariantError(f"sequence {sequence} could not be trimmed")
-        return gather(tick, spans, measured)
+        return gather(tick, spans, measured, self._position)
 
     def _is_one(self, tick: Tick, spans: Sequence[int]) -> bool:
         rows, outputs = sum(tick.counts[at] for at in spans), sum(tick.outputs[at] for at in spans)

@@ -9,7 +9,7 @@ from stretto.backends.llamacpp.choices import questions as ask
 from stretto.backends.llamacpp.choices.decision import Question, Samples, decide
 
 PLAIN = Attention(False, 512, 512, "f16", "f16")
-ROWS = Attention(True, 56, 512, "f16", "f16")
+ROWS = Attention(True, 56, 512, "f16", "f16", by_row=True)
 BOTH = (PLAIN, PLAIN._replace(side_context_ubatch=0), ROWS, ROWS._replace(side_context_ubatch=0))
 
 # Milliseconds of 8 decode rows, and of a prompt row, at short and at long context lengths.

@@ -22,7 +22,8 @@ def test_contexts_are_written_and_passes_leave_nothing(slots):
         assert run() > 0
         assert [trial.context.positions(at)[1] + 1 for at in range(3)] == [sizes.long] * 3
     assert trial.context.flash_attention == (slots != "plain")
-    assert (trial.context.n_ubatch < 64) == (slots == "rows")
+    ours = model.machine.own_attention_rows_max >= 64  # our kernel computes passes of any size row by row
+    assert (trial.context.n_ubatch < 64) == (slots == "rows" and not ours)
     seed.close()
     trial.close()
 

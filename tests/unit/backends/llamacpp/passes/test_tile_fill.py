@@ -6,6 +6,7 @@ from array import array
 
 import pytest
 
+from stretto.backends.llamacpp.attention import Machine
 from stretto.backends.llamacpp.capabilities import efficient_tiled_chunk, tiles
 from stretto.backends.llamacpp.passes.tile_fill import TileFill
 from stretto.core.limits import Limits
@@ -93,7 +94,7 @@ class Always(TileFill):
 @pytest.mark.parametrize("kind", ["dense", "moe"])
 def test_redone_rows_change_no_token(kind):
     """Prompts that share a head, cached and not, in chunks of odd sizes beside streams that go on."""
-    backend = make_backend(kind, n_seq_max=4, flash_attention="on")
+    backend = make_backend(kind, n_seq_max=4, flash_attention="on", machine=Machine())
     assert backend.capabilities.tile_rows == 64
     backend._calls.tile_fill = tile_fill = Always(64, rows_min=2)
     head = text(90, 5)
