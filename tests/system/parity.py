@@ -20,7 +20,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stretto.backends.llamacpp.kernels.interpose import disabled
+from stretto.backends.llamacpp.kernels import support
+from stretto.backends.llamacpp.kernels.families import X86
+from stretto.backends.llamacpp.kernels.interpose import attention_heads, disabled
 from stretto.backends.llamacpp.kernels.probe import special_buffers_work
 from stretto.backends.llamacpp.native.library import half_precision
 from stretto.errors import ServerBusyError
@@ -33,7 +35,8 @@ from tests.system.plain_loop import PlainLoop
 TOLERANCE = 0.05
 IDENTICAL_MIN = 0.9
 OUTPUT = 16
-EXPECTED = "rows" if half_precision() else "long"  # attention of slots, where a setting does not say
+# Attention of slots, where a setting does not say.
+EXPECTED = "rows" if half_precision() or attention_heads() else "long"
 THREADS = 1  # tests share their cores: threads that wait for each other are slow there
 SUBJECTS = (
     "the sea",
@@ -75,6 +78,7 @@ class Tally:
     tolerated: int = 0
     wrong: list[str] = field(default_factory=list)
     preemptions: int = 0
+    accepted_drafts: int = 0
     seconds: float = 0.0
 
     @property
@@ -91,7 +95,10 @@ def settings(*, full: bool) -> Iterator[tuple[str, dict[str, object]]]:
             f"slots {slots}, cache {cache}, chunk {chunk}",
             {"n_seq_max": slots, "cache": cache, "prefill_chunk": chunk},
         )
-    yield "speculation", {"n_seq_max": 8, "cache": "prefix", "speculation": "ngram"}
+    drafts = {"n_seq_max": 8, "cache": "prefix", "speculation": "ngram"}
+    yield "speculation", drafts
+    yield "speculation, llama.cpp's kernels", drafts | {"flash_attention": "auto", "kernels": "llamacpp"}
+    yield "speculation, declined", drafts | {"flash_attention": "long"}
     yield "preemption forced", {"n_seq_max": 2, "cache": "incremental", "cache_slot_timeout": 0.05}
     yield "time slices of four tokens", {"n_seq_max": 4, "slice_tokens": 4, "queue_depth": 16}
     yield from choices_of_auto()
@@ -147,13 +154,13 @@ def run(count: int, *, full: bool, path: Path, share: int = 0, of: int = 1) -> l
     asked = conversations(count)
     with LLM(path, n_seq_max=1, context_window=1024, n_threads=THREADS) as llm:
         prompts = [list(llm.chat_prompt_tokens(messages)) for messages in asked]
-    loops = {kind: _plain_loop(path, by_row=kind == "rows") for kind in ("rows", "long")}
+    loops = {kind: _plain_loop(path, kind) for kind in ("rows", "own rows", "long")}
     wanted = {kind: [loop.greedy(prompt, OUTPUT) for prompt in prompts] for kind, loop in loops.items()}
     tallies = []
     for name, options in itertools.islice(settings(full=full), share, None, of):
         given = {"context_window": 1024, "n_threads": THREADS, "flash_attention": EXPECTED} | options
         with _kernels(str(options.get("kernels", "own"))), LLM(path, **given) as llm:
-            kind = "rows" if llm.description["quirks"]["row_attention"] else "long"
+            kind = _reference(llm)
             loop, expected = loops[kind], wanted[kind]
             for state in ("cold", "warm"):
                 started = time.monotonic()
@@ -162,6 +169,7 @@ def run(count: int, *, full: bool, path: Path, share: int = 0, of: int = 1) -> l
                 for prompt, want, answer in zip(prompts, expected, answers, strict=True):
                     compare(tally, loop, prompt, want, list(answer.tokens))
                     tally.preemptions += answer.preemptions
+                    tally.accepted_drafts += answer.usage.accepted_drafts
                 tally.seconds = time.monotonic() - started
                 tallies.append(tally)
                 print(
@@ -174,9 +182,21 @@ def run(count: int, *, full: bool, path: Path, share: int = 0, of: int = 1) -> l
     return tallies
 
 
-def _plain_loop(path: Path, *, by_row: bool) -> PlainLoop:
-    special = special_buffers_work(cache_home())
-    return PlainLoop(str(path), special_buffers=special, row_attention=by_row, threads=THREADS)
+def _plain_loop(path: Path, kind: str) -> PlainLoop:
+    return PlainLoop(
+        str(path),
+        special_buffers=special_buffers_work(cache_home()),
+        row_attention=kind != "long",
+        own_kernels=kind == "own rows",
+        threads=THREADS,
+    )
+
+
+def _reference(llm: LLM) -> str:
+    """The loop that computes as this model does: our x86 attention has its own bits, ARM llama.cpp's."""
+    if not llm.description["quirks"]["row_attention"]:
+        return "long"
+    return "own rows" if support.family() is X86 and attention_heads() else "rows"
 
 
 def _kernels(whose: str) -> AbstractContextManager[None]:

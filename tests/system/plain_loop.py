@@ -1,11 +1,12 @@
 """A plain one-sequence llama.cpp loop without our code: the reference for greedy text.
 
-If our kernels are interposed, they are disabled while it computes.
+If our kernels are interposed, they are disabled while it computes, unless `own_kernels` asks for them.
 """
 
 from __future__ import annotations
 
 import ctypes
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -23,7 +24,7 @@ def _silence(level: int, text: bytes, user_data: object) -> None:
 
 
 class PlainLoop:
-    """`special_buffers` and `row_attention` must match the backend: other kernels differ by tenths."""
+    """All options but `threads` must match the backend: other kernels differ by tenths."""
 
     def __init__(
         self,
@@ -31,9 +32,11 @@ class PlainLoop:
         *,
         special_buffers: bool,
         row_attention: bool = False,
+        own_kernels: bool = False,
         window: int = 2048,
         threads: int = 2,
     ) -> None:
+        self._kernels = nullcontext if own_kernels else disabled
         llama_cpp.llama_log_set(_silence, ctypes.c_void_p())
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
@@ -58,7 +61,7 @@ class PlainLoop:
         for start in range(0, len(tokens), 512):
             part = tokens[start : start + 512]
             row = (llama_cpp.llama_token * len(part))(*part)
-            with disabled():
+            with self._kernels():
                 code = llama_cpp.llama_decode(self._context, llama_cpp.llama_batch_get_one(row, len(part)))
             assert code == 0, f"llama_decode answered {code}"
         pointer = llama_cpp.llama_get_logits_ith(self._context, -1)

@@ -1,4 +1,4 @@
-"""Sounds and pictures through libmtmd and HTTP: a tiny gemma3 with random towers that sees and hears.
+"""Sounds and pictures through libmtmd and HTTP: a tiny gemma3 and a tiny Qwen2-VL with random towers.
 
 What it says means nothing; that it depends on the sound, and on nothing else, is what is tested.
 """
@@ -21,13 +21,21 @@ from tests.unit.media_files.files import picture_bytes, tone_wav, two_halves
 pytestmark = pytest.mark.skipif(not mtmd.is_there(), reason="libmtmd was not built (make setup)")
 
 ROWS = tiny_projectors.SOUND_ROWS
+SIDE = 64  # pixels of a picture
+PICTURE_ROWS = {"swa": tiny_projectors.ROWS, "mrope": (SIDE // tiny_projectors.GRID_PIXELS) ** 2}
+
+
+@pytest.fixture(scope="module", params=PICTURE_ROWS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[openai.OpenAI]:
-    flags = ("--mmproj", str(tiny_projectors.make(hears=True)), "--n-seq-max", "4", "--n-threads", "1")
+def client(kind: str) -> Iterator[openai.OpenAI]:
+    projector = tiny_projectors.make(hears=True, grid=kind == "mrope")
+    flags = ("--mmproj", str(projector), "--n-seq-max", "4", "--n-threads", "1")
     with (
-        ServerProcess(str(tiny_models.make("swa")), *flags, "--prefill-chunk", "16") as server,
+        ServerProcess(str(tiny_models.make(kind)), *flags, "--prefill-chunk", "16") as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as found,
     ):
         yield found
@@ -41,7 +49,7 @@ def sound(data: bytes) -> dict[str, Any]:
 
 
 def picture() -> dict[str, Any]:
-    data = base64.b64encode(picture_bytes(two_halves(64, 64), "PNG")).decode()
+    data = base64.b64encode(picture_bytes(two_halves(SIDE, SIDE), "PNG")).decode()
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
 
@@ -74,12 +82,13 @@ def test_a_longer_sound_has_rows_for_every_half_minute(client: openai.OpenAI) ->
     assert answer(client, sound(tone_wav(31.0)))[2] == 2 * ROWS
 
 
-def test_sounds_and_pictures_together_and_among_neighbours(client: openai.OpenAI) -> None:
+def test_sounds_and_pictures_together_and_among_neighbours(kind: str, client: openai.OpenAI) -> None:
     both = (picture(), sound(tone_wav(0.4)), picture())
     alone = answer(client, *both)
-    assert alone[1:] == (2 * tiny_projectors.ROWS, ROWS)
+    assert alone[1:] == (2 * PICTURE_ROWS[kind], ROWS)
     with ThreadPoolExecutor(4) as pool:
-        others = [pool.submit(answer, client, sound(tone_wav(0.1 * (at + 5)))) for at in range(2)]
+        tones = [tone_wav(0.1 * (at + 5), rate=44_100, hertz=300 + 2_700 * at) for at in range(2)]
+        others = [pool.submit(answer, client, sound(tone)) for tone in tones]
         again = [pool.submit(answer, client, *both) for _ in range(2)]
         assert {one.result() for one in again} == {alone}
         assert len({one.result()[0] for one in others}) == 2

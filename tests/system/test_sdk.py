@@ -25,6 +25,9 @@ def llm(smollm2):
 def test_greedy_text_equals_a_plain_llama_cpp_loop(smollm2):
     tallies = parity.run(4, full=False, path=smollm2)
     assert [tally.setting for tally in tallies if not tally.held] == []
+    drafted = {tally.setting for tally in tallies if tally.accepted_drafts}
+    assert drafted >= {"speculation, warm", "speculation, llama.cpp's kernels, warm"}
+    assert "speculation, declined, warm" not in drafted
 
 
 def test_three_lines_of_python(llm):
@@ -136,17 +139,24 @@ def test_a_json_schema_is_obeyed(llm):
 
 
 def test_a_shared_system_prompt_is_prefilled_once(smollm2):
-    """Eight concurrent requests after one warm-up: mean TTFT at most a fifth of that without a cache."""
+    """Eight concurrent requests after one: mean TTFT at most a fifth of that of three without a cache.
+
+    Without a cache eight would wait even longer than three, and the test with them.
+    """
     system = {"role": "system", "content": "You are the librarian of a small town. " * 110}
     asked = [[system, {"role": "user", "content": f"Question {n}: what is {n} times two?"}] for n in range(8)]
-    means = {}
-    for cache in ("none", "prefix"):
-        with LLM(smollm2, n_threads=1, n_seq_max=8, context_window=1536, cache=cache) as model:
-            model.chat([system, {"role": "user", "content": "Hello"}], max_tokens=2, **GREEDY)
-            answers = model.chat_many(asked, max_tokens=4, **GREEDY)
-            means[cache] = statistics.mean(answer.timing.ttft_s or 0.0 for answer in answers)
-            assert answers[0].usage.prompt_tokens > 1000
-    assert means["prefix"] <= means["none"] / 5, means
+    settings = {"n_threads": 1, "n_seq_max": 8, "context_window": 1536}
+
+    def mean_ttft_s(answers):
+        assert answers[0].usage.prompt_tokens > 1000
+        return statistics.mean(answer.timing.ttft_s or 0.0 for answer in answers)
+
+    with LLM(smollm2, cache="none", **settings) as model:
+        without_s = mean_ttft_s(model.chat_many(asked[:3], max_tokens=4, **GREEDY))
+    with LLM(smollm2, cache="prefix", **settings) as model:
+        model.chat([system, {"role": "user", "content": "Hello"}], max_tokens=2, **GREEDY)
+        with_s = mean_ttft_s(model.chat_many(asked, max_tokens=4, **GREEDY))
+    assert with_s <= without_s / 5
 
 
 @pytest.mark.parametrize("cache", ["incremental", "prefix"])

@@ -266,7 +266,11 @@ class SupervisedHost:
             life.bring_up.cancel()
             await asyncio.gather(life.bring_up, return_exceptions=True)
         life.child.clean_up()
-        self._act(self._supervisor.exited(self._loop.time(), _described(code)))
+        actions = self._supervisor.exited(self._loop.time(), _described(code))
+        if self.state is not WorkerState.DOWN:
+            level = logging.WARNING if code else logging.INFO  # 0: a signal asked it to end
+            log.log(level, "the worker ended (%s) and is restarted", self._supervisor.deaths.last_reason)
+        self._act(actions)
 
 
 def _described(code: int) -> str:

@@ -54,6 +54,7 @@ StrettoError
 │   ├── BadOutputError          NaN logits or a token outside the vocabulary
 │   ├── OutOfMemoryError        the request does not fit even alone
 │   ├── TorchError              the CUDA context is unusable: the worker must restart
+│   ├── TorchMissingError       the extra is not installed, or does not load
 │   ├── DeterminismError        deterministic: on cannot be kept with this model, setting or machine
 │   └── LlamaCppError           llama.cpp failed before any request ran
 │       ├── LlamaCppMissingError  the extra is not installed, or its library does not load
@@ -115,6 +116,7 @@ from stretto.errors.backend import (
     OutOfMemoryError,
     PassFailedError,
     TorchError,
+    TorchMissingError,
 )
 from stretto.errors.base import (
     InvariantError,
@@ -276,6 +278,7 @@ __all__ = [
     "ThreadUnsupportedError",
     "TooLargeError",
     "TorchError",
+    "TorchMissingError",
     "TruncatedModelError",
     "UnknownFieldError",
     "UnknownMethodError",

@@ -31,6 +31,12 @@ class TorchError(BackendError):
     hint = "restart the worker; the log has the CUDA error"
 
 
+class TorchMissingError(BackendError):
+    code = "torch_missing"
+    retryable = False
+    hint = "pip install 'stretto[torch]'"
+
+
 class LlamaCppError(BackendError):
     code = "llamacpp_error"
     retryable = False

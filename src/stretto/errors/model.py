@@ -28,7 +28,7 @@ class ModelFileError(ModelError):
 
 class NotGgufError(ModelFileError):
     code = "not_gguf"
-    hint = "give a .gguf model file; safetensors models are given as their directory"
+    hint = "give a .gguf file; folders of safetensors are for `serve` and `run`, on torch"
 
 
 class TruncatedModelError(ModelFileError):

@@ -23,6 +23,8 @@ Done = Callable[[int], None]
 class IdCollector:
     """An output stream that keeps token ids and what was measured with them."""
 
+    light = True
+
     def __init__(self, index: int, deltas: list[TextDelta], done: Done) -> None:
         self._index = index
         self._deltas = deltas

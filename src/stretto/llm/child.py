@@ -37,7 +37,7 @@ class ChildModel:
 
     @property
     def drafts(self) -> int:
-        return self.chosen.speculation_tokens if self.chosen.speculation == "ngram" else 0
+        return self.chosen.drafts
 
     def close(self) -> None:
         self.process.close(self.runtime.end_all)

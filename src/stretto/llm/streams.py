@@ -91,7 +91,7 @@ class AsyncStream:
         loop = asyncio.get_running_loop()
         self._deltas: asyncio.Queue[TextDelta] = asyncio.Queue()
         self._reading = _Reading(runtime)
-        sink = _into(loop, self._deltas.put_nowait)
+        sink = _into(loop, self._deltas.put_nowait, on_closed=self._reading.leave)
         self.request_id = self._reading.request_id = runtime.start(call, sink)
 
     @property
@@ -136,10 +136,15 @@ class AsyncStream:
             self.close()
 
 
-def _into(loop: asyncio.AbstractEventLoop, put: Callable[[TextDelta], None]) -> Callable[[TextDelta], None]:
-    """A sink for the output thread. It raises if the loop is closed, which cancels the request."""
+def _into(
+    loop: asyncio.AbstractEventLoop, put: Callable[[TextDelta], None], *, on_closed: Callable[[], None]
+) -> Callable[[TextDelta], None]:
+    """A sink for the output thread. Deltas that come after the loop was closed have no reader."""
 
     def sink(delta: TextDelta) -> None:
-        loop.call_soon_threadsafe(put, delta)
+        try:
+            loop.call_soon_threadsafe(put, delta)
+        except RuntimeError:
+            on_closed()
 
     return sink

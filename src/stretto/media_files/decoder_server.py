@@ -30,6 +30,7 @@ from stretto.model_files.forks import answer_and_exit, held_bytes, read_frame, w
 MEMORY_BYTES = 768 << 20  # in addition to what this process uses
 CPU_S = 8
 WALL_S = 20.0
+NICENESS = 10  # streams that run do not wait for a file to be decoded
 
 
 class FileToDecode(msgspec.Struct, frozen=True):
@@ -57,6 +58,7 @@ class DecodedFile(msgspec.Struct, frozen=True):
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(NICENESS)
     _import_decoders()
     gc.collect()
     gc.freeze()  # forks share these pages until they are written
@@ -82,10 +84,15 @@ def _import_decoders() -> None:
 
 def _forked(file: FileToDecode) -> bytes:
     """The answer of a fork of this process: what it wrote, or how it died."""
+    memory_bytes = held_bytes("VmSize") + MEMORY_BYTES  # a fork would copy pages to find out
     with _memory_file() as written:
         pid = os.fork()
         if pid == 0:
-            answer_and_exit(lambda: msgspec.msgpack.encode(_answer(file)), written.fileno(), _limit)
+            answer_and_exit(
+                lambda: msgspec.msgpack.encode(_answer(file)),
+                written.fileno(),
+                lambda: _limit(memory_bytes),
+            )
         _, status = os.waitpid(pid, 0)
         if status == 0:
             written.seek(0)
@@ -99,8 +106,8 @@ def _memory_file() -> IO[bytes]:
     return tempfile.TemporaryFile()
 
 
-def _limit() -> None:
-    limit_self(memory_bytes=held_bytes("VmSize") + MEMORY_BYTES, cpu_s=CPU_S)
+def _limit(memory_bytes: int) -> None:
+    limit_self(memory_bytes=memory_bytes, cpu_s=CPU_S)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, WALL_S)
 

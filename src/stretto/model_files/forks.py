@@ -17,6 +17,7 @@ from typing import NoReturn
 HEADER_BYTES = 4
 FRAME_BYTES_MAX = 256 << 20
 PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # here, not in every fork
 
 
 def read_frame(descriptor: int, bytes_max: int = FRAME_BYTES_MAX) -> bytes | None:
@@ -43,8 +44,8 @@ def answer_and_exit(work: Callable[[], bytes], output: int, limit: Callable[[], 
     """In a fork: work within limits, write the answer. What libraries print is discarded."""
     code = 1
     try:
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if _LIBC is not None:
+            _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         limit()
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):

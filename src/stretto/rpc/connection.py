@@ -2,17 +2,20 @@
 ones.
 
 Two kinds: over an asyncio transport (Unix or TCP), which encodes, and an in-memory pair, which passes the
-objects themselves. All methods belong to the connection's event loop. Nothing here blocks.
+objects themselves. All methods but `send_now` belong to the connection's event loop. Nothing here blocks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 from stretto.errors import CapacityError, FrameError, TooLargeError
+from stretto.rpc.direct import DirectSocket, direct_socket
 from stretto.rpc.envelope import Call, Envelope, Received
 from stretto.rpc.frames import FRAME_BYTES_MAX, HEADER_BYTES, FrameDecoder, encode
 
@@ -47,6 +50,9 @@ class Connection(Protocol):
         much is unsent, and encoding errors. In these cases nothing is sent and the connection stays usable.
         """
 
+    def send_now(self, envelope: Envelope) -> bool:
+        """From any thread: False if it cannot be sent at once, behind all that was sent; nothing happened."""
+
     def close(self, error: Exception | None = None) -> None:
         """Send what is queued, then close. With an error: close immediately."""
 
@@ -75,6 +81,10 @@ class StreamConnection(asyncio.Protocol):
         self._error: Exception | None = None
         self._ended = False
         self._closing = False
+        self._direct: DirectSocket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._order = threading.Lock()  # of what is written
+        self._rest = b""  # of a frame that had no room, and what came after it
 
     def open(self, receive: Receive, closed: Closed) -> None:
         self._receive, self._on_close = receive, closed
@@ -96,15 +106,51 @@ class StreamConnection(asyncio.Protocol):
             waiting = self.unsent_bytes
             if waiting and waiting + len(frame) > self._unsent_bytes_max // 2:  # the rest is for small calls
                 raise CapacityError(f"{waiting} bytes of other requests are still being sent to the worker")
-        self.counters.frames_sent += 1
-        self.counters.bytes_sent += len(frame)
-        self.transport.write(frame)
+        with self._order:
+            self._count(frame)
+            if self._rest:
+                self._rest += frame
+            else:
+                self.transport.write(frame)
         if self.unsent_bytes > self._unsent_bytes_max:
             self.close(FrameError(f"the peer does not read: {self.unsent_bytes} bytes are unsent"))
+
+    def send_now(self, envelope: Envelope) -> bool:
+        direct = self._direct
+        if direct is None:
+            return False
+        frame = encode(envelope)
+        if len(frame) - HEADER_BYTES > self._frame_bytes_max:
+            return False
+        with self._order:
+            if self._closing or self.unsent_bytes:  # a connection that was lost is closing, too
+                return False
+            sent = direct.send(frame)
+            if not sent:
+                return False
+            self._count(frame)
+            if sent < len(frame):
+                self._rest = frame[sent:]
+        if sent < len(frame) and self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: there is no reader
+                self._loop.call_soon_threadsafe(self._write_rest)
+        return True
+
+    def _count(self, frame: bytes) -> None:
+        self.counters.frames_sent += 1
+        self.counters.bytes_sent += len(frame)
+
+    def _write_rest(self) -> None:
+        with self._order:
+            rest, self._rest = self._rest, b""
+            if rest and self.transport is not None and not self._ended:
+                self.transport.write(rest)
 
     def close(self, error: Exception | None = None) -> None:
         if self._closing:
             return
+        if error is None:
+            self._write_rest()
         self._closing, self._error = True, error
         if self.transport is not None:
             self.transport.close() if error is None else self.transport.abort()
@@ -115,12 +161,16 @@ class StreamConnection(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        return 0 if self.transport is None or self._ended else self.transport.get_write_buffer_size()
+        if self.transport is None or self._ended:
+            return 0
+        return len(self._rest) + self.transport.get_write_buffer_size()
 
     # --- asyncio.Protocol ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are not a subclass
+        self._loop = asyncio.get_running_loop()
+        self._direct = direct_socket(transport)
 
     def data_received(self, data: bytes) -> None:
         self.counters.bytes_received += len(data)
@@ -146,7 +196,11 @@ class StreamConnection(asyncio.Protocol):
             self._receive(envelope)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._ended = self._closing = True
+        with self._order:
+            self._ended = self._closing = True
+            direct, self._direct = self._direct, None
+        if direct is not None:
+            direct.close()
         self._error = self._error or error
         self._tell_closed()
 
@@ -181,6 +235,9 @@ class MemoryConnection:
             return
         self.counters.frames_sent += 1
         asyncio.get_running_loop().call_soon(self._peer._arrive, envelope)
+
+    def send_now(self, envelope: Envelope) -> bool:
+        return False
 
     def close(self, error: Exception | None = None) -> None:
         if self._ended:

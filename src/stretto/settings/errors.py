@@ -26,5 +26,5 @@ def from_validation(
     more = len({item["loc"][:1] for item in found}) - 1
     return SettingsError(
         f"{path or 'settings'}: {reason}{given}{f' and {more} more' if more else ''}",
-        hint="`stretto serve --help` lists every key with what it may be",
+        hint="`stretto serve --help` lists every setting and its allowed values",
     )

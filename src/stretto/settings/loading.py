@@ -195,12 +195,18 @@ def _env_layer(env: Mapping[str, str], models: Mapping[str, Any], renames: Renam
         if key is not None and key[-1] != parts[-1].lower():
             renames.key(parts[-1].lower())
         if key is None:
-            section = PLAIN_SECTIONS.get(parts[0].lower(), (*MODEL_KEYS, *SERVER_KEYS))
-            raise SettingsError(f"unknown variable {variable[:80]}", hint=hint_for(parts[-1], section))
+            raise SettingsError(f"unknown variable {variable[:80]}", hint=_variable_hint(parts))
         _put(values, key, _value(key, env[variable]))
         names[".".join(key)] = f"env {variable}"
     _switch_off_batching(env.get(BATCHING_OFF, ""), values, names)
     return _Layer(values, names, "env")
+
+
+def _variable_hint(parts: list[str]) -> str:
+    section = PLAIN_SECTIONS.get(parts[0].lower())
+    prefix = PREFIX if section is None else f"{PREFIX}{parts[0].upper()}__"
+    known = (*MODEL_KEYS, *SERVER_KEYS) if section is None else section
+    return hint_for(parts[-1], known, lambda name: prefix + name.upper())
 
 
 def _switch_off_batching(value: str, values: dict[str, Any], names: dict[str, str]) -> None:

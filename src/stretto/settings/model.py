@@ -251,7 +251,8 @@ class ModelSettings(BaseModel):
     speculation: Annotated[Literal["off", "ngram"], BeforeValidator(_switch)] = "off"
     """ngram: draft tokens by lookup in the prompt, the answer and recent answers; output is unchanged."""
     draft_model: str | None = None
-    """Name or path of a small GGUF with the same vocabulary, whose tokens the model verifies."""
+    """Name or path of a small model with the same vocabulary, whose tokens the model verifies: a GGUF, with
+    torch also a folder of safetensors."""
     speculation_tokens: Annotated[Count, Field(ge=1, le=64)] = 8
     """Maximum draft tokens per tick."""
     adapters: Annotated[_Adapters, Field(max_length=256)] = {}
@@ -333,6 +334,11 @@ class ModelSettings(BaseModel):
                 "n_ctx is the size of a pool, and kv_layout: streams has none; set kv_layout: unified"
             )
         object.__setattr__(self, "kv_layout", "unified")
+
+    @property
+    def drafts(self) -> int:
+        """Draft tokens of a request in a tick, at most; 0: nothing makes drafts."""
+        return self.speculation_tokens if self.draft_model or self.speculation != "off" else 0
 
     def limits(self) -> Limits:
         """The scheduler's limits."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 _SAME = {
     "n_seq_max": (
@@ -70,19 +70,19 @@ NO_COUNTERPART = {
 }
 
 
-def hint_for(key: str, known: Iterable[str]) -> str:
-    """The hint for an unknown key."""
+def hint_for(key: str, known: Iterable[str], spell: Callable[[str], str] = str) -> str:
+    """The hint for an unknown key. `spell`: how a known one is written where this one was found."""
     names = list(known)
     plain = key.strip().lstrip("-").replace("-", "_").lower()
     if plain in names:
-        return f"write it {plain}"
+        return f"write it {spell(plain)}"
     if plain in NO_COUNTERPART:
         return NO_COUNTERPART[plain]
     if FOREIGN.get(plain) in names:
-        return f"here it is called {FOREIGN[plain]}"
+        return f"here it is called {spell(FOREIGN[plain])}"
     squeezed = plain.replace("_", "")
     for name in names:
         if name.replace("_", "") == squeezed:
-            return f"write it {name}"
+            return f"write it {spell(name)}"
     near = difflib.get_close_matches(plain, names, n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"known keys: {', '.join(sorted(names))}"
+    return f"did you mean {spell(near[0])}?" if near else f"known keys: {', '.join(sorted(names))}"

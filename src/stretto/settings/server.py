@@ -63,7 +63,7 @@ class ServerSettings(BaseModel):
     at least 64 slots whose text is made here (text_in); otherwise 1."""
     text_in: Literal["auto", "worker", "api"] = "auto"
     """Which process makes text of tokens and tokens of text: the worker, or the one that serves HTTP (the
-    worker then sees token ids only). auto: worker for llama.cpp, api for the other backends."""
+    worker then sees token ids only). auto: api, and the worker for models whose files cannot be read here."""
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     """Unknown request fields: ignore them (and name them in a response header), or respond with 400."""
     ping_interval_s: Annotated[Seconds, Field(gt=0)] = 15.0

@@ -82,7 +82,7 @@ USERS: dict[str, tuple[str, ...]] = {
         ("torch",),
     ),
     **dict.fromkeys(("embed_inputs_max", "embed_batch_tokens"), ("embedding",)),
-    "draft_model": ("llamacpp",),
+    "draft_model": ("llamacpp", "torch"),
     **dict.fromkeys(
         ("mmproj", "n_media_max", "media_bytes_max", "media_cache_bytes"), ("llamacpp", "simulated")
     ),

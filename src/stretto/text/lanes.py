@@ -8,10 +8,13 @@ before it starts. Belongs to the RPC loop; independent of the kind of work.
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from stretto.errors import QueueFullError
@@ -22,10 +25,10 @@ _Queue = OrderedDict[str, deque[asyncio.Future[None]]]
 
 
 class Lanes:
-    def __init__(self, lanes: int, name: str) -> None:
+    def __init__(self, lanes: int, name: str, *, niceness: int = 0) -> None:
         self._lanes = lanes
         self._heavy_max = max(1, lanes - 1)
-        self._threads = ThreadPoolExecutor(lanes, name)
+        self._threads = ThreadPoolExecutor(lanes, name, partial(_be_nice, niceness))
         self._light: _Queue = OrderedDict()
         self._heavy: _Queue = OrderedDict()
         self._running = self._heavy_running = 0
@@ -111,3 +114,11 @@ def _next(tenants: _Queue) -> asyncio.Future[None] | None:
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
     with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(callback)
+
+
+def _be_nice(niceness: int) -> None:
+    """Of this thread, for good."""
+    if niceness:
+        with suppress(OSError, AttributeError):  # not on every system
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)

@@ -66,6 +66,8 @@ class ToolReading:
 class TextStream:
     """One request's output. `sink` takes deltas; `on_stop` tells the scheduler that a stop string matched."""
 
+    light = False  # text takes time
+
     def __init__(
         self,
         tokenizer: Tokenizer,

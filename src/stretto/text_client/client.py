@@ -1,7 +1,7 @@
 """TextClient: a `WorkerClient` that makes the text of generations itself and sends token ids to the worker.
 
 Wraps a `TokenClient`, of one worker or of a cluster. A model's text side is built from what the worker
-announces (`text_client.sources`); until it is there, and for models that stay with the worker (`text_in`),
+announces (`text_client.sources`); until it is there, where it cannot be built, and with `text_in: worker`,
 calls pass through unchanged.
 """
 
@@ -12,6 +12,7 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 from weakref import WeakValueDictionary
@@ -44,7 +45,7 @@ LANES = 2
 
 
 class TextClient:
-    """`text_in`: auto leaves the text of llama.cpp's models with the worker, which has time for it."""
+    """`text_in`: auto is api; the worker makes the text of what cannot be built here."""
 
     def __init__(self, rpc: TokenClient, *, text_in: TextPlace = "auto", lanes: int = LANES) -> None:
         self.rpc = rpc
@@ -63,16 +64,13 @@ class TextClient:
         """Build the text side of every model that has become known."""
         self._default = models[0].id if models else ""
         for model in models:
-            if model.text is None or not self._made_here(model) or model.id in self._building:
+            if model.text is None or self._text_in == "worker" or model.id in self._building:
                 continue
             known = self._texts.get(model.id)
             if known is None or known[0] != model.text:
                 self._texts.pop(model.id, None)
                 task = asyncio.get_running_loop().create_task(self._build(model.id, model.text))
                 self._building[model.id] = task
-
-    def _made_here(self, model: m.ModelInfo) -> bool:
-        return self._text_in == "api" or (self._text_in == "auto" and model.backend != "llamacpp")
 
     async def _build(self, model_id: str, source: m.TextSource) -> None:
         try:
@@ -195,7 +193,11 @@ class TextClient:
 
     @property
     def health(self) -> Health:
-        return self.rpc.health
+        """At the start a model is ready when its text side is: building it beside a request delays both."""
+        found = self.rpc.health
+        if found.ready and self._building and not self._texts:
+            return replace(found, ready=False, reason="loading")
+        return found
 
     async def models(self) -> list[m.ModelInfo]:
         return await self.rpc.models()

@@ -20,7 +20,8 @@ from stretto.settings.places import cache_home
 from stretto.worker.embedding import EmbeddingRuntime
 from stretto.worker.embedding_loading import load_embedding, makes_vectors
 from stretto.worker.loaded import Beat, LoadedModel, Progress
-from stretto.worker.loading import find, load
+from stretto.worker.loading import load
+from stretto.worker.model_paths import find
 
 if TYPE_CHECKING:
     from stretto.model_files import gguf
@@ -78,7 +79,10 @@ class Catalogue:
         if chosen.backend == "simulated":
             return SIMULATED_BYTES
         path = find(chosen.path or self._names.get(model_id, model_id), self._home, progress)
-        return _directory_bytes(path) if path.is_dir() else _gguf_bytes(path, chosen, self._home)
+        draft = find(chosen.draft_model, self._home) if chosen.draft_model else None
+        if path.is_file():
+            return _gguf_bytes(path, chosen, draft)
+        return _directory_bytes(path) + (_file_bytes(draft) if draft is not None else 0)
 
     def load(self, model_id: str, progress: Progress) -> LoadedModel | EmbeddingRuntime:
         chosen = self._chosen(model_id)
@@ -144,11 +148,10 @@ def _default_name() -> str:
     return NAME
 
 
-def _gguf_bytes(path: Path, chosen: settings_.ModelSettings, home: Path) -> int:
+def _gguf_bytes(path: Path, chosen: settings_.ModelSettings, draft: Path | None) -> int:
     from stretto.backends.llamacpp.estimate import Configured
     from stretto.model_files import adapter, gguf, projectors
     from stretto.model_files.kind import shape_of
-    from stretto.model_files.store import Store
 
     file = gguf.read(path)
     paths = [Path(each.path).expanduser() for each in chosen.adapters.values()]
@@ -158,10 +161,13 @@ def _gguf_bytes(path: Path, chosen: settings_.ModelSettings, home: Path) -> int:
         projector_bytes=projectors.bytes_for(file, chosen.mmproj),
         adapters_bytes=adapter.bytes_for(file, paths, loaded_max=chosen.adapters_loaded_max)[0],
     )
-    if chosen.draft_model:
-        draft = gguf.read(Store(home).resolve(chosen.draft_model))
-        configured = configured.with_draft(shape_of(draft), _weights_bytes(draft))
-    return configured.estimate(_weights_bytes(file)).total
+    beside = 0
+    if draft is not None and draft.is_dir():
+        beside = _directory_bytes(draft)
+    elif draft is not None:
+        small = gguf.read(draft)
+        configured = configured.with_draft(shape_of(small), _weights_bytes(small))
+    return configured.estimate(_weights_bytes(file)).total + beside
 
 
 def _weights_bytes(file: gguf.GgufFile) -> int:
@@ -173,6 +179,13 @@ def _weights_bytes(file: gguf.GgufFile) -> int:
         return file.weights_bytes
     parts = file.path.parent.glob(f"{glob.escape(file.path.name[: shard.start()])}-*.gguf")
     return sum(part.stat().st_size for part in parts if SHARD.search(part.name))
+
+
+def _file_bytes(path: Path) -> int:
+    """Weights of a folder or a GGUF file."""
+    from stretto.model_files import gguf
+
+    return _directory_bytes(path) if path.is_dir() else _weights_bytes(gguf.read(path))
 
 
 def _directory_bytes(path: Path) -> int:

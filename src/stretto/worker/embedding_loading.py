@@ -19,7 +19,8 @@ from stretto.worker.contexts import ContextPool
 from stretto.worker.embed_inputs import Frame, InputReader
 from stretto.worker.embedding import EmbeddingRuntime, Making
 from stretto.worker.loaded import LoadedModel, Progress
-from stretto.worker.loading import find, load
+from stretto.worker.loading import load
+from stretto.worker.model_paths import find
 from stretto.worker.packing import Packer
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ that processes without llama.cpp can import the rest.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,18 +116,21 @@ def _projector(path: Path, chosen: settings_.ModelSettings) -> tuple[MediaOption
 def _speculation(backend: LlamaCppBackend, chosen: settings_.ModelSettings, home: Path) -> list[str]:
     """Load the draft model, if there is one. Returns why there are no drafts, though some were asked for."""
     from stretto.backends.llamacpp.drafting.draft_model import DraftModel
+    from stretto.backends.llamacpp.drafting.prices import with_prices
     from stretto.model_files.store import Store
 
     if not chosen.draft_model and chosen.speculation != "ngram":
         return []
-    if not backend.drafting.drafts_max:
-        return ["speculation is not used: the state of this model cannot be taken back"]
+    if backend.no_drafts:
+        return [f"speculation is not used: {backend.no_drafts}"]
     if is_exact(chosen.limits(), backend.capabilities):
         return ["speculation is not used: with deterministic: on this machine verifies no drafts"]
     if chosen.draft_model:
         path = Store(home).resolve(chosen.draft_model)
         model = DraftModel.open(path, backend.context, cache_dir=home)
         backend.drafting.use_model(model, lookup=chosen.speculation == "ngram")
+        priced = with_prices(backend.capabilities, backend.context, model)
+        backend.capabilities = replace(priced, lookup_drafts=chosen.speculation == "ngram")
     return []
 
 

@@ -49,8 +49,7 @@ class LoadedModel:
     @property
     def drafts(self) -> int:
         """Default number of draft tokens per request."""
-        speculates = self.settings.speculation == "ngram" or bool(self.settings.draft_model)
-        return self.settings.speculation_tokens if speculates else 0
+        return self.settings.drafts
 
     @property
     def text_bound(self) -> TextBound | None:

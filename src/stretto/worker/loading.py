@@ -21,6 +21,7 @@ from stretto.worker.llamacpp_loading import load_llamacpp
 from stretto.worker.loaded import Beat, LoadedModel, Progress
 from stretto.worker.media import MediaEncoding, media_limits
 from stretto.worker.model import ModelRuntime
+from stretto.worker.model_paths import find
 from stretto.worker.torch_loading import load_torch
 
 
@@ -45,24 +46,6 @@ def load(
     if chosen.backend == "torch" or (chosen.backend == "auto" and path.is_dir()):
         return load_torch(path, chosen, loaded, home, progress=progress, beat=beat)
     return load_llamacpp(path, chosen, loaded, home, progress=progress, beat=beat)
-
-
-def find(name: str, home: Path, progress: Progress | None = None) -> Path:
-    """The file or directory of a named model; the default model if no name is given."""
-    from stretto.model_files.store import Store
-
-    if name and (folder := Path(name).expanduser()).is_dir():
-        return folder
-
-    store = Store(home)
-    if not name:
-        report = (
-            None
-            if progress is None
-            else lambda done, total: progress("preparing the default model", done / max(total, 1))
-        )
-        return store.ensure_default(report)
-    return store.resolve(name)
 
 
 def _simulated(chosen: settings_.ModelSettings, unused: list[str], beat: Beat | None) -> LoadedModel:

@@ -100,6 +100,7 @@ class _Shape(NamedTuple):
     tokens: array[int] | None
     rows: int = 0
     whole: bool = False
+    grid_width: int = 0
 
 
 class MediaEncoding:
@@ -150,7 +151,7 @@ class MediaEncoding:
                     tokens += shape.tokens
                     continue
                 assert encoding is not None
-                rows.append(MediaRows(len(tokens), shape.rows, digest, shape.whole))
+                rows.append(MediaRows(len(tokens), shape.rows, digest, shape.whole, shape.grid_width))
                 encodings.append(encoding)
                 counts[file.kind] += shape.rows
                 tokens += array("i", [MEDIA_ROW]) * shape.rows
@@ -343,5 +344,5 @@ def _key(digest: bytes, number: int) -> bytes:
 
 def _shape(part: Part) -> _Shape:
     if isinstance(part, MediaPart):
-        return _Shape(None, part.rows, part.whole)
+        return _Shape(None, part.rows, part.whole, part.grid_width)
     return _Shape(part)

@@ -1,7 +1,8 @@
 """From deltas to frames: the output of one tick for all streams of a connection becomes one `StreamBatch`.
 
-An `Outbox` belongs to one model and is filled on its output thread; at the end of a tick its content is
-handed to the RPC loop at once. A `Mailbox` belongs to one connection and limits its pending output.
+An `Outbox` belongs to one model and is filled by one thread at a time; at the end of a tick its content is
+sent, or handed to the RPC loop at once where the socket has no room or a stream ends. A `Mailbox` belongs to
+one connection and limits its pending output.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ ROW_BYTES = 64  # approximate overhead per row, besides its text
 
 
 class Mailbox:
-    """Output queue of one connection. `put` on any thread, `drain` on the RPC loop.
+    """Output queue of one connection. `send_now` and `put` on any thread, `drain` on the RPC loop.
 
     `on_cut` is called for a stream that is ended here because its output of one tick does not fit a frame.
     """
@@ -60,7 +61,15 @@ class Mailbox:
         self._cut: set[str] = set()  # until their regular end arrives, which is not sent again
         self._waiting: deque[StreamBatch] = deque()
         self._waiting_bytes = 0
+        self._draining = False
         self._lock = threading.Lock()
+
+    def send_now(self, batch: StreamBatch) -> bool:
+        """Whether it was sent at once. Nothing may wait before it, and ends are for the RPC loop to know."""
+        with self._lock:
+            if self._waiting or self._draining or self._cut or batch.ends:
+                return False
+            return self._connection.send_now(Notification(STREAM_BATCH, batch))
 
     def put(self, batch: StreamBatch) -> None:
         with self._lock:
@@ -71,10 +80,14 @@ class Mailbox:
         with self._lock:
             batches, self._waiting = self._waiting, deque()
             waiting_bytes, self._waiting_bytes = self._waiting_bytes, 0
+            self._draining = True
         if waiting_bytes + self._connection.unsent_bytes > self._unread_bytes_max:
             self._connection.close(FrameError(f"the peer does not read: {waiting_bytes} bytes are pending"))
-        for batch in batches:
-            self._send(batch)
+        try:
+            for batch in batches:
+                self._send(batch)
+        finally:
+            self._draining = False
 
     def _send(self, batch: StreamBatch) -> None:
         if self._cut:
@@ -161,10 +174,13 @@ class Outbox:
         if not self._open:
             return
         filled, self._open = self._open, {}
-        for mailbox, batch in filled.items():
-            mailbox.put(batch)
+        late = [mailbox for mailbox, batch in filled.items() if not mailbox.send_now(batch)]
+        if not late:
+            return
+        for mailbox in late:
+            mailbox.put(filled[mailbox])
         try:
-            self._loop.call_soon_threadsafe(_drain, tuple(filled))
+            self._loop.call_soon_threadsafe(_drain, tuple(late))
         except RuntimeError:  # the RPC loop is closed: there is no reader
             self._open = {}
 

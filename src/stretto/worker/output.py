@@ -3,6 +3,9 @@
 A stream is registered before its request is submitted, so no token can arrive too early. Slow readers do not
 delay a tick: a stream only appends to its reader's queue. `after_tick` callbacks run when all deltas of a
 tick are delivered, e.g. to send them together.
+
+The output of a few streams of token ids is delivered on the loop's own thread: that takes less time than two
+threads need to hand the interpreter's lock back and forth.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from stretto.text.stream import TextDelta, TextStream
 
 log = logging.getLogger("stretto.runtime")
 
+AT_ONCE_MAX = 16  # streams whose output the loop's thread delivers itself
+
 __all__ = ["OutputPump", "OutputStream", "TextDelta", "TextStream"]
 
 
@@ -26,6 +31,8 @@ class OutputStream(Protocol):
     """One request's output, as text (`TextStream`) or token ids (`worker.token_stream`)."""
 
     broken: bool
+    light: bool
+    """Whether its calls do no more than append: the loop's thread may make them."""
 
     def start(self, started: Started) -> None: ...
     def push(self, tokens: array[int], extras: object) -> None: ...
@@ -35,13 +42,15 @@ class OutputStream(Protocol):
 
 
 class OutputPump:
-    """`deliver` is called by the loop and only enqueues the tick's events."""
+    """`deliver` is called by the loop: it enqueues a tick's events, or delivers them where that is quick."""
 
     def __init__(self, cancel: Callable[[str], None], name: str = "stretto-output") -> None:
         self._cancel = cancel
         self._events: queue.SimpleQueue[Events | None] = queue.SimpleQueue()
         self._streams: dict[str, OutputStream] = {}
         self._after_tick: tuple[Callable[[], None], ...] = ()
+        self._order = threading.Lock()
+        self._behind = 0  # ticks that the output thread has yet to deliver
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.failures: int = 0
 
@@ -52,11 +61,16 @@ class OutputPump:
         self._streams[request_id] = stream
 
     def after_tick(self, callback: Callable[[], None]) -> None:
-        """Called on this thread after all deltas of a tick are delivered. Must not raise or block."""
+        """Called after all deltas of a tick were delivered, by the same thread. Must not raise or block."""
         self._after_tick = (*self._after_tick, callback)
 
     def deliver(self, events: Events) -> None:
-        self._events.put(events)
+        with self._order:
+            if not self._behind and self._is_quick(events):
+                self._deliver(events)
+                return
+            self._behind += 1
+            self._events.put(events)
 
     def close(self) -> None:
         """Deliver what is left, then end the thread."""
@@ -66,20 +80,34 @@ class OutputPump:
 
     def _run(self) -> None:
         while (events := self._events.get()) is not None:
-            for started in events.started:
-                self._start(started)
-            at = 0
-            for request_id, scores in events.scores.items():
-                self._tell(request_id, lambda stream, found=scores: stream.score(found))  # type: ignore[misc]
-            for request_id, progress in events.progress.items():
-                self._tell(request_id, lambda stream, found=progress: stream.advance(found))  # type: ignore[misc]
-            for request_id, count in zip(events.requests, events.counts, strict=True):
-                self._push(request_id, events.tokens[at : at + count], events.extras.get(request_id))
-                at += count
-            for terminal in events.ends:
-                self._finish(terminal)
-            for callback in self._after_tick:
-                callback()
+            self._deliver(events)
+            with self._order:
+                self._behind -= 1
+
+    def _is_quick(self, events: Events) -> bool:
+        """Only tokens, as in most ticks, of few streams."""
+        if events.started or events.ends or events.scores or events.progress or events.extras:
+            return False
+        if len(events.requests) > AT_ONCE_MAX:
+            return False
+        streams = self._streams
+        return all((stream := streams.get(one)) is None or stream.light for one in events.requests)
+
+    def _deliver(self, events: Events) -> None:
+        for started in events.started:
+            self._start(started)
+        at = 0
+        for request_id, scores in events.scores.items():
+            self._tell(request_id, lambda stream, found=scores: stream.score(found))  # type: ignore[misc]
+        for request_id, progress in events.progress.items():
+            self._tell(request_id, lambda stream, found=progress: stream.advance(found))  # type: ignore[misc]
+        for request_id, count in zip(events.requests, events.counts, strict=True):
+            self._push(request_id, events.tokens[at : at + count], events.extras.get(request_id))
+            at += count
+        for terminal in events.ends:
+            self._finish(terminal)
+        for callback in self._after_tick:
+            callback()
 
     def _start(self, started: Started) -> None:
         stream = self._streams.get(started.request_id)

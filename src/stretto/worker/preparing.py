@@ -26,6 +26,7 @@ from stretto.worker.requests import prepare, text_of, tokens_of
 
 GRAMMAR_LANES = 2
 MEDIA_LANES = 2
+MEDIA_NICENESS = 10  # streams that run do not wait for a picture to be scaled
 T = TypeVar("T")
 
 
@@ -33,7 +34,7 @@ class Preparing:
     def __init__(self, threads: int) -> None:
         self._texts = Lanes(threads, "stretto-prepare")
         self._grammars = Lanes(GRAMMAR_LANES, "stretto-grammar")
-        self._media = Lanes(MEDIA_LANES, "stretto-media")
+        self._media = Lanes(MEDIA_LANES, "stretto-media", niceness=MEDIA_NICENESS)
 
     async def call(
         self, loaded: LoadedModel, params: m.GenerateParams, parent: Prompt | None

@@ -1,7 +1,7 @@
 """One stream's output as token ids: rows in its connection's columns, without text.
 
-Takes the place of a `TextStream` for calls with a number, whose caller makes the text itself. Runs on the
-output thread, where the cost per token counts: a row is three appends.
+Takes the place of a `TextStream` for calls with a number, whose caller makes the text itself. The cost per
+token counts: a row is three appends.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class TokenStream:
         "_waited_s",
         "broken",
     )
+    light = True
 
     def __init__(
         self,

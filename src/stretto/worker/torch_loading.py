@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stretto import settings as settings_
-from stretto.errors import ModelFileError
+from stretto.errors import ModelFileError, TorchMissingError
 from stretto.rpc.messages import TextSource
+from stretto.settings.places import cache_home
 from stretto.settings.used_by import check_used
 from stretto.text.model_text import template_of
 from stretto.text.tokenizer import Tokenizer
@@ -19,6 +20,7 @@ from stretto.worker.chat_templates import template_source
 from stretto.worker.grammars import Grammars, words_of
 from stretto.worker.loaded import Beat, LoadedModel, Progress
 from stretto.worker.model import ModelRuntime
+from stretto.worker.model_paths import find
 from stretto.worker.own_process import end_with_rank, is_claimed
 
 if TYPE_CHECKING:
@@ -77,8 +79,12 @@ def _source(opened: Opened, path: Path, runtime: ModelRuntime) -> TextSource:
 def _open(
     path: Path, chosen: settings_.ModelSettings, home: Path | None, progress: Progress | None
 ) -> Opened:
-    from stretto.backends.torch.loading import TorchOptions, open_model
-
+    try:
+        from stretto.backends.torch.loading import TorchOptions, open_model
+    except ImportError as error:
+        raise TorchMissingError(
+            f"{path.name} needs the torch backend, which is not installed or does not load: {error}"
+        ) from error
     device = chosen.devices[0] if chosen.devices else "auto"
     return open_model(
         path,
@@ -102,10 +108,23 @@ def _open(
             threads=0 if chosen.n_threads == "auto" else chosen.n_threads,
             adapters=adapter_sources(chosen),
             adapters_loaded_max=chosen.adapters_loaded_max,
-            drafts_max=chosen.speculation_tokens if chosen.speculation != "off" else 0,
+            drafts_max=chosen.drafts,
+            draft_model=_draft_path(chosen, home),
+            lookup=chosen.speculation == "ngram",
         ),
         progress,
     )
+
+
+def _draft_path(chosen: settings_.ModelSettings, home: Path | None) -> Path | None:
+    return find(chosen.draft_model, home or cache_home()) if chosen.draft_model else None
+
+
+def _drafters(chosen: settings_.ModelSettings) -> str:
+    """For `show`: what makes drafts."""
+    found = ["ngram"] * (chosen.speculation == "ngram")
+    found += [f"draft model {Path(chosen.draft_model).name}"] if chosen.draft_model else []
+    return " and ".join(found) or "off"
 
 
 def _tokenizer(opened: Opened, path: Path, chosen: settings_.ModelSettings) -> Tokenizer:
@@ -145,6 +164,7 @@ def _description(
         "quantization": "fp8" if place.fp8 else "none",
         "pages": f"{can.pages} of {can.page_tokens} tokens",
         "cache": chosen.cache,
+        "speculation": _drafters(chosen),
         "adapters": sorted(chosen.adapters),
         "load_s": {name: round(seconds, 3) for name, seconds in opened.seconds.items()},
         "origins": dict(loaded.origin),

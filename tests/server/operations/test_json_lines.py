@@ -54,7 +54,7 @@ class Serving:
 @pytest.mark.parametrize("log_format", ["json", "auto"])  # auto: stderr is no terminal here
 def test_every_line_is_an_object(tmp_path: Path, log_format: str) -> None:
     log = tmp_path / "log"
-    flags = ["--log-format", log_format, "--log-level", "debug"]
+    flags = ["--log-format", log_format, "--log-level", "debug", "--simulated-tick-ms", "5"]
     with Serving(log, *flags) as serving:
         ready = serving.wait_for("ready")
         assert ready["model"] == "simulated"
@@ -67,14 +67,21 @@ def test_every_line_is_an_object(tmp_path: Path, log_format: str) -> None:
         worker = int(children.split()[0])
         os.kill(worker, signal.SIGUSR1)  # the interpreter's fault handler writes every stack, in plain text
         serving.wait_for("stretto.runtime.stderr")
-        os.kill(worker, signal.SIGSEGV)  # and its last words
-        time.sleep(0.5)
+        body = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{ready['url']}/v1/completions", json=body, trust_env=False) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            os.kill(worker, signal.SIGSEGV)  # and its last words
+            assert any("runtime_lost" in line for line in lines)
+        serving.wait_for("the worker ended (it was killed by SIGSEGV) and is restarted")
         serving.process.send_signal(signal.SIGTERM)
         assert serving.process.wait(30) == 0
     text = log.read_text()
     found = objects(text)
     assert any("Segmentation fault" in one["event"] for one in found)
-    assert any(one["event"] == "request" and one["path"] == "/v1/completions" for one in found)
+    finished, lost = (one for one in found if one["event"] == "request" and one["path"] == "/v1/completions")
+    assert (finished["outcome"], lost["outcome"], lost["error"]) == ("length", "error", "runtime_lost")
+    assert "error" not in finished
     assert "the-secret" not in text
 
 

@@ -1,7 +1,12 @@
-"""500 damaged GGUFs: the checker raises a typed error or accepts, and no file crashes the caller."""
+"""Damaged GGUFs: the checker raises a typed error or accepts, and no file crashes the caller.
+
+The checker reads 500 of them. llama.cpp reads those that it accepts, each in a process of its own, which
+takes most of the time: 100 in `make test`, all 500 in `make prove`.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 from collections import Counter
@@ -15,6 +20,7 @@ from stretto.model_files import gguf, kind, probe
 from stretto.testing import tiny_models
 
 COUNT = 500
+LOADED = COUNT if os.environ.get("STRETTO_PROVE") == "1" else 100
 EXTREMES = (0, 1, 2, 7, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 
 
@@ -112,10 +118,10 @@ def test_a_sample_of_mutants_never_crashes_the_caller(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["embedding", "dense"])
-def test_500_mutants_never_crash_the_caller(tmp_path, model, record_property):
-    answers = try_all(tmp_path / "mutant.gguf", mutants(tiny_models.make(model), COUNT, seed=3))
+def test_mutants_never_crash_the_caller(tmp_path, model, record_property):
+    answers = try_all(tmp_path / "mutant.gguf", mutants(tiny_models.make(model), LOADED, seed=3))
     for what, count in answers.items():
         record_property(what, count)
     print(dict(answers))
-    assert sum(answers.values()) == COUNT
-    assert answers["refused by the checker"] > 100
+    assert sum(answers.values()) == LOADED
+    assert answers["refused by the checker"] > LOADED // 5

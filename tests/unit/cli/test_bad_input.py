@@ -59,7 +59,7 @@ def test_an_unknown_key_in_the_file(shell, tmp_path):
 
 def test_an_unknown_variable(call, monkeypatch):
     monkeypatch.setenv("STRETTO_N_SEQMAX", "4")
-    assert_one_line_error(call("config", "show"), "STRETTO_N_SEQMAX", "n_seq_max")
+    assert_one_line_error(call("config", "show"), "STRETTO_N_SEQMAX", "STRETTO_N_SEQ_MAX")
 
 
 def test_a_broken_template(shell, dense, tmp_path):

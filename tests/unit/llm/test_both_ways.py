@@ -123,6 +123,18 @@ def test_a_cancelled_task_frees_its_slot(slow):
     assert idle(slow)
 
 
+def test_output_after_the_event_loop_was_closed_is_dropped_and_its_request_cancelled(slow, caplog):
+    async def begin():
+        stream = slow.astream("x", **LONG)
+        await anext(stream)
+        return stream
+
+    stream = asyncio.run(begin())
+    assert idle(slow)
+    assert stream.completion is None
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_many_threads_share_the_slots(llm):
     (expected,) = llm.generate("The sun is", max_tokens=30)
     found: list[str] = []

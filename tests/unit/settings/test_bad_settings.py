@@ -152,9 +152,10 @@ def test_values_out_of_range(read: Any, keys: str) -> None:
 @pytest.mark.parametrize(
     ("env", "hint"),
     [
-        ({"STRETTO_CTX_SIZE": "1"}, "context_window"),
-        ({"STRETTO_N_SEQ_MX": "1"}, "n_seq_max"),
-        ({"STRETTO_GENERATE_BATCHER__MAX_BATCH": "1"}, "max_batch_size"),
+        ({"STRETTO_CTX_SIZE": "1"}, "STRETTO_CONTEXT_WINDOW"),
+        ({"STRETTO_N_SEQ_MX": "1"}, "STRETTO_N_SEQ_MAX"),
+        ({"STRETTO_MODEL__N_SEQ_MAX": "1"}, "STRETTO_N_SEQ_MAX"),
+        ({"STRETTO_GENERATE_BATCHER__MAX_BATCH": "1"}, "STRETTO_GENERATE_BATCHER__MAX_BATCH_SIZE"),
         ({"STRETTO_N_SEQ_MAX": "nan"}, ""),
         ({"STRETTO_TARGET_ITL_MS": ".inf"}, "finite"),
         ({"STRETTO_CONFIG": "missing.yaml"}, "STRETTO_CONFIG"),

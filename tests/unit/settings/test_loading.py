@@ -241,3 +241,9 @@ def test_a_renamed_setting_works_under_its_old_name_and_warns_once(
 def test_the_new_name_warns_of_nothing(read: Any) -> None:
     found = read("defaults:\n  slice_tokens: 5\n", {"STRETTO_SLICE_TOKENS": "6"}, {"slice_tokens": 7})
     assert (found.settings.defaults.slice_tokens, found.notes) == (7, ())
+
+
+def test_drafts_are_on_with_lookup_or_a_draft_model() -> None:
+    assert ModelSettings().drafts == 0
+    assert ModelSettings(speculation="ngram").drafts == 8
+    assert ModelSettings(draft_model="small.gguf", speculation_tokens=4).drafts == 4

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import os
 import threading
 import time
 import weakref
@@ -108,3 +109,15 @@ def test_an_error_does_not_keep_the_text_of_its_request():
         run(scenario)
     finally:
         gc.enable()
+
+
+def test_lanes_may_leave_processors_to_others():
+    async def scenario():
+        lanes = Lanes(1, "test", niceness=10)
+        usual = os.getpriority(os.PRIO_PROCESS, os.getpid())
+        seen = await lanes.run("a", lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        assert seen == min(usual + 10, 19)
+        assert os.getpriority(os.PRIO_PROCESS, os.getpid()) == usual
+        lanes.close()
+
+    run(scenario)

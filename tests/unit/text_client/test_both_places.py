@@ -152,6 +152,10 @@ class Wire:
     def __init__(self, registry: StreamRegistry) -> None:
         self._registry = registry
 
+    def send_now(self, note) -> bool:
+        self.send(note)
+        return True
+
     def send(self, note) -> None:
         self._registry.route(decode(encode(note)[4:]).params, epoch=0, now_s=0.0)
 

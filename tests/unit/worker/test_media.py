@@ -8,7 +8,7 @@ from array import array
 
 import pytest
 
-from stretto.backends.media import Picture, RowStore, Sound
+from stretto.backends.media import MediaPart, Picture, RowStore, Sound
 from stretto.backends.simulated import LatencyModel, SimulatedBackend
 from stretto.backends.simulated.encoder import BEGIN, END, SimulatedMediaEncoder
 from stretto.backends.simulated.text import SpellingTokenizer
@@ -97,6 +97,16 @@ def end_of(deltas: queue.SimpleQueue):
 
 def prompt_of(length: int, *boundaries: int) -> Prompt:
     return Prompt(PromptTokens(array("i", range(10, 10 + length)), boundaries))
+
+
+def test_the_grid_of_a_picture_is_known_to_the_scheduler_again_and_again(rig):
+    made = rig()
+    grid = MediaPart(6, False, grid_width=3, native=b"pixels")
+    made.encoder.expand = lambda _: (grid,)
+    for _ in range(2):  # the second time from what is remembered of the file
+        placed = made.media.place(prompt_of(6), [made.picture(2, b"cat")], HERE)
+        assert [(m.rows, m.whole, m.grid_width) for m in placed.media.rows] == [(6, False, 3)]
+    assert made.decoded == 1
 
 
 def test_media_are_placed_between_the_tokens_and_boundaries_move_with_them(rig):

@@ -73,7 +73,10 @@ class _Message:
         try:
             prompt_tokens = await stream.accepted()
             async for delta in stream:
-                if data := events.render(delta, prompt_tokens):
+                data = events.render(delta, prompt_tokens)
+                if delta.end is not None:
+                    await wire.end(data)
+                elif data:
                     await wire.write(data)
         finally:
             stream.cancel()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stretto.errors import ConcurrencyLimitError, InvalidKeyError
 from stretto.server.http.caller import LOCAL
@@ -64,10 +64,24 @@ class Auth:
         number = await self._running.begin(name, key.concurrency_max)
         if number is None:
             raise ConcurrencyLimitError(f"{key.concurrency_max} requests with this key are already running")
+        running = True
+
+        def end() -> None:
+            nonlocal running
+            if running:
+                running = False
+                self._running.end(name, number)
+
+        async def send_counted(message: Message) -> None:
+            # Before the last bytes: whoever has read them may send the next request at once.
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                end()
+            await send(message)
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, send_counted)
         finally:
-            self._running.end(name, number)
+            end()
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, presented: str | None) -> None:

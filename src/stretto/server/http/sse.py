@@ -61,10 +61,11 @@ async def _disconnected(receive: Receive) -> None:
 class SseWriter:
     """Writes an event stream, and comments while it is silent."""
 
-    __slots__ = ("_interval_s", "_lock", "_pings", "_quiet", "_send", "_timer", "started")
+    __slots__ = ("_interval_s", "_lock", "_pings", "_quiet", "_send", "_timer", "ended", "started")
 
     def __init__(self, send: Send, interval_s: float, first_byte_s: float) -> None:
         self.started = False
+        self.ended = False
         self._send = send
         self._interval_s = interval_s
         self._lock = asyncio.Lock()
@@ -79,11 +80,16 @@ class SseWriter:
         self._quiet = False
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def end(self) -> None:
+    async def end(self, last: bytes = b"") -> None:
+        """Send the last events together with the end of the body: a client that has read them may count on
+        it that its request no longer counts against a limit. Later calls have no effect."""
+        if self.ended:
+            return
+        self.ended = True
         self.close()
         if not self.started:
             await self._start()
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     def close(self) -> None:
         self._timer.cancel()
@@ -141,8 +147,7 @@ class EventStream(Response):
                 raise
             if not isinstance(error, StrettoError):
                 _log.error("a stream failed", exc_info=error)
-            await wire.write(error_event(scope, error))
-            await wire.end()
+            await wire.end(error_event(scope, error))
         finally:
             wire.close()
 

@@ -52,4 +52,4 @@ async def relay(
     if silent:
         total = msgspec.structs.replace(total, completion_tokens=0)
     tail = chunks.usage(total, ends) if include_usage else b""
-    await wire.write(tail + DONE)
+    await wire.end(tail + DONE)

@@ -62,12 +62,15 @@ class _Response:
         streams = start(self._services.worker_client, self._params)
         try:
             async for _, delta in merged(streams):
-                if data := events.render(delta):
+                data = events.render(delta)
+                if delta.end is not None:
+                    await wire.end(data)
+                elif data:
                     await wire.write(data)
         except StrettoError as error:
             if not wire.started:
                 raise
-            await wire.write(events.failed(public(error)))
+            await wire.end(events.failed(public(error)))
         finally:
             streams[0].cancel()
 

@@ -162,6 +162,7 @@ class InstrumentedStream:
             self._worker_client.counters.rejected[error.code] += 1
             self._close("rejected", code=error.code)
         else:
+            self._record.error = self._record.error or error.code
             self._close("error", code=error.code)
 
     def _close(self, outcome: str, *, code: str = "") -> None:
@@ -207,6 +208,7 @@ class InstrumentedStream:
             counters.preemptions += marks.preemptions
             prefill_s = (now_s if marks.first_s is None else marks.first_s) - marks.admitted_s
         record.stream_id = record.stream_id or self.stream_id
+        record.outcome = outcome
         record.prompt_tokens += usage.prompt_tokens
         record.cached_tokens += usage.cached_tokens
         record.completion_tokens += usage.completion_tokens

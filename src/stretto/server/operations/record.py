@@ -15,6 +15,8 @@ class RequestRecord:
     arrived_s: float
     traceparent: str = ""
     rejected: str = ""  # the code of its rejection, once counted
+    outcome: str = ""  # of its last generation: why it finished, or that it did not
+    error: str = ""  # the code of its first failed generation
     stream_id: str = ""  # of its first generation; its id in the worker's log
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -35,7 +37,9 @@ class RequestRecord:
         """Log fields of its generations."""
         facts: dict[str, str | int | float] = {}
         if self.stream_id:
-            facts["stream_id"] = self.stream_id
+            facts |= {"stream_id": self.stream_id, "outcome": self.outcome}
+        if self.error:
+            facts["error"] = self.error
         if self.prompt_tokens or self.completion_tokens:
             facts |= {
                 "prompt_tokens": self.prompt_tokens,
