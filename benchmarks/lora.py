@@ -166,7 +166,7 @@ def throughput(loop: Loop, rounds: int, tokens: int) -> dict[str, Any]:
 def on_llamacpp(folder: Path, *, quick: bool) -> dict[str, Any]:
     from stretto.backends.llamacpp import ContextOptions, LlamaCppBackend
     from stretto.settings.places import cache_home
-    from stretto.worker.loading import find
+    from stretto.worker.model_paths import find
 
     home = cache_home()
     model = find("", home)

@@ -7,7 +7,8 @@
   and chat for 1 to 8 users in a closed loop.
 - peer: the server beside llama-server, both with lookup drafts (`--peer` is its binary).
 - lora: `lora.py`.
-- pair: a target with a draft model of its family (`--target`, `--draft`; `pair.py` fetches one).
+- pair: a target with a draft model of its family (`--target`, `--draft`; `pair.py` fetches one), and lookup;
+  code edits are of real code, and one user gets whole answers, `--answers` in each round.
 
 `--check` exits 1 if a text or a distribution differs, if a case is slower than 0.98 times plain decoding,
 code edits of one user less than 1.6 times as fast, the pair less than 1.3 times, or llama-server faster. The
@@ -23,24 +24,29 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.drafting import parity, peer, sampled
 from benchmarks.drafting.prompts import KINDS
-from benchmarks.drafting.users import Load, watch
+from benchmarks.drafting.users import Load, Window, answer, watch
 from stretto import LLM
+from stretto.core.limits import CACHE_POLICIES
 from stretto.loadgen.conditions import cpu_name
 from stretto.model_files.store import Store
 from stretto.settings.places import cache_home
 
 USERS = (1, 2, 4, 8)
 QUICK = [("edit", 1), ("summary", 4), ("chat", 8)]
+QUICK_TOKENS = {("edit", 1): 160}  # long enough for the bar of code edits
+QUICK_LONGER = 2.5  # … and so is their window
 PARTS = ("exact", "speed", "peer", "lora")
 SLOWEST, EDIT_MIN, PAIR_MIN, PEER_MIN = 0.98, 1.6, 1.3, 1.0
 PEER_BINARY = Path("build/peers/llama-server")
 STRIDE = 60  # prompts of a round, at most
+WARM_UP_TOKENS = 32  # of an answer of the pair
 _numbers = itertools.count(1)
 
 
@@ -59,9 +65,11 @@ def compared(plain: LLM, drafting: LLM, kind: str, users: int, options: argparse
     rates: dict[str, list[float]] = {"off": [], "on": []}
     for at in range(options.rounds + 1):
         arms = [("off", plain), ("on", drafting)]
-        load = Load(kind, users, options.tokens, next(_numbers) * STRIDE, tuning=options.tuning)
+        load = Load(
+            kind, users, _tokens(options, kind, users), next(_numbers) * STRIDE, tuning=options.tuning
+        )
         got = {
-            name: watch(model, load, seconds=options.seconds if at else options.warm_up)
+            name: _window(model, load, options, warms_up=not at)
             for name, model in (arms if at % 2 else arms[::-1])
         }
         both = got["on"].texts.keys() & got["off"].texts.keys()
@@ -81,12 +89,26 @@ def compared(plain: LLM, drafting: LLM, kind: str, users: int, options: argparse
     }
 
 
+def _tokens(options: argparse.Namespace, kind: str, users: int) -> int:
+    """Of an answer: a user whose answers are short waits for prompts, with drafts and without."""
+    return options.tokens or (QUICK_TOKENS.get((kind, users), 80) if options.quick else 128)
+
+
+def _window(model: LLM, load: Load, options: argparse.Namespace, *, warms_up: bool) -> Window:
+    if "pair" in options.parts:
+        load = load._replace(tokens=WARM_UP_TOKENS) if warms_up else load
+        if load.users == 1:
+            return answer(model, load, answers=1 if warms_up else options.answers)
+    long = QUICK_LONGER if options.quick and (load.kind, load.users) in QUICK_TOKENS else 1.0
+    return watch(model, load, seconds=options.warm_up if warms_up else long * options.seconds)
+
+
 def exact(options: argparse.Namespace) -> dict[str, Any]:
     model = Store(cache_home()).ensure_default()
     sizes: dict[str, Any] = (
-        {"prompts": 6, "slots": (4,), "policies": ("prefix",), "tokens": 24}
+        {"prompts": 4, "slots": (4,), "policies": ("prefix",), "tokens": 16}
         if options.quick
-        else {"prompts": 50, "slots": options.slots, "tokens": 24}
+        else {"prompts": 50, "slots": options.slots, "policies": options.policies, "tokens": 24}
     )
     samples = options.samples or (4_000 if options.quick else 1_000_000)
     return {
@@ -96,16 +118,22 @@ def exact(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def pair(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The draft model, and lookup where a long match is found: what a user of both would set."""
+    """The draft model, and lookup where a long match is found: what a user of both would set.
+
+    Texts of several users are not compared: llama.cpp's kernels for K-quants round by the number of rows, so
+    that a text depends on how many requests run beside it, without any draft.
+    """
     slots = max(users for _, users in options.cases)
     common: dict[str, Any] = {"n_seq_max": slots, "context_window": 1024, "kernels": "own"}
     common["model"] = str(options.target)
     drafts: dict[str, Any] = {"draft_model": str(options.draft), "speculation": options.pair_lookup}
     with LLM(**common) as plain, LLM(**common, **drafts) as drafting:
-        return {
-            f"{kind}, {users} users, pair": compared(plain, drafting, kind, users, options)
-            for kind, users in options.cases
-        }
+        found = {}
+        for kind, users in options.cases:
+            case = compared(plain, drafting, "rewrite" if kind == "edit" else kind, users, options)
+            unknown = {"same_texts": None} if users > 1 else {}
+            found[f"{kind}, {users} users, pair"] = {**case, **unknown}
+        return found
 
 
 def lora(options: argparse.Namespace) -> dict[str, Any]:
@@ -126,7 +154,7 @@ def missed(report: dict[str, Any]) -> list[str]:
         )
         if (case["spread"][1] if report["quick"] else case["ratio"]) < least:
             found.append(f"{name}: {case['ratio']} × plain decoding, at least {least} wanted")
-        if not case["same_texts"]:
+        if case["same_texts"] is False:
             found.append(f"{name}: speculation changed a text")
     for name, case in report.get("peer", {}).items():
         if case["ratio"] < PEER_MIN:
@@ -152,11 +180,15 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=(*PARTS, "pair"), default=PARTS)
     parser.add_argument("--users", type=int, nargs="+")
     parser.add_argument("--slots", type=int, nargs="+", default=(1, 4, 16), help="exact: of the full matrix")
+    parser.add_argument(
+        "--policies", nargs="+", choices=CACHE_POLICIES, default=CACHE_POLICIES, help="exact: likewise"
+    )
     parser.add_argument("--kinds", nargs="+", choices=KINDS)
     parser.add_argument("--tuning", action="store_true", help="other prompts, of which no figure is reported")
     parser.add_argument("--tokens", type=int, help="of an answer, on average")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seconds", type=float, help="of a window")
+    parser.add_argument("--answers", type=int, default=3, help="pair: of one user, in a round")
     parser.add_argument("--warm-up", type=float, default=0.5, help="seconds")
     parser.add_argument("--samples", type=int, help="of each way of sampling")
     parser.add_argument("--peer", type=Path, default=PEER_BINARY)
@@ -169,7 +201,7 @@ def parsed() -> argparse.Namespace:
     quick = options.quick and not (options.users or options.kinds)
     options.users, options.kinds = options.users or USERS, options.kinds or KINDS
     options.cases = QUICK if quick else list(itertools.product(options.kinds, options.users))
-    options.tokens = options.tokens or (80 if options.quick else 128)
+    options.peer_rounds = options.rounds or (1 if options.quick else 3)
     options.rounds = options.rounds or (2 if options.quick else 4)
     options.seconds = options.seconds or (2.0 if options.quick else 5.0)
     if "pair" in options.parts and not (options.target and options.draft):
@@ -182,24 +214,29 @@ def main() -> int:
     report: dict[str, Any] = {
         "cpu": cpu_name(),
         "quick": options.quick,
-        "tokens": options.tokens,
+        "tokens": options.tokens or "by case",
         "rounds": options.rounds,
         "seconds": options.seconds,
     }
+    began_s = time.perf_counter()
     if "exact" in options.parts:
         report["exact"] = exact(options)
     if "speed" in options.parts:
         report["speed"] = speed(options)
     if "peer" in options.parts and options.peer.exists():
         model = Store(cache_home()).ensure_default()
-        rounds = 1 if options.quick else 3
         report["peer"] = peer.compared(
-            options.peer, model, options.cases, rounds=rounds, tokens=options.tokens
+            options.peer,
+            model,
+            options.cases,
+            rounds=options.peer_rounds,
+            tokens=options.tokens or (64 if options.quick else 128),
         )
     if "lora" in options.parts:
         report["lora"] = lora(options)
     if "pair" in options.parts:
         report["pair"] = pair(options)
+    report["took_s"] = round(time.perf_counter() - began_s, 1)
     print(json.dumps(report, indent=2))
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n")

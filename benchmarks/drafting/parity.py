@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.drafting.prompts import Prompt, prompt
 from stretto import LLM
-from stretto.backends.llamacpp.drafting.drafting import MODEL
 from stretto.backends.sampling.drafts import NGRAM, SUFFIX
+from stretto.core.draft_price import MODEL
 from stretto.core.limits import CACHE_POLICIES
 from stretto.core.slot import Slot
 from stretto.core.speculation import DraftPlanner
@@ -38,6 +38,11 @@ class Eager(DraftPlanner):
 
     def wanted(self, decode: Sequence[Slot], able: Sequence[tuple[Slot, int]], spare: int) -> dict[int, int]:
         return _within(able, spare)
+
+    def ask_model(
+        self, decode: Sequence[Slot], able: Sequence[tuple[Slot, int]], spare: int
+    ) -> dict[int, int]:
+        return _within(able, spare) if self._only == MODEL else {}
 
     def choose(
         self,

@@ -3,9 +3,10 @@
 An edit is a raw completion: a class with a getter for each of its fields, then the same class under a new
 name, of which the constructor and the first getter are given. A model of 135 million parameters copies the
 rest in about half of the cases; in the others it leaves out or repeats a getter and goes on copying. It does
-not copy code that is less regular. Edits are greedy. Summaries are of a section of this project's documents,
-chat is about a few words; both are sampled at a temperature of 0.7, seeded by the number: the greedy text of
-so small a model repeats itself, which flatters lookup.
+not copy code that is less regular. A larger model does: for the pair an edit is a rewrite, a chat in which a
+class of this project's code is to be answered whole, under a new name. Edits are greedy. Summaries are of a
+section of this project's documents, chat is about a few words; both are sampled at a temperature of 0.7,
+seeded by the number: the greedy text of so small a model repeats itself, which flatters lookup.
 
 An answer that was given before would be a perfect draft, hence the numbers. The rule is tuned on one half of
 the prompts (`tuning=True`), figures are reported of the other.
@@ -13,15 +14,18 @@ the prompts (`tuning=True`), figures are reported of the other.
 
 from __future__ import annotations
 
+import ast
 import random
 import re
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("edit", "summary", "chat")
+CLASS_CHARACTERS = range(900, 1500)
 SECTION_CHARACTERS = range(500, 1300)
 NEW_NAMES = ("New{}", "{}Record", "Simple{}")  # one after the other: a file is edited more than once
 FIELDS = range(6, 10)  # of a class
@@ -75,6 +79,9 @@ def prompt(kind: str, number: int, *, tuning: bool = False) -> Prompt:
     if kind == "edit":
         file, version = divmod(number, len(NEW_NAMES))
         return _edit(random.Random(f"{file} {tuning}"), NEW_NAMES[version])
+    if kind == "rewrite":
+        chosen, version = divmod(number, len(NEW_NAMES))
+        return _rewrite(*_chosen(_classes(), chosen, tuning), NEW_NAMES[version])
     sampled = {"temperature": 0.7, "seed": number}
     if kind == "summary":
         text = _chosen(_sections(), number, tuning)
@@ -90,6 +97,13 @@ def _edit(choices: random.Random, new_name: str) -> Prompt:
     return Prompt(text, {"temperature": 0.0, "stop": ["```"]}, raw=True)
 
 
+def _rewrite(name: str, code: str, new_name: str) -> Prompt:
+    task = (
+        f"Rename the class `{name}` to `{new_name.format(name)}`. Answer with the whole class, nothing else."
+    )
+    return Prompt(f"```python\n{code}\n```\n\n{task}", {"temperature": 0.0})
+
+
 def _class(name: str, fields: list[str]) -> str:
     lines = [f"class {name}:", f"    def __init__(self, {', '.join(fields)}):"]
     lines += [f"        self.{field} = {field}" for field in fields]
@@ -98,7 +112,7 @@ def _class(name: str, fields: list[str]) -> str:
     )
 
 
-def _chosen(items: tuple[str, ...], number: int, tuning: bool) -> str:
+def _chosen(items: tuple[T, ...], number: int, tuning: bool) -> T:
     some = items[int(tuning) :: 2]
     return some[number * 7 % len(some)]
 
@@ -112,6 +126,19 @@ def _sections() -> tuple[str, ...]:
             text = "\n\n".join(part for part in section.strip().split("\n\n") if part[:1].isalpha())
             if len(text) in SECTION_CHARACTERS:
                 found.append(text)
+    return tuple(found)
+
+
+@cache
+def _classes() -> tuple[tuple[str, str], ...]:
+    """Classes of the project's code by name, of about 200 to 350 tokens."""
+    found = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        text = path.read_text()
+        for node in ast.parse(text).body:
+            code = ast.get_source_segment(text, node) if isinstance(node, ast.ClassDef) else None
+            if isinstance(node, ast.ClassDef) and code and len(code) in CLASS_CHARACTERS:
+                found.append((node.name, code))
     return tuple(found)
 
 

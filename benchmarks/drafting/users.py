@@ -52,6 +52,19 @@ def watch(model: LLM, load: Load, *, seconds: float) -> Window:
     return asyncio.run(_watch(model, load, seconds))
 
 
+def answer(model: LLM, load: Load, *, answers: int) -> Window:
+    """So many whole answers, one after the other: the same work with drafts and without."""
+    began, texts, drafts, tokens = time.perf_counter(), dict[int, str](), [0, 0], 0
+    for number in range(load.first, load.first + answers):
+        asked, options = load.call(number)
+        [found] = model.generate(asked.text, **options) if asked.raw else [model.chat(asked.text, **options)]
+        texts[number] = found.text
+        tokens += found.usage.completion_tokens
+        drafts[0] += found.usage.proposed_drafts
+        drafts[1] += found.usage.accepted_drafts
+    return Window(tokens, time.perf_counter() - began, texts, *drafts)
+
+
 async def _watch(model: LLM, load: Load, seconds: float) -> Window:
     numbers, texts = itertools.count(load.first), dict[int, str]()
     drafts = [0, 0]

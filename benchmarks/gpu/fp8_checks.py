@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from kernel_checks import Draw, paged
+from attention_checks import paged
+from kernel_checks import Draw
 from torch import Tensor
 
 from stretto.backends.torch.kernels import attention, rotary

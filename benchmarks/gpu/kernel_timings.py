@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import product
 
 import torch
-from kernel_checks import Draw, Paged
+from attention_checks import Paged
+from kernel_checks import Draw
 from measure import rotations, seconds
 from torch import Tensor
 

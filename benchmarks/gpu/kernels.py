@@ -25,6 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
+import attention_checks
 import fp8_checks
 import kernel_checks
 import linear_checks
@@ -68,7 +69,7 @@ def run_checks(session: KernelSession, device: str, *, tiny: bool) -> None:
     cases = [
         *kernel_checks.layer_cases(tiny=tiny),
         *linear_checks.linear_cases(tiny=tiny),
-        *kernel_checks.attention_cases(tiny=tiny),
+        *attention_checks.attention_cases(tiny=tiny),
         *fp8_checks.cases(tiny=tiny),
     ]
     for number, (name, case) in enumerate(cases):

@@ -15,9 +15,19 @@ import sys
 from typing import Any
 
 import torch
-from offline import OfflineLoop, OfflineRun, Profile, find_shape, finish, make_request, parser, settle
+from offline import (
+    OfflineLoop,
+    OfflineRun,
+    Profile,
+    find_shape,
+    finish,
+    make_request,
+    parser,
+    settle,
+    torch_options,
+)
 
-from stretto.backends.torch.loading import TorchOptions, open_model
+from stretto.backends.torch.loading import open_model
 from stretto.core.request import Request
 
 SINGLE_BARS = {"qwen3-8b": 210.0, "qwen3-0.6b": 1_300.0}
@@ -63,17 +73,11 @@ def main() -> int:
     batches = [int(text) for text in options.batches.split(",")]
     opened = open_model(
         find_shape(options.model),
-        TorchOptions(
+        torch_options(
+            options,
             slots=max(batches),
             window=options.context + options.outputs + 64,
             rows_max=8192,
-            page_tokens=options.page_tokens,
-            device=options.device,
-            dtype=options.dtype,
-            kv_dtype=options.kv_dtype,
-            quantization=options.quantization,
-            graphs=False if options.no_graphs else None,
-            threads=options.threads,
         ),
     )
     loop = OfflineLoop(opened.backend)

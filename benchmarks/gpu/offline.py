@@ -26,6 +26,7 @@ import torch
 from stretto.backends.base import complete
 from stretto.backends.torch import TorchBackend, TransformerShape, read_config
 from stretto.backends.torch.config import Experts, Rope
+from stretto.backends.torch.loading import TorchOptions
 from stretto.core.limits import Limits
 from stretto.core.request import Request, SamplingParams
 from stretto.core.scheduler import Scheduler
@@ -288,6 +289,13 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     made.add_argument("--json", help="write the results to this file")
     made.add_argument("--check", action="store_true", help="exit 1 if a bar is missed")
     return made
+
+
+def torch_options(options: argparse.Namespace, **more: Any) -> TorchOptions:
+    """What the options of `parser` choose, and `more`."""
+    names = ("page_tokens", "device", "dtype", "kv_dtype", "quantization", "threads")
+    chosen = {name: getattr(options, name) for name in names}
+    return TorchOptions(**chosen, graphs=False if options.no_graphs else None, **more)
 
 
 def finish(options: argparse.Namespace, result: dict[str, Any]) -> int:

@@ -29,7 +29,7 @@ import threading
 import time
 import urllib.request
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -271,14 +271,9 @@ def beside_a_busy_loop(pid: int) -> Iterator[None]:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"conditions": conditions(), "model": options.model, "slots": options.slots}
     with folder(options) as place:
-        found["bare"] = in_child("bare", place)
-        found["sdk"] = in_child("sdk", place)
-        found["http"] = http(options, place)
-        if options.model == "simulated":
-            found["http, text in the worker"] = http(options, place, "--text-in", "worker")
-        if not options.whole_cores:
-            found["bare, slowed"] = in_child("slowed", place)
-            found["http, slowed"] = http(options, place, slowed=True)
+        for name, arm in arms(options, place):
+            found[name] = arm()
+            show_arm(name, found[name])
     found["ratios"] = {
         "sdk": rate(found["sdk"]) / rate(found["bare"]),
         "sdk, ids only": found["sdk"]["warm_ids"]["tokens_per_s"] / rate(found["bare"]),
@@ -287,6 +282,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if not options.whole_cores:
         found["ratios"]["http, slowed"] = rate(found["http, slowed"]) / rate(found["bare, slowed"])
     return found
+
+
+def arms(options: argparse.Namespace, place: str) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    yield "bare", lambda: in_child("bare", place)
+    yield "sdk", lambda: in_child("sdk", place)
+    yield "http", lambda: http(options, place)
+    if options.model == "simulated":
+        yield "http, text in the worker", lambda: http(options, place, "--text-in", "worker")
+    if not options.whole_cores:
+        yield "bare, slowed", lambda: in_child("slowed", place)
+        yield "http, slowed", lambda: http(options, place, slowed=True)
 
 
 def rate(part: dict[str, Any]) -> float:
@@ -315,23 +321,21 @@ def judge(found: dict[str, Any]) -> list[str]:
     return missed + [f"{name}: {value:.3g}, the bar is {bar}" for name, value, bar in limits if value > bar]
 
 
-def show(found: dict[str, Any]) -> None:
-    for name in [name for name in found if isinstance(found[name], dict) and "warm" in found[name]]:
-        for when in ("cold", "warm", "warm_ids"):
-            if (row := found[name].get(when)) is None:
-                continue
-            cpu = row["cpu_us"]
-            costs = cpu if isinstance(cpu, dict) else {"process": cpu}
-            told = ", ".join(f"{part} {value:.1f}" for part, value in costs.items())
-            waits = "".join(
-                f"  {label} {row[key]:.2f} s"
-                for key, label in (("first_token_p95_s", "first token p95"), ("gap_max_s", "gap"))
-                if key in row
-            )
-            print(f"{name:>24} {when:>8} {row['tokens_per_s']:>7.0f} tok/s  CPU µs/token: {told}{waits}")
-        if "late" in found[name]:
-            print(f"{'':>24} ready after {found[name]['ready_s']:.1f} s, late work {found[name]['late']:.0f}")
-    print({name: round(value, 3) for name, value in found["ratios"].items()})
+def show_arm(name: str, found: dict[str, Any]) -> None:
+    for when in ("cold", "warm", "warm_ids"):
+        if (row := found.get(when)) is None:
+            continue
+        cpu = row["cpu_us"]
+        costs = cpu if isinstance(cpu, dict) else {"process": cpu}
+        told = ", ".join(f"{part} {value:.1f}" for part, value in costs.items())
+        waits = "".join(
+            f"  {label} {row[key]:.2f} s"
+            for key, label in (("first_token_p95_s", "first token p95"), ("gap_max_s", "gap"))
+            if key in row
+        )
+        print(f"{name:>24} {when:>8} {row['tokens_per_s']:>7.0f} tok/s  CPU µs/token: {told}{waits}")
+    if "late" in found:
+        print(f"{'':>24} ready after {found['ready_s']:.1f} s, late work {found['late']:.0f}", flush=True)
 
 
 def arguments() -> argparse.Namespace:
@@ -371,7 +375,7 @@ def main() -> int:
         return 0
     found = measure(options)
     missed = judge(found)
-    show(found)
+    print({name: round(value, 3) for name, value in found["ratios"].items()})
     if options.json is not None:
         options.json.write_text(json.dumps({**found, "missed": missed}, indent=2) + "\n")
     for line in missed:

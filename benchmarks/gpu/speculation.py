@@ -8,6 +8,10 @@ pass, on and off, computes the whole model. Each case has a scheduler of its own
 run that is not timed. Then on and off take turns, in every second round in reverse order. Tokens are counted
 while all streams decode: from the last first token to the first end. Bars, for the median of the rounds'
 ratios: 0.98 of off everywhere, and 1.8 times off for one stream of Qwen3-8B at 80 % acceptance.
+
+With `--draft-model qwen3-0.6b` a draft model of that shape makes the drafts. Its logits are biased towards
+the token, which is then the same for all requests, and its drafts are falsified on the host by the
+acceptance: it computes and keeps what a real one would.
 """
 
 from __future__ import annotations
@@ -18,16 +22,30 @@ import statistics
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from offline import SHAPES, OfflineLoop, OfflineRun, find_shape, finish, make_request, parser, settle
+from offline import (
+    SHAPES,
+    OfflineLoop,
+    OfflineRun,
+    find_shape,
+    finish,
+    make_request,
+    parser,
+    settle,
+    torch_options,
+)
 
+from stretto.backends.drafting.texts import Wanted
 from stretto.backends.sampling.drafts import Proposal
 from stretto.backends.torch import TorchBackend
-from stretto.backends.torch.loading import TorchOptions, open_model
+from stretto.backends.torch.draft_loading import load_draft
+from stretto.backends.torch.draft_model import PagedDraftModel
+from stretto.backends.torch.loading import open_model
+from stretto.backends.torch.models import CausalModel
 from stretto.backends.torch.modes import prepared_mode
 from stretto.backends.torch.ops import SamplingMode
 from stretto.core.request import Request
@@ -55,12 +73,39 @@ class KnownAcceptance:
         return Proposal(array("i", [self._token + miss for miss in wrong]), "known")
 
 
+class KnowingModel(PagedDraftModel):
+    """Gives the token that comes, or the next one."""
+
+    acceptance = 1.0
+    _random = random.Random(7)
+
+    def propose(self, wanted: Mapping[int, Wanted]) -> dict[int, array[int]]:
+        found = super().propose(wanted)
+        return {slot: array("i", map(self._falsified, drafts)) for slot, drafts in found.items()}
+
+    def _falsified(self, token: int) -> int:
+        return token + (self._random.random() >= self.acceptance)
+
+
+class BiasedHead:
+    """The head of a model, and a bias of one token."""
+
+    def __init__(self, model: CausalModel) -> None:
+        self._head = model.head
+        self._bias = torch.zeros(model.shape.vocab, dtype=model.place.dtype, device=model.place.device)
+        self._bias[TOKENS_FROM] = FORCED
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        return self._head(x, residual) + self._bias
+
+
 class Bench:
     def __init__(self, backend: TorchBackend, options: argparse.Namespace) -> None:
         self._backend = backend
         self._drafts = options.drafts
         self._acceptance = 0.0
         self._names = 0
+        self._tokens = 1 if options.draft_model else 100  # that requests are forced to say
         backend.drafting.make = lambda request, _: KnownAcceptance(request, self._acceptance)
 
     def loop(self, streams: int) -> OfflineLoop:
@@ -70,7 +115,7 @@ class Bench:
         self, loop: OfflineLoop, streams: int, acceptance: float | None, outputs: int
     ) -> dict[str, Any]:
         """One timed run; `acceptance` None is without speculation."""
-        self._acceptance = acceptance or 0.0
+        self._acceptance = KnowingModel.acceptance = acceptance or 0.0
         settle()
         requests = self._requests(streams, outputs, 0 if acceptance is None else self._drafts)
         run = loop.run(requests)
@@ -84,7 +129,7 @@ class Bench:
             rng = random.Random(self._names)
             prompt = [rng.randrange(3, 400) for _ in range(PROMPT)]
             request = make_request(f"r{self._names}", prompt, outputs, temperature=0.0)
-            bias = {TOKENS_FROM + number % 100: FORCED}
+            bias = {TOKENS_FROM + number % self._tokens: FORCED}
             params = replace(request.params, logit_bias=bias, draft_tokens=drafts)
             made.append(replace(request, params=params))
         return made
@@ -118,12 +163,41 @@ def warm_up(backend: TorchBackend) -> None:
                 backend.runner.warm(bucket, mode, drafts=True)
 
 
+def add_draft_model(backend: TorchBackend, options: argparse.Namespace) -> None:
+    can = backend.capabilities
+    with torch.inference_mode():
+        model = load_draft(
+            find_shape(options.draft_model),
+            target=backend.model.shape,
+            words=None,
+            device=backend.model.place.device,
+            window=can.window,
+            **{name: getattr(options, name) for name in ("dtype", "quantization")},
+            load_format="dummy",
+        )
+        model.head = BiasedHead(model)  # type: ignore[method-assign]
+    drafts = KnowingModel(
+        model,
+        slots=can.sequences_max,
+        window=can.window,
+        pages=can.pages,
+        page_tokens=can.page_tokens,
+        drafts_max=options.drafts,
+        vocab=can.vocab,
+        graphs=False if options.no_graphs else None,
+    )
+    if model.place.device.type == "cuda":
+        drafts.warm_up()
+    backend.add_draft_model(drafts, lookup=False)
+
+
 def arguments() -> argparse.Namespace:
     made = parser(__doc__)
     made.add_argument("--streams", default="1,4,16,64,256")
     made.add_argument("--acceptance", default="0,50,80", help="percent, separated by commas")
     made.add_argument("--drafts", type=int, default=4, help="most drafts of a request in a tick")
     made.add_argument("--outputs", type=int, default=256, help="tokens of one stream: ticks without drafts")
+    made.add_argument("--draft-model", default="", help="a shape, whose model makes the drafts")
     made.add_argument("--rounds", type=int, default=4)
     made.add_argument("--quick", action="store_true", help="two rounds of 208 tokens")
     options = made.parse_args()
@@ -169,24 +243,22 @@ def main() -> int:
     options = arguments()
     streams = [int(one) for one in options.streams.split(",")]
     rates = [int(one) for one in options.acceptance.split(",")]
+    window = PROMPT + options.outputs + 64
     opened = open_model(
         find_shape(options.model),
-        TorchOptions(
+        torch_options(
+            options,
             slots=max(streams),
-            window=PROMPT + options.outputs + 64,
+            window=window,
+            pages=max(streams) * -(-window // options.page_tokens) if options.draft_model else 0,
             rows_max=8192,
-            page_tokens=options.page_tokens,
-            device=options.device,
-            dtype=options.dtype,
-            kv_dtype=options.kv_dtype,
-            quantization=options.quantization,
-            graphs=False if options.no_graphs else None,
-            threads=options.threads,
             warm_up=False,
             drafts_max=options.drafts,
         ),
     )
     warm_up(opened.backend)
+    if options.draft_model:
+        add_draft_model(opened.backend, options)
     bench = Bench(opened.backend, options)
     found = {str(count): compare(bench, count, rates, options) for count in streams}
     bars = {

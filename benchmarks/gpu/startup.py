@@ -32,22 +32,18 @@ def child(options: Any, started: float) -> int:
     import torch  # noqa: F401
 
     mark("import torch")
-    from offline import OfflineLoop, find_shape, make_request
+    from offline import OfflineLoop, find_shape, make_request, torch_options
 
-    from stretto.backends.torch.loading import TorchOptions, open_model
+    from stretto.backends.torch.loading import open_model
 
     mark("import stretto")
     opened = open_model(
         find_shape(options.model),
-        TorchOptions(
+        torch_options(
+            options,
             slots=16,
             window=2048,
             rows_max=2048,
-            page_tokens=options.page_tokens,
-            device=options.device,
-            dtype=options.dtype,
-            graphs=False if options.no_graphs else None,
-            threads=options.threads,
         ),
     )
     mark("load")

@@ -4,7 +4,7 @@
 
 Output tokens per second from the first submit to the last token, with random weights and ignore_eos, after a
 warm-up pass with other token ids, so that the prefix cache has no hits. The same lengths and order of draws
-as nano-vllm's published benchmark, for comparison. Bars on an H200: Qwen3-0.6B 24,000, 8B 9,000.
+as nano-vllm's published benchmark, for comparison. `BARS` are for an H200.
 """
 
 from __future__ import annotations
@@ -17,12 +17,29 @@ import time
 from typing import Any
 
 import torch
-from offline import OfflineLoop, OfflineRun, Profile, find_shape, finish, make_request, parser, settle
+from offline import (
+    OfflineLoop,
+    OfflineRun,
+    Profile,
+    find_shape,
+    finish,
+    make_request,
+    parser,
+    settle,
+    torch_options,
+)
 
-from stretto.backends.torch.loading import TorchOptions, open_model
+from stretto.backends.torch.loading import open_model
 from stretto.core.request import Request
 
-BARS = {"qwen3-0.6b": 24_000.0, "qwen3-8b": 9_000.0}
+BARS = {  # by model, kv_dtype and quantization
+    ("qwen3-0.6b", "auto", "auto"): 28_000.0,
+    ("qwen3-8b", "auto", "auto"): 9_800.0,
+    ("qwen3-14b", "auto", "auto"): 6_800.0,
+    ("qwen3-30b-a3b", "auto", "auto"): 9_000.0,
+    ("qwen3-0.6b", "fp8", "auto"): 34_000.0,
+    ("qwen3-8b", "fp8", "fp8"): 14_000.0,
+}
 
 
 def make_requests(
@@ -80,17 +97,11 @@ def main() -> int:
     source = find_shape(options.model)
     opened = open_model(
         source,
-        TorchOptions(
+        torch_options(
+            options,
             slots=options.slots,
             window=2 * options.high + 64,
             rows_max=options.rows_max,
-            page_tokens=options.page_tokens,
-            device=options.device,
-            dtype=options.dtype,
-            kv_dtype=options.kv_dtype,
-            quantization=options.quantization,
-            graphs=False if options.no_graphs else None,
-            threads=options.threads,
         ),
     )
     print(f"loaded in {opened.seconds}; {opened.backend.capabilities}", file=sys.stderr)
@@ -128,8 +139,9 @@ def main() -> int:
         "untimed_pass_s": round(warm_s, 3),
         **middle,
     }
-    if options.model in BARS and torch.cuda.is_available():
-        result["bars"] = {"output_tokens_per_s": (middle["output_tokens_per_s"], BARS[options.model])}
+    bar = BARS.get((options.model, options.kv_dtype, options.quantization))
+    if bar is not None and torch.cuda.is_available():
+        result["bars"] = {"output_tokens_per_s": (middle["output_tokens_per_s"], bar)}
     if torch.cuda.is_available():
         result["memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     return finish(options, result)

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from offline import OfflineLoop, find_shape, finish, parser
+from offline import OfflineLoop, find_shape, finish, parser, torch_options
 from throughput import make_requests
 
-from stretto.backends.torch.loading import TorchOptions, open_model
+from stretto.backends.torch.loading import open_model
 
 WINDOW_TICKS = 6
 GAP_SHARE_MAX = 0.1
@@ -125,15 +125,11 @@ def main() -> int:
     options = made.parse_args()
     opened = open_model(
         find_shape(options.model),
-        TorchOptions(
+        torch_options(
+            options,
             slots=256,
             window=2112,
             rows_max=16_384,
-            page_tokens=options.page_tokens,
-            device=options.device,
-            dtype=options.dtype,
-            kv_dtype=options.kv_dtype,
-            quantization=options.quantization,
         ),
     )
     loop = OfflineLoop(opened.backend, cache="prefix")

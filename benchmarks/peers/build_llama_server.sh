@@ -4,8 +4,8 @@
 #
 #   benchmarks/peers/build_llama_server.sh [JOBS]      JOBS: parallel compile jobs (default 2)
 #
-# Native build. AMX is disabled where the Makefile disables it for our binding, for the same reason: its tile
-# kernels crash. No web UI (its assets would be downloaded), no TLS.
+# Native build, with the AMX intrinsics of our binding: those of older compilers crash. No web UI (its assets would
+# be downloaded), no TLS.
 set -eu
 
 VERSION=0.3.36
@@ -14,7 +14,6 @@ ROOT=$(cd "$(dirname "$0")/../.." && pwd)
 PEERS=$ROOT/build/peers
 PYTHON=$ROOT/.venv/bin/python
 SOURCE=$PEERS/llama_cpp_python-$VERSION/vendor/llama.cpp
-NO_AMX="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
 test -x "$PEERS/llama-server" && { echo "$PEERS/llama-server is already built"; exit 0; }
 mkdir -p "$PEERS"
@@ -28,11 +27,9 @@ if [ ! -f "$SOURCE/CMakeLists.txt" ]; then
   echo "[2/4] unpacking its llama.cpp"
   tar xzf "llama_cpp_python-$VERSION.tar.gz" "llama_cpp_python-$VERSION/vendor/llama.cpp"
 fi
-FLAGS=
-grep -qs amx_tile /proc/cpuinfo && FLAGS=$NO_AMX
-echo "[3/4] configuring${FLAGS:+ without AMX}"
+echo "[3/4] configuring"
 cmake -S "$SOURCE" -B "$PEERS/llama.cpp-build" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF \
-  -DCMAKE_C_FLAGS="$FLAGS" -DCMAKE_CXX_FLAGS="$FLAGS" \
+  -DCMAKE_CXX_FLAGS="-include '$ROOT/tools/amx_tiles.h'" \
   -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
   -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF >configure.log
 echo "[4/4] compiling llama-server with $JOBS jobs (10 to 30 minutes on two cores)"

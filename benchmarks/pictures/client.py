@@ -161,9 +161,16 @@ class Streams:
             )
             turn += 1
 
-    def longest_gap_s(self, since_s: float, until_s: float) -> float:
-        """Of all streams, between two chunks of one answer that lie in this time or around its ends."""
-        gaps = [later - sooner for sooner, later in self._gaps() if sooner < until_s and later > since_s]
+    def longest_gap_s(self, since_s: float, until_s: float, *, within: bool = False) -> float:
+        """Of all streams, between two chunks of one answer that lie in this time or around its ends.
+
+        `within`: only gaps that lie in this time.
+        """
+        gaps = [
+            later - sooner
+            for sooner, later in self._gaps()
+            if (since_s <= sooner and later <= until_s if within else sooner < until_s and later > since_s)
+        ]
         if not gaps:
             raise BenchError("no stream ran during a measurement")
         return max(gaps)
