@@ -7,7 +7,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends build-essential
 RUN python -m venv /opt/stretto
 WORKDIR /src
 # llama.cpp first: this layer takes minutes and changes only with its version. The flags are those of `make wheels`.
-COPY tools/llamacpp.cmake tools/variant_compiler tools/
+COPY tools/llamacpp.cmake tools/amx_tiles.h tools/variant_compiler tools/
 ARG LLAMA_CPP=0.3.36
 RUN CMAKE_ARGS="-DCMAKE_PROJECT_llama_cpp_INCLUDE=/src/tools/llamacpp.cmake -DSTRETTO_MTMD=ON -DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON -DGGML_CPU_ALL_VARIANTS=ON -DGGML_BACKEND_DIR:STRING=llama_cpp/lib -DCMAKE_C_COMPILER_LAUNCHER=/src/tools/variant_compiler -DCMAKE_CXX_COMPILER_LAUNCHER=/src/tools/variant_compiler" \
     /opt/stretto/bin/pip install --no-cache-dir llama-cpp-python==${LLAMA_CPP}

