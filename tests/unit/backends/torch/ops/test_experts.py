@@ -6,8 +6,8 @@ from stretto.backends.torch.ops import moe_experts, silu_mul
 
 @pytest.mark.parametrize("renormalize", [True, False])
 def test_rows_are_the_weighted_sum_of_their_experts(renormalize):
-    x, logits = torch.randn(7, 12), torch.randn(7, 5)
-    gate_up, down = torch.randn(5, 16, 12), torch.randn(5, 12, 8)
+    x, logits = torch.randn(7, 12, dtype=torch.float64), torch.randn(7, 5, dtype=torch.float64)
+    gate_up, down = torch.randn(5, 16, 12, dtype=torch.float64), torch.randn(5, 12, 8, dtype=torch.float64)
     out = moe_experts(x, logits, gate_up, down, 2, renormalize)
     shares = logits.softmax(-1)
     for row in range(7):
