@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stretto.backends.llamacpp.kernels import support
-from stretto.backends.llamacpp.kernels.families import X86
 from stretto.backends.llamacpp.kernels.interpose import attention_heads, disabled
 from stretto.backends.llamacpp.kernels.probe import special_buffers_work
 from stretto.backends.llamacpp.native.library import half_precision
@@ -154,7 +153,7 @@ def run(count: int, *, full: bool, path: Path, share: int = 0, of: int = 1) -> l
     asked = conversations(count)
     with LLM(path, n_seq_max=1, context_window=1024, n_threads=THREADS) as llm:
         prompts = [list(llm.chat_prompt_tokens(messages)) for messages in asked]
-    loops = {kind: _plain_loop(path, kind) for kind in ("rows", "own rows", "long")}
+    loops = {kind: _plain_loop(path, kind) for kind in ("rows", "own rows", "long", "own long")}
     wanted = {kind: [loop.greedy(prompt, OUTPUT) for prompt in prompts] for kind, loop in loops.items()}
     tallies = []
     for name, options in itertools.islice(settings(full=full), share, None, of):
@@ -186,17 +185,18 @@ def _plain_loop(path: Path, kind: str) -> PlainLoop:
     return PlainLoop(
         str(path),
         special_buffers=special_buffers_work(cache_home()),
-        row_attention=kind != "long",
-        own_kernels=kind == "own rows",
+        row_attention=kind.endswith("rows"),
+        own_kernels=kind.startswith("own"),
         threads=THREADS,
     )
 
 
 def _reference(llm: LLM) -> str:
-    """The loop that computes as this model does: our x86 attention has its own bits, ARM llama.cpp's."""
-    if not llm.description["quirks"]["row_attention"]:
-        return "long"
-    return "own rows" if support.family() is X86 and attention_heads() else "rows"
+    """The loop that computes as this model does: our x86 kernels have their own bits, ARM llama.cpp's."""
+    family = support.family()
+    own = family is not None and not family.same_bits and attention_heads()
+    attention = "rows" if llm.description["quirks"]["row_attention"] else "long"
+    return f"own {attention}" if own else attention
 
 
 def _kernels(whose: str) -> AbstractContextManager[None]:

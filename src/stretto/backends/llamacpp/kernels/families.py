@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 HALF_PRECISION = "asimdhp"
 ROWS_ALL = 1 << 30
@@ -20,6 +20,7 @@ class ProcessorFamily:
     built_with: tuple[bytes, ...] = ()  # in llama.cpp's own words, without which ours would not be called
     attention_heads: tuple[int, ...]  # head sizes of our attention
     attention_rows_max: int  # rows of a sequence in a pass, beyond which llama.cpp's attention computes
+    same_bits: bool  # as llama.cpp's kernels give for a single row
     sources: tuple[str, ...]
     headers: tuple[str, ...]
     flags: tuple[str, ...]
@@ -41,6 +42,7 @@ ARM = ProcessorFamily(
     built_with=(b"DOTPROD = 1", b"FP16_VA = 1", b"REPACK = 1"),  # else llama.cpp does not repack weights
     attention_heads=(64, 128),
     attention_rows_max=63,
+    same_bits=True,
     sources=("gemm.c", "few_rows.c", "attention.c", "tile_attention.c", "elementwise.c"),
     headers=("interpose.h", "tensors.h", "weights.h"),
     flags=(*_FLAGS, "-march=armv8.2-a+dotprod+fp16"),
@@ -75,13 +77,33 @@ X86 = ProcessorFamily(
     needed=frozenset({"avx512f", "avx512bw", "avx512vl", "fma", "f16c", "bmi1"}),
     attention_heads=tuple(range(16, 257, 16)),
     attention_rows_max=ROWS_ALL,
+    same_bits=False,
     sources=("x86_attention.c",),
     headers=("interpose.h", "tensors.h"),
     flags=(*_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mfma", "-mf16c", "-mbmi"),
     originals={"stretto_original_attention": _ATTENTION},
 )
 
-FAMILIES = (ARM, X86)
+X86_VNNI = replace(
+    X86,
+    name="x86-vnni",
+    needed=X86.needed | {"avx512_vnni"},
+    sources=(*X86.sources, "x86_products.c"),
+    flags=(*X86.flags, "-mavx512vnni"),
+    originals={
+        **X86.originals,
+        "stretto_original_products": (
+            "ggml_cpu_extra_compute_forward",
+            "ggml_backend_buffer_get_type",
+            "ggml_backend_buffer_is_host",
+            "ggml_barrier",
+            "ggml_threadpool_chunk_set",
+            "ggml_threadpool_chunk_add",
+        ),
+    },
+)
+
+FAMILIES = (ARM, X86_VNNI, X86)  # the first that suits computes
 
 
 def family_of(system: str, machine: str, features: frozenset[str]) -> ProcessorFamily | None:

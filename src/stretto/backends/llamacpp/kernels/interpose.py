@@ -3,7 +3,7 @@
 llama.cpp's libraries call their kernels by name, and the dynamic loader looks a name up first in libraries
 that were loaded globally before. So ours are loaded first, under the same names, and pass every call on to
 the originals. Then both compute small products; only if ours give what they should (`verify_arm`,
-`verify_x86`), and calls do arrive at ours, ours compute from then on.
+`verify_x86`, `verify_x86_products`), and calls do arrive at ours, ours compute from then on.
 
 This affects every user of llama.cpp in the process. So by default it happens only in processes of Stretto's
 own (`support.allow_in_this_process`). `install` returns why ours do not compute, which is no failure.
@@ -20,16 +20,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stretto.backends.llamacpp.kernels import support, verify_arm, verify_x86
+from stretto.backends.llamacpp.kernels import support, verify_arm, verify_x86, verify_x86_products
 from stretto.backends.llamacpp.kernels.build import CompileError, compiled, sources_digest
-from stretto.backends.llamacpp.kernels.families import ARM, X86, ProcessorFamily
+from stretto.backends.llamacpp.kernels.families import ARM, X86, X86_VNNI, ProcessorFamily
 from stretto.backends.llamacpp.kernels.support import LLAMA_CPP
 from stretto.backends.llamacpp.native.library import compute_functions, library
 from stretto.backends.llamacpp.native.temporary_thread import on_temporary_thread
 from stretto.errors import InvariantError
 
 GGML = b"0.25.3"  # the version whose struct layouts the kernels know
-_DIFFERENCE = {ARM.name: verify_arm.difference, X86.name: verify_x86.difference}
+_DIFFERENCES = {
+    ARM.name: (verify_arm.difference,),
+    X86.name: (verify_x86.difference,),
+    X86_VNNI.name: (verify_x86.difference, verify_x86_products.difference),
+}
 
 _lock = threading.Lock()
 _reason: str | None = None  # None: not tried yet; "": ours compute
@@ -155,13 +159,17 @@ def _try(family: ProcessorFamily, cache_dir: Path | None) -> str:
     if not all(feature in llama_cpp.llama_print_system_info() for feature in family.built_with):
         return "llama.cpp was built without dot products or half precision"
     try:
-        difference = on_temporary_thread(lambda: _DIFFERENCE[family.name](ours, theirs))
+        difference = on_temporary_thread(lambda: _difference(family, ours, theirs))
     except (AttributeError, InvariantError) as error:
         difference = str(error)
     if not difference:
         enabled_flag(ours).value = 1
         _ours = ours
     return difference
+
+
+def _difference(family: ProcessorFamily, ours: Any, theirs: Any) -> str:
+    return next(filter(None, (difference(ours, theirs) for difference in _DIFFERENCES[family.name])), "")
 
 
 def _loaded(family: ProcessorFamily, cache_dir: Path | None) -> Any:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stretto.backends.llamacpp.kernels import support
-from stretto.backends.llamacpp.kernels.families import ARM, X86
+from stretto.backends.llamacpp.kernels import build, support
+from stretto.backends.llamacpp.kernels.families import ARM, X86, X86_VNNI
+from stretto.settings.places import cache_home
 
 FAMILY = support.family() if shutil.which("cc") is not None else None
 for_this_processor = pytest.mark.skipif(
@@ -19,7 +20,10 @@ for_this_processor = pytest.mark.skipif(
 on_arm = pytest.mark.skipif(
     FAMILY is not ARM, reason="for ARM with dot products and without matrix instructions; needs a C compiler"
 )
-on_x86 = pytest.mark.skipif(FAMILY is not X86, reason="for x86 with AVX-512; needs a C compiler")
+on_x86 = pytest.mark.skipif(FAMILY not in (X86, X86_VNNI), reason="for x86 with AVX-512; needs a C compiler")
+on_vnni = pytest.mark.skipif(
+    FAMILY is not X86_VNNI, reason="for x86 with AVX-512 and VNNI; needs a C compiler"
+)
 
 BEGIN = """
 import ctypes, sys
@@ -40,6 +44,20 @@ own, used = interpose.enabled_flag(ours), ctypes.c_int.in_dll(ours, "stretto_att
 ggml = Ggml(threads=2)
 rng = np.random.default_rng(2)
 """
+
+
+def compute(script: str, cache: Path) -> list[str]:
+    """A child with `PRODUCTS`."""
+    return child(PRODUCTS + script, with_kernels(cache))
+
+
+def with_kernels(cache: Path) -> Path:
+    """This folder with kernels, which are compiled once for all tests."""
+    assert FAMILY is not None
+    library = build.compiled(FAMILY, cache_home() / "kernels")
+    (cache / "kernels").mkdir(mode=0o700)
+    shutil.copy(library, cache / "kernels")
+    return cache
 
 
 def child(script: str, cache: Path, *more: str) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from stretto.backends.llamacpp.kernels import build
 from stretto.backends.llamacpp.kernels.families import ARM
-from tests.unit.backends.llamacpp.kernels.rig import PRODUCTS, child, on_arm
+from tests.unit.backends.llamacpp.kernels.rig import child, compute, on_arm
 
 
 @on_arm
@@ -52,7 +52,7 @@ for weights in (Q4_0, Q8_0):
                 print("differs", weights, inner, n)
 print("done")
 """
-    assert child(PRODUCTS + script, tmp_path) == ["''", "done"]
+    assert compute(script, tmp_path) == ["''", "done"]
 
 
 @on_arm
@@ -81,7 +81,7 @@ for size, rows, tokens, sequences, ours_computes in (
         print("differs", size, rows, tokens, sequences, used.value)
 print("done")
 """
-    assert child(PRODUCTS + script, tmp_path) == ["''", "done"]
+    assert compute(script, tmp_path) == ["''", "done"]
 
 
 @on_arm
@@ -97,7 +97,7 @@ first = AttentionInputs(*[value[:1] for value in given])
 for own.value in (0, 1):
     print(attention(ggml, given).startswith(attention(ggml, first)))
 """
-    assert child(PRODUCTS + script, tmp_path) == ["''", "False", "True"]
+    assert compute(script, tmp_path) == ["''", "False", "True"]
 
 
 WRONG = {

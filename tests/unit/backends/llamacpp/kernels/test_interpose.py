@@ -5,15 +5,25 @@ They stand in once for each process and before llama.cpp is loaded, so most of i
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stretto.backends.llamacpp.kernels import build, support
-from stretto.backends.llamacpp.kernels.families import ARM, X86, family_of
-from tests.unit.backends.llamacpp.kernels.rig import child, for_this_processor
+from stretto.backends.llamacpp.kernels.families import ARM, X86, X86_VNNI, family_of
+from tests.unit.backends.llamacpp.kernels.rig import child, for_this_processor, with_kernels
 
 N1 = frozenset({"fp", "asimd", "atomics", "fphp", "asimdhp", "asimdrdm", "asimddp"})
 XEON = frozenset({"fpu", "avx2", "fma", "f16c", "bmi1", "avx512f", "avx512bw", "avx512vl"})
-FAMILY = support.family() or X86
+SMALL = replace(support.family() or X86, sources=("small.c",), headers=())
+
+
+@pytest.fixture
+def small_source(tmp_path_factory, monkeypatch):
+    """What is compiled does not matter to tests of how it is compiled and kept."""
+    folder = tmp_path_factory.mktemp("sources")
+    (folder / "small.c").write_text("int stretto_own = 0;\n" + "/* nothing */\n" * 100)
+    monkeypatch.setattr(build, "FOLDER", folder)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +34,7 @@ FAMILY = support.family() or X86
         ("Linux", "aarch64", N1 - {"asimddp"}, None),
         ("Darwin", "arm64", N1, None),
         ("Linux", "x86_64", XEON, X86),
+        ("Linux", "x86_64", XEON | {"avx512_vnni"}, X86_VNNI),
         ("Linux", "x86_64", XEON - {"avx512bw"}, None),
         ("Linux", "aarch64", XEON, None),
         ("Windows", "AMD64", XEON, None),
@@ -38,18 +49,20 @@ def test_features_of_this_processor():
 
 
 @for_this_processor
+@pytest.mark.usefixtures("small_source")
 def test_compiled_once(tmp_path):
-    first = build.compiled(FAMILY, tmp_path)
+    first = build.compiled(SMALL, tmp_path)
     written = first.stat().st_mtime_ns
-    assert build.compiled(FAMILY, tmp_path) == first
+    assert build.compiled(SMALL, tmp_path) == first
     assert first.stat().st_mtime_ns == written
     assert [path.name for path in tmp_path.iterdir()] == [first.name]
 
 
 @for_this_processor
+@pytest.mark.usefixtures("small_source")
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty", "others may write it", "a link"])
 def test_what_may_be_damaged_or_planted_is_compiled_anew(tmp_path, damage):
-    library = build.compiled(FAMILY, tmp_path)
+    library = build.compiled(SMALL, tmp_path)
     content = library.read_bytes()
     library.chmod(0o700)
     if damage == "others may write it":
@@ -58,31 +71,34 @@ def test_what_may_be_damaged_or_planted_is_compiled_anew(tmp_path, damage):
         library.rename(tmp_path / "elsewhere.so")
         library.symlink_to(tmp_path / "elsewhere.so")
     else:
-        library.write_bytes({"cut": content[:20_000], "changed": content[:-1] + b"x", "empty": b""}[damage])
-    again = build.compiled(FAMILY, tmp_path)
+        library.write_bytes({"cut": content[:2_000], "changed": content[:-1] + b"x", "empty": b""}[damage])
+    again = build.compiled(SMALL, tmp_path)
     assert again.read_bytes() == content
     assert again.lstat().st_mode & 0o777 == 0o500
     assert not again.is_symlink()
 
 
 @for_this_processor
+@pytest.mark.usefixtures("small_source")
 def test_a_folder_that_others_may_write(tmp_path):
     tmp_path.chmod(0o770)
     with pytest.raises(PermissionError, match="others can write"):
-        build.compiled(FAMILY, tmp_path)
+        build.compiled(SMALL, tmp_path)
 
 
 @for_this_processor
+@pytest.mark.usefixtures("small_source")
 def test_compiled_once_no_compiler_is_needed(tmp_path, monkeypatch):
-    library = build.compiled(FAMILY, tmp_path)
+    library = build.compiled(SMALL, tmp_path)
     monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
-    assert build.compiled(FAMILY, tmp_path) == library
+    assert build.compiled(SMALL, tmp_path) == library
 
 
+@pytest.mark.usefixtures("small_source")
 def test_no_compiler(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
     with pytest.raises(build.CompileError, match="no C compiler"):
-        build.compiled(FAMILY, tmp_path)
+        build.compiled(SMALL, tmp_path)
 
 
 @for_this_processor
@@ -126,19 +142,19 @@ except KeyboardInterrupt:
     print(interpose.install(cache))
 print(interpose.enabled_flag(ctypes.CDLL(str(build.compiled(support.family(), cache / "kernels")))).value)
 """
-    assert child(script, tmp_path) == ["llama.cpp was loaded before them", "0"]
+    assert child(script, with_kernels(tmp_path)) == ["llama.cpp was loaded before them", "0"]
 
 
 @for_this_processor
 def test_llama_cpp_was_there_first(tmp_path):
     script = "import llama_cpp\nprint(interpose.install(cache))"
-    assert child(script, tmp_path)[-1] == "llama.cpp was loaded before them"
+    assert child(script, with_kernels(tmp_path))[-1] == "llama.cpp was loaded before them"
 
 
 @for_this_processor
 def test_another_llama_cpp(tmp_path):
     script = 'interpose.LLAMA_CPP = "0.0.1"\nprint(interpose.install(cache))'
-    assert child(script, tmp_path) == ["llama-cpp-python is not 0.0.1"]
+    assert child(script, with_kernels(tmp_path)) == ["llama-cpp-python is not 0.0.1"]
 
 
 @for_this_processor
@@ -150,7 +166,7 @@ print(interpose.may_choose(), interpose.attention_heads(), interpose.reason("aut
 interpose.choose(own=True)
 print(interpose.attention_heads())
 """
-    assert child(script, tmp_path) == [
+    assert child(script, with_kernels(tmp_path)) == [
         "False True True",
         "False () measured to be slower here than llama.cpp's",
         "()",
@@ -167,7 +183,7 @@ with interpose.disabled(), interpose.disabled():
     pass
 print(interpose.attention_heads() != (), interpose.enabled_flag(interpose._ours).value)
 """
-    assert child(script, tmp_path) == ["True 1"]
+    assert child(script, with_kernels(tmp_path)) == ["True 1"]
 
 
 @for_this_processor
@@ -184,4 +200,4 @@ while len(os.listdir("/proc/self/task")) > before and time.monotonic() < until_s
     time.sleep(0.01)
 print(len(os.listdir("/proc/self/task")) - before)
 """
-    assert child(script, tmp_path) == ["''", "0"]
+    assert child(script, with_kernels(tmp_path)) == ["''", "0"]

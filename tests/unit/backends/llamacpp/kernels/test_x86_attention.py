@@ -7,8 +7,7 @@ import shutil
 import pytest
 
 from stretto.backends.llamacpp.kernels import build
-from stretto.backends.llamacpp.kernels.families import X86
-from tests.unit.backends.llamacpp.kernels.rig import PRODUCTS, child, on_x86
+from tests.unit.backends.llamacpp.kernels.rig import FAMILY, child, compute, on_x86
 
 # Both see the same: (sequences, query heads, heads of keys, rows, cells, size of a head).
 GIVEN = """
@@ -49,7 +48,7 @@ for shape in (
             print("differs", shape, spread, error, used.value)
 print("done")
 """
-    assert child(PRODUCTS + GIVEN + script, tmp_path) == ["''", "done"]
+    assert compute(GIVEN + script, tmp_path) == ["''", "done"]
 
 
 @on_x86
@@ -76,7 +75,7 @@ for shape in ((3, 9, 3, 150, 700, 64), (2, 4, 4, 40, 300, 128), (2, 6, 1, 9, 200
         if attention(ggml, AttentionInputs(given.query, keys, values, mask)) != whole:
             print("padding differs", shape, more)
 """
-    assert child(PRODUCTS + GIVEN + script, tmp_path) == ["''", "True", "True", "True"]
+    assert compute(GIVEN + script, tmp_path) == ["''", "True", "True", "True"]
 
 
 @on_x86
@@ -94,7 +93,7 @@ for tensor in given[1:3]:
 found = np.frombuffer(attention(ggml, given), np.float32).reshape(6, 6, 64)
 print(clean[:5].tobytes() == found[:5].tobytes(), np.isnan(found[5]).all(), (clean[2] == 0).all())
 """
-    assert child(PRODUCTS + GIVEN + script, tmp_path) == ["''", "True True True"]
+    assert compute(GIVEN + script, tmp_path) == ["''", "True True True"]
 
 
 @on_x86
@@ -119,9 +118,10 @@ own.value = 0
 print(computed(given, (F32, F16, F16, F16)))
 """
     expected = ["(1, 0)", "(0, 1)", "(0, 1)", "(0, 1)", "(0, 1)"]
-    assert child(PRODUCTS + GIVEN + script, tmp_path) == ["''", *expected]
+    assert compute(GIVEN + script, tmp_path) == ["''", *expected]
 
 
+SOURCE = "x86_attention.c"
 TOTAL = "1 / query->total;"
 WRONG = {
     "from double precision": ("query->total * shrink +", "query->total +"),
@@ -136,17 +136,17 @@ WRONG = {
 def test_a_kernel_that_differs_does_not_compute(tmp_path, difference):
     sources = tmp_path / "sources"
     sources.mkdir()
-    for each in (*X86.sources, *X86.headers):
+    for each in (*FAMILY.sources, *FAMILY.headers):
         shutil.copy(build.FOLDER / each, sources)
     right, wrong = WRONG[difference]
-    text = (sources / X86.sources[0]).read_text()
+    text = (sources / SOURCE).read_text()
     assert text.count(right) == 1
     text = text.replace(right, wrong).replace("query_t;", "query_t;\nstatic int64_t params_seen[2];")
     text = text.replace(
         "\n  rows(params, out);",
         "\n  params_seen[0] = params->nth, params_seen[1] = out->src[1]->ne[1];\n  rows(params, out);",
     )
-    (sources / X86.sources[0]).write_text(text)
+    (sources / SOURCE).write_text(text)
     script = """
 build.FOLDER = Path(sys.argv[2])
 print(interpose.install(cache))
