@@ -6,12 +6,14 @@ other user can write it or its folder.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
 import stat
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from stretto.backends.llamacpp.kernels.families import ProcessorFamily
@@ -52,10 +54,18 @@ def _compile(family: ProcessorFamily, target: Path) -> None:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise CompileError(f"no C compiler ({', '.join(COMPILERS)})")
-    sources = [str(FOLDER / name) for name in family.sources]
-    command = [compiler, *family.flags, "-o", str(target), *sources, "-lm"]
+    run = functools.partial(
+        subprocess.run, check=True, capture_output=True, timeout=COMPILE_S, stdin=subprocess.DEVNULL
+    )
+    objects = [target.with_name(f"{name}.o") for name in family.sources]
+    commands = [
+        [compiler, *family.flags, "-c", "-o", str(made), str(FOLDER / name)]
+        for name, made in zip(family.sources, objects, strict=True)
+    ]
     try:
-        subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_S, stdin=subprocess.DEVNULL)
+        with ThreadPoolExecutor(os.cpu_count()) as at_once:
+            list(at_once.map(run, commands))
+        run([compiler, "-shared", "-o", str(target), *map(str, objects), "-lm"])
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode("utf-8", "replace").splitlines()
         line = next((line for line in said if "error" in line), f"{compiler} answers {error.returncode}")

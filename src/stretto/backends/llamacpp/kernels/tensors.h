@@ -1,10 +1,12 @@
 // Copied layouts: ggml.h and ggml-cpu-impl.h of llama-cpp-python 0.3.36.
 
+#pragma once
+
 #include <stdbool.h>
 
 #include "interpose.h"
 
-enum { F32 = 0, F16 = 1, Q4_0 = 2, Q8_0 = 8 };  // ggml's type numbers
+enum { F32 = 0, F16 = 1, Q4_0 = 2, Q8_0 = 8, Q4_K = 12, Q6_K = 14 };  // ggml's type numbers
 
 typedef struct tensor {
   int type;

@@ -11,13 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from stretto.backends.llamacpp.native.ggml import F32, Q4_0, Q8_0, Ggml
+from stretto.backends.llamacpp.native.ggml import F32, Q4_0, Q4_K, Q6_K, Q8_0, Ggml
+from stretto.backends.llamacpp.native.library import compute_functions
 
 REPACKED = "CPU_REPACK"
 BATCHES = (1, 2, 3, 4, 5, 6, 7, 8, 13, 27)  # one tile and several, own and shared quantized rows
-SHAPES = {Q4_0: ((512, 104), (800, 8)), Q8_0: ((512, 104), (800, 3), (32, 33))}  # no multiple of a panel
+SHAPES = {  # columns are no multiple of a panel
+    Q4_0: ((512, 104), (800, 8)),
+    Q8_0: ((512, 104), (800, 3), (32, 33)),
+    Q4_K: ((512, 104), (768, 8)),
+    Q6_K: ((512, 104), (768, 3)),
+}
+NAMES = {Q4_0: "Q4_0", Q8_0: "Q8_0", Q4_K: "Q4_K", Q6_K: "Q6_K"}
+_LOWER = {Q4_0: "q4_0", Q8_0: "q8_0", Q4_K: "q4_K", Q6_K: "q6_K"}
+BLOCK_SIZES = {Q4_0: (32, 18), Q8_0: (32, 34), Q4_K: (256, 144), Q6_K: (256, 210)}  # numbers, bytes
+REPACKED_TYPES = (Q4_0, Q4_K)
 TOLERANCE = 3e-6  # of the sum of what is added, without signs
-_NAMES = {Q4_0: "Q4_0", Q8_0: "Q8_0"}
 _BLOCK = 32
 
 
@@ -31,7 +40,7 @@ def difference(ours: Any, _theirs: Any) -> str:
     try:
         rng = np.random.default_rng(2)
         for kind, shapes in SHAPES.items():
-            if kind == Q4_0 and repacked is None:
+            if kind in REPACKED_TYPES and repacked is None:
                 continue
             used.value = 0
             found = next(
@@ -53,7 +62,7 @@ def _differs(
     weights = one.quantized(kind, rng.normal(0, 1, (columns, inner)))
     context = one.context()
     matrix = one.tensor(context, kind, shape)
-    if kind == Q4_0 and repacked is not None:
+    if kind in REPACKED_TYPES:
         buffer = one.backend_alloc_ctx_tensors_from_buft(context, repacked)
     else:
         buffer = one.backend_alloc_ctx_tensors(context, one.backend)
@@ -69,11 +78,11 @@ def _differs(
         one.backend_buffer_free(buffer)
         one.free(context)
     if any(found != b"".join(alone[:n]) for (n, _ggml), found in together.items()):
-        return f"rows times {_NAMES[kind]} weights differ with the rows or threads beside them"
+        return f"rows times {NAMES[kind]} weights differ with the rows or threads beside them"
     found = np.frombuffer(b"".join(alone), np.float32).reshape(len(rows), columns)
-    right, most = in_double_precision(kind, weights, rows, columns)
+    right, most = in_double_precision(dequantized(kind, weights, columns), rows)
     far = np.abs(found - right) > TOLERANCE * most
-    return f"rows times {_NAMES[kind]} weights differ from double precision" if far.any() else ""
+    return f"rows times {NAMES[kind]} weights differ from double precision" if far.any() else ""
 
 
 def product(ggml: Ggml, matrix: int, rows: np.ndarray[Any, Any]) -> bytes:
@@ -83,10 +92,9 @@ def product(ggml: Ggml, matrix: int, rows: np.ndarray[Any, Any]) -> bytes:
 
 
 def in_double_precision(
-    kind: int, weights: bytes, rows: np.ndarray[Any, Any], columns: int
+    matrix: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """The products, and the sums of their parts without signs."""
-    matrix = dequantized(kind, weights, columns)
     blocks = rows.reshape(len(rows), -1, _BLOCK).astype(np.float32)
     most = np.abs(blocks).max(-1, keepdims=True)
     inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=most > 0)
@@ -96,13 +104,11 @@ def in_double_precision(
 
 
 def dequantized(kind: int, weights: bytes, columns: int) -> np.ndarray[Any, Any]:
-    size = {Q4_0: 2 + _BLOCK // 2, Q8_0: 2 + _BLOCK}[kind]
-    blocks = np.frombuffer(weights, np.uint8).reshape(-1, size)
-    scales = blocks[:, :2].copy().view(np.float16).astype(np.float64)
-    stored = blocks[:, 2:]
-    if kind == Q8_0:
-        numbers = stored.view(np.int8).astype(np.float64)
-    else:
-        numbers = np.hstack([stored & 15, stored >> 4]).astype(np.float64) - 8
-    matrix: np.ndarray[Any, Any] = (numbers * scales).reshape(columns, -1)
+    """By llama.cpp's own function."""
+    function = getattr(compute_functions(), f"dequantize_row_{_LOWER[kind]}")
+    function.restype, function.argtypes = None, [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64]
+    per_block, size = BLOCK_SIZES[kind]
+    numbers = np.empty(len(weights) // size * per_block, np.float32)
+    function(weights, numbers.ctypes.data, numbers.size)
+    matrix: np.ndarray[Any, Any] = numbers.reshape(columns, -1).astype(np.float64)
     return matrix
