@@ -99,9 +99,7 @@ SEEN = "_mm512_mul_ps(both, _mm512_set1_ps(1 + 1e-6f * (n > 3)))"
 MIDDLE = "type == Q6_K ? 32 :"
 WRONG = {
     "from double precision": ("x86_products.c", SCALE, SCALE.replace("127", "126")),
-    "Q6_K weights differ from double precision": (
-        "x86_weights.h", MIDDLE, MIDDLE.replace("32", "33")
-    ),
+    "Q6_K weights differ from double precision": ("x86_weights.h", MIDDLE, MIDDLE.replace("32", "33")),
     "with the rows or threads beside them": ("x86_few_rows.c", SUM, SUM.replace("both", SEEN)),
 }
 
