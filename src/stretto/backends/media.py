@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 from weakref import WeakValueDictionary
@@ -78,8 +78,8 @@ class MediaEncoder(Protocol):
     sample_rate: int  # of sounds; 0 where it hears none
     batch_rows_max: int  # rows of media that are worth encoding together
 
-    def expand(self, medium: Medium) -> tuple[Part, ...]:
-        """Raises InvalidMediaError where the model cannot take it."""
+    def prepare(self, decode: Callable[[], Medium]) -> tuple[Part, ...]:
+        """Raises what `decode` raises, and InvalidMediaError where the model cannot take it."""
 
     def encode(self, parts: Sequence[MediaPart]) -> list[EncodedRows | StrettoError]:
         """The rows of each part, or why there are none."""

@@ -189,7 +189,7 @@ class MediaEncoding:
             return known
         if self.store.held_bytes > self.limits.waiting_bytes_max + self.store.bytes_max:
             raise ServerBusyError("too many pictures and sounds wait to be encoded")
-        parts = self.encoder.expand(file.decode())
+        parts = self.encoder.prepare(file.decode)
         if not any(isinstance(part, MediaPart) for part in parts):
             raise InvalidMediaError("there is nothing to see or to hear in it")
         found: list[tuple[bytes, _Shape, Encoding | None]] = []

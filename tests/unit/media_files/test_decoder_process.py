@@ -6,6 +6,7 @@ import os
 import signal
 import struct
 import zlib
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,15 @@ def test_pictures_and_sounds(decoder):
     sound = decoder.decode("audio", tone_wav(0.5), sound_rate=8_000)
     assert isinstance(sound, Sound)
     assert (sound.rate, len(sound.samples)) == (8_000, 4_000)
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/autogroup").exists(), reason="processors are not shared among sessions first"
+)
+def test_its_whole_session_gives_way(decoder):
+    decoder.decode("image", PNG)
+    assert Path(f"/proc/{decoder.pid}/autogroup").read_text().split()[-1] == "19"
+    assert os.getpriority(os.PRIO_PROCESS, decoder.pid) == 10 + os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def test_refusals_cross_the_pipe_with_their_hints(decoder):

@@ -2,8 +2,9 @@
 
 Such an encoder runs on threads that the kernel lets run only where no other thread wants a processor
 (SCHED_IDLE), so a tick takes about as long as without it. What the encoder gets is the time that the tick
-thread leaves before each tick: a share of the last one. Where the kernel has no such threads, or other
-processes keep the processors busy, so that they would hardly ever run, they have a lower priority instead.
+thread leaves before each tick: a share of the last one. The same holds for what prepares its pictures. Where
+the kernel has no such threads, or other processes keep the processors busy, so that they would hardly ever
+run, they have a lower priority instead.
 """
 
 from __future__ import annotations
@@ -13,51 +14,75 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 
-SHARE = 0.4  # of a tick, after which it leaves the processors to the encoder
+SHARE = 0.15  # of a tick, after which it leaves the processors to the encoder
 NICENESS = 7  # where that is not possible: a fifth of a processor that others want, too
 
 
 class EncoderTime:
-    """One for each encoder. `is_crowded`: whether other processes take processors away."""
+    """One for each encoder. `is_crowded`: whether other processes take processors away.
+
+    `begins` is called by any thread when something begins to run in the time that ticks leave, and `ends`
+    when nothing does any more.
+    """
 
     def __init__(self) -> None:
         self.is_crowded: Callable[[], bool] = lambda: False
+        self.begins: Callable[[], None] = lambda: None
+        self.ends: Callable[[], None] = lambda: None
         self.is_encoding = False  # now; any thread may ask
         self._over = threading.Event()
         self._over.set()
-        self._begins = False  # what prepared its picture has just taken time from the ticks
+        self._running = 0  # threads with work in the time that ticks leave
+        self._lock = threading.Lock()
 
     @property
     def is_left_time(self) -> bool:
-        """Whether an encoder computes that runs in the time that ticks leave."""
+        """Whether something runs in the time that ticks leave."""
         return not self._over.is_set()
 
     def leave(self, tick_s: float) -> None:
-        """Called before a tick, with what the last one took. Returns at once where no encoder needs it,
-
-        and before the first tick of one that begins.
-        """
-        if not self._over.is_set() and not self._begins:
+        """Called before a tick, with what the last one took. Returns at once where nothing needs it."""
+        if not self._over.is_set():
             self._over.wait(SHARE * tick_s)
-        self._begins = False
 
     @contextlib.contextmanager
     def taken(self, *, long: bool) -> Iterator[None]:
-        """For work on the calling thread and those that it starts. Threads with long work must end with it:
-
-        they lose their priority for good.
-        """
-        if long and (self.is_crowded() or not _run_when_idle()):
-            _lower_priority()
-        elif long:
-            self._begins = True
-            self._over.clear()
+        """For an encoder on the calling thread and those that it starts, one at a time."""
         self.is_encoding = True
+        try:
+            with self.left() if long else contextlib.nullcontext():
+                if long:
+                    self.give_way()
+                yield
+        finally:
+            self.is_encoding = False
+
+    @contextlib.contextmanager
+    def left(self) -> Iterator[None]:
+        """Ticks leave time meanwhile, to whoever gives way."""
+        if self.is_crowded() or not hasattr(os, "SCHED_IDLE"):
+            yield
+            return
+        self._count(1)
         try:
             yield
         finally:
-            self._over.set()
-            self.is_encoding = False
+            self._count(-1)
+
+    def give_way(self) -> None:
+        """The calling thread, and those that it will start, from now on and for good."""
+        if self.is_crowded() or not _run_when_idle():
+            _lower_priority()
+
+    def _count(self, more: int) -> None:
+        with self._lock:
+            self._running += more
+            if not self._running:
+                self._over.set()
+                self.ends()
+            elif self._over.is_set():
+                self._over.clear()
+                self.begins()
 
 
 def _run_when_idle() -> bool:

@@ -1,6 +1,6 @@
 """A projector (mmproj) as a MediaEncoder: pictures and sounds to rows of the model's input, through libmtmd.
 
-`expand` lets libmtmd prepare a picture (resize, cut, normalise) and lay it out, with the tokens that the
+`prepare` lets libmtmd prepare a picture (resize, cut, normalise) and lay it out, with the tokens that the
 model wants around it. `encode` runs chunks of different requests as one batch where the projector can, one
 by one where it cannot.
 
@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +58,7 @@ class _MediumChunks:
 
 
 class Projector:
-    """Made by `load_projector`. `expand` may be called by any thread, `encode` by one."""
+    """Made by `load_projector`. `prepare` may be called by any thread, `encode` by one."""
 
     def __init__(
         self, weights: Weights, path: Path, *, n_threads: int, on_gpu: bool = False, packed: bool = True
@@ -84,6 +84,7 @@ class Projector:
         self._marker = functions.mtmd_default_marker()
         self._lock = threading.Lock()  # of `expand` and `close`
         self._row_s = 0.0  # for a row on free processors, when it last encoded
+        self._takes_long = False  # its last batch did
         self.time = EncoderTime()
         self.path = path
         self.sample_rate = max(0, int(functions.mtmd_get_audio_sample_rate(handle)))
@@ -94,6 +95,18 @@ class Projector:
         self._has_mrope = bool(functions.mtmd_decode_use_mrope(handle))
 
     # --- preparing -------------------------------------------------------------------------------
+
+    def prepare(self, decode: Callable[[], Medium]) -> tuple[Part, ...]:
+        """Where ticks will leave the encoder time, they leave it to this as well."""
+        if not self._takes_long:
+            return self.expand(decode())
+        with self.time.left():
+            medium = decode()
+            return on_temporary_thread(lambda: self._expanded_behind(medium))
+
+    def _expanded_behind(self, medium: Medium) -> tuple[Part, ...]:
+        self.time.give_way()
+        return self.expand(medium)
 
     def expand(self, medium: Medium) -> tuple[Part, ...]:
         with self._lock:
@@ -176,7 +189,8 @@ class Projector:
     def _encode_all(self, parts: Sequence[MediaPart]) -> list[EncodedRows | StrettoError]:
         rows = sum(part.rows for part in parts)
         results: list[EncodedRows | StrettoError] = []
-        with self.time.taken(long=self._row_s * rows > LONG_S):
+        self._takes_long = self._row_s * rows > LONG_S
+        with self.time.taken(long=self._takes_long):
             started_s = time.thread_time()  # of a processor: it does not count the time that others had it
             while len(results) < len(parts):
                 results += self._encode_batch(parts[len(results) :])

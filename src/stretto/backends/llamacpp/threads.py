@@ -10,6 +10,7 @@ two shares of the processors (beside four busy processes on two cores 1.3 times 
 
 An encoder of pictures takes processors, too. When it has ended, all threads are taken back at once; also when
 one begins that leaves ticks the processors (`encoder_time`): decoding its picture took some shortly before.
+Beside such a one each thread has a processor of its own (`bound_threads`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable
 
 from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.encoder_time import EncoderTime
+from stretto.backends.llamacpp.native.bound_threads import BoundThreads
 from stretto.backends.llamacpp.native.cpu_pressure import Pressure, Pressures, open_pressure
 
 DROP_AFTER_S = 0.08  # passes are watched at least this long before a thread is given up
@@ -39,6 +41,7 @@ class ThreadGovernor:
     ) -> None:
         self.count = self.threads_max = threads_max
         self.changes = 0
+        self.busy: tuple[int, ...] = ()  # threads that compute passes, as seen last
         self._pressures = pressures
         self._clock = clock
         self._computing_s = 0.0
@@ -60,6 +63,7 @@ class ThreadGovernor:
         if reduced and self._clock() - self._begun_s < self._return_after_s:
             return False
         seen = self._pressures.since(computing_s=self._computing_s)
+        self.busy = seen.busy
         count = self._raised(seen) if reduced else self.count
         if count == self.count:
             count = self._lowered(seen)
@@ -77,6 +81,7 @@ class ThreadGovernor:
         self._computing_s, self._begun_s = 0.0, self._clock()
         self._return_after_s = RETURN_AFTER_S
         self.count = self.threads_max
+        self.busy = ()
         self.changes += 1
 
     def close(self) -> None:
@@ -129,10 +134,15 @@ class PassThreads:
     ) -> None:
         """`encoder`: the time of an encoder of this process."""
         self._decode, self._prefill = decode, prefill
+        self._bound = BoundThreads()
         self._governor = governor
         self._encoder = encoder
         if encoder is not None:
-            encoder.is_crowded = self._is_crowded
+            encoder.is_crowded, encoder.begins, encoder.ends = (
+                self._is_crowded,
+                self._bind,
+                self._bound.release,
+            )
         self._encoded = False  # it did, before the last pass
         self._pass_s = 0.0  # of the last tick
         self._set: dict[int, int] = {}  # of each context
@@ -162,6 +172,11 @@ class PassThreads:
         if self._set.get(id(context)) != count:
             context.set_threads(count, count)
             self._set[id(context)] = count
+
+    def _bind(self) -> None:
+        governor = self._governor
+        if governor is not None and governor.count == self._decode == self._prefill == len(governor.busy):
+            self._bound.bind(governor.busy)
 
     def _is_crowded(self) -> bool:
         return self._governor is not None and self._governor.reduced_s >= OTHERS_S

@@ -30,7 +30,8 @@ class SimulatedMediaEncoder:
         self.batches: list[int] = []  # parts of each
         self.closed = False
 
-    def expand(self, medium: Medium) -> tuple[Part, ...]:
+    def prepare(self, decode: Callable[[], Medium]) -> tuple[Part, ...]:
+        medium = decode()
         if isinstance(medium, Picture):
             if medium.width == 1:
                 raise InvalidMediaError("a picture that is one pixel wide")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -276,3 +278,66 @@ def _long_work(encoder: EncoderTime) -> ExitStack:
     stack = ExitStack()
     stack.enter_context(encoder.taken(long=True))
     return stack
+
+
+# --- beside an encoder: one processor for each thread ------------------------------------------------
+
+
+@pytest.fixture
+def computing() -> Iterator[tuple[int, ...]]:
+    """Threads of this process, one for each processor that it may use."""
+    over = threading.Event()
+    made = [threading.Thread(target=over.wait, daemon=True) for _ in os.sched_getaffinity(0)]
+    for thread in made:
+        thread.start()
+    yield tuple(thread.native_id or 0 for thread in made)
+    over.set()
+
+
+def allowed(threads: tuple[int, ...]) -> list[set[int]]:
+    return [os.sched_getaffinity(thread) for thread in threads]
+
+
+def test_threads_of_passes_keep_a_processor_each_while_ticks_leave_time(computing: tuple[int, ...]) -> None:
+    encoder, everywhere = EncoderTime(), os.sched_getaffinity(0)
+    serving = Serving(len(everywhere))
+    count = serving.governor.threads_max
+    made = PassThreads(decode=count, prefill=count, governor=serving.governor, encoder=encoder)
+    serving.governor.busy = computing
+    with encoder.left():
+        assert allowed(computing) == [{processor} for processor in sorted(everywhere)]
+        with encoder.left():
+            pass
+        assert allowed(computing) != [everywhere] * count or count == 1, "the first one goes on"
+    assert allowed(computing) == [everywhere] * count
+    serving.governor.busy = computing[:-1]
+    with encoder.left():
+        assert allowed(computing) == [everywhere] * count, "it is not known which threads compute"
+    serving.governor.busy = (*computing[:-1], 2**22 - 1)
+    with encoder.left():
+        pass
+    assert allowed(computing[:-1]) == [everywhere] * (count - 1), "one that ended is no error"
+    made.close()
+
+
+def test_ticks_leave_time_until_the_last_one_is_done() -> None:
+    encoder = EncoderTime()
+    begun: list[str] = []
+    encoder.begins, encoder.ends = lambda: begun.append("begins"), lambda: begun.append("ends")
+    with encoder.left():
+        with encoder.left():
+            assert encoder.is_left_time
+        assert encoder.is_left_time
+        started = time.perf_counter()
+        encoder.leave(0.2)
+        assert time.perf_counter() - started >= 0.15 * 0.2
+    assert not encoder.is_left_time
+    encoder.leave(60.0)
+    assert begun == ["begins", "ends"]
+
+
+def test_no_time_is_left_where_other_processes_take_it() -> None:
+    encoder = EncoderTime()
+    encoder.is_crowded = lambda: True
+    with encoder.left():
+        assert not encoder.is_left_time

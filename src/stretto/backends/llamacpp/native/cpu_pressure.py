@@ -18,6 +18,7 @@ from typing import Protocol
 
 LIST_EVERY_S = 0.5
 COMPUTES_SHARE = 0.2  # a thread that ran for this share of the passes is one that computes them
+BUSY_SHARE = 0.6  # likewise, but surely: it also spins while others wait
 STAT_BYTES_MAX = 1 << 16
 NICE_FIELD, IDLE_FIELDS = 2, (4, 5)  # in a line of /proc/stat; waiting for a disk is idle, too
 
@@ -29,6 +30,7 @@ class Pressure:
     wall_s: float
     waited_s: float  # runnable but not running, all computing threads together
     free_cores: float  # mean number of allowed processors that this process got or could have had
+    busy: tuple[int, ...] = ()  # threads that ran during most of the passes
 
 
 class Pressures(Protocol):
@@ -77,14 +79,17 @@ class PressureReader:
         threads, idle_s = self._read_threads(now), self._read_idle()
         wall_s = max(now - self._last_s, 1e-6)
         ran_ns = waited_ns = 0
+        busy: list[int] = []
         for name, (ran, waited) in threads.items():
             before_ran, before_waited = self._threads.get(name, (ran, waited))
             ran_ns += ran - before_ran
             if ran - before_ran + waited - before_waited >= COMPUTES_SHARE * computing_s * 1e9:
                 waited_ns += waited - before_waited
+            if ran - before_ran >= BUSY_SHARE * computing_s * 1e9:
+                busy.append(int(name))
         free_s = ran_ns / 1e9 + max(0.0, idle_s - self._idle_s)
         free_cores = min(float(len(self._cpus)), free_s / wall_s)
-        found = Pressure(wall_s=wall_s, waited_s=waited_ns / 1e9, free_cores=free_cores)
+        found = Pressure(wall_s=wall_s, waited_s=waited_ns / 1e9, free_cores=free_cores, busy=tuple(busy))
         self._last_s, self._threads, self._idle_s = now, threads, idle_s
         return found
 

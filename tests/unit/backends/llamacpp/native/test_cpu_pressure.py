@@ -53,6 +53,16 @@ def test_waits_are_those_of_threads_that_compute(proc):
     assert seen.free_cores == pytest.approx(0.5)
 
 
+def test_busy_threads_ran_during_most_of_the_passes(proc):
+    reader = proc.reader()
+    proc.now_s, proc.threads = 1.0, {"10": (0.7, 0.0), "11": (0.5, 0.0), "12": (0.9, 0.0)}
+    proc.write()
+    assert reader.since(computing_s=1.0).busy == (10,), "the third one was not there before"
+    proc.now_s, proc.threads = 2.0, {"10": (1.6, 0.0), "11": (1.4, 0.0), "12": (1.0, 0.0)}
+    proc.write()
+    assert set(reader.since(computing_s=1.0).busy) == {10, 11}
+
+
 def test_idle_processors_are_free(proc):
     reader = proc.reader()
     proc.now_s, proc.idle, proc.disk = 1.0, 0.5, 0.25
