@@ -7,7 +7,7 @@
 what 7 streams notice of a picture that arrives. `together`: 8 requests with pictures at once. `turns`: a
 conversation about a picture reuses it. The model and its projector are in tests/models; `stall` takes the
 default model with a random projector. `--check` exits 1 if a bar is missed; `--quick` takes less than 3
-minutes.
+minutes, unless other processes or the host disturb it: then a part that misses a bar is repeated.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from typing import Any
 import msgspec
 
 from stretto.errors import StrettoError
+from stretto.loadgen.bars import Bar
 from stretto.loadgen.conditions import conditions
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.disturbance import CpuWatch
-from benchmarks.lab import LLAMA_SERVER, ROOT
+from benchmarks.disturbance import CpuWatch, Disturbance
+from benchmarks.lab import LLAMA_SERVER, ROOT, TRIES
 from benchmarks.pictures import answers, stall, together, turns
 from benchmarks.pictures.servers import MODEL, Bench
 
@@ -54,9 +55,8 @@ def run(bench: Bench, names: list[str], path: Path | None) -> bool:
     all_held = True
     for name in names:
         print(f"{name}: {PARTS[name].__doc__}", flush=True)
-        watch, begun_s = CpuWatch(), time.monotonic()
-        figures, bars = PARTS[name](bench)
-        seen = watch.seen()
+        begun_s = time.monotonic()
+        figures, bars, seen = undisturbed(bench, name)
         for bar in bars:
             print(bar.line(), flush=True)
         all_held &= all(bar.held for bar in bars)
@@ -70,6 +70,21 @@ def run(bench: Bench, names: list[str], path: Path | None) -> bool:
         if path is not None:
             path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
     return all_held
+
+
+def undisturbed(bench: Bench, name: str) -> tuple[dict[str, Any], list[Bar], Disturbance | None]:
+    """A part, repeated where its bars are missed while others took the processors; the least disturbed."""
+    tries = []
+    for _ in range(TRIES):
+        watch = CpuWatch()
+        figures, bars = PARTS[name](bench)
+        seen = watch.seen()
+        tries.append((seen.others + seen.steal if seen is not None else 0.0, len(tries), figures, bars, seen))
+        if seen is None or not seen.disturbed or all(bar.held for bar in bars):
+            break
+        print(f"  disturbed: others took {tries[-1][0]:.0%} of the processors", flush=True)
+    _, _, figures, bars, seen = min(tries, key=lambda one: one[:2])
+    return figures, bars, seen
 
 
 def main() -> int:
