@@ -6,7 +6,7 @@
 
 #include "interpose.h"
 
-enum { F32 = 0, F16 = 1, Q4_0 = 2, Q8_0 = 8, Q4_K = 12, Q6_K = 14 };  // ggml's type numbers
+enum { F32 = 0, F16 = 1, Q4_0 = 2, Q5_0 = 6, Q8_0 = 8, Q4_K = 12, Q6_K = 14 };  // ggml's type numbers
 
 typedef struct tensor {
   int type;

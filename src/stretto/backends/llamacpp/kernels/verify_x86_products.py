@@ -11,20 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from stretto.backends.llamacpp.native.ggml import F32, Q4_0, Q4_K, Q6_K, Q8_0, Ggml
+from stretto.backends.llamacpp.native.ggml import F32, Q4_0, Q4_K, Q5_0, Q6_K, Q8_0, Ggml
 from stretto.backends.llamacpp.native.library import compute_functions
 
 REPACKED = "CPU_REPACK"
 BATCHES = (1, 2, 3, 4, 5, 6, 7, 8, 13, 27)  # one tile and several, own and shared quantized rows
 SHAPES = {  # columns are no multiple of a panel
     Q4_0: ((512, 104), (800, 8)),
+    Q5_0: ((512, 104), (800, 3), (32, 33)),
     Q8_0: ((512, 104), (800, 3), (32, 33)),
     Q4_K: ((512, 104), (768, 8)),
     Q6_K: ((512, 104), (768, 3)),
 }
-NAMES = {Q4_0: "Q4_0", Q8_0: "Q8_0", Q4_K: "Q4_K", Q6_K: "Q6_K"}
-_LOWER = {Q4_0: "q4_0", Q8_0: "q8_0", Q4_K: "q4_K", Q6_K: "q6_K"}
-BLOCK_SIZES = {Q4_0: (32, 18), Q8_0: (32, 34), Q4_K: (256, 144), Q6_K: (256, 210)}  # numbers, bytes
+NAMES = {Q4_0: "Q4_0", Q5_0: "Q5_0", Q8_0: "Q8_0", Q4_K: "Q4_K", Q6_K: "Q6_K"}
+_LOWER = {Q4_0: "q4_0", Q5_0: "q5_0", Q8_0: "q8_0", Q4_K: "q4_K", Q6_K: "q6_K"}
+BLOCK_SIZES = {
+    Q4_0: (32, 18),
+    Q5_0: (32, 22),
+    Q8_0: (32, 34),
+    Q4_K: (256, 144),
+    Q6_K: (256, 210),
+}  # numbers, bytes
 REPACKED_TYPES = (Q4_0, Q4_K)
 TOLERANCE = 3e-6  # of the sum of what is added, without signs
 _BLOCK = 32

@@ -80,6 +80,6 @@ void stretto_multiply_few(const product_t *p, int64_t from, int64_t to) {
 #define OF_TYPE(type) \
   case type: few_of(p, from, to, type); break
   switch (p->weights->type) {
-    OF_TYPE(Q4_0); OF_TYPE(Q8_0); OF_TYPE(Q4_K); OF_TYPE(Q6_K);
+    OF_TYPE(Q4_0); OF_TYPE(Q5_0); OF_TYPE(Q8_0); OF_TYPE(Q4_K); OF_TYPE(Q6_K);
   }
 }

@@ -1,13 +1,13 @@
-// Rows times Q4_0, Q8_0, Q4_K and Q6_K weights, for x86 processors with AVX-512 and VNNI. Replaces llama.cpp's function
-// of the same name; what it does not support is passed on to the original. See `interpose.py`.
+// Rows times Q4_0, Q5_0, Q8_0, Q4_K and Q6_K weights, for x86 processors with AVX-512 and VNNI. Replaces llama.cpp's
+// function of the same name; what it does not support is passed on to the original. See `interpose.py`.
 //
 // A row gives the same bits whatever rows and threads compute beside it: integers are summed exactly, and blocks are
 // added in order with one fused multiply-add for each scale.
 //
 // Why it is faster. A vector holds sixteen columns, so a product of a block needs no sum across a vector. llama.cpp
-// repacks weights for vectors of half this size, computes rows in fours and the rest one by one, and repacks no Q8_0 and
-// Q6_K weights. Here weights of any type are brought into one form (`x86_weights.h`): sixteen columns at a time for a few
-// rows, which use them while they are in registers, and 32 for many.
+// repacks weights for vectors of half this size, computes rows in fours and the rest one by one, and repacks no Q5_0,
+// Q8_0 and Q6_K weights. Here weights of any type are brought into one form (`x86_weights.h`): sixteen columns at a time
+// for a few rows, which use them while they are in registers, and 32 for many.
 
 #include "x86_products.h"
 
@@ -82,7 +82,7 @@ static void product(const params_t *params, const tensor *out) {
   }
 }
 
-// Supported: Q4_0 and Q4_K weights that llama.cpp has repacked, and Q8_0 and Q6_K weights that it has not.
+// Supported: Q4_0 and Q4_K weights that llama.cpp has repacked, and Q5_0, Q8_0 and Q6_K weights that it has not.
 static bool suits(const params_t *params, const tensor *out) {
   const tensor *weights = out->src[0], *in = out->src[1];
   const bool leaf = weights->op == 0 && weights->view_src == NULL && weights->buffer != NULL;
@@ -95,7 +95,7 @@ static bool suits(const params_t *params, const tensor *out) {
   if (params->wsize < n_blocks * in->ne[1] * bytes || n_blocks > BLOCKS_MAX) return false;
   switch (weights->type) {
     case Q4_0: case Q4_K: return weights->ne[1] % STRIP == 0 && buffer_type(weights->buffer) == stretto_repacked;
-    case Q8_0: case Q6_K: return weights->nb[1] == (size_t)n_blocks * bytes_of(weights->type) / 8 && is_plain(weights->buffer);
+    case Q5_0: case Q8_0: case Q6_K: return weights->nb[1] == (size_t)n_blocks * bytes_of(weights->type) / 8 && is_plain(weights->buffer);
     default: return false;
   }
 }

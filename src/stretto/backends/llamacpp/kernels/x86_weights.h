@@ -11,6 +11,7 @@ enum { BLOCK = 32, WORDS = BLOCK / 4, LANES = 16, STRIP = 8, SUPER = 8 };  // SU
 enum { AHEAD = 16 };                                                       // blocks that are fetched ahead of their use
 
 typedef struct { uint16_t scale; int8_t numbers[BLOCK]; } q8_0_t;
+typedef struct { uint16_t scale; uint32_t high; uint8_t low[BLOCK / 2]; } __attribute__((packed)) q5_0_t;
 typedef struct { uint16_t scales[STRIP]; uint8_t numbers[STRIP * BLOCK / 2]; } q4_0x8_t;
 typedef struct {
   uint16_t scales[STRIP], minima[STRIP];
@@ -34,12 +35,21 @@ typedef struct {
 
 INLINE bool is_repacked(int type) { return type == Q4_0 || type == Q4_K; }
 INLINE int parts_of(int type) { return type == Q6_K ? 2 : 1; }
-INLINE int middle_of(int type) { return type == Q8_0 ? 128 : type == Q6_K ? 32 : type == Q4_0 ? 8 : 0; }
+INLINE int middle_of(int type) {
+  switch (type) {
+    case Q4_0: return 8;
+    case Q5_0: return 16;
+    case Q6_K: return 32;
+    case Q8_0: return 128;
+    default: return 0;
+  }
+}
 
 // Of eight blocks of a column, or of a strip.
 INLINE int64_t bytes_of(int type) {
   switch (type) {
     case Q4_0: return SUPER * sizeof(q4_0x8_t);
+    case Q5_0: return SUPER * sizeof(q5_0_t);
     case Q4_K: return sizeof(q4_kx8_t);
     case Q6_K: return sizeof(q6_k_t);
     default: return SUPER * sizeof(q8_0_t);
@@ -114,6 +124,25 @@ INLINE void unpack_q8_0(block_t *out, const columns_t *c, int64_t block) {
   transpose(out->words + WORDS / 2, c, from + BLOCK / 2);
   UNROLLED for (int i = 0; i < WORDS; i++) out->words[i] = _mm512_xor_si512(out->words[i], _mm512_set1_epi8((char)0x80));
   out->scales[0] = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(gather(c, block * sizeof(q8_0_t))));
+}
+
+// Five bits: four in `low`, and one bit for each number in `high`.
+INLINE void unpack_q5_0(block_t *out, const columns_t *c, int64_t block) {
+  const int64_t from = block * sizeof(q5_0_t);
+  const __m512i mask = _mm512_set1_epi8(0x0f);
+  // Four bits as the fifth bits of four bytes.
+  const __m512i spread = _mm512_set_epi32(0x10101010, 0x10101000, 0x10100010, 0x10100000, 0x10001010, 0x10001000, 0x10000010,
+                                          0x10000000, 0x00101010, 0x00101000, 0x00100010, 0x00100000, 0x00001010, 0x00001000,
+                                          0x00000010, 0x00000000);
+  const __m512i high = gather(c, from + offsetof(q5_0_t, high));
+  transpose(out->words, c, from + offsetof(q5_0_t, low));
+  UNROLLED for (int i = 0; i < WORDS / 2; i++) {
+    const __m512i fifth = _mm512_permutexvar_epi32(_mm512_srli_epi32(high, 4 * i), spread);
+    const __m512i other = _mm512_permutexvar_epi32(_mm512_srli_epi32(high, 4 * i + BLOCK / 2), spread);
+    out->words[WORDS / 2 + i] = _mm512_ternarylogic_epi32(_mm512_srli_epi32(out->words[i], 4), mask, other, 0xea);
+    out->words[i] = _mm512_ternarylogic_epi32(out->words[i], mask, fifth, 0xea);  // (bits & mask) | fifth
+  }
+  out->scales[0] = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(gather(c, from)));
 }
 
 // Two nibbles in a byte. llama.cpp repacks them signed.
@@ -193,6 +222,7 @@ INLINE void unpack_q6_k(block_t *out, columns_t *c, int64_t block) {
 INLINE void unpack(block_t *out, columns_t *c, int64_t block, int type) {
   switch (type) {
     case Q4_0: unpack_q4_0(out, c, block); break;
+    case Q5_0: unpack_q5_0(out, c, block); break;
     case Q4_K: unpack_q4_k(out, c, block); break;
     case Q6_K: unpack_q6_k(out, c, block); break;
     default: unpack_q8_0(out, c, block); break;

@@ -12,7 +12,7 @@ import numpy as np
 from stretto.backends.llamacpp.native.library import compute_functions
 from stretto.errors import InvariantError
 
-F32, F16, Q4_0, Q8_0, Q4_K, Q6_K = 0, 1, 2, 8, 12, 14  # ggml's numbers
+F32, F16, Q4_0, Q5_0, Q8_0, Q4_K, Q6_K = 0, 1, 2, 6, 8, 12, 14  # ggml's numbers
 _CONTEXT_BYTES = 1 << 22
 _BUFFER_OFFSET = 8  # of the field `buffer` in ggml_tensor, behind its type
 _SOURCES_OFFSET = 152  # of the field `src`

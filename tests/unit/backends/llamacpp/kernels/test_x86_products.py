@@ -11,7 +11,7 @@ from tests.unit.backends.llamacpp.kernels.rig import FAMILY, child, compute, on_
 
 GIVEN = """
 from stretto.backends.llamacpp.kernels import verify_x86_products as verify
-from stretto.backends.llamacpp.native.ggml import Ggml, F32, Q4_0, Q8_0, Q4_K, Q6_K
+from stretto.backends.llamacpp.native.ggml import Ggml, F32, Q4_0, Q5_0, Q8_0, Q4_K, Q6_K
 used = ctypes.c_int.in_dll(ours, "stretto_multiplied")
 one = Ggml(threads=1)
 repacked = one.special_buffers()["CPU_REPACK"]
@@ -39,11 +39,11 @@ def far(kind, tensor, weights, rows, columns):
 def test_near_double_precision_for_all_shapes(tmp_path):
     script = """
 own.value = 1
-for kind in (Q4_0, Q8_0, Q4_K, Q6_K):
+for kind in (Q4_0, Q5_0, Q8_0, Q4_K, Q6_K):
     shapes = [(768, 1536, 5), (1536, 768, 40), (9728, 24, 3), (4608, 40, 19), (256, 8, 2)]
-    if kind in (Q4_0, Q8_0):
+    if kind in (Q4_0, Q5_0, Q8_0):
         shapes += [(32, 8, 1), (576, 64, 7), (9600, 24, 9)]
-    if kind in (Q8_0, Q6_K):
+    if kind in (Q5_0, Q8_0, Q6_K):
         shapes += [(256, 1, 2), (256, 17, 12), (256, 49_152, 2)]
     for inner, columns, count in shapes:
         tensor, weights = matrix(kind, inner, columns)
@@ -60,7 +60,7 @@ def test_a_row_has_the_same_bits_alone_and_among_any_others(tmp_path):
     """With one thread or two, and in longer rows than a panel has blocks."""
     script = """
 own.value = 1
-for kind in (Q4_0, Q8_0, Q4_K, Q6_K):
+for kind in (Q4_0, Q5_0, Q8_0, Q4_K, Q6_K):
     for inner, columns in ((768, 200), (8_192, 72)):
         tensor, _ = matrix(kind, inner, columns)
         rows = rng.normal(0, 1, (30, inner)).astype(np.float32)
@@ -81,7 +81,7 @@ def test_a_row_that_holds_no_numbers_stays_alone(tmp_path):
     """NaN and infinity give NaN, in their own row only."""
     script = """
 own.value = 1
-for kind in (Q4_0, Q8_0, Q4_K, Q6_K):
+for kind in (Q4_0, Q5_0, Q8_0, Q4_K, Q6_K):
     tensor, _ = matrix(kind, 256, 40)
     rows = rng.normal(0, 1, (12, 256)).astype(np.float32)
     good = np.frombuffer(verify.product(ggml, tensor, rows), np.float32).reshape(12, 40)
@@ -90,7 +90,7 @@ for kind in (Q4_0, Q8_0, Q4_K, Q6_K):
     others = [i for i in range(12) if i not in (3, 7)]
     print(np.isnan(found[[3, 7]]).all(), (found[others] == good[others]).all())
 """
-    assert compute(GIVEN + script, tmp_path) == ["''", *["True True"] * 4]
+    assert compute(GIVEN + script, tmp_path) == ["''", *["True True"] * 5]
 
 
 SCALE = "_mm512_set1_ps(most > 0 ? 127 / most : 0)"
