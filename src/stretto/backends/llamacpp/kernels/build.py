@@ -20,7 +20,7 @@ from stretto.backends.llamacpp.kernels.families import ProcessorFamily
 from stretto.backends.llamacpp.kernels.support import COMPILERS
 
 FOLDER = Path(__file__).parent
-COMPILE_S = 30.0
+COMPILE_S = 120.0  # of each file, on a machine with other things to do
 
 
 class CompileError(Exception):

@@ -96,7 +96,7 @@ for kind in (Q4_0, Q5_0, Q8_0, Q4_K, Q6_K):
 SCALE = "_mm512_set1_ps(most > 0 ? 127 / most : 0)"
 SUM = "sums[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole), both, sums[i]);"
 SEEN = "_mm512_mul_ps(both, _mm512_set1_ps(1 + 1e-6f * (n > 3)))"
-MIDDLE = "type == Q6_K ? 32 :"
+MIDDLE = "case Q6_K: return 32;"
 WRONG = {
     "from double precision": ("x86_products.c", SCALE, SCALE.replace("127", "126")),
     "Q6_K weights differ from double precision": ("x86_weights.h", MIDDLE, MIDDLE.replace("32", "33")),
