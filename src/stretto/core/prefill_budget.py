@@ -30,7 +30,7 @@ TOGETHER = 2  # efficient chunks for several prompts in a tick: with less, each 
 TOGETHER_S = 0.31  # … but no more than this, …
 TOGETHER_TICKS = 6.0  # … or this many decode-only ticks: completed prompts wait for the other rows
 UNHURRIED_AFTER_TICKS = 8.0  # auto: decode-only ticks that the encoder of a lone prompt's media took …
-UNHURRIED_TICKS = 0.33  # … from which on it gets this much of one, unless it takes longer than its encoder
+UNHURRIED_TICKS = 0.4  # … from which on it gets this much of one, unless it takes longer than its encoder
 PART_TICKS = 3.0  # decode-only ticks beside which a decode pass is short: more time for parts saves nothing
 
 

@@ -52,7 +52,7 @@ def in_chunks(cost: CostModel, slot: Slot, decode_s: float) -> list[int]:
 
 
 def test_a_prompt_whose_picture_took_long_to_encode_leaves_streams_most_of_the_time():
-    """Chunks take a third of a decode pass at most, or the least number of rows; no row is left alone."""
+    """Chunks take two fifths of a pass at most, or the least number of rows; no row is left alone."""
     cost = measured()
     assert in_chunks(cost, seeing(64, encoding_s=4.0), leaving(0.004)) == [3, *[8] * 8, 8, 5]
     assert in_chunks(cost, seeing(65, encoding_s=4.0), leaving(0.004)) == [3, *[8] * 7, 9, 8, 5]

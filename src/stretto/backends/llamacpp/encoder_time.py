@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 
-SHARE = 0.15  # of a tick, after which it leaves the processors to the encoder
+SHARE = 0.2  # of a tick, after which it leaves the processors to the encoder
 NICENESS = 7  # where that is not possible: a fifth of a processor that others want, too
 
 

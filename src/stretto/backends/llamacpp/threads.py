@@ -30,6 +30,7 @@ RETURN_AFTER_MAX_S = 5.0
 FREE_PER_THREAD = 0.5  # of a processor, for each thread that is taken back
 UNDONE_S = 2.0  # a return that lasts less was a mistake
 OTHERS_S = 0.5  # threads that are given up so long ago were so because of other processes
+HELD_S = 2.0  # after an encoder, while the rows of its picture are computed
 CROWDED_SHARE = 0.55  # of the time: where each thread waits so long, a second one gets a second share
 
 
@@ -135,13 +136,14 @@ class PassThreads:
         """`encoder`: the time of an encoder of this process."""
         self._decode, self._prefill = decode, prefill
         self._bound = BoundThreads()
+        self._held_until_s = 0.0
         self._governor = governor
         self._encoder = encoder
         if encoder is not None:
             encoder.is_crowded, encoder.begins, encoder.ends = (
                 self._is_crowded,
                 self._bind,
-                self._bound.release,
+                self._hold,
             )
         self._encoded = False  # it did, before the last pass
         self._pass_s = 0.0  # of the last tick
@@ -168,6 +170,7 @@ class PassThreads:
             if self._encoded != encodes and (self._encoded or self._encoder.is_left_time):
                 self._governor.restore()
             self._encoded = encodes
+            self._release(self._governor)
         count = self._limited(self._decode if decode else self._prefill)
         if self._set.get(id(context)) != count:
             context.set_threads(count, count)
@@ -177,6 +180,16 @@ class PassThreads:
         governor = self._governor
         if governor is not None and governor.count == self._decode == self._prefill == len(governor.busy):
             self._bound.bind(governor.busy)
+
+    def _hold(self) -> None:
+        self._held_until_s = time.perf_counter() + HELD_S
+
+    def _release(self, governor: ThreadGovernor) -> None:
+        """Bound threads, after a while, or as soon as there are fewer of them."""
+        if self._encoder is None or self._encoder.is_left_time:
+            return
+        if governor.count < governor.threads_max or time.perf_counter() >= self._held_until_s:
+            self._bound.release()
 
     def _is_crowded(self) -> bool:
         return self._governor is not None and self._governor.reduced_s >= OTHERS_S

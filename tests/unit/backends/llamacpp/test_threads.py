@@ -298,7 +298,9 @@ def allowed(threads: tuple[int, ...]) -> list[set[int]]:
     return [os.sched_getaffinity(thread) for thread in threads]
 
 
-def test_threads_of_passes_keep_a_processor_each_while_ticks_leave_time(computing: tuple[int, ...]) -> None:
+def test_threads_of_passes_keep_a_processor_each_while_ticks_leave_time(
+    computing: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     encoder, everywhere = EncoderTime(), os.sched_getaffinity(0)
     serving = Serving(len(everywhere))
     count = serving.governor.threads_max
@@ -309,6 +311,14 @@ def test_threads_of_passes_keep_a_processor_each_while_ticks_leave_time(computin
         with encoder.left():
             pass
         assert allowed(computing) != [everywhere] * count or count == 1, "the first one goes on"
+    context = SetThreads()
+    made.before_pass(context, decode=True)
+    assert allowed(computing) != [everywhere] * count or count == 1, "the rows of its picture come now"
+    monkeypatch.setattr(threads, "HELD_S", 0.0)
+    with encoder.left():
+        made.before_pass(context, decode=True)
+        assert allowed(computing) == [{processor} for processor in sorted(everywhere)]
+    made.before_pass(context, decode=True)
     assert allowed(computing) == [everywhere] * count
     serving.governor.busy = computing[:-1]
     with encoder.left():
@@ -316,6 +326,7 @@ def test_threads_of_passes_keep_a_processor_each_while_ticks_leave_time(computin
     serving.governor.busy = (*computing[:-1], 2**22 - 1)
     with encoder.left():
         pass
+    made.before_pass(context, decode=True)
     assert allowed(computing[:-1]) == [everywhere] * (count - 1), "one that ended is no error"
     made.close()
 
