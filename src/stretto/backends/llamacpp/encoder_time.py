@@ -59,7 +59,7 @@ class EncoderTime:
 
     @contextlib.contextmanager
     def left(self) -> Iterator[None]:
-        """Ticks leave time meanwhile, to whoever gives way."""
+        """While this is held, each tick waits before it starts (`leave`), unless other processes are busy."""
         if self.is_crowded() or not hasattr(os, "SCHED_IDLE"):
             yield
             return
@@ -70,7 +70,7 @@ class EncoderTime:
             self._count(-1)
 
     def give_way(self) -> None:
-        """The calling thread, and those that it will start, from now on and for good."""
+        """Idle priority for the calling thread and for those that it starts; it cannot be taken back."""
         if self.is_crowded() or not _run_when_idle():
             _lower_priority()
 

@@ -1,7 +1,7 @@
-"""Gives each thread of passes a processor of its own, while work of lower priority runs beside them.
+"""Pins each thread that computes passes to a processor, while work of lower priority runs beside them.
 
-Otherwise the kernel may put two of them on one processor, because low work has the other, and leave them
-there for tens of milliseconds: then each barrier of a pass lasts until one of them sleeps.
+Otherwise the kernel may put two of them on one processor while low-priority work has the other, and leave
+them there for tens of milliseconds: then each barrier of a pass lasts until one of them sleeps.
 """
 
 from __future__ import annotations
