@@ -53,6 +53,12 @@ class Backend(Protocol):
     def recover(self, lengths: Mapping[int, int]) -> frozenset[int]:
         """After a failed pass: cut sequences back to these lengths. Answers those that are lost."""
 
+    def rest(self) -> None:
+        """Nothing was launched for a while: give up what only a busy backend needs, until the next launch.
+
+        Called by the thread that launches, with nothing in flight.
+        """
+
     def close(self) -> None:
         """Free everything. The backend is not used afterwards."""
 

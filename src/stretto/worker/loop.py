@@ -27,6 +27,7 @@ from stretto.errors import ShuttingDownError, StrettoError
 from stretto.worker import inspection
 
 log = logging.getLogger("stretto.runtime")
+IDLE_S = 0.1  # after which a backend rests
 REST_S_MAX = 3600.0  # the wait primitive cannot take arbitrarily long time-outs
 T = TypeVar("T")
 
@@ -81,6 +82,7 @@ class EngineLoop:
         self._closed = threading.Event()
         self._known: dict[str, None] = {}  # accepted and not ended: answered if the loop fails
         self.stats = LoopStats(slots=limits.n_seq_max)
+        self._rested = False  # the backend, since its last tick
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -180,6 +182,7 @@ class EngineLoop:
                 self._hand_over(self._scheduler.take_events())
             seen = inspection.spans(self._scheduler.state, planned) if self._on_tick is not None else ()
             self._backend.launch(planned)
+            self._rested = False
             self._flying.append((planned, seen))
         if self._flying and (
             isinstance(planned, Idle) or len(self._flying) > self._backend.capabilities.plan_ahead
@@ -226,8 +229,12 @@ class EngineLoop:
         self.stats = self._current_stats(None)
         if self._beat is not None:
             self._beat(self.stats.ticks, False)
-        timeout_s = None if idle.until_s is None else min(max(0.0, idle.until_s - now), REST_S_MAX)
-        self._wake.wait(timeout_s)
+        timeout_s = REST_S_MAX if idle.until_s is None else min(max(0.0, idle.until_s - now), REST_S_MAX)
+        if self._rested or timeout_s <= IDLE_S:
+            self._wake.wait(timeout_s)
+        elif not self._wake.wait(IDLE_S):
+            self._backend.rest()
+            self._rested = True
 
     def _hand_over(self, events: Events, *, shown: bool = False) -> None:
         for terminal in events.ends:

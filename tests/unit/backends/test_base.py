@@ -26,6 +26,9 @@ class Scripted:
         self.recovered = dict(lengths)
         return frozenset({7})
 
+    def rest(self):
+        pass
+
     def close(self):
         pass
 

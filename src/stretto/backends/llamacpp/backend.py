@@ -31,6 +31,7 @@ from stretto.backends.llamacpp.memory.kv_memory import KvMemory
 from stretto.backends.llamacpp.memory.nan_isolation import NanIsolation, NanIsolationError
 from stretto.backends.llamacpp.model import LoadWarning, Model, Progress, load
 from stretto.backends.llamacpp.native.batch import Rows, gather
+from stretto.backends.llamacpp.native.openmp_team import release_team
 from stretto.backends.llamacpp.native.temporary_thread import on_temporary_thread
 from stretto.backends.llamacpp.options import ContextOptions, ModelOptions
 from stretto.backends.llamacpp.passes.calls import Calls
@@ -240,6 +241,9 @@ class LlamaCppBackend:
             elif not self.memory.roll_back(sequence, length):
                 lost.add(sequence)
         return frozenset(lost)
+
+    def rest(self) -> None:
+        release_team()
 
     def close(self) -> None:
         self._bound.clear()

@@ -22,6 +22,7 @@ from stretto.backends.llamacpp.native.library import (
     last_error,
     library,
 )
+from stretto.backends.llamacpp.native.temporary_thread import on_temporary_thread
 from stretto.backends.llamacpp.native.vocabulary import Vocabulary
 from stretto.backends.llamacpp.options import ModelOptions
 from stretto.backends.llamacpp.placement import TensorSizes, check_split, overrides
@@ -154,14 +155,24 @@ def load(
     raised: list[BaseException] = []
     callback = lib.llama_progress_callback(_reporter(progress, raised))  # referenced until the load is over
     params.progress_callback = callback
-    handle = lib.llama_model_load_from_file(str(file.path).encode(), params)
+    handle = _load_weights(lib, file.path, params, raised)
     if raised:
-        if handle:
-            lib.llama_model_free(handle)
         raise raised[0]
     if not handle:
         raise ModelLoadError(f"{file.path} does not load: {last_error()}")
     return Model(handle, file, options, warnings)
+
+
+def _load_weights(lib: Any, path: Path, params: Any, raised: list[BaseException]) -> Any:
+    """On a thread that ends: where the processor has AMX, weights are packed by OpenMP's threads."""
+
+    def work() -> Any:
+        handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        if handle and raised:
+            lib.llama_model_free(handle)
+        return handle
+
+    return on_temporary_thread(work, interrupt=raised.append)
 
 
 def _choose_kernels(kernels: str, cache_dir: Path | None) -> tuple[LoadWarning, ...]:
@@ -203,11 +214,10 @@ def _reporter(progress: Progress | None, raised: list[BaseException]) -> Callabl
 
     def report(fraction: float, _: object) -> bool:
         try:
-            if progress is not None:
+            if progress is not None and not raised:
                 progress(fraction)
         except BaseException as error:
             raised.append(error)
-            return False
-        return True
+        return not raised
 
     return report

@@ -72,7 +72,9 @@ class Projector:
         params.warmup = False
         params.n_threads = n_threads
         params.batch_max_tokens = BATCH_ROWS_MAX
-        handle = functions.mtmd_init_from_file(os.fsencode(path), weights.handle, params)
+        handle = on_temporary_thread(  # weights are packed by OpenMP's threads
+            lambda: functions.mtmd_init_from_file(os.fsencode(path), weights.handle, params)
+        )
         if not handle:
             raise ModelLoadError(
                 f"{path} does not load: {last_error()}", hint="is it this model's projector?"

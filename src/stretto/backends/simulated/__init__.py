@@ -97,6 +97,9 @@ class SimulatedBackend:
         lost = faults is not None and faults.lose
         return frozenset(s for s, length in lengths.items() if lost or not self.memory.roll_back(s, length))
 
+    def rest(self) -> None:
+        """It holds nothing that others could use."""
+
     def close(self) -> None:
         self._bound.clear()
 

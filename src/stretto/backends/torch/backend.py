@@ -217,6 +217,9 @@ class TorchBackend:
                 raise TorchError(f"the GPU no longer responds: {error}") from error
         return frozenset()
 
+    def rest(self) -> None:
+        """It holds nothing that others could use."""
+
     def close(self) -> None:
         self._flights.clear()
         self.adapters = self.drafting.model = None

@@ -35,6 +35,7 @@ DRAFT_ROWS = 256  # of all slots, unless these are more than half as many
 LAYER_FLOP_MAX = 6e11  # of a mixed pass: a millisecond of computing
 SMALLEST = 64  # mixed buckets are multiples of it
 FINE_FROM = 4096  # rows: four buckets to the next power of two, below two
+EAGER_EVERY = ((8192, 64), (1 << 30, 256))  # (rows up to, step)
 STEPS = ((8, 2), (32, 8), (128, 16), (512, 32), (1 << 20, 128))  # (rows up to, step)
 
 
@@ -66,6 +67,15 @@ def mixed_buckets(shape: TransformerShape, rows_max: int) -> tuple[int, ...]:
         found += [octave + octave * part // parts for part in range(parts)]
         octave *= 2
     return tuple(rows for rows in found if rows <= limit)
+
+
+def eager_rows(above: int, rows_max: int) -> tuple[int, ...]:
+    """Row counts of passes without a graph, ascending, the last one `rows_max`: others are padded."""
+    found, rows = list[int](), above
+    while rows < rows_max:
+        rows = min(rows + next(step for limit, step in EAGER_EVERY if rows < limit), rows_max)
+        found.append(rows)
+    return tuple(found)
 
 
 def layer_weights(shape: TransformerShape) -> int:

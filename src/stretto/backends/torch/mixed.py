@@ -104,12 +104,16 @@ class MixedPasses:
             decode_only=False,
         )
         known = torch.where(tokens >= 0, tokens, tables.last_tokens[row_slots.long()])
-        x, residual = self._model.hidden(known, step, self._pool.layers)
+        few = spans < rows  # output rows are as many as slots, with padding
+        x, residual = self._model.hidden(known, step, self._pool.layers, output_at if few else None)
+        if not few:
+            x = x.index_select(0, output_at)
+            residual = None if residual is None else residual.index_select(0, output_at)
         chosen = row_slots.index_select(0, output_at).long()
         ends = places.index_select(0, output_at) + 1
         return MixedRows(
-            x=x.index_select(0, output_at),
-            residual=None if residual is None else residual.index_select(0, output_at),
+            x=x,
+            residual=residual,
             slots=chosen,
             lengths=ends,
             output_index=ends - tables.prompt_lens[chosen],

@@ -57,18 +57,22 @@ class RaggedInputs(NamedTuple):
     step: Step
 
 
-def ragged_inputs(batch: Ragged, tables: Tables, staging: Staging) -> RaggedInputs:
+def ragged_inputs(
+    batch: Ragged, tables: Tables, staging: Staging, *, rows: int = 0, outputs: int = 0
+) -> RaggedInputs:
+    """`rows`, `outputs`: at least so many. Padding rows belong to no span and write nothing."""
     spans = np.repeat(np.arange(len(batch.slots), dtype=np.int32), batch.counts)
     ends = np.cumsum(batch.counts, dtype=np.int32)
     positions = np.arange(len(spans), dtype=np.int32) + (batch.starts - (ends - batch.counts))[spans]
     sent = staging.send(
-        batch.tokens, batch.slots[spans], positions, batch.slots,
+        _padded(batch.tokens, rows, 0), _padded(batch.slots[spans], rows, tables.slots),
+        _padded(positions, rows, -1), batch.slots,
         np.concatenate([np.zeros(1, dtype=np.int32), ends]), batch.starts + batch.counts,
-        output_rows(ends, batch.outputs), batch.measured, batch.followers,
+        _padded(output_rows(ends, batch.outputs), outputs, 0), batch.measured, batch.followers,
     )  # fmt: skip
     tokens, row_slots, places, slots, query_starts, lengths, output_at, measured_at, followers = sent
     step = Step(
-        positions=places,
+        positions=places.clamp(min=0),
         slot_mapping=tables.mapping(row_slots.long(), places),
         block_tables=tables.block_tables.index_select(0, slots),
         query_starts=query_starts,
@@ -78,6 +82,11 @@ def ragged_inputs(batch: Ragged, tables: Tables, staging: Staging) -> RaggedInpu
     )
     known = torch.where(tokens >= 0, tokens, tables.last_tokens[row_slots.long()])
     return RaggedInputs(known, row_slots, places, output_at, measured_at, followers, step)
+
+
+def _padded(column: Ints, size: int, value: int) -> Ints:
+    more = size - len(column)
+    return column if more <= 0 else np.concatenate([column, np.full(more, value, dtype=np.int32)])
 
 
 def output_rows(ends: Ints, outputs: Ints) -> Ints:

@@ -11,13 +11,21 @@ rows write their keys and values before any is read.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from stretto.backends.torch import ops
-from stretto.backends.torch.graphs import GraphKey, Recorded, buckets_up_to, draft_buckets_up_to
+from stretto.backends.torch.graphs import (
+    GraphKey,
+    Recorded,
+    buckets_up_to,
+    draft_buckets_up_to,
+    eager_rows,
+)
 from stretto.backends.torch.inputs import DecodeInputs, decode_inputs, keep_last
 from stretto.backends.torch.measuring import MeasuredRows, measure
 from stretto.backends.torch.mixed import MixedPasses
@@ -76,6 +84,9 @@ class Runner:
         self._sealed = False
         # The same shapes eagerly and in graphs: cuBLAS selects kernels, and so the order of sums, by shape.
         self._padded = graphs is not None or self.device.type == "cuda"
+        self._graph_rows_max = max(self.mixed.buckets if self.mixed is not None else (), default=0)
+        pads = self._padded and followers is None
+        self.eager_rows = eager_rows(self._graph_rows_max, rows_max) if pads else ()
 
     # --- decode ----------------------------------------------------------------------------------
 
@@ -173,12 +184,6 @@ class Runner:
         found = ragged_inputs(batch, self._tables, self._staging)
         self.model.first_layer(found.tokens, found.step, self._pool.layers)
 
-    def load_head_kernels(self, rows: int) -> None:
-        place = self.model.place
-        self.model.head(
-            torch.zeros(rows, self.model.shape.hidden, dtype=place.dtype, device=place.device), None
-        )
-
     def seal(self) -> None:
         """From now on nothing is captured: a pass without a graph runs without."""
         self._sealed = True
@@ -235,23 +240,34 @@ class Runner:
         """Any spans. Returns the sampled tokens of all output rows, their logits, and prompt scores."""
         if self.mixed is not None and not adapted and self.mixed.takes(batch):
             return *self._mixed(self.mixed, batch, mode), None
-        found = ragged_inputs(batch, self._tables, self._staging)
+        rows, outputs = len(batch.tokens), int(batch.outputs.sum())
+        found = ragged_inputs(
+            batch,
+            self._tables,
+            self._staging,
+            rows=_at_least(rows, self.eager_rows) if rows > self._graph_rows_max else rows,
+            outputs=self._output_rows(outputs),
+        )
         found.step.adapter_scales = self._scales(found.row_slots, adapted=adapted)
         found.step.half_done = self._next_half_done()
         if self._followers is not None:
             self._followers.send(batch.slots, batch.starts, batch.counts)
-        output_at, outputs = found.output_at, len(found.output_at)
+        output_at = found.output_at
         wanted = torch.cat([output_at, found.measured_at]) if len(batch.measured) else output_at
         logits = self.model.logits(found.tokens, found.step, self._pool.layers, wanted)
-        measured = measure(logits[outputs:], found.followers) if len(batch.measured) else None
+        measured = measure(logits[len(output_at) :], found.followers) if len(batch.measured) else None
         if not outputs:
             return None, None, measured
-        logits = logits[:outputs]
+        logits, output_at = logits[:outputs], output_at[:outputs]
         rows = found.row_slots.index_select(0, output_at).long()
         lengths = found.places.index_select(0, output_at) + 1
         index = lengths - self._tables.prompt_lens[rows]
         sampled = self._sample(logits, rows, index, lengths, self._mode(mode))
         return sampled, logits, measured
+
+    def _output_rows(self, outputs: int) -> int:
+        """With padding, as many as a decode pass has: the kernels for them are loaded."""
+        return _at_least(outputs, self._buckets) if outputs and self._padded else outputs
 
     def _next_half_done(self) -> torch.cuda.Event | None:
         """Sleeps until half of the previous pass without a graph is done; returns the event of the next one.
@@ -269,8 +285,9 @@ class Runner:
         rows, outputs = passes.run(batch), int(batch.outputs.sum())
         if not outputs:
             return None, None
-        residual = None if rows.residual is None else rows.residual[:outputs]
-        logits = self.model.head(rows.x[:outputs], residual)
+        padded = self._output_rows(outputs)
+        residual = None if rows.residual is None else rows.residual[:padded]
+        logits = self.model.head(rows.x[:padded], residual)[:outputs]
         where = (rows.slots[:outputs], rows.output_index[:outputs], rows.lengths[:outputs])
         return self._sample(logits, *where, self._mode(mode)), logits
 
@@ -292,6 +309,12 @@ class Runner:
     def set_last(self, slot: int, token: int) -> None:
         """Stores a token sampled on the host."""
         self._tables.last_tokens[slot] = token
+
+
+def _at_least(rows: int, counts: Sequence[int]) -> int:
+    """The first of `counts`, ascending, that is not less; `rows` itself if there is none."""
+    at = bisect_left(counts, rows)
+    return counts[at] if at < len(counts) else rows
 
 
 def decode_step(found: DecodeInputs, query_starts: torch.Tensor, *, write_first: bool = False) -> Step:

@@ -6,7 +6,7 @@ cover each bucket with each prepared sampling mode, the largest first, so that s
 where requests are drafted for, those with drafts as well.
 
 cuBLAS has kernels for many row counts, and CUDA loads each when it is first used, which waits for the GPU.
-Rows of passes without a graph are arbitrary: one layer is computed for row counts a few tiles apart.
+Passes without a graph are padded to row counts a few tiles apart: one layer is computed for each of them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ log = logging.getLogger("stretto.runtime")
 Progress = Callable[[float], None]
 Step = tuple[str, Callable[[], object]]
 SPAN_ROWS = 2  # of a prompt: one row would be a decode row
-LOADED_EVERY = ((8192, 64), (1 << 30, 256))  # (rows up to, step) of passes whose kernels are loaded
 LOADED_SPAN = 256  # rows of a prompt in them: attention is not what they are for
-HEADS_EVERY = 8
 
 
 class LateWork(NamedTuple):
@@ -56,7 +54,7 @@ def warm_up(
         *_mixed_passes(runner, rows_max, window),
         *_mixed_graphs(runner),
         *_decode_passes(runner, modes),
-        *_loaded_kernels(runner, rows_max, window),
+        *_loaded_kernels(runner, window),
     ]
     for done, (name, step) in enumerate(steps):
         try:
@@ -98,33 +96,22 @@ def _decode_passes(runner: Runner, modes: Sequence[SamplingMode]) -> Iterator[St
             yield f"{bucket} rows with drafts, {mode}", partial(runner.warm, bucket, mode, drafts=True)
 
 
-def _loaded_kernels(runner: Runner, rows_max: int, window: int) -> Iterator[Step]:
-    if runner.device.type != "cuda" or runner.is_parallel:
+def _loaded_kernels(runner: Runner, window: int) -> Iterator[Step]:
+    counts = runner.eager_rows
+    if runner.device.type != "cuda" or not counts:
         return
-    counts = loaded_rows(max(runner.mixed.buckets if runner.mixed is not None else (), default=0), rows_max)
     yield (
         f"kernels for {len(counts)} row counts",
         partial(load_kernels, runner, counts, span=min(window, LOADED_SPAN)),
     )
 
 
-def loaded_rows(above: int, rows_max: int) -> list[int]:
-    """Row counts of passes without a graph, ascending, the last one `rows_max`."""
-    found, rows = list[int](), above
-    while rows < rows_max:
-        rows = min(rows + next(step for limit, step in LOADED_EVERY if rows < limit), rows_max)
-        found.append(rows)
-    return found
-
-
-def load_kernels(runner: Runner, counts: list[int], *, span: int) -> None:
+def load_kernels(runner: Runner, counts: Sequence[int], *, span: int) -> None:
     for rows in counts:
         ends = np.append(np.arange(span, rows, span), rows)
         runner.load_kernels(_prompts(runner, np.diff(ends, prepend=0).astype(np.int32)))
         if runner.device.type == "cuda":
             torch.cuda.synchronize(runner.device)  # staging buffers are reused
-    for rows in range(HEADS_EVERY, runner.padding_slot + 1, HEADS_EVERY):
-        runner.load_head_kernels(rows)
 
 
 def _ragged(runner: Runner, counts: Ints) -> None:

@@ -17,7 +17,8 @@ from stretto.backends.torch import loading
 from stretto.backends.torch.compile_count import CompileCount, remove_old_caches
 from stretto.backends.torch.modes import PREPARED, prepared_mode
 from stretto.backends.torch.sampling_table import SamplingMode
-from stretto.backends.torch.warm_up import load_kernels, loaded_rows
+from stretto.backends.torch.graphs import eager_rows
+from stretto.backends.torch.warm_up import load_kernels
 from stretto.settings import load as load_settings
 from stretto.worker.pool import ModelPool
 from stretto.worker.telemetry import model_stats
@@ -168,12 +169,12 @@ def test_old_kernel_caches_are_removed(tmp_path):
 
 
 def test_kernels_are_loaded_for_row_counts_beyond_the_graphs():
-    assert loaded_rows(1536, 1750) == [1600, 1664, 1728, 1750]
-    assert loaded_rows(8128, 8700) == [8192, 8448, 8700]
-    assert loaded_rows(4096, 2048) == []
+    assert eager_rows(1536, 1750) == (1600, 1664, 1728, 1750)
+    assert eager_rows(8128, 8700) == (8192, 8448, 8700)
+    assert eager_rows(4096, 2048) == ()
 
 
-def test_loading_kernels_computes_a_layer_and_the_head_and_changes_nothing():
+def test_loading_kernels_computes_a_layer_and_changes_nothing():
     backend = make_backend("qwen3", slots=8)
     seen = []
     layer = backend.model.first_layer

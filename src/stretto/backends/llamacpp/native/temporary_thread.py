@@ -14,6 +14,13 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def on_temporary_thread(work: Callable[[], T]) -> T:
+def on_temporary_thread(work: Callable[[], T], *, interrupt: Callable[[BaseException], None] | None = None) -> T:
+    """`interrupt` is told what interrupted the wait, Ctrl-C for instance; the work is awaited all the same."""
     with ThreadPoolExecutor(1, thread_name_prefix="temporary") as pool:
-        return pool.submit(work).result()
+        future = pool.submit(work)
+        try:
+            return future.result()
+        except BaseException as error:
+            if interrupt is not None and not future.done():
+                interrupt(error)
+            raise

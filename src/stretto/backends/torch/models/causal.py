@@ -67,13 +67,8 @@ class CausalModel:
         output_rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[outputs, vocab]; without `output_rows` every row is an output."""
-        x, residual = self.hidden(tokens, step, pages)
-        if output_rows is not None and not output_rows.numel():
-            return x.new_empty(0, self.shape.vocab)
-        if output_rows is not None:
-            x = x.index_select(0, output_rows)
-            residual = None if residual is None else residual.index_select(0, output_rows)
-        return self.head(x, residual)
+        x, residual = self.hidden(tokens, step, pages, output_rows)
+        return self.head(x, residual) if x.shape[0] else x.new_empty(0, self.shape.vocab)
 
     def head(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """[rows, vocab], of what `hidden` returned."""
@@ -82,9 +77,17 @@ class CausalModel:
         return ops.linear(x, self._head)
 
     def hidden(
-        self, tokens: torch.Tensor, step: Step, pages: Sequence[LayerPages]
+        self,
+        tokens: torch.Tensor,
+        step: Step,
+        pages: Sequence[LayerPages],
+        keep: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """All rows after the last layer, as a pair to be summed. Of several ranks, only rank 0 has tokens."""
+        """Rows after the last layer, as a pair to be summed. Of several ranks, only rank 0 has tokens.
+
+        `keep`: the rows that are wanted. The last layer computes no others beyond their keys and values,
+        except with several ranks, which do not all know them.
+        """
         ranks = self.place.ranks
         if self._embedding is not None:
             x = functional.embedding(tokens, self._embedding)
@@ -98,8 +101,11 @@ class CausalModel:
         for index, layer in enumerate(self._layers):
             if step.half_done is not None and index == len(self._layers) // 2:
                 step.half_done.record()
-            x, residual = layer(x, residual, step, pages[index], self._cos_sin[index])
-        return x, residual
+            last = keep if ranks is None and index == len(self._layers) - 1 else None
+            x, residual = layer(x, residual, step, pages[index], self._cos_sin[index], last)
+        if keep is None or ranks is None:
+            return x, residual
+        return x.index_select(0, keep), None if residual is None else residual.index_select(0, keep)
 
     def first_layer(self, tokens: torch.Tensor, step: Step, pages: Sequence[LayerPages]) -> None:
         """Computes it alone, for its kernels to be loaded. Not with several ranks."""

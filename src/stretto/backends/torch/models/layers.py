@@ -50,6 +50,11 @@ class Step:
     half_done: torch.cuda.Event | None = None  # recorded after half of the layers
     work: ops.DecodeWork | None = None  # of decode attention without a window
 
+    def of_rows(self, rows: torch.Tensor) -> Step:
+        """For what follows attention, with these rows only."""
+        scales = self.adapter_scales
+        return self if scales is None else replace(self, adapter_scales=scales.index_select(0, rows))
+
 
 @dataclass(frozen=True, slots=True)
 class LayerPages:
@@ -219,7 +224,9 @@ class PagedAttention:
         step: Step,
         pages: LayerPages,
         cos_sin: torch.Tensor,
+        keep: torch.Tensor | None = None,
     ) -> Pair:
+        """Of all rows, or of those in `keep`; keys and values of all are written."""
         heads, kv_heads = self._heads, self._kv_heads
         scales = step.adapter_scales
         if scales is None:
@@ -237,6 +244,11 @@ class PagedAttention:
             window=self._window, sinks=self._sinks, work=step.work,
         )  # fmt: skip
         out = out.view(-1, heads * self._dim)
+        if keep is not None:
+            out, total = out.index_select(0, keep), total.index_select(0, keep)
+            scales = None if scales is None else scales.index_select(0, keep)
+            if not len(keep):
+                return total, None
         return closing(out, total, self._output, self._ranks, adapter_scales=scales, after=self._after)
 
     @property
@@ -286,6 +298,7 @@ class Mlp:
 class DecoderLayer:
     """Norm, attention, norm, mixer. The residual is passed beside the rows, so each norm can add it.
 
+    `keep`: the rows that are read afterwards; the others end with their keys and values.
     `middle_norm`: its name in the file. `after`: a norm of what attention adds to the residual.
     """
 
@@ -315,9 +328,12 @@ class DecoderLayer:
         step: Step,
         pages: LayerPages,
         cos_sin: torch.Tensor,
+        keep: torch.Tensor | None = None,
     ) -> Pair:
-        x, residual = self._attention(x, residual, self._input_norm, step, pages, cos_sin)
-        return self._mixer(x, residual, self._middle_norm, step)
+        x, residual = self._attention(x, residual, self._input_norm, step, pages, cos_sin, keep)
+        if keep is not None:
+            step = step.of_rows(keep)
+        return self._mixer(x, residual, self._middle_norm, step) if x.shape[0] else (x, residual)
 
     @property
     def linears(self) -> tuple[Linear, ...]:
