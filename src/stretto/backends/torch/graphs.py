@@ -32,9 +32,9 @@ class GraphKey(NamedTuple):
 
 DRAFT_BUCKETS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 DRAFT_ROWS = 256  # of all slots, unless these are more than half as many
-LAYER_FLOP_MAX = 6e11  # of a mixed pass: a millisecond of computing
+LAYER_FLOP_MAX = 2e12  # of a mixed pass: three milliseconds of computing
 SMALLEST = 64  # mixed buckets are multiples of it
-FINE_FROM = 4096  # rows: four buckets to the next power of two, below two
+FINE_FROM = 1024  # rows: eight buckets to the next power of two, below two
 EAGER_EVERY = ((8192, 64), (1 << 30, 256))  # (rows up to, step)
 STEPS = ((8, 2), (32, 8), (128, 16), (512, 32), (1 << 20, 128))  # (rows up to, step)
 
@@ -59,11 +59,11 @@ def draft_buckets_up_to(rows: int) -> tuple[int, ...]:
 
 
 def mixed_buckets(shape: TransformerShape, rows_max: int) -> tuple[int, ...]:
-    """64, 128, 192, 256, 384, 512, 768, … as long as launching takes longer than computing."""
+    """64, 128, 192, 256, 384, 512, 768, 1024, 1152, … as long as the host's time to launch matters."""
     limit = min(rows_max, int(LAYER_FLOP_MAX / (2 * layer_weights(shape))))
     found, octave = [SMALLEST, 2 * SMALLEST, 3 * SMALLEST], 4 * SMALLEST
     while octave <= limit:
-        parts = 4 if octave >= FINE_FROM else 2
+        parts = 8 if octave >= FINE_FROM else 2
         found += [octave + octave * part // parts for part in range(parts)]
         octave *= 2
     return tuple(rows for rows in found if rows <= limit)
@@ -85,10 +85,15 @@ def layer_weights(shape: TransformerShape) -> int:
 
 
 class Recorded(Protocol):
-    """Work that is captured once and replayed. `capture` calls `run` at least once."""
+    """Work that is captured once and replayed. `capture` calls `run` at least once.
+
+    Before it captures it calls `prepare`, which loads all kernels of `run`; without one, `run` itself.
+    """
 
     def __contains__(self, key: GraphKey) -> bool: ...
-    def capture(self, key: GraphKey, run: Callable[[], object]) -> None: ...
+    def capture(
+        self, key: GraphKey, run: Callable[[], object], prepare: Callable[[], object] | None = None
+    ) -> None: ...
     def replay(self, key: GraphKey) -> Any:
         """What `run` returned, in static memory."""
         ...
@@ -104,13 +109,13 @@ class Graphs:
     def __contains__(self, key: GraphKey) -> bool:
         return key in self._graphs
 
-    def capture(self, key: GraphKey, run: Callable[[], object]) -> None:
-        """Calls `run` twice: once to compile and allocate, once to capture.
-
-        Not with `torch.cuda.graph`, which gives all unused memory back to the driver first: later passes
+    def capture(
+        self, key: GraphKey, run: Callable[[], object], prepare: Callable[[], object] | None = None
+    ) -> None:
+        """Not with `torch.cuda.graph`, which gives all unused memory back to the driver first: later passes
         without a graph would allocate it again, and wait for the GPU each time.
         """
-        run()
+        (prepare or run)()
         torch.cuda.synchronize(self._device)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()

@@ -91,7 +91,9 @@ class Repeated:
     def __contains__(self, key):
         return key in self.runs
 
-    def capture(self, key, run):
+    def capture(self, key, run, prepare=None):
+        if prepare is not None:
+            prepare()
         self.runs[key] = run, run()
 
     def replay(self, key):

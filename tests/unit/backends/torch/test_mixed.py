@@ -59,7 +59,7 @@ def test_prompt_scores_and_large_batches_run_eagerly():
 def test_buckets_end_where_computing_takes_longer_than_launching(monkeypatch):
     shape = make_backend("qwen3").model.shape
     assert graphs.mixed_buckets(shape, 700) == (64, 128, 192, 256, 384, 512)
-    assert graphs.mixed_buckets(shape, 8192)[-5:] == (4096, 5120, 6144, 7168, 8192)
+    assert graphs.mixed_buckets(shape, 8192)[-9:] == (4096, *range(4608, 8193, 512))
     monkeypatch.setattr(graphs, "LAYER_FLOP_MAX", 2.0 * graphs.layer_weights(shape) * 300)
     assert graphs.mixed_buckets(shape, 8192) == (64, 128, 192, 256)
 
@@ -75,26 +75,29 @@ class CountedRows:
         return self.inner(x, *more)
 
 
-def test_large_passes_are_padded_to_row_counts_whose_kernels_are_loaded():
-    backend, recorded = warm("qwen3")
-    backend.runner.mixed.buckets, backend.runner._graph_rows_max = (64,), 64
-    backend.runner.eager_rows = (96, 160)
-    first = CountedRows(backend.model._layers[0])
-    backend.model._layers[0] = first
+def test_large_passes_are_padded_to_row_counts_whose_kernels_are_loaded(monkeypatch):
     long = [ask(f"l{at}", 130 + at, start=at, outputs=3) for at in range(3)]
-    texts = Loop(backend, prefill_chunk=150).run(long)
-    assert texts == Loop(make_backend("qwen3", slots=4), prefill_chunk=150).run(long)
-    assert {rows for rows in first.rows if rows > 64} <= {96, 160}
+    plain = Loop(make_backend("qwen3", slots=4), prefill_chunk=150).run(long)
+    backend, _ = warm("qwen3")
+    monkeypatch.setattr(backend.runner.mixed, "buckets", (64,))
+    monkeypatch.setattr(backend.runner, "_graph_rows_max", 64)
+    monkeypatch.setattr(backend.runner, "eager_rows", (96, 160))
+    first = CountedRows(backend.model._layers[0])
+    monkeypatch.setattr(backend.model, "_layers", [first, *backend.model._layers[1:]])  # models are shared
+    assert Loop(backend, prefill_chunk=150).run(long) == plain
+    large = {rows for rows in first.rows if rows > 64}
+    assert large
+    assert large <= {96, 160}
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "moe"])
-def test_the_last_layer_computes_only_rows_that_are_read(kind):
+def test_the_last_layer_computes_only_rows_that_are_read(kind, monkeypatch):
+    both = [ask("a", 100, outputs=3), ask("b", 90, start=2, outputs=4)]
     backend = make_backend(kind, slots=4)
-    mixer = CountedRows(backend.model._layers[-1]._mixer)
-    backend.model._layers[-1]._mixer = mixer
-    texts = Loop(backend, prefill_chunk=40).run([ask("a", 100, outputs=3), ask("b", 90, start=2, outputs=4)])
-    assert texts == Loop(make_backend(kind, slots=4), prefill_chunk=40).run(
-        [ask("a", 100, outputs=3), ask("b", 90, start=2, outputs=4)]
-    )
+    texts = Loop(backend, prefill_chunk=100).run(both)
+    last = backend.model._layers[-1]
+    mixer = CountedRows(last._mixer)
+    monkeypatch.setattr(last, "_mixer", mixer)
+    assert Loop(make_backend(kind, slots=4), prefill_chunk=40).run(both) == texts
     assert mixer.rows
     assert max(mixer.rows) <= 2

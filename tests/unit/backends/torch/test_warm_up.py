@@ -51,7 +51,7 @@ def mixed_requests():
 class Failing(Repeated):
     """Cannot capture the larger buckets."""
 
-    def capture(self, key, run):
+    def capture(self, key, run, prepare=None):
         if key[0] > 2:
             raise torch.OutOfMemoryError("no memory for this graph")
         super().capture(key, run)

@@ -107,11 +107,23 @@ class CausalModel:
             return x, residual
         return x.index_select(0, keep), None if residual is None else residual.index_select(0, keep)
 
-    def first_layer(self, tokens: torch.Tensor, step: Step, pages: Sequence[LayerPages]) -> None:
-        """Computes it alone, for its kernels to be loaded. Not with several ranks."""
+    def first_layer(
+        self,
+        tokens: torch.Tensor,
+        step: Step,
+        pages: Sequence[LayerPages],
+        keep: torch.Tensor | None = None,
+    ) -> None:
+        """Computes it alone, for its kernels to be loaded; with `keep` also as the last one. Not with ranks."""
         assert self._embedding is not None
         x = functional.embedding(tokens, self._embedding)
-        self._layers[0](x, None, step, pages[0], self._cos_sin[0])
+        for rows in (None,) if keep is None else (None, keep):
+            self._layers[0](x, None, step, pages[0], self._cos_sin[0], rows)
+
+    @property
+    def alike(self) -> bool:
+        """Whether the first layer uses the kernels of all."""
+        return self.shape.experts is None and not any(self.shape.windows)
 
     def add_adapters(self, *, count: int, rank: int) -> list[LowRank]:
         """Tables for so many adapters in every linear layer that they may change."""
