@@ -63,6 +63,8 @@ class Corpus:
 
     def _places(self, first: int, second: int) -> list[int]:
         recent = self._later.get((first, second), [])[::-1]
+        if not len(self._pairs):
+            return recent
         pair = _pair(first, second)
         begin, end = np.searchsorted(self._pairs, [pair, pair + 1])
         old = self._order[max(begin, end - PLACES) : end][::-1]
@@ -160,7 +162,10 @@ class RecentAnswers:
             return
         answers = self._scopes.setdefault(scope, OrderedDict())
         self._scopes.move_to_end(scope)
-        answers[request_id] = Corpus(answer[:ANSWER_TOKENS_MAX])
+        corpus = answers[request_id] = Corpus(NONE)
+        corpus.extend(
+            answer[:ANSWER_TOKENS_MAX]
+        )  # found without a search: each proposal looks in all of them
         answers.move_to_end(request_id)
         if len(answers) > ANSWERS_MAX:
             answers.popitem(last=False)

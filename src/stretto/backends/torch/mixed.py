@@ -2,8 +2,8 @@
 
 Launching the kernels of a layer one by one takes a slow host a millisecond, in which a small model computes
 thousands of rows. A graph is one launch. Its inputs are in static memory; rows and spans beyond those of the
-batch are padding, which belongs to no sequence and writes nothing. Passes that take the GPU longer than the
-host run eagerly, without padding.
+batch are padding, which belongs to no sequence and writes nothing. Passes that take the GPU much longer than
+the host to launch run without one.
 """
 
 from __future__ import annotations

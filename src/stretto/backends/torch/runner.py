@@ -3,7 +3,7 @@
 The decode batch is the hot path: its inputs are in one static buffer, everything from the block tables to the
 sampled ids is computed on the device, and on CUDA it is two graphs, the layers and then head and sampler (see
 `graphs`, `modes`). Prompts are in mixed batches. The layers of small ones are graphs (see `mixed`); large
-ones run eagerly, because computing them takes longer than launching.
+ones run eagerly, padded to row counts whose kernels are loaded (`eager_rows`).
 
 Drafts are verified in a decode batch, too: each row of a span is a span of its own, over the same pages. Its
 rows write their keys and values before any is read.
@@ -240,12 +240,12 @@ class Runner:
         """Any spans. Returns the sampled tokens of all output rows, their logits, and prompt scores."""
         if self.mixed is not None and not adapted and self.mixed.takes(batch):
             return *self._mixed(self.mixed, batch, mode), None
-        rows, outputs = len(batch.tokens), int(batch.outputs.sum())
+        count, outputs = len(batch.tokens), int(batch.outputs.sum())
         found = ragged_inputs(
             batch,
             self._tables,
             self._staging,
-            rows=_at_least(rows, self.eager_rows) if rows > self._graph_rows_max else rows,
+            rows=_at_least(count, self.eager_rows) if count > self._graph_rows_max else count,
             outputs=self._output_rows(outputs),
         )
         found.step.adapter_scales = self._scales(found.row_slots, adapted=adapted)

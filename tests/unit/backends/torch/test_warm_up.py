@@ -15,9 +15,9 @@ import torch
 
 from stretto.backends.torch import loading
 from stretto.backends.torch.compile_count import CompileCount, remove_old_caches
+from stretto.backends.torch.graphs import eager_rows
 from stretto.backends.torch.modes import PREPARED, prepared_mode
 from stretto.backends.torch.sampling_table import SamplingMode
-from stretto.backends.torch.graphs import eager_rows
 from stretto.backends.torch.warm_up import load_kernels
 from stretto.settings import load as load_settings
 from stretto.worker.pool import ModelPool

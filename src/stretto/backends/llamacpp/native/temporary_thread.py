@@ -14,8 +14,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def on_temporary_thread(work: Callable[[], T], *, interrupt: Callable[[BaseException], None] | None = None) -> T:
-    """`interrupt` is told what interrupted the wait, Ctrl-C for instance; the work is awaited all the same."""
+def on_temporary_thread(
+    work: Callable[[], T], *, interrupt: Callable[[BaseException], None] | None = None
+) -> T:
+    """`interrupt` is told what interrupted the wait (Ctrl-C); the work is awaited all the same."""
     with ThreadPoolExecutor(1, thread_name_prefix="temporary") as pool:
         future = pool.submit(work)
         try:

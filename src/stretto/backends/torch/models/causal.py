@@ -114,7 +114,7 @@ class CausalModel:
         pages: Sequence[LayerPages],
         keep: torch.Tensor | None = None,
     ) -> None:
-        """Computes it alone, for its kernels to be loaded; with `keep` also as the last one. Not with ranks."""
+        """Computes it alone, to load its kernels; with `keep` also as the last one. Not with ranks."""
         assert self._embedding is not None
         x = functional.embedding(tokens, self._embedding)
         for rows in (None,) if keep is None else (None, keep):
