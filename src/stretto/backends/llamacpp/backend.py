@@ -242,8 +242,7 @@ class LlamaCppBackend:
                 lost.add(sequence)
         return frozenset(lost)
 
-    def rest(self) -> None:
-        release_team()
+    rest = staticmethod(release_team)
 
     def close(self) -> None:
         self._bound.clear()
@@ -267,11 +266,9 @@ class LlamaCppBackend:
             if bound is not None:
                 self.drafting.unbind(bound)
         for binding in tick.bind:
+            drafting = self.drafting
             self._bound[binding.slot] = BoundRequest(
-                binding,
-                self._make_sampler,
-                drafts_max=self.drafting.drafts_max,
-                recent=self.drafting.recent,
+                binding, self._make_sampler, drafts_max=drafting.drafts_max, recent=drafting.recent
             )
 
     def _run(self, tick: Tick, outcome: Outcome, broken: set[int]) -> None:
