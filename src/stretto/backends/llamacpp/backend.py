@@ -31,7 +31,6 @@ from stretto.backends.llamacpp.memory.kv_memory import KvMemory
 from stretto.backends.llamacpp.memory.nan_isolation import NanIsolation, NanIsolationError
 from stretto.backends.llamacpp.model import LoadWarning, Model, Progress, load
 from stretto.backends.llamacpp.native.batch import Rows, gather
-from stretto.backends.llamacpp.native.openmp_team import release_team
 from stretto.backends.llamacpp.native.temporary_thread import on_temporary_thread
 from stretto.backends.llamacpp.options import ContextOptions, ModelOptions
 from stretto.backends.llamacpp.passes.calls import Calls
@@ -242,7 +241,8 @@ class LlamaCppBackend:
                 lost.add(sequence)
         return frozenset(lost)
 
-    rest = staticmethod(release_team)
+    def rest(self) -> None:
+        self._threads.rest()
 
     def close(self) -> None:
         self._bound.clear()

@@ -15,6 +15,7 @@ Beside such a one each thread has a processor of its own (`bound_threads`).
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -22,6 +23,7 @@ from stretto.backends.llamacpp.context import Context
 from stretto.backends.llamacpp.encoder_time import EncoderTime
 from stretto.backends.llamacpp.native.bound_threads import BoundThreads
 from stretto.backends.llamacpp.native.cpu_pressure import Pressure, Pressures, open_pressure
+from stretto.backends.llamacpp.native.openmp_team import release_team
 
 DROP_AFTER_S = 0.08  # passes are watched at least this long before a thread is given up
 WAITED_SHARE = 0.42  # of that time: what computing threads may wait for a processor
@@ -136,6 +138,7 @@ class PassThreads:
         """`encoder`: the time of an encoder of this process."""
         self._decode, self._prefill = decode, prefill
         self._bound = BoundThreads()
+        self._binding = threading.Lock()  # encoders have threads of their own
         self._held_until_s = 0.0
         self._governor = governor
         self._encoder = encoder
@@ -176,10 +179,19 @@ class PassThreads:
             context.set_threads(count, count)
             self._set[id(context)] = count
 
+    def rest(self) -> None:
+        """Give up the team. The next one inherits the processors of this thread, which must be all."""
+        with self._binding:
+            if self._governor is not None:
+                self._governor.busy = ()
+            self._bound.release()
+            release_team()
+
     def _bind(self) -> None:
         governor = self._governor
-        if governor is not None and governor.count == self._decode == self._prefill == len(governor.busy):
-            self._bound.bind(governor.busy)
+        with self._binding:
+            if governor is not None and governor.count == self._decode == self._prefill == len(governor.busy):
+                self._bound.bind(governor.busy)
 
     def _hold(self) -> None:
         self._held_until_s = time.perf_counter() + HELD_S

@@ -331,6 +331,21 @@ def test_threads_of_passes_keep_a_processor_each_while_ticks_leave_time(
     made.close()
 
 
+def test_a_rest_frees_bound_threads_and_forgets_them(computing: tuple[int, ...]) -> None:
+    """The next team inherits the processors of the thread that starts it, and other threads compute then."""
+    encoder, everywhere = EncoderTime(), os.sched_getaffinity(0)
+    serving = Serving(len(everywhere))
+    count = serving.governor.threads_max
+    made = PassThreads(decode=count, prefill=count, governor=serving.governor, encoder=encoder)
+    serving.governor.busy = computing
+    with encoder.left():
+        made.rest()
+        assert allowed(computing) == [everywhere] * count
+    with encoder.left():
+        assert allowed(computing) == [everywhere] * count
+    made.close()
+
+
 def test_ticks_leave_time_until_the_last_one_is_done() -> None:
     encoder = EncoderTime()
     begun: list[str] = []
