@@ -83,7 +83,7 @@ def run_line(tokens: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the flush at exit fails
         return BROKEN_PIPE
     except Exception as error:
-        if isinstance(error.__cause__, SystemExit):  # a signal's, wrapped by Python 3.11 while it makes a class
+        if isinstance(error.__cause__, SystemExit):  # of a signal while a class is made: 3.11 wraps it
             return int(error.__cause__.code or 0)
         return report(error, command=_command_of(tokens), debug="--debug" in options)
 
