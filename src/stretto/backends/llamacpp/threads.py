@@ -201,7 +201,8 @@ class PassThreads:
         if self._encoder is None or self._encoder.is_left_time:
             return
         if governor.count < governor.threads_max or time.perf_counter() >= self._held_until_s:
-            self._bound.release()
+            with self._binding:
+                self._bound.release()
 
     def _is_crowded(self) -> bool:
         return self._governor is not None and self._governor.reduced_s >= OTHERS_S

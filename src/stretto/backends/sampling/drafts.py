@@ -162,10 +162,8 @@ class RecentAnswers:
             return
         answers = self._scopes.setdefault(scope, OrderedDict())
         self._scopes.move_to_end(scope)
-        corpus = answers[request_id] = Corpus(NONE)
-        corpus.extend(
-            answer[:ANSWER_TOKENS_MAX]
-        )  # found without a search: each proposal looks in all of them
+        corpus = answers[request_id] = Corpus(NONE)  # not sorted: each proposal looks in all answers
+        corpus.extend(answer[:ANSWER_TOKENS_MAX])
         answers.move_to_end(request_id)
         if len(answers) > ANSWERS_MAX:
             answers.popitem(last=False)

@@ -17,8 +17,8 @@ import torch
 from stretto.backends.torch.graphs import GraphKey, Recorded, mixed_buckets
 from stretto.backends.torch.models import CausalModel, Step
 from stretto.backends.torch.pool import KvPool
-from stretto.backends.torch.ragged import Ragged, output_rows
-from stretto.backends.torch.staging import Ints, Staging
+from stretto.backends.torch.ragged import Ragged, filled, output_rows
+from stretto.backends.torch.staging import Staging
 from stretto.backends.torch.tables import Tables
 
 
@@ -82,13 +82,13 @@ class MixedPasses:
         starts = np.concatenate([np.zeros(1, dtype=np.int32), ends])
         per_span, per_row = self._spans, rows
         return self._staging.pack(
-            *_filled(batch.slots, per_span, none),
-            *_filled(starts, per_span, count),
-            *_filled(batch.starts + batch.counts, per_span, 0),
-            *_filled(output_rows(ends, batch.outputs), per_span, 0),
-            *_filled(batch.tokens, per_row, 0),
-            *_filled(batch.slots[spans], per_row, none),
-            *_filled(places, per_row, -1),
+            *filled(batch.slots, per_span, none),
+            *filled(starts, per_span, count),
+            *filled(batch.starts + batch.counts, per_span, 0),
+            *filled(output_rows(ends, batch.outputs), per_span, 0),
+            *filled(batch.tokens, per_row, 0),
+            *filled(batch.slots[spans], per_row, none),
+            *filled(places, per_row, -1),
         )
 
     def _layers(self, rows: int, *, first_only: bool = False) -> MixedRows | None:
@@ -128,7 +128,3 @@ class MixedPasses:
 
 def _key(rows: int) -> GraphKey:
     return GraphKey(rows, adapted=False, mixed=True)
-
-
-def _filled(column: Ints, size: int, value: int) -> tuple[Ints, Ints]:
-    return column, np.full(size - len(column), value, dtype=np.int32)

@@ -84,9 +84,13 @@ def ragged_inputs(
     return RaggedInputs(known, row_slots, places, output_at, measured_at, followers, step)
 
 
+def filled(column: Ints, size: int, value: int) -> tuple[Ints, Ints]:
+    """A column, and what it lacks to have this size."""
+    return column, np.full(max(0, size - len(column)), value, dtype=np.int32)
+
+
 def _padded(column: Ints, size: int, value: int) -> Ints:
-    more = size - len(column)
-    return column if more <= 0 else np.concatenate([column, np.full(more, value, dtype=np.int32)])
+    return column if len(column) >= size else np.concatenate(filled(column, size, value))
 
 
 def output_rows(ends: Ints, outputs: Ints) -> Ints:

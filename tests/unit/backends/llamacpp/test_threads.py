@@ -294,6 +294,16 @@ def computing() -> Iterator[tuple[int, ...]]:
     over.set()
 
 
+def beside_an_encoder(computing: tuple[int, ...]) -> tuple[EncoderTime, Serving, PassThreads]:
+    """Passes with a thread for each processor, and the encoder that may bind them."""
+    encoder, serving = EncoderTime(), Serving(len(computing))
+    made = PassThreads(
+        decode=len(computing), prefill=len(computing), governor=serving.governor, encoder=encoder
+    )
+    serving.governor.busy = computing
+    return encoder, serving, made
+
+
 def allowed(threads: tuple[int, ...]) -> list[set[int]]:
     return [os.sched_getaffinity(thread) for thread in threads]
 
@@ -301,11 +311,8 @@ def allowed(threads: tuple[int, ...]) -> list[set[int]]:
 def test_threads_of_passes_keep_a_processor_each_while_ticks_leave_time(
     computing: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoder, everywhere = EncoderTime(), os.sched_getaffinity(0)
-    serving = Serving(len(everywhere))
-    count = serving.governor.threads_max
-    made = PassThreads(decode=count, prefill=count, governor=serving.governor, encoder=encoder)
-    serving.governor.busy = computing
+    encoder, serving, made = beside_an_encoder(computing)
+    everywhere, count = os.sched_getaffinity(0), len(computing)
     with encoder.left():
         assert allowed(computing) == [{processor} for processor in sorted(everywhere)]
         with encoder.left():
@@ -333,11 +340,8 @@ def test_threads_of_passes_keep_a_processor_each_while_ticks_leave_time(
 
 def test_a_rest_frees_bound_threads_and_forgets_them(computing: tuple[int, ...]) -> None:
     """The next team inherits the processors of the thread that starts it, and other threads compute then."""
-    encoder, everywhere = EncoderTime(), os.sched_getaffinity(0)
-    serving = Serving(len(everywhere))
-    count = serving.governor.threads_max
-    made = PassThreads(decode=count, prefill=count, governor=serving.governor, encoder=encoder)
-    serving.governor.busy = computing
+    encoder, _, made = beside_an_encoder(computing)
+    everywhere, count = os.sched_getaffinity(0), len(computing)
     with encoder.left():
         made.rest()
         assert allowed(computing) == [everywhere] * count

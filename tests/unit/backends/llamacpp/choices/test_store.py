@@ -43,9 +43,9 @@ def test_the_oldest_make_room(tmp_path):
         b"\xff\x00",
         b"[]",
         b'{"format": 99, "entries": {}}',
-        b'{"format": 1, "entries": 3}',
+        json.dumps({"format": FORMAT, "entries": 3}).encode(),
         b"[" * 100_000,
-        b'{"format": 1, "entries": {"k": {"x": "' + b"y" * (1 << 20) + b'"}}}',
+        json.dumps({"format": FORMAT, "entries": {"k": {"x": "y" * (1 << 20)}}}).encode(),
     ],
     ids=["empty", "bytes", "a list", "another format", "no entries", "deep", "large"],
 )
