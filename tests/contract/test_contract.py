@@ -226,6 +226,21 @@ def test_operations_without_rows_and_recovery_of_nothing(subject):
     assert subject.is_right(request, outcome.tokens)
 
 
+def test_a_rest_between_two_ticks_changes_nothing(subject):
+    driver = Driver(subject.backend)
+    request = ask("rested", 24, outputs=3)
+    if not driver._paged:
+        driver.run(ops=[clear(0)])
+    driver.bind(0, request)
+    driver.run(Row(0, 0, 0, list(request.tokens[:-1])))
+    output, last = [], list(request.tokens[-1:])
+    for start in range(23, 26):
+        subject.backend.rest()
+        last = list(driver.run(Row(0, 0, start, last, 1)).tokens)
+        output += last
+    assert subject.is_right(request, output)
+
+
 def test_drafts_give_their_accepted_prefix(subject):
     driver = needs(subject, rewind=True)
     request = ask("drafted", 26, outputs=8)

@@ -27,6 +27,7 @@ The contract of a backend:
    `MediaRows.whole` says so they attend to each other, and the span has all of them. Rows of media and tokens
    run in different calls; `Capabilities.rows_max` is for tokens. A backend with `media_rows_max` 0 gets none.
 10. Times are measured where the work happens. No method blocks for longer than a pass.
+11. `rest` changes nothing that a later tick can see.
 """
 
 from __future__ import annotations
