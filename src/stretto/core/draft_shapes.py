@@ -9,9 +9,12 @@ get k rows in one pass, padded where a slot has fewer proposals.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import log
 from typing import NamedTuple
 
 POINTS = 64  # numbers of drafts that are looked at, at most
+CHANCE_MIN = 0.02  # of a draft that is looked at: rows for less never paid
+LOG_MIN = log(CHANCE_MIN)
 
 
 class Offer(NamedTuple):
@@ -38,6 +41,7 @@ class DraftShapes:
     """`decode`: slot index and context length of all decoding slots.
 
     `level_max`: None where spans may differ, else the most draft rows that all of them have room for.
+    `only_level`: no further passes for some slots, because no draft is worth its row.
     """
 
     def __init__(
@@ -47,8 +51,10 @@ class DraftShapes:
         spare: int,
         *,
         level_max: int | None,
+        only_level: bool = False,
     ) -> None:
         self._decode = decode
+        self._only_level = only_level
         self._spare = spare
         self._level_max = level_max
         self._offers = sorted(offers, key=lambda offer: (-offer.chance, offer.slot))
@@ -78,40 +84,50 @@ class DraftShapes:
                 yield DraftShape(expected, count, contexts, 1, depth, count, len(slots))
 
     def _levels(self, level_max: int) -> Iterator[DraftShape]:
-        total = len(self._decode)
+        total, offers = len(self._decode), self._offers
         contexts_all = sum(context for _, context in self._decode)
-        for depth in range(1, max((offer.most for offer in self._offers), default=0) + 1):
-            yield from self._some(depth)
+        chances, tokens = [1.0] * len(offers), [0.0] * len(offers)  # of the last draft, of all up to it
+        drafts = 0
+        for depth in range(1, max((offer.most for offer in offers), default=0) + 1):
+            for at, offer in enumerate(offers):
+                if offer.most >= depth:
+                    chances[at] *= offer.chance
+                    tokens[at] += chances[at]
+                    drafts += 1
+            if not self._only_level:
+                yield from self._some(depth, tokens)
             if depth <= level_max and depth * total <= self._spare:
-                counts = [min(offer.most, depth) for offer in self._offers]
-                expected = sum(
-                    _tokens(offer.chance, count) for offer, count in zip(self._offers, counts, strict=True)
+                yield DraftShape(
+                    sum(tokens), depth * total, depth * contexts_all, 1, depth, drafts, len(offers)
                 )
-                extra, contexts = depth * total, depth * contexts_all
-                yield DraftShape(expected, extra, contexts, 1, depth, sum(counts), len(counts))
 
-    def _some(self, depth: int) -> Iterator[DraftShape]:
+    def _some(self, depth: int, tokens: Sequence[float]) -> Iterator[DraftShape]:
         """`depth` drafts for the best slots, fewer than all: runs of consecutive sequences share a pass."""
-        expected, contexts, runs = 0.0, 0, 0
+        expected, contexts, extra, runs, count = 0.0, 0, 0, 0, 0
         chosen: set[int] = set()
-        for count, offer in enumerate(self._able(depth), 1):
-            if count == len(self._decode) or count * depth > self._spare:
+        for offer, gained in zip(self._offers, tokens, strict=True):
+            if offer.most < depth:
+                continue
+            count += 1
+            extra += depth
+            if count == len(self._decode) or extra > self._spare:
                 return
             at = offer.sequence
             runs += 1 - (at - 1 in chosen) - (at + 1 in chosen)
             chosen.add(at)
-            expected += _tokens(offer.chance, depth)
+            expected += gained
             contexts += depth * offer.context
-            extra = count * depth
             yield DraftShape(expected, extra, contexts, 1 + runs, depth, extra, count)
 
     def _able(self, depth: int) -> list[Offer]:
         return [offer for offer in self._offers if offer.most >= depth]
 
 
-def _tokens(chance: float, count: int) -> float:
-    """Tokens that so many drafts yield on average."""
-    return float(count) if chance >= 1.0 else chance * (1.0 - chance**count) / (1.0 - chance)
+def worth_a_look(most: int, chance: float) -> int:
+    """Of so many drafts, those that are not hardly ever accepted."""
+    if chance >= 1.0:
+        return most
+    return min(most, int(LOG_MIN / log(chance))) if chance > CHANCE_MIN else 0
 
 
 def _steps(offers: Sequence[Offer], spare: int) -> list[tuple[float, int, int, int]]:

@@ -8,6 +8,7 @@ tell apart stays as it was, and is not what noise makes of it. No coefficient is
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import mul
 
 FORGETTING = 0.98
 STAYING = 0.03  # how much the solution before counts, beside the samples
@@ -28,7 +29,8 @@ class LeastSquares:
         self._answers = [0.0] * size  # of the inputs with what was measured
 
     def predict(self, x: Sequence[float]) -> float:
-        return sum(c * v for c, v in zip(self.coefficients, x, strict=True))
+        predicted: float = sum(map(mul, self.coefficients, x))
+        return predicted
 
     def update(self, x: Sequence[float], y: float) -> None:
         """Weighted by 1/y, so that relative errors count."""

@@ -14,18 +14,23 @@ ROWS_APART = 32  # numbers of rows from here on count in steps of eight
 class RowFactors:
     def __init__(self) -> None:
         self._known: dict[int, float] = {}
+        self._between: dict[int, float] = {}  # numbers of rows that were asked for and not measured
 
     def observe(self, rows: int, ratio: float) -> None:
         """A pass of so many rows took `ratio` times what was predicted."""
         step, ratio = _step(rows), min(HIGHEST, max(LOWEST, ratio))
         known = self._known.get(step, ratio)
         self._known[step] = known + WEIGHT * (ratio - known)
+        self._between.clear()
 
     def of(self, rows: int) -> float:
         step = _step(rows)
-        known = self._known.get(step)
-        if known is not None:
-            return known
+        found = self._known.get(step) or self._between.get(step)
+        if found is None:
+            found = self._between[step] = self._interpolated(step)
+        return found
+
+    def _interpolated(self, step: int) -> float:
         below = max((at for at in self._known if at < step), default=None)
         above = min((at for at in self._known if at > step), default=None)
         if below is None or above is None:

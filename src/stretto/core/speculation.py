@@ -29,7 +29,7 @@ from typing import NamedTuple
 from stretto.core.cost import CostModel
 from stretto.core.draft_gain import DraftGain, Kind
 from stretto.core.draft_price import MODEL, DraftPrice, Passes
-from stretto.core.draft_shapes import DraftShape, DraftShapes, Offer
+from stretto.core.draft_shapes import DraftShape, DraftShapes, Offer, worth_a_look
 from stretto.core.least_squares import SOONEST_S, LeastSquares
 from stretto.core.slot import DraftRecord, Slot
 
@@ -45,7 +45,7 @@ TRIAL_SHARE = 8  # of so many slots one more is tried in the same tick
 COMPARE_SLOTS = 16  # whose proposals are compared at a time
 COMPARE_EVERY = 6  # ticks, at least, between proposals that are only compared
 COMPARE_AHEAD = 16  # … where ticks are planned ahead and must wait for them
-COMPARE_SHARE = 0.002  # of the time of ticks that the drafter may spend on those; deciding takes as long
+COMPARE_SHARE = 0.0012  # of the time of ticks that the drafter may take for those; deciding takes twice that
 WAIT_WEIGHT, WAIT_OUTLIER = 0.1, 3.0  # of a new measurement, and the most that one counts for
 WANTED_FOR = 8  # ticks for which the slots that make proposals stay the same, if the batch does
 QUIET_FOR = 16  # ticks for which slots are not asked, if none of their proposals are wanted
@@ -144,7 +144,6 @@ class DraftPlanner:
         slots = min(len(able), COMPARE_SLOTS)
         due = self._compare_every(decode, slots) - self._idle_ticks
         if due > 0:
-            self._wanted_for = 0
             self._quiet = len(decode), int(min(due, _quiet_ticks(len(decode))))
             return {}
         self._idle_ticks = 0
@@ -167,7 +166,7 @@ class DraftPlanner:
         batch = (len(decode), *(slot.arrival for slot, _ in able))
         if batch != self._model_of or self._model_for == 0:
             self._model_of, self._model_for = batch, WANTED_FOR
-            offers = self._offers(able, lambda _: MODEL)
+            offers = _offers(able, lambda slot: self.acceptance(slot, MODEL))
             self._model_plan = self._plan(decode, offers, spare, level_max=spare, drafter_s=self._model_s)
         self._model_for -= 1
         found = self._model_plan
@@ -210,8 +209,9 @@ class DraftPlanner:
         if self._model_credit_s < price_s:
             return {}
         self._model_credit_s = 0.0
-        perfect = [offer._replace(chance=1.0) for offer in self._offers(able, lambda _: MODEL)]
-        hope = self._plan(decode, perfect, spare, level_max=spare, drafter_s=self._model_s)
+        hope = self._plan(
+            decode, _offers(able, lambda _: 1.0), spare, level_max=spare, drafter_s=self._model_s
+        )
         return {slot.index: count} if hope is not None else {}
 
     def _compare_every(self, decode: Sequence[Slot], slots: int) -> float:
@@ -290,6 +290,8 @@ class DraftPlanner:
 
     def _observe(self, record: DraftRecord, drafter: str, hits: int, tries: int) -> None:
         """What lookup finds counts for `UNKNOWN` as well, for requests without a proposal so far."""
+        if not self._wanted:
+            self._wanted_for = 0  # decide anew
         for name in (drafter,) if drafter in (MODEL, UNKNOWN) else (drafter, UNKNOWN):
             record.observe(name, hits, tries, MEMORY)
             self._all.observe(name, hits, tries, MEMORY_ALL)
@@ -312,15 +314,9 @@ class DraftPlanner:
         """Draft rows with the most tokens per second; empty: no drafts, or not enough is known."""
         if not self._knows:
             return {}
-        offers = self._offers(able, drafter)
+        offers = _offers(able, lambda slot: self.acceptance(slot, drafter(slot)))
         found = self._plan(decode, offers, spare, level_max=level_max, drafter_s=drafter_s)
         return found.rows if found is not None else {}
-
-    def _offers(self, able: Sequence[tuple[Slot, int]], drafter: Callable[[Slot], str]) -> list[Offer]:
-        return [
-            Offer(slot.index, slot.sequence, count, self.acceptance(slot, drafter(slot)), slot.planned)
-            for slot, count in able
-        ]
 
     def _plan(
         self,
@@ -334,11 +330,16 @@ class DraftPlanner:
         """Of the ways to spend rows, the one with the most tokens per second; None: without drafts."""
         contexts = sum(slot.planned for slot in decode)
         alone_s = self._cost.verify_s(len(decode), contexts)
-        if alone_s <= 0.0:
+        if alone_s <= 0.0 or not offers:
             return None
-        where = [(slot.index, slot.planned) for slot in decode]
-        shapes = DraftShapes(where, offers, spare, level_max=level_max if self._equal_spans else None)
         best, found, taken_s = GAIN_MIN * len(decode) / alone_s, None, 0.0
+        shapes = DraftShapes(
+            [(slot.index, slot.planned) for slot in decode],
+            offers,
+            spare,
+            level_max=level_max if self._equal_spans else None,
+            only_level=max(offer.chance for offer in offers) <= best * self._cost.row_s,
+        )
         for shape in shapes:
             rows = len(decode) + shape.extra
             seconds = self._cost.verify_s(rows, contexts + shape.contexts, passes=shape.passes)
@@ -371,6 +372,15 @@ class DraftPlanner:
 
 def _quiet_ticks(slots: int) -> int:
     return max(QUIET_FOR, slots // QUIET_SHARE)
+
+
+def _offers(able: Sequence[tuple[Slot, int]], acceptance: Callable[[Slot], float]) -> list[Offer]:
+    return [
+        Offer(slot.index, slot.sequence, most, chance, slot.planned)
+        for slot, count in able
+        for chance in (acceptance(slot),)
+        if (most := worth_a_look(count, chance)) > 0
+    ]
 
 
 def _kind(drafter: str) -> Kind:

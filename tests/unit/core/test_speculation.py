@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import pytest
 
+from stretto.core import draft_shapes, speculation
 from stretto.core.cost import CostModel
 from stretto.core.draft_gain import JUDGED_FROM, PLAIN_EVERY, PLAIN_MIN, REST_MIN
 from stretto.core.draft_price import MODEL
@@ -317,3 +319,38 @@ def test_proposals_are_wanted_anew_once_the_drafter_is_known() -> None:
     assert drafts.wanted(running, [(slot, 4)], SPARE)
     slot.drafter = "ngram"
     assert drafts.wanted(running, [(slot, 4)], SPARE) == {}
+
+
+def test_what_is_wanted_is_worked_out_again_after_an_observation_alone(monkeypatch) -> None:
+    running = slots(8)
+    drafts = planner(measured(0.004, 0.004), running, 0.3, equal_spans=True)
+    plans: list[int] = []
+    monkeypatch.setattr(drafts, "_plan", lambda *_, **__: plans.append(1))
+    able = [(slot, 8) for slot in running]
+    for _ in range(7):
+        drafts.wanted(running, able, SPARE)
+    assert len(plans) == 1
+    assert running[0].job is not None
+    drafts.compared(running[0].job.drafts, right=True, drafter="")
+    drafts.wanted(running, able, SPARE)
+    assert len(plans) == 2
+
+
+@pytest.mark.parametrize("acceptance", [0.05, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_shapes_that_are_left_out_would_not_be_chosen(count, acceptance, monkeypatch) -> None:
+    """Passes for some slots, where a row costs more than a draft can bring."""
+    for row_s in (0.0005, 0.002, 0.004, 0.010):
+        running = slots(count)
+        for slot in running:
+            slot.sequence = slot.index
+        drafts = planner(measured(0.010, row_s), running, acceptance, equal_spans=True)
+        found = chosen(drafts, running)
+        with monkeypatch.context() as patched:
+            patched.setattr(speculation, "DraftShapes", all_shapes)
+            assert chosen(drafts, running) == found
+
+
+def all_shapes(*arguments: Any, only_level: bool, **options: Any) -> draft_shapes.DraftShapes:
+    del only_level
+    return draft_shapes.DraftShapes(*arguments, **options)

@@ -8,26 +8,25 @@ counts, then the latest. A lookup is cheap, a draft is not: `core/speculation.py
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stretto.core.request import Scope
 
 GRAM = 2  # tokens that a place must share to be looked at
 PLACES = 16  # latest places that are compared
 MATCH_MAX = 32  # tokens compared before a place
-SCOPES_MAX = 64
-ANSWERS_MAX = 16  # of a scope: a tenant, or part of one
+ANSWERS_MAX = 8  # of a scope, a tenant or part of one, in each of two texts
 ANSWER_TOKENS_MAX = 2048
+TOKENS_MAX = 1 << 18  # of the answers of all scopes: each takes about 150 bytes
+END = -1  # of an answer: no token, and no row of media
 LONG_MATCH = 8  # tokens from which on a match is a suffix that the text follows, and no chance
 NGRAM, SUFFIX = "ngram", "suffix"  # drafters, by the length of the match
 NONE: array[int] = array("i")
-
-_NO_ANSWERS: OrderedDict[str, Corpus] = OrderedDict()
 
 Place = tuple[int, int, "Corpus"]  # tokens in common, position that follows, where
 
@@ -38,49 +37,61 @@ class Corpus:
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = array("i", tokens)
         self._pairs, self._order = _sorted_pairs(self.tokens)
-        self._later: dict[tuple[int, int], list[int]] = {}  # pair -> positions that follow it
+        self._latest: dict[int, int] = {}  # pair -> the last position that follows it, of later tokens
+        self._earlier = array("i", bytes(4 * len(self.tokens)))  # … -> the one before it; 0: none
 
-    def extend(self, tokens: Iterable[int]) -> None:
-        for token in tokens:
-            end = len(self.tokens)
-            self.tokens.append(token)
-            if end >= GRAM:  # the pair before this token now has a continuation
-                places = self._later.setdefault((self.tokens[end - 2], self.tokens[end - 1]), [])
-                places.append(end)
-                del places[:-PLACES]
+    def extend(self, tokens: Sequence[int]) -> None:
+        latest, earlier = self._latest, self._earlier
+        first, second = [END, END, *self.tokens[-GRAM:]][-GRAM:]
+        for at, token in enumerate(tokens, len(self.tokens)):
+            pair = (first << 32) + second  # with an `END` in it: never looked up
+            earlier.append(latest.get(pair, 0))
+            latest[pair] = at
+            first, second = second, token
+        self.tokens.extend(tokens)
+
+    def end(self) -> None:
+        """What comes next is another text."""
+        self.tokens.append(END)
+        self._earlier.append(0)
 
     def best(self, tail: Sequence[int]) -> Place:
         """The place that shares most tokens with the end of `tail`; (0, …) if it has no such pair."""
         found = (0, 0, self)
-        for place in self._places(tail[-2], tail[-1]):  # the latest first
+        for place in self._places(_pair(tail[-2], tail[-1])):  # the latest first
             length = _common(self.tokens, place, tail)
             if length > found[0]:
                 found = (length, place, self)
         return found
 
     def after(self, place: int, count: int) -> array[int]:
-        return self.tokens[place : place + count]
+        found = self.tokens[place : place + count]
+        return found[: found.index(END)] if END in found else found
 
-    def _places(self, first: int, second: int) -> list[int]:
-        recent = self._later.get((first, second), [])[::-1]
-        if not len(self._pairs):
-            return recent
-        pair = _pair(first, second)
-        begin, end = np.searchsorted(self._pairs, [pair, pair + 1])
-        old = self._order[max(begin, end - PLACES) : end][::-1]
-        return [*recent, *(int(place) for place in old)][:PLACES]
+    def _places(self, pair: int) -> list[int]:
+        found, place = list[int](), self._latest.get(pair, 0)
+        while place and len(found) < PLACES:
+            found.append(place)
+            place = self._earlier[place]
+        if len(found) < PLACES and self._pairs:
+            end = bisect_right(self._pairs, pair)
+            begin = bisect_left(self._pairs, pair, max(0, end - PLACES + len(found)), end)
+            found += self._order[begin:end][::-1]
+        return found
 
 
 def _pair(first: int, second: int) -> int:
     return (first << 32) + second
 
 
-def _sorted_pairs(tokens: array[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _sorted_pairs(tokens: array[int]) -> tuple[array[int], array[int]]:
     """All pairs that something follows, sorted, and the positions that follow them; equal ones in order."""
-    values = np.frombuffer(tokens, dtype=np.int32).astype(np.int64) if len(tokens) else np.empty(0, np.int64)
-    pairs = (values[:-2] << 32) + values[1:-1] if len(values) > GRAM else np.empty(0, np.int64)
+    if len(tokens) <= GRAM:
+        return array("q"), array("q")
+    values = np.frombuffer(tokens, dtype=np.int32).astype(np.int64)
+    pairs = (values[:-2] << 32) + values[1:-1]
     order = np.argsort(pairs, kind="stable")
-    return pairs[order], order + GRAM
+    return array("q", pairs[order].tobytes()), array("q", (order + GRAM).tobytes())
 
 
 def _common(tokens: array[int], place: int, tail: Sequence[int]) -> int:
@@ -113,7 +124,7 @@ class Drafter:
     def __len__(self) -> int:
         return len(self._own.tokens)
 
-    def extend(self, tokens: Iterable[int]) -> None:
+    def extend(self, tokens: Sequence[int]) -> None:
         self._own.extend(tokens)
 
     def propose(self, count: int) -> Proposal | None:
@@ -150,26 +161,45 @@ def _repeated(drafts: array[int], count: int, *, period: int) -> array[int]:
     return drafts
 
 
+class Answers:
+    """The last answers of a scope in two texts: however many they are, a pair is looked up twice.
+
+    Texts are only added to. When one is full, another is begun, and the one before it is dropped.
+    """
+
+    def __init__(self) -> None:
+        self.texts = [Corpus(NONE)]  # the latest first
+        self._known: dict[str, int] = {}  # requests in it, and how many of their tokens
+
+    def add(self, request_id: str, answer: Sequence[int]) -> None:
+        if request_id not in self._known and len(self._known) == ANSWERS_MAX:
+            self.texts, self._known = [Corpus(NONE), self.texts[0]], {}
+        new = max(0, self._known.get(request_id, 0) - GRAM)
+        self.texts[0].extend(answer[new:])
+        self.texts[0].end()
+        self._known[request_id] = len(answer)
+
+
 class RecentAnswers:
     """The last answers of each scope, for its own requests alone. Bounded in scopes, answers and tokens."""
 
     def __init__(self) -> None:
-        self._scopes: OrderedDict[Scope, OrderedDict[str, Corpus]] = OrderedDict()
+        self._scopes: OrderedDict[Scope, Answers] = OrderedDict()
 
     def add(self, scope: Scope, request_id: str, answer: Sequence[int]) -> None:
-        """A request that was preempted and comes again replaces its own answer."""
+        """Of a request that was preempted and comes again, what is new."""
         if len(answer) <= GRAM:
             return
-        answers = self._scopes.setdefault(scope, OrderedDict())
+        self._scopes.setdefault(scope, Answers()).add(request_id, answer[:ANSWER_TOKENS_MAX])
         self._scopes.move_to_end(scope)
-        corpus = answers[request_id] = Corpus(NONE)  # not sorted: each proposal looks in all answers
-        corpus.extend(answer[:ANSWER_TOKENS_MAX])
-        answers.move_to_end(request_id)
-        if len(answers) > ANSWERS_MAX:
-            answers.popitem(last=False)
-        if len(self._scopes) > SCOPES_MAX:
+        while len(self._scopes) > 1 and self._tokens > TOKENS_MAX:
             self._scopes.popitem(last=False)
 
     def of(self, scope: Scope) -> list[Corpus]:
-        """The latest first."""
-        return list(reversed(self._scopes.get(scope, _NO_ANSWERS).values()))
+        """Texts with them, the latest first."""
+        found = self._scopes.get(scope)
+        return found.texts if found is not None else []
+
+    @property
+    def _tokens(self) -> int:
+        return sum(len(text.tokens) for answers in self._scopes.values() for text in answers.texts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -27,7 +27,7 @@ RUN_TICKS_MAX = 1024
 class DraftSource(Protocol):
     """Proposals for one request, whose tokens so far it was made with."""
 
-    def extend(self, tokens: Iterable[int]) -> None: ...
+    def extend(self, tokens: Sequence[int]) -> None: ...
     def propose(self, count: int) -> Proposal | None: ...
 
 

@@ -6,13 +6,14 @@ import random
 from array import array
 
 from stretto.backends.sampling.drafts import (
+    ANSWER_TOKENS_MAX,
     ANSWERS_MAX,
     LONG_MATCH,
     MATCH_MAX,
     NGRAM,
     PLACES,
-    SCOPES_MAX,
     SUFFIX,
+    TOKENS_MAX,
     Corpus,
     Drafter,
     RecentAnswers,
@@ -112,20 +113,36 @@ def test_recent_answers_stay_within_their_scope() -> None:
 
 def test_recent_answers_are_bounded() -> None:
     recent = RecentAnswers()
-    for tenant in range(2 * SCOPES_MAX):
-        recent.add(Scope(str(tenant), ""), "1", [1, 2, 3])
+    for tenant in range(1 + TOKENS_MAX // ANSWER_TOKENS_MAX):
+        recent.add(Scope(str(tenant), ""), "1", range(2 * ANSWER_TOKENS_MAX))
     assert not recent.of(Scope("0", ""))
-    for n in range(2 * ANSWERS_MAX):
+    assert recent.of(Scope(str(tenant), ""))
+    for n in range(3 * ANSWERS_MAX):
         recent.add(A, str(n), [n, n + 1, n + 2])
-    assert len(recent.of(A)) == ANSWERS_MAX
-    assert recent.of(A)[0].tokens[0] == 2 * ANSWERS_MAX - 1
+    assert [len(text.tokens) for text in recent.of(A)] == [4 * ANSWERS_MAX] * 2
+    assert not Drafter([0, 1], others=recent.of(A)).propose(1)
+    for kept in (n, n - 2 * ANSWERS_MAX + 1):
+        assert proposed(Drafter([kept, kept + 1], others=recent.of(A)), 1) == [kept + 2]
 
 
-def test_a_request_that_comes_again_replaces_its_answer() -> None:
+def test_the_last_answer_comes_first_and_a_draft_ends_with_its_answer() -> None:
     recent = RecentAnswers()
-    recent.add(A, "1", [1, 2, 3])
-    recent.add(A, "1", [1, 2, 3, 4])
-    assert [list(corpus.tokens) for corpus in recent.of(A)] == [[1, 2, 3, 4]]
+    recent.add(A, "1", [5, 6, 7, 8])
+    recent.add(A, "2", [5, 6, 9])
+    drafter = Drafter([4, 5, 6], others=recent.of(A))
+    assert proposed(drafter, 4) == [9]
+    recent.add(A, "3", [4, 5, 6, 10])  # a drafter that was made before finds it, too
+    assert proposed(drafter, 4) == [10]
+    assert not Drafter([6, 9], others=recent.of(A)).propose(1)
+
+
+def test_a_request_that_comes_again_adds_what_is_new() -> None:
+    recent = RecentAnswers()
+    for length in range(3, 30):
+        recent.add(A, "1", range(length))
+    [text] = recent.of(A)
+    assert len(text.tokens) < 30 * 4
+    assert all(proposed(Drafter([at, at + 1], others=[text]), 1) == [at + 2] for at in range(27))
 
 
 def test_a_corpus_grows_without_sorting_again() -> None:
