@@ -216,6 +216,42 @@ TORCH = (
     ),
 )
 
+SPECULATION = (
+    by_script(
+        "speculation-exact",
+        "50 prompts × drafters × 1, 4, 16 slots × cache policies: texts of plain decoding; 10⁶ samples alike",
+        *("benchmarks/speculation.py", "--parts", "exact", "--check"),
+    ),
+    by_script(
+        "speculation-speed",
+        "lookup at 0.98 of plain decoding or more for 1 to 8 users, edits of one user at 1.6",
+        *("benchmarks/speculation.py", "--parts", "speed", "--rounds", "8", "--check"),
+    ),
+    by_script(
+        "speculation-peer",
+        "with lookup drafts in both, llama-server is not faster for 1 to 8 users",
+        *("benchmarks/speculation.py", "--parts", "peer", "--check"),
+    ),
+    by_script(
+        "speculation-pair",
+        "a model with its draft model at 0.98 or more, edits of one user at 1.3",
+        *("benchmarks/pair.py", "--check"),
+    ),
+)
+
+ADAPTERS_AND_RANKS = (
+    by_script(
+        "adapters",
+        "8 requests on 4 adapters write what each writes alone; waits and throughput of several adapters",
+        *("benchmarks/lora.py", "--check"),
+    ),
+    by_script(
+        "tensor-parallel",
+        "two gloo ranks write the tokens of one; 20 killed ranks lose nothing that had not begun",
+        *("benchmarks/tensor_parallel.py", "--check"),
+    ),
+)
+
 CLUSTER = (
     by_script(
         "cluster-on-ray",
@@ -243,4 +279,15 @@ PEERS = (
     ),
 )
 
-ALL = (*CORE, *LLAMACPP, *CLIENT, *SERVER, *EMBEDDINGS, *TORCH, *CLUSTER, *PEERS)
+ALL = (
+    *CORE,
+    *LLAMACPP,
+    *CLIENT,
+    *SERVER,
+    *EMBEDDINGS,
+    *TORCH,
+    *SPECULATION,
+    *ADAPTERS_AND_RANKS,
+    *CLUSTER,
+    *PEERS,
+)
