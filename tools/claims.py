@@ -271,6 +271,58 @@ CLUSTER = (
     by_tests("cluster-defects", "planted defects of clusters are caught", "tests/simulation/test_cluster.py"),
 )
 
+SECURITY = (
+    by_script(
+        "attacks",
+        "no known attack costs a well-behaved client more than a second, or memory that stays",
+        *("benchmarks/attacks.py", "--check"),
+    ),
+    by_script(
+        "fuzzed-requests",
+        "100,000 mutated HTTP requests: each is answered or its connection closed",
+        *("benchmarks/fuzz_http.py", "--check"),
+    ),
+    by_script(
+        "fuzzed-grammars",
+        "10,000 schemas, expressions, grammars and templates replace no process and delay no neighbour",
+        *("benchmarks/fuzz_grammars.py", "--check"),
+    ),
+    by_script(
+        "fuzzed-media",
+        "2,000 mutated pictures and sounds: each is answered, and a text client notices nothing",
+        *("benchmarks/fuzz_media.py", "--check"),
+    ),
+)
+
+FEATURES = (
+    by_script(
+        "structured",
+        "guided answers are complete and valid, and what a guided token costs",
+        *("benchmarks/structured.py", "--check"),
+    ),
+    by_script(
+        "media",
+        "pictures: the same answers alone and shared, gaps of the streams beside them, llama-server's times",
+        *("benchmarks/media.py", "--check"),
+    ),
+    by_script(
+        "auto",
+        "`auto` reaches 0.97 of the best fixed choice",
+        *("-m", "benchmarks.auto", "--check"),
+    ),
+    by_script(
+        "multi-turn-parity",
+        "greedy text is identical under every cache policy and layout",
+        *("-m", "benchmarks.parity", "--check"),
+    ),
+    by_script("telemetry", "telemetry costs at most 2 % per token", *("benchmarks/telemetry.py", "--check")),
+    by_script(
+        "cpu-share",
+        "server and text take at most 6 % of the processors beside eight users",
+        *("benchmarks/cpu_share.py", "--check"),
+    ),
+)
+
 PEERS = (
     by_script(
         "peers",
@@ -289,5 +341,7 @@ ALL = (
     *SPECULATION,
     *ADAPTERS_AND_RANKS,
     *CLUSTER,
+    *SECURITY,
+    *FEATURES,
     *PEERS,
 )
