@@ -186,6 +186,9 @@ class Watched:
     def rebuild(self) -> None:
         self._context.rebuild()
 
+    def rest(self) -> None:
+        self._context.rest()
+
     def close(self) -> None:
         self._context.close()
 

@@ -147,6 +147,8 @@ def moe_case(
     weights, chosen = route(logits.float(), top_k, renormalize=True)
     ours, numbers = experts.route(logits, top_k, renormalize=True)
     torch.testing.assert_close(ours, weights)  # of equal ones another may be chosen
+    _, of_no_numbers = experts.route(logits * torch.nan, top_k, renormalize=True)
+    assert all(len(set(row)) == top_k for row in of_no_numbers.tolist())
     weights, chosen = ours, numbers.long()
     first, second = draw.normal(experts_count, 2 * inner), draw.normal(experts_count, hidden)
     found = []

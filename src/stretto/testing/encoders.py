@@ -28,7 +28,7 @@ class ScriptedEncoder:
         pass_s: float = 0.0,
     ) -> None:
         self.batches: list[list[list[int]]] = []
-        self.rebuilds = 0
+        self.rebuilds = self.rests = 0
         self.closed = False
         self._fails = fails or (lambda _: False)
         self._gate = gate
@@ -51,6 +51,10 @@ class ScriptedEncoder:
 
     def rebuild(self) -> None:
         self.rebuilds += 1
+
+    def rest(self) -> None:
+        assert not self.closed
+        self.rests += 1
 
     def close(self) -> None:
         self.closed = True

@@ -28,6 +28,7 @@ from stretto.worker.packing import Item, Packer
 
 Vectors = NDArray[np.float32]
 CLOSE_TIMEOUT_S = 30.0
+IDLE_S = 0.1  # after which a context rests
 
 
 class Encoder(Protocol):
@@ -38,6 +39,10 @@ class Encoder(Protocol):
         ...
 
     def rebuild(self) -> None: ...
+
+    def rest(self) -> None:
+        """Nothing to do for a moment: give up what would slow other models down."""
+        ...
 
     def close(self) -> None: ...
 
@@ -204,7 +209,7 @@ class ContextPool:
 
     def _work(self) -> None:
         encoder: Encoder | None = None
-        while (batch := self._next()) is not None:
+        while (batch := self._next(encoder)) is not None:
             inputs = [tokens for _, tokens in batch]
             items = [item for item, _ in batch]
             try:
@@ -242,14 +247,17 @@ class ContextPool:
             spare, self._spare = self._spare, None
             return spare
 
-    def _next(self) -> list[tuple[Item, Sequence[int]]] | None:
-        """Block until there is a batch; None once the pool is closed."""
+    def _next(self, encoder: Encoder | None) -> list[tuple[Item, Sequence[int]]] | None:
+        """Block until there is a batch; None once the pool is closed. Meanwhile `encoder` rests."""
         while True:
             with self._changed:
                 while not self._closed and not self._packer.waiting:
                     self._idle += 1
-                    self._changed.wait()
+                    woken = self._changed.wait(IDLE_S if encoder is not None else None)
                     self._idle -= 1
+                    if encoder is not None and not woken:
+                        encoder.rest()
+                        encoder = None
                 if self._closed:
                     return None
                 late = self._take_late()

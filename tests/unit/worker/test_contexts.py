@@ -12,7 +12,7 @@ import pytest
 
 from stretto.errors import DeadlineError, QueueFullError, ShuttingDownError
 from stretto.testing.encoders import ScriptedEncoder, vector_of
-from stretto.worker.contexts import ContextPool
+from stretto.worker.contexts import IDLE_S, ContextPool
 from stretto.worker.packing import Packer
 
 WAIT_S = 30.0
@@ -50,6 +50,15 @@ def wait_until(condition) -> None:
     while not condition():
         assert time.monotonic() < end, "it never became true"
         time.sleep(0.002)
+
+
+def test_a_context_rests_once_when_nothing_comes():
+    with Rig(size=1) as rig:
+        for rests in (1, 2):
+            rig.pool.submit([[1]]).result(WAIT_S)
+            wait_until(lambda rests=rests: rig.made[0].rests == rests)
+        time.sleep(3 * IDLE_S)
+        assert rig.made[0].rests == 2
 
 
 def test_rows_keep_the_order_of_the_inputs():

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from stretto.backends.llamacpp.model import Model
 from stretto.backends.llamacpp.native.batch import Batch, Rows
 from stretto.backends.llamacpp.native.library import forget_log, last_error, library
+from stretto.backends.llamacpp.native.openmp_team import release_team
 from stretto.errors import (
     BadOutputError,
     ContextError,
@@ -163,6 +164,9 @@ class EmbeddingContext:
     def rebuild(self) -> None:
         self.close()
         self._create()
+
+    def rest(self) -> None:
+        release_team()
 
     def close(self) -> None:
         if self._finalizer is not None:

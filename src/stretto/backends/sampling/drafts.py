@@ -22,8 +22,10 @@ PLACES = 16  # latest places that are compared
 MATCH_MAX = 32  # tokens compared before a place
 ANSWERS_MAX = 8  # of a scope, a tenant or part of one, in each of two texts
 ANSWER_TOKENS_MAX = 2048
+TEXT_TOKENS_MAX = ANSWERS_MAX * ANSWER_TOKENS_MAX
+SCOPES_MAX = 64
 TOKENS_MAX = 1 << 18  # of the answers of all scopes: each takes about 150 bytes
-END = -1  # of an answer: no token, and no row of media
+END = -1  # between answers: no token, and no row of media
 LONG_MATCH = 8  # tokens from which on a match is a suffix that the text follows, and no chance
 NGRAM, SUFFIX = "ngram", "suffix"  # drafters, by the length of the match
 NONE: array[int] = array("i")
@@ -52,8 +54,9 @@ class Corpus:
 
     def end(self) -> None:
         """What comes next is another text."""
-        self.tokens.append(END)
-        self._earlier.append(0)
+        if self.tokens:
+            self.tokens.append(END)
+            self._earlier.append(0)
 
     def best(self, tail: Sequence[int]) -> Place:
         """The place that shares most tokens with the end of `tail`; (0, …) if it has no such pair."""
@@ -143,7 +146,10 @@ class Drafter:
             return None
         if corpus.tokens[place : place + added] != self._own.tokens[self._last_length :]:
             return None
-        return min(length + added, MATCH_MAX), place + added, corpus
+        place += added
+        if place >= len(corpus.tokens) or corpus.tokens[place] == END:
+            return None
+        return min(length + added, MATCH_MAX), place, corpus
 
     def _found(self) -> Place:
         known = self._own.tokens
@@ -169,15 +175,30 @@ class Answers:
 
     def __init__(self) -> None:
         self.texts = [Corpus(NONE)]  # the latest first
-        self._known: dict[str, int] = {}  # requests in it, and how many of their tokens
+        self._lengths = [dict[str, int]()]  # of the answers in each text, by request
+        self._begun = 0  # answers in the first text that are in no other
+        self._last = ""  # request whose answer the first text ends with
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(text.tokens) for text in self.texts)
 
     def add(self, request_id: str, answer: Sequence[int]) -> None:
-        if request_id not in self._known and len(self._known) == ANSWERS_MAX:
-            self.texts, self._known = [Corpus(NONE), self.texts[0]], {}
-        new = max(0, self._known.get(request_id, 0) - GRAM)
-        self.texts[0].extend(answer[new:])
-        self.texts[0].end()
-        self._known[request_id] = len(answer)
+        """Of an answer that was added before, what is new, and what it takes to find that by its tail."""
+        known = next((lengths[request_id] for lengths in self._lengths if request_id in lengths), 0)
+        if len(answer) <= known:
+            return
+        self._begun += not known
+        if self._begun > ANSWERS_MAX or len(self.texts[0].tokens) >= TEXT_TOKENS_MAX:
+            self.texts, self._lengths = [Corpus(NONE), self.texts[0]], [{}, self._lengths[0]]
+            self._begun, self._last = int(not known), ""
+        text = self.texts[0]
+        if request_id == self._last:
+            text.extend(answer[known:])
+        else:
+            text.end()
+            text.extend(answer[max(0, known - MATCH_MAX) :])
+        self._last, self._lengths[0][request_id] = request_id, len(answer)
 
 
 class RecentAnswers:
@@ -185,21 +206,21 @@ class RecentAnswers:
 
     def __init__(self) -> None:
         self._scopes: OrderedDict[Scope, Answers] = OrderedDict()
+        self._tokens = 0
 
     def add(self, scope: Scope, request_id: str, answer: Sequence[int]) -> None:
-        """Of a request that was preempted and comes again, what is new."""
+        """When the request leaves its slot: it may be preempted, and come again with a longer answer."""
         if len(answer) <= GRAM:
             return
-        self._scopes.setdefault(scope, Answers()).add(request_id, answer[:ANSWER_TOKENS_MAX])
+        answers = self._scopes.setdefault(scope, Answers())
         self._scopes.move_to_end(scope)
-        while len(self._scopes) > 1 and self._tokens > TOKENS_MAX:
-            self._scopes.popitem(last=False)
+        self._tokens -= answers.tokens
+        answers.add(request_id, answer[:ANSWER_TOKENS_MAX])
+        self._tokens += answers.tokens
+        while len(self._scopes) > SCOPES_MAX or (len(self._scopes) > 1 and self._tokens > TOKENS_MAX):
+            self._tokens -= self._scopes.popitem(last=False)[1].tokens
 
     def of(self, scope: Scope) -> list[Corpus]:
         """Texts with them, the latest first."""
         found = self._scopes.get(scope)
         return found.texts if found is not None else []
-
-    @property
-    def _tokens(self) -> int:
-        return sum(len(text.tokens) for answers in self._scopes.values() for text in answers.texts)

@@ -83,7 +83,7 @@ class PagedDraftModel:
                 ),
                 self._staging,
                 graphs=choose_graphs(graphs, device, parallel=False),
-                draft_rows_max=FIRST_ROWS * slots,
+                draft_rows_max=FIRST_ROWS * slots, rows_max=self.catch_up_rows, mixed_graphs=False,
             )  # fmt: skip
 
     def warm_up(self, progress: Progress | None = None) -> None:

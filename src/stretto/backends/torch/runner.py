@@ -61,6 +61,7 @@ class Runner:
         followers: Followers | None = None,
         draft_rows_max: int = 0,
         rows_max: int = 0,
+        mixed_graphs: bool = True,
     ) -> None:
         self.model = model
         self._pool = pool
@@ -75,8 +76,9 @@ class Runner:
         self._steps = torch.arange(most + 1, dtype=torch.int32, device=self.device)
         self._graphs = graphs
         self._followers = followers
+        mixed_max = rows_max if mixed_graphs else 0
         self.mixed = (
-            None if graphs is None else MixedPasses(model, pool, tables, staging, graphs, rows_max=rows_max)
+            None if graphs is None else MixedPasses(model, pool, tables, staging, graphs, rows_max=mixed_max)
         )
         self._half_done: torch.cuda.Event | None = None  # of the latest pass without a graph
         self.captures = 0

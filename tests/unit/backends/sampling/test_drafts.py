@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from array import array
 
+import pytest
+
 from stretto.backends.sampling.drafts import (
     ANSWER_TOKENS_MAX,
     ANSWERS_MAX,
@@ -12,7 +14,9 @@ from stretto.backends.sampling.drafts import (
     MATCH_MAX,
     NGRAM,
     PLACES,
+    SCOPES_MAX,
     SUFFIX,
+    TEXT_TOKENS_MAX,
     TOKENS_MAX,
     Corpus,
     Drafter,
@@ -119,10 +123,19 @@ def test_recent_answers_are_bounded() -> None:
     assert recent.of(Scope(str(tenant), ""))
     for n in range(3 * ANSWERS_MAX):
         recent.add(A, str(n), [n, n + 1, n + 2])
-    assert [len(text.tokens) for text in recent.of(A)] == [4 * ANSWERS_MAX] * 2
+    assert [len(text.tokens) for text in recent.of(A)] == [4 * ANSWERS_MAX - 1] * 2
     assert not Drafter([0, 1], others=recent.of(A)).propose(1)
     for kept in (n, n - 2 * ANSWERS_MAX + 1):
         assert proposed(Drafter([kept, kept + 1], others=recent.of(A)), 1) == [kept + 2]
+
+
+def test_scopes_are_bounded() -> None:
+    """Requests that share nothing have a scope each: what they keep must not grow, nor take time to count."""
+    recent = RecentAnswers()
+    for n in range(20 * SCOPES_MAX):
+        recent.add(Scope("tenant", str(n)), "1", [n, n + 1, n + 2])
+    kept = [n for n in range(20 * SCOPES_MAX) if recent.of(Scope("tenant", str(n)))]
+    assert kept == list(range(19 * SCOPES_MAX, 20 * SCOPES_MAX))
 
 
 def test_the_last_answer_comes_first_and_a_draft_ends_with_its_answer() -> None:
@@ -143,6 +156,31 @@ def test_a_request_that_comes_again_adds_what_is_new() -> None:
     [text] = recent.of(A)
     assert len(text.tokens) < 30 * 4
     assert all(proposed(Drafter([at, at + 1], others=[text]), 1) == [at + 2] for at in range(27))
+
+
+@pytest.mark.parametrize("others", [0, 1, 2 * ANSWERS_MAX - 1])
+def test_an_answer_that_comes_in_pieces_is_followed_to_its_end(others: int) -> None:
+    """Requests that are preempted in turn."""
+    recent, answer, step = RecentAnswers(), list(range(1000, 1400)), 20
+    for length in range(step, len(answer) + step, step):
+        recent.add(A, "1", answer[:length])
+        for other in range(others):
+            recent.add(A, f"other {other}", list(range(10_000 * (other + 2), 10_000 * (other + 2) + length)))
+    drafter, at = Drafter(answer[:LONG_MATCH], others=recent.of(A)), LONG_MATCH
+    while at < len(answer):
+        found = drafter.propose(8)
+        assert found is not None, at
+        assert found.drafter == SUFFIX
+        assert list(found.tokens) == answer[at : at + len(found.tokens)]
+        drafter.extend(answer[at : at + len(found.tokens)])
+        at += len(found.tokens)
+
+
+def test_a_request_that_comes_again_and_again_takes_bounded_room() -> None:
+    recent = RecentAnswers()
+    for n in range(5 * TEXT_TOKENS_MAX):
+        recent.add(A, str(n % 3), range(3 + min(n // 3, ANSWER_TOKENS_MAX)))
+    assert sum(len(text.tokens) for text in recent.of(A)) < 2 * (TEXT_TOKENS_MAX + ANSWER_TOKENS_MAX)
 
 
 def test_a_corpus_grows_without_sorting_again() -> None:

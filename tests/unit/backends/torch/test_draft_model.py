@@ -158,6 +158,9 @@ def test_graphs_give_the_same_texts():
     model = drafter(own("qwen3"), graphs=Repeated())
     model.warm_up()
     captures = model.runner.captures
+    assert model.runner.mixed is not None
+    assert model.runner.mixed.buckets == ()  # their memory is in no plan
+    assert model.runner.eager_rows[-1] == model.catch_up_rows  # padded to these, whose kernels are loaded
     texts, loop = drafted(several(), model, graphs=Repeated())
     assert texts == truth
     assert model.runner.captures == captures

@@ -36,12 +36,16 @@ def _route(
     logits, weights, chosen, experts, stride,
     TOP_K: tl.constexpr, RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr, TOP_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Softmax and the best experts of one row, the lower number first among equals."""
+    """Softmax and the best experts of one row, the lower number first among equals.
+
+    Of a row that is no number, too, all choices are different experts: `_group` has room for no more.
+    """
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     value = tl.load(logits + row * stride + expert, mask=expert < experts, other=float("-inf")).to(tl.float32)
     value = tl.exp(value - tl.max(value, axis=0))
     value = value / tl.sum(value, axis=0)
+    value = tl.where(value >= 0.0, value, 0.0)  # not NaN
     value = tl.where(expert < experts, value, -1.0)
     place = tl.arange(0, TOP_PAD)
     best = tl.zeros([TOP_PAD], tl.float32)
