@@ -123,6 +123,7 @@ def exact(options: argparse.Namespace) -> dict[str, Any]:
         if options.quick
         else {"prompts": 50, "slots": options.slots, "policies": options.policies, "tokens": 24}
     )
+    sizes["drafters"] = options.drafters
     samples = options.samples or (4_000 if options.quick else 1_000_000)
     return {
         "texts": parity.compared(model, **sizes),
@@ -197,6 +198,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=(*PARTS, *PAIR_PARTS), default=PARTS)
     parser.add_argument("--users", type=int, nargs="+")
     parser.add_argument("--slots", type=int, nargs="+", default=(1, 4, 16), help="exact: of the full matrix")
+    parser.add_argument(
+        "--drafters", nargs="+", choices=parity.DRAFTERS, default=parity.DRAFTERS, help="exact: likewise"
+    )
     parser.add_argument(
         "--policies", nargs="+", choices=CACHE_POLICIES, default=CACHE_POLICIES, help="exact: likewise"
     )

@@ -36,6 +36,9 @@ class Eager(DraftPlanner):
     def quiet(self, slots: int) -> bool:
         return False
 
+    def model_quiet(self, slots: int) -> bool:
+        return False
+
     def wanted(self, decode: Sequence[Slot], able: Sequence[tuple[Slot, int]], spare: int) -> dict[int, int]:
         return _within(able, spare)
 
@@ -64,14 +67,20 @@ class Cell(NamedTuple):
 
 
 def compared(
-    model: Path, *, prompts: int, slots: Sequence[int], policies: Sequence[str] = CACHE_POLICIES, tokens: int
+    model: Path,
+    *,
+    prompts: int,
+    slots: Sequence[int],
+    drafters: Sequence[str] = DRAFTERS,
+    policies: Sequence[str] = CACHE_POLICIES,
+    tokens: int,
 ) -> dict[str, dict[str, int]]:
     """By combination."""
     asked = [prompt(KINDS[at % len(KINDS)], at) for at in range(prompts)]
     found: dict[str, dict[str, int]] = {}
     for count in slots:
         plain = _Run(asked, tokens, n_seq_max=count, cache="none")
-        for drafter, settings in _combinations(model, policies):
+        for drafter, settings in _combinations(model, drafters, policies):
             got = _Run(asked, tokens, drafter=drafter, n_seq_max=count, **settings)
             differ = sum(a != b for a, b in zip(got.texts, plain.texts, strict=True))
             cell = Cell(differ, got.proposed, got.accepted)
@@ -94,8 +103,10 @@ def _verify_all(model: LLM, drafter: str) -> None:
     runtime.ask(replace_rule).result(timeout=30)
 
 
-def _combinations(model: Path, policies: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for drafter in DRAFTERS:
+def _combinations(
+    model: Path, drafters: Sequence[str], policies: Sequence[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    for drafter in drafters:
         drafts = {"draft_model": str(model)} if drafter == MODEL else {"speculation": "ngram"}
         for policy in policies:
             yield drafter, {"cache": policy, **drafts}
