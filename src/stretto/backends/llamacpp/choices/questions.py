@@ -60,8 +60,8 @@ def kernels() -> Question:
 
 
 def pad_to_four() -> Question:
-    """`yes` runs four rows where three are asked for."""
-    return Question(name=PAD_TO_FOUR, candidates=(NO, YES), weights={THREE_ROWS: 1.0}, clearly=1.0)
+    """`yes` runs four rows where three are asked for, and eight for seven: dear where rows have a price."""
+    return Question(name=PAD_TO_FOUR, candidates=(NO, YES), weights={THREE_ROWS: 1.0}, clearly=0.95)
 
 
 def thread_counts(threads: int, *, fixed: bool) -> tuple[int, ...]:

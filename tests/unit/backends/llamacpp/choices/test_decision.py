@@ -46,6 +46,14 @@ def test_a_difference_within_the_noise_changes_nothing():
     assert decide(question, {"a": {"p": 1.00}, "b": {"p": 0.96}}).chosen == "b"
 
 
+def test_rows_are_not_padded_for_what_may_be_noise():
+    """As measured on a Xeon with products of our own, whose rows cost the same, and on a Neoverse-N1."""
+    xeon = {"no": {"three rows": 0.012596}, "yes": {"three rows": 0.012467}}
+    neoverse = {"no": {"three rows": 0.171}, "yes": {"three rows": 0.150}}
+    assert decide(ask.pad_to_four(), xeon).chosen == ask.NO
+    assert decide(ask.pad_to_four(), neoverse).chosen == ask.YES
+
+
 def test_without_times_the_first_candidate_stays():
     question = Question(name="q", candidates=("a", "b"), weights={"p": 1.0})
     found = decide(question, {})
