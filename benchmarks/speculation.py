@@ -71,10 +71,8 @@ def compared(
     """Alternating windows, the first of which warms both up. Ratios above 1: speculation is faster."""
     ratios, accepted, proposed, same = list[float](), 0, 0, True
     rates: dict[str, list[float]] = {"off": [], "on": []}
-    most = options.rounds * (1 if options.quick else REPEATED)
-    for at in range(most + 1):
-        if at > options.rounds and statistics.median(ratios) >= bar:
-            break
+    at, rounds = 0, options.rounds
+    while at <= rounds:
         arms = [("off", plain), ("on", drafting)]
         load = Load(
             kind, users, _tokens(options, kind, users), next(_numbers) * STRIDE, tuning=options.tuning
@@ -90,6 +88,9 @@ def compared(
             accepted, proposed = accepted + got["on"].accepted, proposed + got["on"].proposed
             for name, window in got.items():
                 rates[name].append(window.rate)
+        if at == options.rounds and not options.quick and statistics.median(ratios) < bar:
+            rounds *= REPEATED
+        at += 1
     return {
         "ratio": round(statistics.median(ratios), 3),
         "bar": bar,
