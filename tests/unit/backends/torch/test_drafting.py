@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from stretto.backends.sampling.drafts import END, Proposal
+from stretto.backends.sampling.drafts import Proposal
 from stretto.backends.torch import drafting
 from stretto.backends.torch.drafting import TorchDrafts
 from stretto.core.request import Request, SamplingParams
@@ -121,7 +121,7 @@ def test_a_request_that_ends_leaves_its_whole_answer_for_others(bound_again):
     answer = rig.texts[0][PROMPT:]
     ending = {"bind": (rig.bind(0),)} if bound_again else {"unbind": (0,)}
     rig.tick({1: 1}, {}, **ending)
-    assert [list(each.tokens) for each in rig.drafts._recent.of(scope)] == [[*answer, END]]
+    assert [list(each.tokens) for each in rig.drafts._recent.of(scope)] == [answer]
     assert model.slots == [0]
 
 
