@@ -130,4 +130,8 @@ class DraftGain:
 
     def _of(self, slots: int) -> _Account:
         unit = 1 if slots <= EXACT_SLOTS else 1 << (slots.bit_length() - 3)
-        return self._accounts.setdefault(-(-slots // unit) * unit, _Account())
+        shared = -(-slots // unit) * unit
+        account = self._accounts.get(shared)
+        if account is None:
+            account = self._accounts[shared] = _Account()
+        return account

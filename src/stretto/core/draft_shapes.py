@@ -8,13 +8,13 @@ get k rows in one pass, padded where a slot has fewer proposals.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from math import log
 from typing import NamedTuple
 
 POINTS = 64  # numbers of drafts that are looked at, at most
 CHANCE_MIN = 0.02  # of a draft that is looked at: rows for less never paid
-LOG_MIN = log(CHANCE_MIN)
 
 
 class Offer(NamedTuple):
@@ -41,7 +41,7 @@ class DraftShapes:
     """`decode`: slot index and context length of all decoding slots.
 
     `level_max`: None where spans may differ, else the most draft rows that all of them have room for.
-    `only_level`: no further passes for some slots, because no draft is worth its row.
+    `apart_max`: the most drafts of slots in further passes.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class DraftShapes:
         spare: int,
         *,
         level_max: int | None,
-        only_level: bool = False,
+        apart_max: int = sys.maxsize,
     ) -> None:
         self._decode = decode
-        self._only_level = only_level
+        self._apart_max = apart_max
         self._spare = spare
         self._level_max = level_max
         self._offers = sorted(offers, key=lambda offer: (-offer.chance, offer.slot))
@@ -94,7 +94,7 @@ class DraftShapes:
                     chances[at] *= offer.chance
                     tokens[at] += chances[at]
                     drafts += 1
-            if not self._only_level:
+            if depth <= self._apart_max:
                 yield from self._some(depth, tokens)
             if depth <= level_max and depth * total <= self._spare:
                 yield DraftShape(
@@ -125,9 +125,14 @@ class DraftShapes:
 
 def worth_a_look(most: int, chance: float) -> int:
     """Of so many drafts, those that are not hardly ever accepted."""
-    if chance >= 1.0:
-        return most
-    return min(most, int(LOG_MIN / log(chance))) if chance > CHANCE_MIN else 0
+    return min(most, drafts_above(CHANCE_MIN, chance))
+
+
+def drafts_above(least: float, chance: float) -> int:
+    """How many drafts in a row are accepted with a probability above `least`."""
+    if not least < chance:
+        return 0
+    return int(log(least) / log(chance)) if 0.0 < least and chance < 1.0 else sys.maxsize
 
 
 def _steps(offers: Sequence[Offer], spare: int) -> list[tuple[float, int, int, int]]:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from stretto.core.cost import CostModel
 from stretto.core.draft_gain import DraftGain, Kind
 from stretto.core.draft_price import MODEL, DraftPrice, Passes
-from stretto.core.draft_shapes import DraftShape, DraftShapes, Offer, worth_a_look
+from stretto.core.draft_shapes import DraftShape, DraftShapes, Offer, drafts_above, worth_a_look
 from stretto.core.least_squares import SOONEST_S, LeastSquares
 from stretto.core.slot import DraftRecord, Slot
 
@@ -68,7 +68,7 @@ class DraftPlanner:
         self.gain = DraftGain(cost)
         self.model = DraftPrice(model_passes)
         self._model_credit_s = 0.0  # that may be spent on finding out whether its drafts are better now
-        self._model_quiet = 0, 0  # a number of slots, and for how many ticks it is not asked for them
+        self._model_quiet = _Quiet()
         self._model_idle = 0  # ticks in which it was not
         self._model_plan: Plan | None = None
         self._model_of: tuple[object, ...] = ()
@@ -85,7 +85,7 @@ class DraftPlanner:
         self._wanted: dict[int, int] = {}
         self._wanted_of: tuple[object, ...] = ()
         self._wanted_for = 0
-        self._quiet = 0, 0  # a number of slots, and for how many ticks they are not asked
+        self._quiet = _Quiet()
 
     # --- decisions -------------------------------------------------------------------------------
 
@@ -112,12 +112,9 @@ class DraftPlanner:
 
     def quiet(self, slots: int) -> bool:
         """Whether proposals of so many slots are known not to be wanted: asking takes time as well."""
-        of, ticks = self._quiet
-        if self.gain.allows(slots) and (slots != of or ticks <= 1):
-            return False
-        self._quiet = of, ticks - 1
-        self._idle_ticks += 1
-        return True
+        quiet = self._quiet.passes(slots) or not self.gain.allows(slots)
+        self._idle_ticks += quiet
+        return quiet
 
     def wanted(self, decode: Sequence[Slot], able: Sequence[tuple[Slot, int]], spare: int) -> dict[int, int]:
         """How many proposals each slot should make for the next tick, of those that it may verify.
@@ -144,7 +141,7 @@ class DraftPlanner:
         slots = min(len(able), COMPARE_SLOTS)
         due = self._compare_every(decode, slots) - self._idle_ticks
         if due > 0:
-            self._quiet = len(decode), int(min(due, _quiet_ticks(len(decode))))
+            self._quiet.begin(len(decode), int(min(due, _quiet_ticks(len(decode)))))
             return {}
         self._idle_ticks = 0
         if not self._knows:
@@ -172,17 +169,14 @@ class DraftPlanner:
         found = self._model_plan
         asked = self._try_model(decode, able, spare) if found is None else self._paid(found, able)
         if not asked:
-            self._model_quiet = len(decode), _quiet_ticks(len(decode))
+            self._model_quiet.begin(len(decode), _quiet_ticks(len(decode)))
         return asked
 
     def model_quiet(self, slots: int) -> bool:
         """Whether drafts of a draft model are known not to be wanted of so many slots."""
-        of, ticks = self._model_quiet
-        if self.gain.allows(slots, Kind.MODEL) and (slots != of or ticks <= 1):
-            return False
-        self._model_quiet = of, ticks - 1
-        self._model_idle += 1
-        return True
+        quiet = self._model_quiet.passes(slots) or not self.gain.allows(slots, Kind.MODEL)
+        self._model_idle += quiet
+        return quiet
 
     def _paid(self, found: Plan, able: Sequence[tuple[Slot, int]]) -> dict[int, int]:
         """Drafts of the slots for which catching up is worth it."""
@@ -338,7 +332,8 @@ class DraftPlanner:
             offers,
             spare,
             level_max=level_max if self._equal_spans else None,
-            only_level=max(offer.chance for offer in offers) <= best * self._cost.row_s,
+            # where the last draft is worth less than its row, fewer drafts in the same passes are better
+            apart_max=drafts_above(best * self._cost.row_s, max(offer.chance for offer in offers)),
         )
         for shape in shapes:
             rows = len(decode) + shape.extra
@@ -368,6 +363,22 @@ class DraftPlanner:
         slots = min(1 + len(decode) // TRIAL_SHARE, TRIALS_MIN - self._all.trials, spare // tokens)
         least = nsmallest(slots, able, key=lambda each: (_verified(each[0]), each[0].index))
         return {slot.index: min(count, tokens) for slot, count in least}
+
+
+class _Quiet:
+    """For which numbers of slots nothing is asked, and until which tick: requests come and go meanwhile."""
+
+    def __init__(self) -> None:
+        self._tick = 0
+        self._until: dict[int, int] = {}
+
+    def begin(self, slots: int, ticks: int) -> None:
+        self._until[slots] = self._tick + ticks
+
+    def passes(self, slots: int) -> bool:
+        """Whether the next tick, of so many slots, is one of them."""
+        self._tick += 1
+        return self._tick < self._until.get(slots, 0)
 
 
 def _quiet_ticks(slots: int) -> int:

@@ -351,6 +351,6 @@ def test_shapes_that_are_left_out_would_not_be_chosen(count, acceptance, monkeyp
             assert chosen(drafts, running) == found
 
 
-def all_shapes(*arguments: Any, only_level: bool, **options: Any) -> draft_shapes.DraftShapes:
-    del only_level
+def all_shapes(*arguments: Any, apart_max: int, **options: Any) -> draft_shapes.DraftShapes:
+    del apart_max
     return draft_shapes.DraftShapes(*arguments, **options)
