@@ -3,8 +3,8 @@
     python benchmarks/speculation.py [--json FILE] [--check] [--quick] [--parts exact speed peer lora pair …]
 
 - exact: greedy texts over prompts × drafters × slots × cache policies; samples with and without drafts.
-- speed: SmolLM2 through the SDK with and without lookup drafts, in alternating windows: code edits, summaries
-  and chat for 1 to 8 users in a closed loop.
+- speed: SmolLM2 through the SDK with and without lookup drafts, in turns of a tenth of a second: code edits,
+  summaries and chat for 1 to 8 users in a closed loop.
 - peer: the server beside llama-server, both with lookup drafts (`--peer` is its binary).
 - lora: `lora.py`.
 - pair: a target with a draft model of its family (`--target`, `--draft`; `pair.py` fetches one), and lookup;
@@ -35,6 +35,7 @@ from benchmarks.drafting import parity, peer, sampled
 from benchmarks.drafting.prompts import KINDS
 from benchmarks.drafting.users import Load, Window, answer, watch
 from stretto import LLM
+from stretto.backends.llamacpp.native.cpu_limits import cores
 from stretto.core.limits import CACHE_POLICIES
 from stretto.loadgen.conditions import cpu_name
 from stretto.model_files.store import Store
@@ -50,12 +51,13 @@ SLOWEST, EDIT_MIN, PAIR_MIN, PEER_MIN = 0.98, 1.6, 1.3, 1.0
 PEER_BINARY = Path("build/peers/llama-server")
 STRIDE = 60  # prompts of a round, at most
 REPEATED = 3  # times as many rounds, where a case misses its bar
+SAME: dict[str, Any] = {"kernels": "own", "n_threads": cores()}  # not measured at load, for each model
 WARM_UP_TOKENS = 32  # of an answer of the pair
 _numbers = itertools.count(1)
 
 
 def speed(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    common: dict[str, Any] = {"n_seq_max": 8, "context_window": 1024, "kernels": "own"}
+    common: dict[str, Any] = {"n_seq_max": 8, "context_window": 1024, **SAME}
     with LLM(**common) as plain, LLM(**common, speculation="ngram") as drafting:
         return {
             f"{kind}, {users} users": compared(
@@ -68,19 +70,15 @@ def speed(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def compared(
     plain: LLM, drafting: LLM, kind: str, users: int, bar: float, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Alternating windows, the first of which warms both up. Ratios above 1: speculation is faster."""
+    """Windows of both, the first of which warms up. Ratios above 1: speculation is faster."""
     ratios, accepted, proposed, same = list[float](), 0, 0, True
     rates: dict[str, list[float]] = {"off": [], "on": []}
     at, rounds = 0, options.rounds
     while at <= rounds:
-        arms = [("off", plain), ("on", drafting)]
         load = Load(
             kind, users, _tokens(options, kind, users), next(_numbers) * STRIDE, tuning=options.tuning
         )
-        got = {
-            name: _window(model, load, options, warms_up=not at)
-            for name, model in (arms if at % 2 else arms[::-1])
-        }
+        got = _windows({"off": plain, "on": drafting}, load, options, warms_up=not at, swap=at % 2 == 0)
         both = got["on"].texts.keys() & got["off"].texts.keys()
         same = same and all(got["on"].texts[number] == got["off"].texts[number] for number in both)
         if at:
@@ -108,13 +106,18 @@ def _tokens(options: argparse.Namespace, kind: str, users: int) -> int:
     return options.tokens or (QUICK_TOKENS.get((kind, users), 80) if options.quick else 128)
 
 
-def _window(model: LLM, load: Load, options: argparse.Namespace, *, warms_up: bool) -> Window:
+def _windows(
+    models: dict[str, LLM], load: Load, options: argparse.Namespace, *, warms_up: bool, swap: bool
+) -> dict[str, Window]:
+    """`swap`: the last model begins."""
+    order = dict(reversed(models.items())) if swap else models
     if "pair" in options.parts:
         load = load._replace(tokens=WARM_UP_TOKENS) if warms_up else load
         if load.users == 1:
-            return answer(model, load, answers=1 if warms_up else options.answers)
+            answers = 1 if warms_up else options.answers
+            return {name: answer(model, load, answers=answers) for name, model in order.items()}
     long = QUICK_LONGER if options.quick and (load.kind, load.users) in QUICK_TOKENS else 1.0
-    return watch(model, load, seconds=options.warm_up if warms_up else long * options.seconds)
+    return watch(order, load, seconds=options.warm_up if warms_up else long * options.seconds)
 
 
 def exact(options: argparse.Namespace) -> dict[str, Any]:
@@ -139,7 +142,7 @@ def pair(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     that a text depends on how many requests run beside it, without any draft.
     """
     slots = max(users for _, users in options.cases)
-    common: dict[str, Any] = {"n_seq_max": slots, "context_window": 1024, "kernels": "own"}
+    common: dict[str, Any] = {"n_seq_max": slots, "context_window": 1024, **SAME}
     common["model"] = str(options.target)
     drafts: dict[str, Any] = {"draft_model": str(options.draft), "speculation": options.pair_lookup}
     with LLM(**common) as plain, LLM(**common, **drafts) as drafting:

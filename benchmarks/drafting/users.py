@@ -4,19 +4,27 @@ A batch of equal answers would measure its slowest stream: the streams whose dra
 leave the others alone. Answers differ in length: plain decoding of equal ones runs in lockstep, with all
 prompts in one pass, which no real load does. Tokens are counted by the loop itself, within a window in which
 all users are active.
+
+Two models are compared in turns of a tenth of a second: a processor that is shared with other machines has
+half its speed now and then, for a second or less. While one has its turn, the loop of the other is held
+between two ticks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from benchmarks.drafting.prompts import Prompt, prompt
 from stretto import LLM
+from stretto.core.state import State
 
+TURN_S = 0.1
+HELD_WITHIN_S = 60.0
 CALM_S = 0.3  # in which the ticks end that were running when the last requests were cancelled
 GOLDEN = 0.6180339887  # multiples of it are spread evenly
 
@@ -47,9 +55,9 @@ class Load(NamedTuple):
         return asked, {**asked.options, "max_tokens": length(number, self.tokens)}
 
 
-def watch(model: LLM, load: Load, *, seconds: float) -> Window:
-    """Tokens in `seconds`, counted from when every user has had half an answer."""
-    return asyncio.run(_watch(model, load, seconds))
+def watch(models: Mapping[str, LLM], load: Load, *, seconds: float) -> dict[str, Window]:
+    """Tokens of each model in `seconds` of its own, counted from when all users have had half an answer."""
+    return asyncio.run(_watch({name: _InTurns(model) for name, model in models.items()}, load, seconds))
 
 
 def answer(model: LLM, load: Load, *, answers: int) -> Window:
@@ -65,21 +73,84 @@ def answer(model: LLM, load: Load, *, answers: int) -> Window:
     return Window(tokens, time.perf_counter() - began, texts, *drafts)
 
 
-async def _watch(model: LLM, load: Load, seconds: float) -> Window:
-    numbers, texts = itertools.count(load.first), dict[int, str]()
-    drafts = [0, 0]
-    asking = [asyncio.create_task(_ask(model, load, numbers, texts, drafts)) for _ in range(load.users)]
-    began = model.stats().tokens
-    while model.stats().tokens - began < load.users * load.tokens // 2:
-        await asyncio.sleep(0.01)
-    before, started = model.stats().tokens, time.perf_counter()
-    await asyncio.sleep(seconds)
-    after, ended = model.stats().tokens, time.perf_counter()
-    for task in asking:
-        task.cancel()
-    await asyncio.gather(*asking, return_exceptions=True)
+class _InTurns:
+    """A model with its users, whose loop runs when it is their turn."""
+
+    def __init__(self, model: LLM) -> None:
+        self._model = model
+        self._go, self._held = threading.Event(), threading.Event()
+        self._at = 0.0, 0  # when its turn began, and the tokens until then
+        self._asking: list[asyncio.Task[None]] = []
+        self.tokens, self.seconds = 0, 0.0  # of its turns
+        self.texts = dict[int, str]()
+        self.drafts = [0, 0]
+
+    def begin(self, load: Load) -> None:
+        numbers = itertools.count(load.first)
+        calls = (_ask(self._model, load, numbers, self.texts, self.drafts) for _ in range(load.users))
+        self._asking = [asyncio.create_task(call) for call in calls]
+
+    async def hold(self) -> None:
+        """From the end of the tick that runs."""
+        self._go.clear()
+        self._held.clear()
+        self._model._runtime.ask(self._wait)
+        if not await asyncio.to_thread(self._held.wait, HELD_WITHIN_S):
+            raise TimeoutError("the loop of a model was not held")
+
+    async def turn(self, seconds: float) -> None:
+        self._go.set()
+        await asyncio.sleep(seconds)
+        await self.hold()
+
+    def start_counting(self) -> None:
+        self.tokens, self.seconds = 0, 0.0
+
+    async def end(self) -> None:
+        for task in self._asking:
+            task.cancel()
+        self._go.set()
+        await asyncio.gather(*self._asking, return_exceptions=True)
+
+    def _wait(self, state: State) -> None:
+        since_s, tokens = self._at
+        if since_s:
+            self.seconds += time.perf_counter() - since_s
+            self.tokens += self._model.stats().tokens - tokens
+        self._held.set()
+        self._go.wait()
+        state.committed_s = None  # as after a pause: it is not the time of a tick
+        self._at = time.perf_counter(), self._model.stats().tokens
+
+
+async def _watch(models: dict[str, _InTurns], load: Load, seconds: float) -> dict[str, Window]:
+    for model in models.values():
+        await model.hold()
+    for model in models.values():
+        model.begin(load)
+    order = list(models.values())
+    try:
+        while min(model.tokens for model in order) < load.users * load.tokens // 2:
+            order = await _turns(order)
+        for model in order:
+            model.start_counting()
+        while min(model.seconds for model in order) < seconds:
+            order = await _turns(order)
+    finally:
+        for model in order:
+            await model.end()
     await asyncio.sleep(CALM_S)
-    return Window(after - before, ended - started, texts, *drafts)
+    return {
+        name: Window(model.tokens, model.seconds, model.texts, *model.drafts)
+        for name, model in models.items()
+    }
+
+
+async def _turns(order: list[_InTurns]) -> list[_InTurns]:
+    """One of each; the last one begins the next time."""
+    for model in order:
+        await model.turn(TURN_S)
+    return order[::-1]
 
 
 def length(number: int, tokens: int) -> int:

@@ -130,9 +130,9 @@ def worth_a_look(most: int, chance: float) -> int:
 
 def drafts_above(least: float, chance: float) -> int:
     """How many drafts in a row are accepted with a probability above `least`."""
-    if not least < chance:
+    if chance <= least:
         return 0
-    return int(log(least) / log(chance)) if 0.0 < least and chance < 1.0 else sys.maxsize
+    return int(log(least) / log(chance)) if least > 0.0 and chance < 1.0 else sys.maxsize
 
 
 def _steps(offers: Sequence[Offer], spare: int) -> list[tuple[float, int, int, int]]:

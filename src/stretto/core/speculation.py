@@ -45,7 +45,7 @@ TRIAL_SHARE = 8  # of so many slots one more is tried in the same tick
 COMPARE_SLOTS = 16  # whose proposals are compared at a time
 COMPARE_EVERY = 6  # ticks, at least, between proposals that are only compared
 COMPARE_AHEAD = 16  # … where ticks are planned ahead and must wait for them
-COMPARE_SHARE = 0.0012  # of the time of ticks that the drafter may take for those; deciding takes twice that
+COMPARE_SHARE = 0.0006  # of the time of ticks that the drafter may take for those; deciding takes twice that
 WAIT_WEIGHT, WAIT_OUTLIER = 0.1, 3.0  # of a new measurement, and the most that one counts for
 WANTED_FOR = 8  # ticks for which the slots that make proposals stay the same, if the batch does
 QUIET_FOR = 16  # ticks for which slots are not asked, if none of their proposals are wanted
@@ -139,9 +139,10 @@ class DraftPlanner:
             self._asked += 1
             return self._try(decode, able, spare)
         slots = min(len(able), COMPARE_SLOTS)
-        due = self._compare_every(decode, slots) - self._idle_ticks
+        every = self._compare_every(decode, slots)
+        due = every - self._idle_ticks
+        self._quiet.begin(len(decode), int(min(due if due > 0 else every, _quiet_ticks(len(decode)))))
         if due > 0:
-            self._quiet.begin(len(decode), int(min(due, _quiet_ticks(len(decode)))))
             return {}
         self._idle_ticks = 0
         if not self._knows:

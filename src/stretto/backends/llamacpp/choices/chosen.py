@@ -30,6 +30,8 @@ from stretto.backends.llamacpp.options import ContextOptions
 
 NOT_TIMED = ("rope", "drafts_max")  # options that change no time; with drafts, attention is not asked
 MEASURED, CACHED, EXPECTED = "measured", "cached", "expected"
+TWICE = (ask.THREADS_DECODE, ask.THREADS_PREFILL)  # questions whose answer must be found at two loads
+UNCONFIRMED = "unconfirmed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,8 @@ class ModelChooser:
         self._model, self._options = model, options
         self._store = ChoiceStore(folder)
         self._key = key_of(facts(model, options))
+        self._before: Mapping[str, Any] = {}  # what was found at an earlier load, by question
+        self._unconfirmed: dict[str, str] = {}  # what was found now, for the first time
 
     def choose(self) -> Choices:
         started = time.perf_counter()
@@ -103,7 +107,7 @@ class ModelChooser:
             found = on_temporary_thread(lambda: measured(self._model, self._options))
             done = [one for one in found if one.measured]
             choices = Choices(
-                decisions=tuple(found),
+                decisions=tuple(map(self._confirmed, found)),
                 origin=MEASURED if done else EXPECTED,
                 measured_on=time.strftime("%Y-%m-%d"),
             )
@@ -114,7 +118,7 @@ class ModelChooser:
     def remember(self, choices: Choices) -> None:
         """Only what is complete; the rest is measured again at the next load."""
         if choices.origin == MEASURED and choices.complete and choices.figures is not None:
-            self._store.put(self._key, _entry(choices))
+            self._store.put(self._key, _entry(choices) | {UNCONFIRMED: self._unconfirmed})
 
     def drift(self, choices: Choices) -> Drift | None:
         """Drops the entry when passes no longer take what was measured: the next load measures again."""
@@ -122,12 +126,22 @@ class ModelChooser:
             return None
         return Drift(choices.figures, on_stale=partial(self._store.drop, self._key))
 
+    def _confirmed(self, found: Decision) -> Decision:
+        """Fewer threads only if two loads say so: a neighbour on the same core is gone a second later."""
+        expected = next(iter(found.times), found.chosen)
+        if found.question not in TWICE or found.chosen in (expected, self._before.get(found.question)):
+            return found
+        self._unconfirmed[found.question] = found.chosen
+        return replace(found, chosen=expected)
+
     def _remembered(self) -> Choices | None:
         entry = self._store.find(self._key)
         if entry is None:
             return None
         try:
-            return _choices(entry)
+            choices = _choices(entry)
+            self._before = dict(entry[UNCONFIRMED])
+            return None if self._before else choices
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self._store.complain(f"an entry is damaged ({type(error).__name__})")
             return None

@@ -61,6 +61,31 @@ def test_what_was_decided_runs_and_is_recalled(tmp_path, decided):
     assert again.choices.took_s < 0.05
 
 
+def test_fewer_threads_are_used_when_two_loads_find_them_faster(tmp_path, monkeypatch):
+    """Once may be a neighbour on the other processor."""
+    measured = []
+
+    def found(*_):
+        answer = measured[-1]
+        times = {"2": {"p": 1.0}, "1": {"p": 0.9 if answer == "1" else 2.0}}
+        return [Decision(question=ask.THREADS_DECODE, chosen=answer, times=times)]
+
+    def load(answer: str) -> tuple[str, int]:
+        measured.append(answer)
+        monkeypatch.setattr(chosen, "measured", found)
+        backend = open_backend(tmp_path, n_threads=0)
+        backend.close()
+        return backend.choices.origin, backend.choices.threads_decode
+
+    assert load("1") == (MEASURED, 2)
+    assert load("2") == (MEASURED, 2)
+    assert load("1") == (CACHED, 2), "two were found faster: that needs no second load"
+    (tmp_path / CACHE_FILE).unlink()
+    assert load("1") == (MEASURED, 2)
+    assert load("1") == (MEASURED, 1)
+    assert load("2") == (CACHED, 1)
+
+
 def test_other_options_are_measured_on_their_own(tmp_path, decided):
     for more in ({}, {"n_seq_max": 2}, {"context_window": 256}, {"n_ubatch": 64}):
         open_backend(tmp_path, **more).close()
@@ -78,6 +103,7 @@ def test_other_options_are_measured_on_their_own(tmp_path, decided):
         lambda entry: entry["decisions"][2].update(chosen="many"),
         lambda entry: entry.update(figures=None),
         lambda entry: entry["decisions"][0].update(times="soon"),
+        lambda entry: entry.update(unconfirmed=1),
     ],
 )
 def test_a_damaged_entry_is_ignored_with_one_line_and_measured_again(tmp_path, decided, caplog, damage):
