@@ -8,13 +8,13 @@ get k rows in one pass, padded where a slot has fewer proposals.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from math import log
 from typing import NamedTuple
 
 POINTS = 64  # numbers of drafts that are looked at, at most
 CHANCE_MIN = 0.02  # of a draft that is looked at: rows for less never paid
+UNLIMITED = 1 << 30
 
 
 class Offer(NamedTuple):
@@ -51,7 +51,7 @@ class DraftShapes:
         spare: int,
         *,
         level_max: int | None,
-        apart_max: int = sys.maxsize,
+        apart_max: int = UNLIMITED,
     ) -> None:
         self._decode = decode
         self._apart_max = apart_max
@@ -132,7 +132,7 @@ def drafts_above(least: float, chance: float) -> int:
     """How many drafts in a row are accepted with a probability above `least`."""
     if chance <= least:
         return 0
-    return int(log(least) / log(chance)) if least > 0.0 and chance < 1.0 else sys.maxsize
+    return int(log(least) / log(chance)) if least > 0.0 and chance < 1.0 else UNLIMITED
 
 
 def _steps(offers: Sequence[Offer], spare: int) -> list[tuple[float, int, int, int]]:
