@@ -7,6 +7,7 @@ its own memory (`limit_self`): setting limits between fork and exec is unsafe in
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import signal
@@ -21,6 +22,7 @@ from typing import IO
 LINE_BYTES_MAX = 64 << 10
 LINES_MAX = 100_000
 ERROR_BYTES_MAX = 4 << 10
+_M_ARENA_MAX = -8  # glibc's number
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,10 @@ def run_child(
 
 
 def limit_self(*, memory_bytes: int, cpu_s: int, file_bytes: int | None = None) -> None:
-    """In the child: limit memory, CPU time and file sizes, and disable core files."""
+    """In the child: limit memory, CPU time and file sizes, and disable core files.
+
+    Address space is what is limited, so all threads share one heap: glibc would reserve 64 MiB for each.
+    """
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_AS: memory_bytes, resource.RLIMIT_CPU: cpu_s}
     if file_bytes is not None:
         limits[resource.RLIMIT_FSIZE] = file_bytes
@@ -84,6 +89,8 @@ def limit_self(*, memory_bytes: int, cpu_s: int, file_bytes: int | None = None) 
             _, hard = resource.getrlimit(kind)
             value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             resource.setrlimit(kind, (value, hard))
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
     os.putenv("GGML_NO_BACKTRACE", "1")  # otherwise an abort inside ggml starts a debugger
 
 

@@ -26,10 +26,13 @@ from stretto.model_files.identity import FileIdentity
 
 DECODE_BYTES_MAX = 4 << 30  # larger weights are mapped but not read
 MEMORY_BYTES_EXTRA = 4 << 30
+STACK_BYTES = 8 << 20  # llama.cpp checks each tensor in a thread of its own, all of them at once
+STACKS_MAX = 1024  # a file that claims more tensors gets no more memory
 TIMEOUT_S_MIN = 60.0
 BYTES_PER_S = 100e6  # a slow disk
 RESULTS_MAX = 512
 CACHE_FILE = "probe.json"
+TRIAL = 2  # 1: refused some good files on machines with many processors
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +63,15 @@ def probe(
     `decode` runs one token through the weights (default: up to 4 GiB of them).
     """
     path = Path(os.path.abspath(path))
-    identity = gguf.read(path).identity
+    file = gguf.read(path)
+    identity = file.identity
     if decode is None:
         decode = identity.size <= DECODE_BYTES_MAX
     key = _key(identity, decode=decode)
     known = _cached_results(cache_dir).get(key) if cache_dir is not None else None
     if known is not None:
         return replace(known, cached=True)
-    result, timed_out = _try_load(path, identity.size, timeout_s, decode=decode)
+    result, timed_out = _try_load(path, file, timeout_s, decode=decode)
     if FileIdentity.of(path) != identity:
         return replace(result, loads=False, reason="the file changed while it was tried")
     if cache_dir is not None and not timed_out:  # a time-out may be due to a busy machine
@@ -89,7 +93,10 @@ def require(
     return result
 
 
-def _try_load(path: Path, size: int, timeout_s: float | None, *, decode: bool) -> tuple[ProbeResult, bool]:
+def _try_load(
+    path: Path, file: gguf.GgufFile, timeout_s: float | None, *, decode: bool
+) -> tuple[ProbeResult, bool]:
+    size = file.identity.size
     limit_s = timeout_s if timeout_s is not None else TIMEOUT_S_MIN + size / BYTES_PER_S
     stages = ["start"]
     facts: dict[str, Any] = {}
@@ -104,7 +111,7 @@ def _try_load(path: Path, size: int, timeout_s: float | None, *, decode: bool) -
     arguments = [
         str(path),
         "--memory-bytes",
-        str(2 * size + MEMORY_BYTES_EXTRA),
+        str(2 * size + MEMORY_BYTES_EXTRA + min(len(file.tensors), STACKS_MAX) * STACK_BYTES),
         "--cpu-s",
         str(int(limit_s) + 5),
     ]
@@ -128,7 +135,7 @@ def _key(identity: FileIdentity, *, decode: bool) -> str:
         raise ModelError(
             "llama-cpp-python is not installed", hint="pip install 'stretto[llamacpp]'"
         ) from None
-    parts = (version, identity.device, identity.inode, identity.size, identity.mtime_ns, int(decode))
+    parts = (TRIAL, version, identity.device, identity.inode, identity.size, identity.mtime_ns, int(decode))
     return ":".join(map(str, parts))
 
 

@@ -15,6 +15,30 @@ from stretto.model_files.child import run_child
 from stretto.model_files.kind import ModelKind, shape_of
 from stretto.testing.tiny_models import KINDS, key_value
 
+HEAPS = """
+import ctypes, threading
+from stretto.model_files.child import limit_self
+
+def address_space_mib():
+    with open("/proc/self/status") as status:
+        return int(next(line for line in status if line.startswith("VmSize")).split()[1]) >> 10
+
+limit_self(memory_bytes=8 << 30, cpu_s=60)
+threading.stack_size(256 << 10)
+before, met, go = address_space_mib(), threading.Barrier(33), threading.Event()
+
+def work():
+    ctypes.CDLL(None).malloc(1000)
+    met.wait()
+    go.wait()
+
+for _ in range(32):
+    threading.Thread(target=work, daemon=True).start()
+met.wait()
+print(address_space_mib() - before)
+go.set()
+"""
+
 
 def broken_copy(source, target, old, new):
     """A file with a valid header and content that llama.cpp cannot use."""
@@ -102,6 +126,13 @@ def test_the_caller_never_imports_llama():
     modules = "stretto.model_files.probe, stretto.model_files.store"
     code = f"import sys; import {modules}; sys.exit('llama_cpp' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_threads_of_a_child_share_a_heap():
+    """Its address space is limited, and each heap takes 64 MiB of it."""
+    run = subprocess.run([sys.executable, "-c", HEAPS], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 64
 
 
 def test_a_missing_module_is_a_reason_not_an_exception():

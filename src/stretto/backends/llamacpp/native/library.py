@@ -20,6 +20,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from stretto.backends.llamacpp.native.cpp_library import file_of, is_mixed
 from stretto.errors import InvariantError, LlamaCppMissingError
 
 LOG_LINES_MAX = 400
@@ -60,6 +61,11 @@ def _load() -> None:
         raise LlamaCppMissingError(
             f"llama-cpp-python is not installed or does not load: {str(error)[:200]}"
         ) from error
+    if is_mixed(llama_cpp.llama_cpp._lib):
+        raise LlamaCppMissingError(
+            "this build of llama.cpp contains a copy of libstdc++, which crashes beside the one in use here",
+            hint="build llama-cpp-python with a compiler that links libstdc++ as a shared library",
+        )
     _collect_log(llama_cpp)
     _load_cpu_variant(llama_cpp.llama_cpp._lib, Path(llama_cpp.__file__).parent / "lib")
     llama_cpp.llama_backend_init()
@@ -85,24 +91,7 @@ def compute_functions() -> Any:
     inside = ask(ctypes.c_void_p(cpu), b"ggml_backend_set_n_threads") if cpu else None
     if not inside:
         raise LlamaCppMissingError("llama.cpp was built without a CPU backend for this processor")
-    return ctypes.CDLL(_file_of(inside))
-
-
-class _DlInfo(ctypes.Structure):
-    _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("symbol", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )
-
-
-def _file_of(address: int) -> str:
-    """The shared library that an address is in."""
-    info = _DlInfo()
-    if not ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(info)):
-        raise InvariantError("an address of llama.cpp is in no library")
-    return os.fsdecode(info.file)
+    return ctypes.CDLL(file_of(inside))
 
 
 def _collect_log(llama_cpp: Any) -> None:
