@@ -24,6 +24,7 @@ class IdCollector:
     """An output stream that keeps token ids and what was measured with them."""
 
     light = True
+    place = None
 
     def __init__(self, index: int, deltas: list[TextDelta], done: Done) -> None:
         self._index = index

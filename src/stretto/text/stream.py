@@ -67,6 +67,7 @@ class TextStream:
     """One request's output. `sink` takes deltas; `on_stop` tells the scheduler that a stop string matched."""
 
     light = False  # text takes time
+    place = None  # … and is no row of token ids
 
     def __init__(
         self,

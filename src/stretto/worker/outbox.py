@@ -14,6 +14,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from stretto.core.tick import End, Started, Terminal
 from stretto.errors import FrameError, TooLargeError
@@ -143,6 +144,24 @@ class OpenColumns:
                 column.byteswap()
         numbers, counts, tokens = (column.tobytes() for column in columns)
         return TokenColumns(numbers=numbers, counts=counts, tokens=tokens)
+
+
+class ColumnsOf(NamedTuple):
+    """The columns of one connection in whichever tick it is."""
+
+    outbox: Outbox
+    mailbox: Mailbox
+
+    def extend(self, numbers: array[int], counts: array[int], tokens: array[int]) -> None:
+        columns = self.outbox.columns(self.mailbox)
+        columns.numbers.extend(numbers)
+        columns.counts.extend(counts)
+        columns.tokens.extend(tokens)
+
+
+class RowPlace(NamedTuple):
+    table: ColumnsOf
+    number: int
 
 
 class Outbox:

@@ -4,8 +4,8 @@ A stream is registered before its request is submitted, so no token can arrive t
 delay a tick: a stream only appends to its reader's queue. `after_tick` callbacks run when all deltas of a
 tick are delivered, e.g. to send them together.
 
-The output of a few streams of token ids is delivered on the loop's own thread: that takes less time than two
-threads need to hand the interpreter's lock back and forth.
+Token ids are delivered on the loop's own thread where they are rows of columns (`tick_rows`), or of a few
+streams: that takes less time than two threads need to hand the interpreter's lock back and forth.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Protocol
 
 from stretto.core.tick import Events, Progress, PromptScores, Started, Terminal
 from stretto.text.stream import TextDelta, TextStream
+from stretto.worker.tick_rows import Place, TickRows
 
 log = logging.getLogger("stretto.runtime")
 
@@ -33,6 +34,10 @@ class OutputStream(Protocol):
     broken: bool
     light: bool
     """Whether its calls do no more than append: the loop's thread may make them."""
+
+    @property
+    def place(self) -> Place | None:
+        """Where its tokens go, if nothing else is to be done with them."""
 
     def start(self, started: Started) -> None: ...
     def push(self, tokens: array[int], extras: object) -> None: ...
@@ -51,6 +56,7 @@ class OutputPump:
         self._after_tick: tuple[Callable[[], None], ...] = ()
         self._order = threading.Lock()
         self._behind = 0  # ticks that the output thread has yet to deliver
+        self._rows: TickRows | None = None  # of the last tick
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.failures: int = 0
 
@@ -59,6 +65,7 @@ class OutputPump:
 
     def register(self, request_id: str, stream: OutputStream) -> None:
         self._streams[request_id] = stream
+        self._rows = None
 
     def after_tick(self, callback: Callable[[], None]) -> None:
         """Called after all deltas of a tick were delivered, by the same thread. Must not raise or block."""
@@ -88,6 +95,8 @@ class OutputPump:
         """Only tokens, as in most ticks, of few streams."""
         if events.started or events.ends or events.scores or events.progress or events.extras:
             return False
+        if self._rows_of(events) is not None:
+            return True
         if len(events.requests) > AT_ONCE_MAX:
             return False
         streams = self._streams
@@ -96,18 +105,37 @@ class OutputPump:
     def _deliver(self, events: Events) -> None:
         for started in events.started:
             self._start(started)
-        at = 0
         for request_id, scores in events.scores.items():
             self._tell(request_id, lambda stream, found=scores: stream.score(found))  # type: ignore[misc]
         for request_id, progress in events.progress.items():
             self._tell(request_id, lambda stream, found=progress: stream.advance(found))  # type: ignore[misc]
-        for request_id, count in zip(events.requests, events.counts, strict=True):
-            self._push(request_id, events.tokens[at : at + count], events.extras.get(request_id))
-            at += count
+        rows = self._rows_of(events)
+        if rows is not None:
+            rows.take(events.tokens)
+        else:
+            self._push_each(events)
         for terminal in events.ends:
             self._finish(terminal)
         for callback in self._after_tick:
             callback()
+
+    def _rows_of(self, events: Events) -> TickRows | None:
+        """If each request has one token, and all are rows of columns."""
+        requests = events.requests
+        if events.extras or not requests or events.counts.count(1) != len(requests):
+            return None
+        rows = self._rows
+        if rows is None or rows.requests != requests:
+            found = map(self._streams.get, requests)
+            rows = TickRows.of(requests, (None if stream is None else stream.place for stream in found))
+            self._rows = rows
+        return rows
+
+    def _push_each(self, events: Events) -> None:
+        at = 0
+        for request_id, count in zip(events.requests, events.counts, strict=True):
+            self._push(request_id, events.tokens[at : at + count], events.extras.get(request_id))
+            at += count
 
     def _start(self, started: Started) -> None:
         stream = self._streams.get(started.request_id)
@@ -141,6 +169,7 @@ class OutputPump:
 
     def _finish(self, terminal: Terminal) -> None:
         stream = self._streams.pop(terminal.request_id, None)
+        self._rows = None
         if stream is None:
             return
         try:

@@ -17,7 +17,7 @@ from stretto.rpc.messages import PromptMeasures, PromptProgress, TokenMeasure
 from stretto.text.logprobs import MeasuredLogprob
 from stretto.text.stream import TextDelta
 from stretto.worker.media import PlacedMedia
-from stretto.worker.outbox import Mailbox, Outbox, stream_end, stream_start
+from stretto.worker.outbox import ColumnsOf, Mailbox, Outbox, RowPlace, stream_end, stream_start
 
 
 class TokenStream:
@@ -27,12 +27,12 @@ class TokenStream:
         "_clock",
         "_mailbox",
         "_media",
-        "_number",
         "_outbox",
         "_started_s",
         "_stream_id",
         "_waited_s",
         "broken",
+        "place",
     )
     light = True
 
@@ -49,7 +49,7 @@ class TokenStream:
         self._outbox = outbox
         self._mailbox = mailbox
         self._stream_id = stream_id
-        self._number = number
+        self.place = RowPlace(ColumnsOf(outbox, mailbox), number)
         self._waited_s = waited_s
         self._media = media
         self._clock = time.monotonic
@@ -62,7 +62,7 @@ class TokenStream:
 
     def push(self, tokens: array[int], extras: object) -> None:
         columns = self._outbox.columns(self._mailbox)
-        columns.numbers.append(self._number)
+        columns.numbers.append(self.place.number)
         columns.counts.append(len(tokens))
         columns.tokens.extend(tokens)
         if extras is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from array import array
+from typing import NamedTuple
 
 import pytest
 
@@ -11,9 +12,27 @@ from stretto.core.tick import Events, Started
 from stretto.worker.output import AT_ONCE_MAX, OutputPump
 
 
+class Columns:
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int]] = []
+        self.threads: set[str] = set()
+
+    def extend(self, numbers: array[int], counts: array[int], tokens: array[int]) -> None:
+        assert list(counts) == [1] * len(tokens)
+        self.rows += zip(numbers, tokens, strict=True)
+        self.threads.add(threading.current_thread().name)
+
+
+class RowOf(NamedTuple):
+    table: Columns
+    number: int
+
+
 class Stream:
-    def __init__(self, *, light: bool, gate: threading.Event | None = None) -> None:
-        self.light, self.broken = light, False
+    def __init__(
+        self, *, light: bool, gate: threading.Event | None = None, place: RowOf | None = None
+    ) -> None:
+        self.light, self.broken, self.place = light, False, place
         self.seen: list[int] = []
         self.threads: list[str] = []
         self._gate = gate
@@ -71,6 +90,36 @@ def test_what_may_take_longer_is_delivered_by_the_output_thread(pump, why):
     pump.deliver(events)
     pump.close()
     assert {name for stream in streams.values() for name in stream.threads} == {"output"}
+
+
+def test_rows_of_many_streams_are_delivered_at_once(pump):
+    """To their connections, in the order of the tick; what is more than a token goes stream by stream."""
+    tables = [Columns(), Columns()]
+    names = [str(at) for at in range(2 * AT_ONCE_MAX)]
+    streams = [Stream(light=True, place=RowOf(tables[at % 2], 100 + at)) for at in range(len(names))]
+    for name, stream in zip(names, streams, strict=True):
+        pump.register(name, stream)
+    for first in (0, 1000):
+        pump.deliver(tick(*range(first, first + len(names)), requests=tuple(names)))
+    for half, table in enumerate(tables):
+        mine = range(half, len(names), 2)
+        assert table.rows == [(100 + at, first + at) for first in (0, 1000) for at in mine]
+        assert table.threads == {threading.current_thread().name}
+    assert not any(stream.seen for stream in streams)
+    pump.deliver(tick(1, 2, 3, 4, requests=("0", "1")))
+    assert (streams[0].seen, streams[1].seen) == ([1, 2], [3, 4])
+
+
+def test_rows_follow_the_streams_that_are_registered(pump):
+    before, after = Columns(), Columns()
+    pump.register("a", Stream(light=True, place=RowOf(before, 1)))
+    pump.deliver(tick(5))
+    pump.register("a", Stream(light=True, place=RowOf(after, 2)))
+    pump.deliver(tick(6))
+    assert (before.rows, after.rows) == ([(1, 5)], [(2, 6)])
+    pump.register("b", Stream(light=True))
+    pump.deliver(tick(7, 8, requests=("a", "b")))
+    assert after.rows == [(2, 6)], "one of them needs more than a row"
 
 
 def test_a_tick_waits_for_those_before_it(pump):
