@@ -23,7 +23,7 @@ from stretto.backends.torch.bound_requests import DeviceRequest, DeviceRequests,
 from stretto.backends.torch.compile_count import COMPILES
 from stretto.backends.torch.draft_model import PagedDraftModel, with_prices
 from stretto.backends.torch.drafting import TorchDrafts
-from stretto.backends.torch.flight import Flight
+from stretto.backends.torch.flight import Flight, Readings
 from stretto.backends.torch.graphs import Recorded, choose_graphs, draft_rows
 from stretto.backends.torch.host_pool import HostPool
 from stretto.backends.torch.measuring import MeasuredShare, columns, logprobs_of, scores
@@ -34,7 +34,7 @@ from stretto.backends.torch.parallel.followers import Followers
 from stretto.backends.torch.pool import KvPool
 from stretto.backends.torch.ragged import Ragged
 from stretto.backends.torch.runner import Runner
-from stretto.backends.torch.staging import Staging, Stopwatch, to_host
+from stretto.backends.torch.staging import Staging
 from stretto.backends.torch.tables import Tables
 from stretto.backends.torch.warm_up import LateWork, Progress, warm_up
 from stretto.core.capabilities import Capabilities, Share
@@ -83,7 +83,6 @@ class TorchBackend:
         drafts_max: int = 0,
     ) -> None:
         shape, device = model.shape, _with_index(model.place.device)
-        on_cuda = device.type == "cuda"
         self.model, self._device, self._on_close, self.followers = model, device, on_close, followers
         with torch.inference_mode():
             self.pool = KvPool(shape, model.place, pages=pages, page_tokens=page_tokens, scales=kv_scales)
@@ -107,6 +106,7 @@ class TorchBackend:
             table, vocab=shape.vocab, eos=eos, suppressed=suppressed, make_grammars=make_grammars
         )
         self._flights: deque[Flight] = deque()
+        self._readings = Readings(device, rows=slots, ring=plan_ahead + 2)
         self.capabilities = Capabilities(
             share=Share.PAGES,
             snapshots=False,
@@ -117,7 +117,7 @@ class TorchBackend:
             bytes_per_token=self.pool.bytes_per_token,
             rows_max=rows_max,
             outputs_max=verified_max or min(rows_max, OUTPUTS_PER_SLOT * slots),
-            chunk_multiple=CHUNK_MULTIPLE_CUDA if on_cuda else CHUNK_MULTIPLE_CPU,
+            chunk_multiple=CHUNK_MULTIPLE_CUDA if device.type == "cuda" else CHUNK_MULTIPLE_CPU,
             plan_ahead=plan_ahead,
             history_drafts=False,  # masks and counts are those of a slot's first row
             vocab=shape.vocab,
@@ -197,7 +197,7 @@ class TorchBackend:
             outcome.counts = array("i", bytes(4 * len(flight.tick.slots)))
             return outcome
         try:
-            outcome.pass_s = self._pass_s = flight.watch.wait()
+            outcome.pass_s = self._pass_s = self._readings.watches.wait(flight.watch)
         except RuntimeError as error:
             raise TorchError(f"the GPU failed: {error}") from error
         self._read(flight)
@@ -247,12 +247,11 @@ class TorchBackend:
         tick = flight.tick
         batch = Ragged(*(_ints(c) for c in (tick.slots, tick.starts, tick.counts, tick.outputs, tick.tokens)))
         self._tables.check(batch.slots, batch.starts + batch.counts)
-        for slot in tick.slots:
-            if slot not in self._requests:
-                raise InvariantError(f"slot {slot} has rows and no request")
+        if unbound := self._requests.missing(tick.slots):
+            raise InvariantError(f"slots {sorted(unbound)} have rows and no request")
         if self._requests.special:
             self._send_masks(flight)
-        watch = Stopwatch(self._device, blocking=self._pass_s > POLL_S_MAX)
+        watch = self._readings.watches.take(blocking=self._pass_s > POLL_S_MAX)
         try:
             watch.start()
             self._pass(flight, batch)
@@ -284,14 +283,12 @@ class TorchBackend:
             sampled: SampledTokens | None = self.runner.decode(batch, mode, adapted=adapted)
         else:
             self._measure(flight, batch)
-            sampled, logits, measured = self.runner.ragged(batch, mode, adapted=adapted)
+            sampled, logits, measured = self.runner.ragged(batch, mode, adapted=adapted, keep_logits=on_host)
             flight.measured = None if measured is None else measured.on_host()
         if logits is not None and on_host:
             self._sample_on_host(flight, logits)
         if sampled is not None:
-            names = ("ids", "logprobs", "top_ids", "top_logprobs")
-            copies = {name: to_host(getattr(sampled, name)) for name in names}
-            flight.sampled = SampledTokens(**copies)  # type: ignore[arg-type]
+            flight.sampled = self._readings.copy(sampled)
 
     def _measure(self, flight: Flight, batch: Ragged) -> None:
         """Selects the prompt rows to be scored in this pass."""
@@ -353,8 +350,9 @@ class TorchBackend:
         outcome.counts = array("i", tick.outputs)
         if sampled is None:
             return
-        ids = sampled.ids.numpy()[: sum(tick.outputs)].astype(np.int32)
-        plain = not flight.special and not flight.logprobs and max(tick.outputs) == 1
+        outputs = _ints(tick.outputs)
+        ids = sampled.ids.numpy()[: int(outputs.sum())].astype(np.int32)
+        plain = not flight.special and not flight.logprobs and int(outputs.max()) == 1
         if plain and (not len(ids) or ids.min() >= 0):
             outcome.tokens = array("i", ids.tobytes())
         else:

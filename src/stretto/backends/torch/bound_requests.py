@@ -80,6 +80,10 @@ class DeviceRequests:
     def __contains__(self, slot: int) -> bool:
         return slot in self._requests
 
+    def missing(self, slots: Iterable[int]) -> set[int]:
+        """Of these slots, those without a request."""
+        return set(slots) - self._requests.keys()
+
     @property
     def mode(self) -> SamplingMode:
         """The sampler features that the bound requests need."""

@@ -98,6 +98,10 @@ class Recorded(Protocol):
         """What `run` returned, in static memory."""
         ...
 
+    def result(self, key: GraphKey) -> Any:
+        """That memory, without running anything."""
+        ...
+
 
 class Graphs:
     def __init__(self, device: torch.device) -> None:
@@ -133,6 +137,9 @@ class Graphs:
         graph, result = self._graphs[key]
         graph.replay()
         return result
+
+    def result(self, key: GraphKey) -> Any:
+        return self._graphs[key][1]
 
 
 def choose_graphs(graphs: bool | Recorded | None, device: torch.device, *, parallel: bool) -> Recorded | None:

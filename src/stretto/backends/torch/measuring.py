@@ -28,7 +28,7 @@ class MeasuredRows(NamedTuple):
 
     def on_host(self) -> MeasuredRows:
         """Starts the copies."""
-        return MeasuredRows(*(found for part in self if (found := to_host(part)) is not None))
+        return MeasuredRows(*map(to_host, self))
 
 
 class MeasuredShare(NamedTuple):

@@ -23,13 +23,18 @@ from stretto.backends.torch.tables import Tables
 
 
 class MixedRows(NamedTuple):
-    """The output rows after the last layer, and what the sampler needs. Padded to the number of slots."""
+    """The output rows after the last layer, and what the sampler needs. Padded to the number of slots, with
+    rows of the slot for padding that have length 0.
+    """
 
     x: torch.Tensor
     residual: torch.Tensor | None
     slots: torch.Tensor  # int64
     lengths: torch.Tensor
     output_index: torch.Tensor  # how many tokens the request has generated
+
+    def first(self, rows: int) -> MixedRows:
+        return MixedRows(*(None if column is None else column[:rows] for column in self))  # type: ignore[arg-type]
 
 
 class MixedPasses:
@@ -85,7 +90,7 @@ class MixedPasses:
             *filled(batch.slots, per_span, none),
             *filled(starts, per_span, count),
             *filled(batch.starts + batch.counts, per_span, 0),
-            *filled(output_rows(ends, batch.outputs), per_span, 0),
+            *filled(output_rows(ends, batch.outputs), per_span, -1),
             *filled(batch.tokens, per_row, 0),
             *filled(batch.slots[spans], per_row, none),
             *filled(places, per_row, -1),
@@ -106,6 +111,7 @@ class MixedPasses:
             max_query=rows,
             decode_only=False,
         )
+        is_output, output_at = output_at >= 0, output_at.clamp(min=0)
         known = torch.where(tokens >= 0, tokens, tables.last_tokens[row_slots.long()])
         keep = output_at if spans < rows else None  # output rows are as many as slots, with padding
         if first_only:
@@ -115,8 +121,8 @@ class MixedPasses:
         if keep is None:
             x = x.index_select(0, output_at)
             residual = None if residual is None else residual.index_select(0, output_at)
-        chosen = row_slots.index_select(0, output_at).long()
-        ends = places.index_select(0, output_at) + 1
+        chosen = torch.where(is_output, row_slots.index_select(0, output_at), tables.slots).long()
+        ends = torch.where(is_output, places.index_select(0, output_at) + 1, 0)
         return MixedRows(
             x=x,
             residual=residual,

@@ -28,7 +28,7 @@ from stretto.backends.torch.graphs import (
 )
 from stretto.backends.torch.inputs import DecodeInputs, decode_inputs, keep_last
 from stretto.backends.torch.measuring import MeasuredRows, measure
-from stretto.backends.torch.mixed import MixedPasses
+from stretto.backends.torch.mixed import MixedPasses, MixedRows
 from stretto.backends.torch.models import CausalModel, Step
 from stretto.backends.torch.modes import prepared_mode
 from stretto.backends.torch.ops import SampledTokens, SamplingMode, SamplingTable
@@ -46,6 +46,15 @@ class DecodeRows(NamedTuple):
     inputs: DecodeInputs
     x: torch.Tensor
     residual: torch.Tensor | None
+
+    def take(self, rows: MixedRows) -> None:
+        """As many rows of a mixed pass, for the graph of head and sampler that reads these."""
+        self.x.copy_(rows.x)
+        if self.residual is not None and rows.residual is not None:
+            self.residual.copy_(rows.residual)
+        self.inputs.slots.copy_(rows.slots)
+        self.inputs.context_lens.copy_(rows.lengths)
+        self.inputs.output_index.copy_(rows.output_index)
 
 
 class Runner:
@@ -237,11 +246,13 @@ class Runner:
     # --- ragged ----------------------------------------------------------------------------------
 
     def ragged(
-        self, batch: Ragged, mode: SamplingMode, *, adapted: bool = False
+        self, batch: Ragged, mode: SamplingMode, *, adapted: bool = False, keep_logits: bool = False
     ) -> tuple[SampledTokens | None, torch.Tensor | None, MeasuredRows | None]:
-        """Any spans. Returns the sampled tokens of all output rows, their logits, and prompt scores."""
+        """Any spans. Returns the sampled tokens of all output rows, their logits (None where they were not
+        asked for and are not at hand), and prompt scores. The tokens may be in static memory.
+        """
         if self.mixed is not None and not adapted and self.mixed.takes(batch):
-            return *self._mixed(self.mixed, batch, mode), None
+            return *self._mixed(self.mixed, batch, mode, keep_logits=keep_logits), None
         count, outputs = len(batch.tokens), int(batch.outputs.sum())
         found = ragged_inputs(
             batch,
@@ -282,16 +293,23 @@ class Runner:
         return self._half_done
 
     def _mixed(
-        self, passes: MixedPasses, batch: Ragged, mode: SamplingMode
+        self, passes: MixedPasses, batch: Ragged, mode: SamplingMode, *, keep_logits: bool
     ) -> tuple[SampledTokens | None, torch.Tensor | None]:
+        """After the last layer as in a decode pass of so many rows: with its graph, where it has one."""
         rows, outputs = passes.run(batch), int(batch.outputs.sum())
         if not outputs:
             return None, None
         padded = self._output_rows(outputs)
-        residual = None if rows.residual is None else rows.residual[:padded]
-        logits = self.model.head(rows.x[:padded], residual)[:outputs]
-        where = (rows.slots[:outputs], rows.output_index[:outputs], rows.lengths[:outputs])
-        return self._sample(logits, *where, self._mode(mode)), logits
+        rows = rows.first(padded)
+        key = GraphKey(padded, adapted=False, mode=self._mode(mode))
+        if self._graphs is not None and key in self._graphs and not keep_logits:
+            decode: DecodeRows = self._graphs.result(key.layers)
+            decode.take(rows)
+            sampled: SampledTokens = self._graphs.replay(key)
+            return sampled, None
+        logits = self.model.head(rows.x, rows.residual)[:outputs]
+        rows = rows.first(outputs)
+        return self._sample(logits, rows.slots, rows.output_index, rows.lengths, self._mode(mode)), logits
 
     def _sample(
         self,

@@ -68,6 +68,7 @@ class Stopwatch:
 
     def __init__(self, device: torch.device, *, blocking: bool = False) -> None:
         self._cuda = device.type == "cuda"
+        self.blocking = blocking
         make: Any = torch.cuda.Event
         self._begin: Any = make(enable_timing=True) if self._cuda else None
         self._end: Any = make(enable_timing=True, blocking=blocking) if self._cuda else None
@@ -91,9 +92,27 @@ class Stopwatch:
         return float(self._begin.elapsed_time(self._end)) / 1e3
 
 
-def to_host(tensor: torch.Tensor | None) -> torch.Tensor | None:
+class Stopwatches:
+    """Those of passes that were read are used again: making events takes time in each tick."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._free: dict[bool, list[Stopwatch]] = {False: [], True: []}
+
+    def take(self, *, blocking: bool) -> Stopwatch:
+        free = self._free[blocking]
+        return free.pop() if free else Stopwatch(self._device, blocking=blocking)
+
+    def wait(self, watch: Stopwatch) -> float:
+        """As the stopwatch's own; it is free afterwards."""
+        seconds = watch.wait()
+        self._free[watch.blocking].append(watch)
+        return seconds
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """Starts the copy; it is complete after waiting for a stopwatch that is stopped later."""
-    if tensor is None or tensor.device.type != "cuda":
+    if tensor.device.type != "cuda":
         return tensor
     target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return target.copy_(tensor, non_blocking=True)

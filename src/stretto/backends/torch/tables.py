@@ -7,6 +7,7 @@ before the device does.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,7 +39,7 @@ class Tables:
         """Applies a tick's table updates and bindings."""
         if not tables and not binds:
             return
-        places, values = [], []
+        places, values = array("i"), array("i")
         for slot, offset, pages in tables:
             end = offset + len(pages)
             if not 0 <= slot < self.slots or offset > self._held[slot] or end > self.pages_max:
@@ -46,13 +47,14 @@ class Tables:
             if pages and not (min(pages) >= 0 and max(pages) < self._pages):
                 raise InvariantError(f"slot {slot} is given a page that does not exist")
             self._held[slot] = end
-            places.append(np.arange(offset, end, dtype=np.int32) + slot * self.pages_max)
-            values.append(np.array(pages, dtype=np.int32))
-        places.append(np.array([self._prompt_lens_at + bind.slot for bind in binds], dtype=np.int32))
-        values.append(np.array([len(bind.request.tokens) for bind in binds], dtype=np.int32))
-        at, what = np.concatenate(places), np.concatenate(values)
-        if len(at):
-            sent_at, sent = self._staging.send(at, what)
+            begin = slot * self.pages_max
+            places.extend(range(begin + offset, begin + end))
+            values.extend(pages)
+        places.extend(self._prompt_lens_at + bind.slot for bind in binds)
+        values.extend(len(bind.request.tokens) for bind in binds)
+        if places:
+            columns = (np.frombuffer(column, dtype=np.int32) for column in (places, values))
+            sent_at, sent = self._staging.send(*columns)
             self._state.index_copy_(0, sent_at.long(), sent)
 
     def check(self, slots: Ints, ends: Ints) -> None:

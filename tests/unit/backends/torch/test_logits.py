@@ -104,6 +104,9 @@ class Repeated:
             kept.copy_(new)
         return result
 
+    def result(self, key):
+        return self.runs[key][1]
+
 
 def tensors(result):
     """All tensors of a result, which may be nested."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 pytest.importorskip("torch")
@@ -41,6 +43,10 @@ def test_texts_are_those_of_eager_passes(kind):
     texts = Loop(backend, prefill_chunk=24).run(requests())
     assert texts == Loop(make_backend(kind, slots=4), prefill_chunk=24).run(requests())
     assert {key.rows for key in recorded.replayed if key.mixed} == {64}
+    assert any(
+        before.mixed and after.mode is not None and not after.mixed
+        for before, after in pairwise(recorded.replayed)
+    ), "head and sampler of a mixed pass are those of a decode pass"
     assert backend.late_work == (0, 0)
 
 
