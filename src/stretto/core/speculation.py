@@ -29,6 +29,7 @@ from typing import NamedTuple
 from stretto.core.cost import CostModel
 from stretto.core.draft_gain import DraftGain, Kind
 from stretto.core.draft_price import MODEL, DraftPrice, Passes
+from stretto.core.draft_quiet import QuietTicks
 from stretto.core.draft_shapes import DraftShape, DraftShapes, Offer, drafts_above, worth_a_look
 from stretto.core.least_squares import SOONEST_S, LeastSquares
 from stretto.core.slot import DraftRecord, Slot
@@ -68,7 +69,7 @@ class DraftPlanner:
         self.gain = DraftGain(cost)
         self.model = DraftPrice(model_passes)
         self._model_credit_s = 0.0  # that may be spent on finding out whether its drafts are better now
-        self._model_quiet = _Quiet()
+        self._model_quiet = QuietTicks()
         self._model_idle = 0  # ticks in which it was not
         self._model_plan: Plan | None = None
         self._model_of: tuple[object, ...] = ()
@@ -85,7 +86,7 @@ class DraftPlanner:
         self._wanted: dict[int, int] = {}
         self._wanted_of: tuple[object, ...] = ()
         self._wanted_for = 0
-        self._quiet = _Quiet()
+        self._quiet = QuietTicks()
 
     # --- decisions -------------------------------------------------------------------------------
 
@@ -364,22 +365,6 @@ class DraftPlanner:
         slots = min(1 + len(decode) // TRIAL_SHARE, TRIALS_MIN - self._all.trials, spare // tokens)
         least = nsmallest(slots, able, key=lambda each: (_verified(each[0]), each[0].index))
         return {slot.index: min(count, tokens) for slot, count in least}
-
-
-class _Quiet:
-    """For which numbers of slots nothing is asked, and until which tick: requests come and go meanwhile."""
-
-    def __init__(self) -> None:
-        self._tick = 0
-        self._until: dict[int, int] = {}
-
-    def begin(self, slots: int, ticks: int) -> None:
-        self._until[slots] = self._tick + ticks
-
-    def passes(self, slots: int) -> bool:
-        """Whether the next tick, of so many slots, is one of them."""
-        self._tick += 1
-        return self._tick < self._until.get(slots, 0)
 
 
 def _quiet_ticks(slots: int) -> int:
