@@ -79,7 +79,8 @@ async def _fuzz(target: AttackTarget, count: int, seed: int, found: Found) -> No
 
     async def worker() -> None:
         for number in numbers:
-            kind, body = cases.request(Random(f"{seed}/{number}"))
+            # On a thread: a case of several megabytes takes a second, in which the canary would wait.
+            kind, body = await asyncio.to_thread(cases.request, Random(f"{seed}/{number}"))
             started_s = time.monotonic()
             status, reply = await target.post(
                 CHAT, {**target.chat(), "max_tokens": 4, **body}, timeout_s=ANSWER_S_MAX
