@@ -8,13 +8,13 @@
 - peer: the server beside llama-server, both with lookup drafts (`--peer` is its binary).
 - lora: `lora.py`.
 - pair: a target with a draft model of its family (`--target`, `--draft`; `pair.py` fetches one), and lookup;
-  code edits are of real code, and one user gets whole answers, `--answers` in each round.
+  code edits are of real code, one user gets whole ones, `--answers` in each round.
 - pair-peer: the pair beside llama-server, both with the draft model.
 
 `--check` exits 1 if a text or a distribution differs, if a case is slower than 0.98 times plain decoding,
 code edits of one user less than 1.6 times as fast, the pair less than 1.3 times, or llama-server faster.
-Windows differ by several percent: a case that misses its bar gets twice as many rounds again, and the
-median of all counts. The windows of `--quick` are too short for that: there a case is slower if every one is.
+Windows differ by several percent: a case that misses its bar gets twice as many rounds again, and all
+count. The windows of `--quick` are too short for that: there a case is slower if every one is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -43,8 +42,8 @@ from stretto.settings.places import cache_home
 
 USERS = (1, 2, 4, 8)
 QUICK = [("edit", 1), ("summary", 4), ("chat", 8)]
-QUICK_TOKENS = {("edit", 1): 160}  # long enough for the bar of code edits
-QUICK_LONGER = 2.5  # … and so is their window
+QUICK_TOKENS = {("edit", 1): 160, ("chat", 8): 128}  # of an answer: where shorter ones would miss the bar
+QUICK_LONGER = 2.0  # … and so is their window
 PARTS = ("exact", "speed", "peer", "lora")
 PAIR_PARTS = ("pair", "pair-peer")
 SLOWEST, EDIT_MIN, PAIR_MIN, PEER_MIN = 0.98, 1.6, 1.3, 1.0
@@ -70,54 +69,62 @@ def speed(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def compared(
     plain: LLM, drafting: LLM, kind: str, users: int, bar: float, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Windows of both, the first of which warms up. Ratios above 1: speculation is faster."""
-    ratios, accepted, proposed, same = list[float](), 0, 0, True
-    rates: dict[str, list[float]] = {"off": [], "on": []}
-    at, rounds = 0, options.rounds
-    while at <= rounds:
-        load = Load(
-            kind, users, _tokens(options, kind, users), next(_numbers) * STRIDE, tuning=options.tuning
-        )
-        got = _windows({"off": plain, "on": drafting}, load, options, warms_up=not at, swap=at % 2 == 0)
-        both = got["on"].texts.keys() & got["off"].texts.keys()
-        same = same and all(got["on"].texts[number] == got["off"].texts[number] for number in both)
-        if at:
-            ratios.append(got["on"].rate / got["off"].rate)
-            accepted, proposed = accepted + got["on"].accepted, proposed + got["on"].proposed
-            for name, window in got.items():
-                rates[name].append(window.rate)
-        if at == options.rounds and not options.quick and statistics.median(ratios) < bar:
-            rounds *= REPEATED
-        at += 1
+    """Ratios above 1: speculation is faster."""
+    models = {"off": plain, "on": drafting}
+    rounds = _rounds(models, kind, users, options, options.rounds)
+    if not options.quick and _ratio(rounds) < bar:
+        rounds += _rounds(models, kind, users, options, options.rounds * (REPEATED - 1))
+    ratios = [_ratio([windows]) for windows in rounds]
     return {
-        "ratio": round(statistics.median(ratios), 3),
+        "ratio": round(_ratio(rounds), 3),
         "bar": bar,
         "rounds": len(ratios),
         "spread": [round(min(ratios), 3), round(max(ratios), 3)],
-        "tokens_per_s": {name: round(statistics.median(found), 1) for name, found in rates.items()},
-        "accepted": accepted,
-        "proposed": proposed,
-        "same_texts": same,
+        "tokens_per_s": {name: round(_rate(rounds, name), 1) for name in models},
+        "accepted": sum(windows["on"].accepted for windows in rounds),
+        "proposed": sum(windows["on"].proposed for windows in rounds),
+        "same_texts": all(_same_texts(windows["on"], windows["off"]) for windows in rounds),
     }
+
+
+def _rounds(
+    models: dict[str, LLM], kind: str, users: int, options: argparse.Namespace, rounds: int
+) -> list[dict[str, Window]]:
+    """Windows of a closed loop, or whole answers where a text begins with other drafts than it ends with."""
+    load = Load(kind, users, _tokens(options, kind, users), next(_numbers) * STRIDE, tuning=options.tuning)
+    if load.kind == "rewrite" and load.users == 1:
+        return _answers(models, load, options.answers, rounds)
+    long = QUICK_LONGER if options.quick and (kind, users) in QUICK_TOKENS else 1.0
+    return watch(models, load, windows=[long * options.seconds] * rounds, warm_up=options.warm_up)
+
+
+def _answers(models: dict[str, LLM], load: Load, answers: int, rounds: int) -> list[dict[str, Window]]:
+    for model in models.values():
+        answer(model, load._replace(tokens=WARM_UP_TOKENS), answers=1)
+    found, names = list[dict[str, Window]](), list(models)
+    for number in range(rounds):
+        asked = load._replace(first=load.first + 1 + number * answers)
+        found.append({name: answer(models[name], asked, answers=answers) for name in names})
+        names.reverse()
+    return found
+
+
+def _ratio(rounds: list[dict[str, Window]]) -> float:
+    return _rate(rounds, "on") / _rate(rounds, "off")
+
+
+def _rate(rounds: list[dict[str, Window]], name: str) -> float:
+    """Of all windows together: users of both models do not wait for prompts in the same windows."""
+    return sum(windows[name].tokens for windows in rounds) / sum(windows[name].seconds for windows in rounds)
+
+
+def _same_texts(one: Window, other: Window) -> bool:
+    return all(one.texts[number] == other.texts[number] for number in one.texts.keys() & other.texts.keys())
 
 
 def _tokens(options: argparse.Namespace, kind: str, users: int) -> int:
     """Of an answer: a user whose answers are short waits for prompts, with drafts and without."""
     return options.tokens or (QUICK_TOKENS.get((kind, users), 80) if options.quick else 128)
-
-
-def _windows(
-    models: dict[str, LLM], load: Load, options: argparse.Namespace, *, warms_up: bool, swap: bool
-) -> dict[str, Window]:
-    """`swap`: the last model begins."""
-    order = dict(reversed(models.items())) if swap else models
-    if "pair" in options.parts:
-        load = load._replace(tokens=WARM_UP_TOKENS) if warms_up else load
-        if load.users == 1:
-            answers = 1 if warms_up else options.answers
-            return {name: answer(model, load, answers=answers) for name, model in order.items()}
-    long = QUICK_LONGER if options.quick and (load.kind, load.users) in QUICK_TOKENS else 1.0
-    return watch(order, load, seconds=options.warm_up if warms_up else long * options.seconds)
 
 
 def exact(options: argparse.Namespace) -> dict[str, Any]:
@@ -255,7 +262,7 @@ def main() -> int:
             model,
             options.cases,
             rounds=options.peer_rounds,
-            tokens=options.tokens or (64 if options.quick else 128),
+            tokens=options.tokens or (40 if options.quick else 128),
         )
     if "lora" in options.parts:
         report["lora"] = lora(options)

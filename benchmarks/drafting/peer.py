@@ -56,9 +56,9 @@ def compared(
         first = 0
         for kind, users in cases:
             rates: dict[str, list[float]] = {name: [] for name in urls}
-            for at in range(rounds + 1):  # the first warms up
+            for at in range(rounds + 1):  # the first warms up, with shorter answers
                 for name, url in urls.items() if at % 2 else [*urls.items()][::-1]:
-                    rate = _rate(url, Load(kind, users, tokens, first))
+                    rate = _rate(url, Load(kind, users, tokens if at else tokens // 2, first))
                     if at:
                         rates[name].append(rate)
                 first += 2 * users

@@ -16,7 +16,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.drafting.prompts import Prompt, prompt
@@ -32,13 +32,9 @@ GOLDEN = 0.6180339887  # multiples of it are spread evenly
 class Window(NamedTuple):
     tokens: int
     seconds: float
-    texts: dict[int, str]  # answers by the number of their prompt
-    proposed: int
+    texts: dict[int, str]  # all answers until now, by the number of their prompt
+    proposed: int  # for the answers that ended in this window
     accepted: int
-
-    @property
-    def rate(self) -> float:
-        return self.tokens / self.seconds
 
 
 class Load(NamedTuple):
@@ -55,9 +51,15 @@ class Load(NamedTuple):
         return asked, {**asked.options, "max_tokens": length(number, self.tokens)}
 
 
-def watch(models: Mapping[str, LLM], load: Load, *, seconds: float) -> dict[str, Window]:
-    """Tokens of each model in `seconds` of its own, counted from when all users have had half an answer."""
-    return asyncio.run(_watch({name: _InTurns(model) for name, model in models.items()}, load, seconds))
+def watch(
+    models: Mapping[str, LLM], load: Load, *, windows: Sequence[float], warm_up: float = 0.0
+) -> list[dict[str, Window]]:
+    """Tokens of each model in windows of so many seconds of its own, one after the other.
+
+    Counted after half an answer for each user, and `warm_up` seconds.
+    """
+    in_turns = {name: _InTurns(model) for name, model in models.items()}
+    return asyncio.run(_watch(in_turns, load, windows, warm_up))
 
 
 def answer(model: LLM, load: Load, *, answers: int) -> Window:
@@ -103,8 +105,11 @@ class _InTurns:
         await asyncio.sleep(seconds)
         await self.hold()
 
-    def start_counting(self) -> None:
-        self.tokens, self.seconds = 0, 0.0
+    def counted(self) -> Window:
+        """Since it was asked for the last time."""
+        window = Window(self.tokens, self.seconds, dict(self.texts), *self.drafts)
+        self.tokens, self.seconds, self.drafts[:] = 0, 0.0, (0, 0)
+        return window
 
     async def end(self) -> None:
         for task in self._asking:
@@ -123,27 +128,30 @@ class _InTurns:
         self._at = time.perf_counter(), self._model.stats().tokens
 
 
-async def _watch(models: dict[str, _InTurns], load: Load, seconds: float) -> dict[str, Window]:
-    for model in models.values():
-        await model.hold()
-    for model in models.values():
-        model.begin(load)
+async def _watch(
+    models: dict[str, _InTurns], load: Load, windows: Sequence[float], warm_up: float
+) -> list[dict[str, Window]]:
     order = list(models.values())
+    found = []
     try:
+        for model in order:
+            await model.hold()
+        for model in order:
+            model.begin(load)
         while min(model.tokens for model in order) < load.users * load.tokens // 2:
             order = await _turns(order)
-        for model in order:
-            model.start_counting()
-        while min(model.seconds for model in order) < seconds:
-            order = await _turns(order)
+        for number, seconds in enumerate((warm_up, *windows)):
+            for model in order:
+                model.counted()
+            while min(model.seconds for model in order) < seconds:
+                order = await _turns(order)
+            if number:
+                found.append({name: model.counted() for name, model in models.items()})
     finally:
         for model in order:
             await model.end()
     await asyncio.sleep(CALM_S)
-    return {
-        name: Window(model.tokens, model.seconds, model.texts, *model.drafts)
-        for name, model in models.items()
-    }
+    return found
 
 
 async def _turns(order: list[_InTurns]) -> list[_InTurns]:
