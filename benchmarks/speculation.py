@@ -32,7 +32,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.drafting import parity, peer, sampled
 from benchmarks.drafting.prompts import KINDS
-from benchmarks.drafting.users import Load, Window, answer, watch
+from benchmarks.drafting.same_work import ratios_of
+from benchmarks.drafting.users import Load, Turn, Window, answer, watch
 from stretto import LLM
 from stretto.backends.llamacpp.native.cpu_limits import cores
 from stretto.core.limits import CACHE_POLICIES
@@ -72,11 +73,11 @@ def compared(
     """Ratios above 1: speculation is faster."""
     models = {"off": plain, "on": drafting}
     rounds = _rounds(models, kind, users, options, options.rounds)
-    if not options.quick and _ratio(rounds) < bar:
+    if not options.quick and ratios_of(rounds)[0] < bar:
         rounds += _rounds(models, kind, users, options, options.rounds * (REPEATED - 1))
-    ratios = [_ratio([windows]) for windows in rounds]
+    ratio, *ratios = ratios_of(rounds)
     return {
-        "ratio": round(_ratio(rounds), 3),
+        "ratio": round(ratio, 3),
         "bar": bar,
         "rounds": len(ratios),
         "spread": [round(min(ratios), 3), round(max(ratios), 3)],
@@ -109,13 +110,13 @@ def _answers(models: dict[str, LLM], load: Load, answers: int, rounds: int) -> l
     return found
 
 
-def _ratio(rounds: list[dict[str, Window]]) -> float:
-    return _rate(rounds, "on") / _rate(rounds, "off")
-
-
 def _rate(rounds: list[dict[str, Window]], name: str) -> float:
-    """Of all windows together: users of both models do not wait for prompts in the same windows."""
-    return sum(windows[name].tokens for windows in rounds) / sum(windows[name].seconds for windows in rounds)
+    turns = _turns(rounds, name)
+    return sum(turn.tokens for turn in turns) / sum(turn.seconds for turn in turns)
+
+
+def _turns(rounds: list[dict[str, Window]], name: str) -> list[Turn]:
+    return [turn for windows in rounds for turn in windows[name].turns]
 
 
 def _same_texts(one: Window, other: Window) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.drafting.prompts import Prompt, prompt
 from stretto import LLM
+from stretto.core.slot import Slot
 from stretto.core.state import State
 
 TURN_S = 0.1
@@ -29,9 +30,16 @@ CALM_S = 0.3  # in which the ticks end that were running when the last requests 
 GOLDEN = 0.6180339887  # multiples of it are spread evenly
 
 
-class Window(NamedTuple):
-    tokens: int
+class Turn(NamedTuple):
+    """What a model did in its turn."""
+
     seconds: float
+    tokens: int
+    prompt_rows: int
+
+
+class Window(NamedTuple):
+    turns: list[Turn]
     texts: dict[int, str]  # all answers until now, by the number of their prompt
     proposed: int  # for the answers that ended in this window
     accepted: int
@@ -64,15 +72,16 @@ def watch(
 
 def answer(model: LLM, load: Load, *, answers: int) -> Window:
     """So many whole answers, one after the other: the same work with drafts and without."""
-    began, texts, drafts, tokens = time.perf_counter(), dict[int, str](), [0, 0], 0
+    began, texts, drafts, tokens, rows = time.perf_counter(), dict[int, str](), [0, 0], 0, 0
     for number in range(load.first, load.first + answers):
         asked, options = load.call(number)
         [found] = model.generate(asked.text, **options) if asked.raw else [model.chat(asked.text, **options)]
         texts[number] = found.text
         tokens += found.usage.completion_tokens
+        rows += found.usage.prompt_tokens
         drafts[0] += found.usage.proposed_drafts
         drafts[1] += found.usage.accepted_drafts
-    return Window(tokens, time.perf_counter() - began, texts, *drafts)
+    return Window([Turn(time.perf_counter() - began, tokens, rows)], texts, *drafts)
 
 
 class _InTurns:
@@ -81,9 +90,9 @@ class _InTurns:
     def __init__(self, model: LLM) -> None:
         self._model = model
         self._go, self._held = threading.Event(), threading.Event()
-        self._at = 0.0, 0  # when its turn began, and the tokens until then
+        self._at = 0.0, 0, 0  # when its turn began, and the tokens and prompt rows until then
         self._asking: list[asyncio.Task[None]] = []
-        self.tokens, self.seconds = 0, 0.0  # of its turns
+        self._turns: list[Turn] = []
         self.texts = dict[int, str]()
         self.drafts = [0, 0]
 
@@ -107,9 +116,17 @@ class _InTurns:
 
     def counted(self) -> Window:
         """Since it was asked for the last time."""
-        window = Window(self.tokens, self.seconds, dict(self.texts), *self.drafts)
-        self.tokens, self.seconds, self.drafts[:] = 0, 0.0, (0, 0)
+        window = Window(self._turns, dict(self.texts), *self.drafts)
+        self._turns, self.drafts[:] = [], (0, 0)
         return window
+
+    @property
+    def tokens(self) -> int:
+        return sum(turn.tokens for turn in self._turns)
+
+    @property
+    def seconds(self) -> float:
+        return sum(turn.seconds for turn in self._turns)
 
     async def end(self) -> None:
         for task in self._asking:
@@ -118,14 +135,21 @@ class _InTurns:
         await asyncio.gather(*self._asking, return_exceptions=True)
 
     def _wait(self, state: State) -> None:
-        since_s, tokens = self._at
+        since_s, tokens, rows = self._at
+        stats = self._model.stats()
+        rows_now = stats.computed_tokens + sum(map(_prompt_rows, state.active))
         if since_s:
-            self.seconds += time.perf_counter() - since_s
-            self.tokens += self._model.stats().tokens - tokens
+            self._turns.append(Turn(time.perf_counter() - since_s, stats.tokens - tokens, rows_now - rows))
         self._held.set()
         self._go.wait()
         state.committed_s = None  # as after a pause: it is not the time of a tick
-        self._at = time.perf_counter(), self._model.stats().tokens
+        self._at = time.perf_counter(), stats.tokens, rows_now
+
+
+def _prompt_rows(slot: Slot) -> int:
+    """Of its prompt, that were computed until now."""
+    job = slot.job
+    return 0 if job is None else max(0, min(slot.computed, job.prompt_tokens) - job.cached)
 
 
 async def _watch(
