@@ -41,8 +41,10 @@ def choice_rows(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         times = one["ms"] or {one["chosen"]: {}}
         for at, (candidate, probes) in enumerate(times.items()):
             mark = "→ " if candidate == one["chosen"] else "  "
-            told = ", ".join(f"{probe} {ms:.3g} ms" for probe, ms in probes.items())
-            shown.append(("" if at else one["question"], mark + candidate, told or "not measured"))
+            told = ", ".join(f"{probe} {ms:.3g} ms" for probe, ms in probes.items()) or "not measured"
+            if candidate == one["unconfirmed"]:
+                told += "; chosen if the next load finds the same"
+            shown.append(("" if at else one["question"], mark + candidate, told))
     return shown
 
 

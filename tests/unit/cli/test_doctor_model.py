@@ -54,9 +54,16 @@ TIMED = {
             {
                 "question": "attention of slots",
                 "chosen": "rows",
+                "unconfirmed": "",
                 "ms": {"plain": {"decode": 28.2}, "rows": {"decode": 17.9}},
             },
-            {"question": "threads for decode", "chosen": "2", "ms": {}},
+            {"question": "threads for decode", "chosen": "2", "unconfirmed": "", "ms": {}},
+            {
+                "question": "threads for prefill",
+                "chosen": "2",
+                "unconfirmed": "1",
+                "ms": {"2": {"prefill": 3.1}, "1": {"prefill": 2.2}},
+            },
         ],
     }
 }
@@ -67,6 +74,8 @@ def test_the_table_marks_the_chosen_candidate_and_says_where_it_came_from():
         ("attention of slots", "  plain", "decode 28.2 ms"),
         ("", "→ rows", "decode 17.9 ms"),
         ("threads for decode", "→ 2", "not measured"),
+        ("threads for prefill", "→ 2", "prefill 3.1 ms"),
+        ("", "  1", "prefill 2.2 ms; chosen if the next load finds the same"),
     ]
     assert model_facts.choices_origin(TIMED).startswith("cached on 2026-11-17")
     now = {"choices": TIMED["choices"] | {"origin": "measured", "took_s": 1.77}}

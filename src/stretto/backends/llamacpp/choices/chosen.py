@@ -31,7 +31,6 @@ from stretto.backends.llamacpp.options import ContextOptions
 NOT_TIMED = ("rope", "drafts_max")  # options that change no time; with drafts, attention is not asked
 MEASURED, CACHED, EXPECTED = "measured", "cached", "expected"
 TWICE = (ask.THREADS_DECODE, ask.THREADS_PREFILL)  # questions whose answer must be found at two loads
-UNCONFIRMED = "unconfirmed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +72,7 @@ class Choices:
             {
                 "question": one.question,
                 "chosen": one.chosen,
+                "unconfirmed": one.unconfirmed,
                 "ms": {
                     candidate: {probe: round(1e3 * seconds, 3) for probe, seconds in probes.items()}
                     for candidate, probes in one.times.items()
@@ -97,8 +97,7 @@ class ModelChooser:
         self._model, self._options = model, options
         self._store = ChoiceStore(folder)
         self._key = key_of(facts(model, options))
-        self._before: Mapping[str, Any] = {}  # what was found at an earlier load, by question
-        self._unconfirmed: dict[str, str] = {}  # what was found now, for the first time
+        self._before: Mapping[str, str] = {}  # what was found at an earlier load, by question
 
     def choose(self) -> Choices:
         started = time.perf_counter()
@@ -118,7 +117,7 @@ class ModelChooser:
     def remember(self, choices: Choices) -> None:
         """Only what is complete; the rest is measured again at the next load."""
         if choices.origin == MEASURED and choices.complete and choices.figures is not None:
-            self._store.put(self._key, _entry(choices) | {UNCONFIRMED: self._unconfirmed})
+            self._store.put(self._key, _entry(choices))
 
     def drift(self, choices: Choices) -> Drift | None:
         """Drops the entry when passes no longer take what was measured: the next load measures again."""
@@ -131,8 +130,7 @@ class ModelChooser:
         expected = next(iter(found.times), found.chosen)
         if found.question not in TWICE or found.chosen in (expected, self._before.get(found.question)):
             return found
-        self._unconfirmed[found.question] = found.chosen
-        return replace(found, chosen=expected)
+        return replace(found, chosen=expected, unconfirmed=found.chosen)
 
     def _remembered(self) -> Choices | None:
         entry = self._store.find(self._key)
@@ -140,11 +138,11 @@ class ModelChooser:
             return None
         try:
             choices = _choices(entry)
-            self._before = dict(entry[UNCONFIRMED])
-            return None if self._before else choices
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self._store.complain(f"an entry is damaged ({type(error).__name__})")
             return None
+        self._before = {one.question: one.unconfirmed for one in choices.decisions if one.unconfirmed}
+        return None if self._before else choices
 
 
 def facts(model: Model, options: ContextOptions) -> dict[str, Any]:
@@ -180,6 +178,7 @@ def _choices(entry: Mapping[str, Any]) -> Choices:
             question=str(one["question"]),
             chosen=str(one["chosen"]),
             only=bool(one["only"]),
+            unconfirmed=str(one["unconfirmed"]),
             times={
                 str(candidate): {str(probe): float(seconds) for probe, seconds in probes.items()}
                 for candidate, probes in one["times"].items()

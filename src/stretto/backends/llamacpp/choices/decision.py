@@ -27,12 +27,15 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """`times`: best seconds of each candidate's probes; empty if not measured. `only`: there was no other."""
+    """`times`: best seconds of each candidate's probes; empty if not measured. `only`: there was no other.
+    `unconfirmed`: another was cheaper, but must be found so at one more load.
+    """
 
     question: str
     chosen: str
     times: Mapping[str, Mapping[str, float]]
     only: bool = False
+    unconfirmed: str = ""
 
     @property
     def measured(self) -> bool:

@@ -103,7 +103,7 @@ def test_other_options_are_measured_on_their_own(tmp_path, decided):
         lambda entry: entry["decisions"][2].update(chosen="many"),
         lambda entry: entry.update(figures=None),
         lambda entry: entry["decisions"][0].update(times="soon"),
-        lambda entry: entry.update(unconfirmed=1),
+        lambda entry: entry["decisions"][0].pop("unconfirmed"),
     ],
 )
 def test_a_damaged_entry_is_ignored_with_one_line_and_measured_again(tmp_path, decided, caplog, damage):
