@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -236,10 +237,15 @@ def parsed() -> argparse.Namespace:
     options.cases = QUICK if quick else list(itertools.product(options.kinds, options.users))
     options.peer_rounds = options.rounds or (1 if options.quick else 3)
     options.rounds = options.rounds or (2 if options.quick else 4)
-    options.seconds = options.seconds or (2.0 if options.quick else 5.0)
+    options.seconds = options.seconds or (2.0 if options.quick else _window_s(options.parts))
     if set(PAIR_PARTS) & set(options.parts) and not (options.target and options.draft):
         parser.error("a pair needs --target and --draft")
     return options
+
+
+def _window_s(parts: Sequence[str]) -> float:
+    """A pair has eight tokens a second, and prompts of seconds."""
+    return 15.0 if "pair" in parts else 5.0
 
 
 def main() -> int:
