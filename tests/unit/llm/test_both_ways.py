@@ -185,6 +185,9 @@ def test_callbacks_learn_of_every_end(llm):
     done = []
     unsubscribe = llm.on_request_done(done.append)
     llm.generate(["a", "b", "c"], max_tokens=5, ignore_eos=True)
+    until = time.monotonic() + 10.0  # a child's notifications may arrive after its answers
+    while len(done) < 3 and time.monotonic() < until:
+        time.sleep(0.01)
     unsubscribe.close()
     llm.generate("d", max_tokens=5)
     assert [(one.outcome, one.generated_tokens) for one in done] == [("finished", 5)] * 3
