@@ -44,7 +44,7 @@ from stretto.settings.places import cache_home
 
 USERS = (1, 2, 4, 8)
 QUICK = [("edit", 1), ("summary", 4), ("chat", 8)]
-QUICK_TOKENS = {("edit", 1): 160, ("chat", 8): 128}  # of an answer: where shorter ones would miss the bar
+QUICK_TOKENS = {("edit", 1): 160}  # long enough for the bar of code edits
 QUICK_LONGER = 2.0  # … and so is their window
 PARTS = ("exact", "speed", "peer", "lora")
 PAIR_PARTS = ("pair", "pair-peer")
