@@ -97,3 +97,15 @@ def test_a_cache_type_that_does_not_fit_the_heads_says_so() -> None:
         resolve(tiny("moe"), options(cache_type_k="q8_0"))
     assert "f16" in caught.value.hint
     assert "context_window" not in caught.value.hint
+
+
+@pytest.mark.parametrize(("slots", "drafts", "outputs"), [(1, 0, 32), (8, 8, 80), (4, 8, 48), (33, 0, 48)])
+def test_rows_with_logits_are_a_multiple_of_sixteen(slots, drafts, outputs):
+    """Else the tensors of all passes begin in the middle of cache lines."""
+    asked = options(n_seq_max=slots, drafts_max=drafts, context_window=64, n_batch=512)
+    assert resolve(tiny("dense"), asked).n_outputs_max == outputs
+
+
+def test_there_are_no_more_rows_with_logits_than_a_batch_has():
+    asked = options(n_seq_max=8, drafts_max=8, context_window=64, n_batch=64)
+    assert resolve(tiny("dense"), asked).n_outputs_max == 64
