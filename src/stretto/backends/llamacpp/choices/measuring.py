@@ -56,7 +56,7 @@ class Measuring:
             slots = decisions[0].chosen
             if len(self._candidates) > 1 and not decisions[0].measured:
                 return decisions  # disturbed, or too slow: the rest would be no better
-            return decisions + self._rest(self._trials.get(slots) or self._trial(slots))
+            return decisions + self._rest(self._trials.get(slots) or self._filled(slots))
 
     # --- attention -------------------------------------------------------------------------------
 
@@ -142,9 +142,16 @@ class Measuring:
                 arms += self._arms(probe, runs, rows=scale)
         if interpose.may_choose() and not options.deterministic:
             found.append(ask.kernels())
-            for probe, run, scale in ((ask.DECODE_SHORT, decode, 1), (ask.CHUNK_SHORT, chunk, CHUNK_ROWS)):
-                theirs = partial(_with_their_kernels, run)
-                arms += self._arms(probe, {ask.OWN: run, ask.LLAMACPP: theirs}, rows=scale)
+            parts: Probe = partial(trial.chunk_s, CHUNK_ROWS, rows_max=self._their_rows_max())
+            for probe, ours, theirs, scale in (
+                (ask.DECODE_SHORT, decode, decode, 1),
+                (ask.CHUNK_SHORT, chunk, parts, CHUNK_ROWS),
+            ):
+                both: dict[str, Probe] = {
+                    ask.OWN: ours,
+                    ask.LLAMACPP: partial(_with_their_kernels, theirs),
+                }
+                arms += self._arms(probe, both, rows=scale)
         if rows >= 4 and not self._model.n_swa:
             found.append(ask.pad_to_four())
             three: Probe = partial(trial.decode_s, 3)
@@ -154,12 +161,30 @@ class Measuring:
         self._rounds(arms, [one for one in found if len(one.candidates) > 1], samples, REST_UNTIL)
         return [_decided(question, samples) for question in found]
 
+    def _their_rows_max(self) -> int:
+        """Rows of a pass if llama.cpp's kernels compute: by rows they attend in small passes only."""
+        window = self._options.window(self._model.n_ctx_train)
+        with interpose.disabled():
+            return max(
+                one.n_ubatch
+                for one in policy.candidates(self._model.shape, self._options, window, self._model.machine)
+            )
+
     # --- common ----------------------------------------------------------------------------------
 
     def _trial(self, slots: str, *, sequences: int = 0) -> Trial:
         count = sequences or self._sizes.sequences
         trial = Trial(self._model, self._options, self._sizes, slots=slots, sequences=count)
         self._open.callback(trial.close)
+        return trial
+
+    def _filled(self, slots: str) -> Trial:
+        """With a context, where one can be written: kernels differ in how they attend to it."""
+        trial = self._trial(slots)
+        try:
+            trial.fill(self._trial(TILES, sequences=1).seed(), SHORT)
+        except (ContextError, ValueError):
+            trial.empty()
         return trial
 
     def _arms(self, probe: str, runs: Mapping[str, Probe], *, rows: int = 1) -> list[Arm]:

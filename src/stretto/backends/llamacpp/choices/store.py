@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 CACHE_FILE = "choices.json"
-FORMAT = 4  # 3: other names; 2: one load could choose fewer threads; 1: barriers slept on processors with AMX
+# 4: kernels were compared without a context; 3: other names; 2: one load could choose fewer threads;
+# 1: barriers slept on processors with AMX
+FORMAT = 5
 ENTRIES_MAX = 128
 FILE_BYTES_MAX = 1 << 20
 

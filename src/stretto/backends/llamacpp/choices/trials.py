@@ -106,11 +106,19 @@ class Trial:
         """One row of each of the first `rows` sequences."""
         return self._run([(at, self.length, 1) for at in range(rows)], layers)
 
-    def chunk_s(self, rows: int, layers: int) -> float:
-        """A row of a prompt, in passes as large as this context's; `rows` of them are timed."""
+    def empty(self) -> None:
+        for sequence in range(self.context.n_seq_max):
+            self.context.remove(sequence, 0)
+        self.length = 0
+
+    def chunk_s(self, rows: int, layers: int, *, rows_max: int = 0) -> float:
+        """A row of a prompt, in passes as large as this context's; `rows` of them are timed.
+
+        `rows_max`: of a pass, where it is smaller.
+        """
         total, left = 0.0, rows
         while left:
-            count = min(left, self.context.n_ubatch)
+            count = min(left, self.context.n_ubatch, rows_max or left)
             total += self._run([(0, self.length, count)], layers)
             left -= count
         return total / rows

@@ -157,6 +157,31 @@ def test_every_question_is_answered_by_real_passes(monkeypatch):
     assert set(found[ask.LONG_PROMPTS].times) == {ask.SIDE_CONTEXT, ask.IN_SLOTS}
 
 
+def test_kernels_are_compared_with_a_context_where_attention_is_settled(monkeypatch):
+    """They differ in how they attend, and llama.cpp's compute prompts row by row in smaller passes."""
+    monkeypatch.setattr(measuring, "LIMIT_S", 60.0)
+    monkeypatch.setattr(rounds, "ROUNDS_MAX", 1)
+    monkeypatch.setattr(measuring.interpose, "may_choose", lambda: True)
+    lengths, passes = set[int](), set[int]()
+
+    class Watched(measuring.Trial):
+        def decode_s(self, rows: int, layers: int) -> float:
+            lengths.add(self.length)
+            return super().decode_s(rows, layers)
+
+        def chunk_s(self, rows: int, layers: int, *, rows_max: int = 0) -> float:
+            passes.add(rows_max)
+            return super().chunk_s(rows, layers, rows_max=rows_max)
+
+    monkeypatch.setattr(measuring, "Trial", Watched)
+    asked = options(context_window=512, n_ubatch=512, n_batch=512, drafts_max=4)
+    found = measuring.Measuring(tiny("dense"), asked, None).run()
+    assert ask.KERNELS in {one.question for one in found}
+    assert next(one for one in found if one.question == ask.ATTENTION).only
+    assert lengths == {measuring.SHORT}
+    assert max(passes) < 64
+
+
 @pytest.mark.parametrize("kind", ["moe", "swa", "hybrid-lfm2", "recurrent"])
 def test_every_kind_of_model_is_measured_or_left_alone(kind):
     choices = ModelChooser(tiny(kind), options(n_seq_max=2, context_window=512), None).choose()
