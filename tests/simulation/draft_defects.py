@@ -25,7 +25,7 @@ DRAFT_DEFECTS = (
     ),
     Defect(
         "spans are padded where they may differ",
-        "core/speculation.py",
+        "core/draft_plan.py",
         "level_max=level_max if self._equal_spans else None",
         "level_max=level_max or spare",
     ),

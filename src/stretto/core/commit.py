@@ -91,7 +91,7 @@ class Committer:
             ended = self._take_plain(flight, outcome)
         else:
             ended = self._take_mixed(flight, outcome)
-        if self._state.drafting:
+        if self._state.comparing:
             self._compare(flight)
         if tick.propose or tick.ask_model or outcome.drafts or outcome.extras or outcome.scores:
             self._pass_on(flight, outcome)
@@ -236,12 +236,18 @@ class Committer:
 
     def _compare(self, flight: InFlight) -> None:
         """Proposals that were not worth a row: would they have been accepted?"""
-        for slot, start in zip(flight.slots, flight.tick.starts, strict=True):
-            job = slot.job
-            if slot.compared >= 0 and job is not None and start + 1 < len(slot.known):
-                right = slot.known[start + 1] == slot.compared
-                self._state.drafts.compared(job.drafts, right=right, drafter=slot.drafter)
-                slot.compared = -1
+        state, going_on = self._state, False
+        for slot in flight.slots:
+            if slot.compared is None or slot.job is None:
+                continue
+            found = slot.compared.judged(slot.known)
+            if found is None:
+                going_on = True
+            else:
+                hits, tries = found
+                state.drafts.compared(slot.job.drafts, hits=hits, tries=tries, drafter=slot.compared.drafter)
+                slot.compared = None
+        state.comparing = going_on or any(slot.compared is not None for slot in state.active)
 
     def _interval_s(self, outcome: Outcome) -> float:
         """What a tick took but for drafts, with planning and delivery, if it followed another at once."""
@@ -276,12 +282,12 @@ class Committer:
         if not state.drafting and not drafts:
             return
         if spans and not chunks and not tick.changes_adapters:
-            gain, own = state.drafts.gain, sum(tick.starts[:spans])
+            own = sum(tick.starts[:spans])
             if drafts:
                 kind = Kind.MODEL if tick.model_drafts else Kind.LOOKUP
-                gain.verified(spans, own, tokens=len(outcome.tokens), seconds=taken_s, kind=kind)
+                state.drafts.verified(spans, own, tokens=len(outcome.tokens), seconds=taken_s, kind=kind)
             else:
-                gain.plain(spans, own, taken_s)
+                state.drafts.plain(spans, own, taken_s)
         model_s = sum(seconds for _, seconds in outcome.model_passes)
         state.drafts.drafted(spans, list(tick.propose.values()), outcome.draft_s - model_s)
         if outcome.model_passes:

@@ -104,18 +104,22 @@ class DraftGain:
 
     def verified(
         self, slots: int, contexts: int, *, tokens: int, seconds: float, kind: Kind = Kind.LOOKUP
-    ) -> None:
-        """A tick with drafts gave so many tokens. `contexts`: the sum of its slots' context lengths."""
+    ) -> float:
+        """A tick with drafts gave so many tokens. `contexts`: the sum of its slots' context lengths.
+
+        Returns the seconds that it has saved.
+        """
         account = self._of(slots)
         for other, sums in account.of.items():
             if other is not kind:
                 sums.pause()
         sums = account.of[kind]
-        if sums.rest:
-            return  # it was planned before
         moved_s = self._cost.decode_s(slots, contexts) - self._cost.decode_s(account.slots, account.contexts)
         plain_s = max(0.0, account.plain_s + moved_s)
-        sums.saved_s = MEMORY * sums.saved_s + tokens / slots * plain_s - seconds
+        saved_s = tokens / slots * plain_s - seconds
+        if sums.rest:
+            return saved_s  # it was planned before
+        sums.saved_s = MEMORY * sums.saved_s + saved_s
         sums.spent_s = MEMORY * sums.spent_s + seconds
         account.since += 1
         sums.trials += 1
@@ -127,6 +131,7 @@ class DraftGain:
             sums.rest_next = min(REST_MAX, 2 * sums.rest_next)
         elif sums.trials >= TRUSTED_FROM and sums.saved_s > WIN * sums.spent_s:
             sums.rest_next = REST_MIN
+        return saved_s
 
     def _of(self, slots: int) -> _Account:
         unit = 1 if slots <= EXACT_SLOTS else 1 << (slots.bit_length() - 3)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from stretto.core.capabilities import Rewind
 from stretto.core.draft_price import MODEL
-from stretto.core.slot import Slot
+from stretto.core.slot import Comparison, Slot
+from stretto.core.speculation import COMPARE_TOKENS
 from stretto.core.state import State
 from stretto.core.tick import Tick
 
@@ -47,7 +48,7 @@ class DraftRows:
                 slot.proposals = min(count, len(slot.drafts))
         for slot in drafting:
             if slot.index not in plans:
-                slot.compared = slot.drafts[0]
+                self._compare(slot)
             slot.drafts = NO_DRAFTS  # they are for this tick
         return plans
 
@@ -83,6 +84,12 @@ class DraftRows:
             tick.awaited = bool(tick.propose) or any(tick.ask_model.values())
         for slot, _ in able:
             slot.proposing = slot.index in tick.propose or tick.ask_model.get(slot.index, 0) > 0
+
+    def _compare(self, slot: Slot) -> None:
+        """Its proposals are not verified: how many would have been right? One comparison at a time."""
+        if slot.compared is None:
+            slot.compared = Comparison(len(slot.known), slot.drafts[:COMPARE_TOKENS], slot.drafter)
+            self._state.comparing = True
 
     def _room(self, slot: Slot, spare: int) -> int:
         """Rows beyond the next one that the request and the model have room for."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from stretto.core.fairness import TOKEN_COST, Account
 from stretto.core.media import Media, cut
@@ -51,6 +52,24 @@ class Defer:
     slot: int
     request_id: str
     length: int
+
+
+class Comparison(NamedTuple):
+    """A proposal that is not verified: it is compared with what plain decoding gives."""
+
+    begin: int  # position of its first token
+    tokens: array[int]
+    drafter: str
+
+    def judged(self, known: array[int]) -> tuple[int, int] | None:
+        """How many of its tokens were right, and how many are judged by now; None: it is not over."""
+        end = min(len(known), self.begin + len(self.tokens))
+        at = self.begin
+        while at < end and known[at] == self.tokens[at - self.begin]:
+            at += 1
+        if at < end:
+            return at - self.begin, at - self.begin + 1
+        return (len(self.tokens), len(self.tokens)) if end == self.begin + len(self.tokens) else None
 
 
 class DraftRecord:
@@ -233,7 +252,7 @@ class Slot:
         self.room = 0  # tokens for which the ledger has reserved memory
         self.drafts = _EMPTY  # drafts to verify next
         self.drafter = ""  # that made them
-        self.compared = -1  # the first draft of a proposal that is not verified
+        self.compared: Comparison | None = None
         self.proposals = 0  # of the draft rows in flight; the others are padding
         self.proposing = False  # the tick in flight makes drafts for it
         self.checkpoint_at: tuple[int, ...] = ()  # lengths still ahead at which state is saved

@@ -22,27 +22,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import nsmallest
-from itertools import cycle, islice, pairwise
+from itertools import cycle, islice
 from operator import attrgetter
-from typing import NamedTuple
 
 from stretto.core.cost import CostModel
 from stretto.core.draft_gain import DraftGain, Kind
+from stretto.core.draft_plan import DraftPlans, Plan, offers_of
 from stretto.core.draft_price import MODEL, DraftPrice, Passes
+from stretto.core.draft_purse import DraftPurses
 from stretto.core.draft_quiet import QuietTicks
-from stretto.core.draft_shapes import DraftShape, DraftShapes, Offer, drafts_above, worth_a_look
+from stretto.core.draft_shapes import DraftShape, Offer
 from stretto.core.least_squares import SOONEST_S, LeastSquares
 from stretto.core.slot import DraftRecord, Slot
 
-GAIN_MIN = 1.08  # tokens per second with drafts, over those without: less is noise
 PRIOR = 0.7  # acceptance, until something was verified
 PRIOR_WEIGHT = 4.0  # verified drafts that the estimate of all requests counts as, in that of one
 MEMORY = 0.9  # what a verification leaves of the weight of earlier ones, for a request
 MEMORY_ALL = 0.99  # … and for all of them
 TRIALS_MIN = 8  # verifications before predictions decide
+EVIDENCE_MIN = 2.5  # judged proposals of a request, the older the less: three
+SURE = 0.8  # … or such an acceptance, by those of others
 ASKED_MAX = 16  # ticks in a row that ask for a trial; then as rarely as for comparisons
 TRIAL_TOKENS = 2  # drafts of one slot that are verified until then
 TRIAL_SHARE = 8  # of so many slots one more is tried in the same tick
+COMPARE_TOKENS = 4  # of a proposal that is compared
 COMPARE_SLOTS = 16  # whose proposals are compared at a time
 COMPARE_EVERY = 6  # ticks, at least, between proposals that are only compared
 COMPARE_AHEAD = 16  # … where ticks are planned ahead and must wait for them
@@ -54,19 +57,18 @@ QUIET_SHARE = 4  # … or a tick for each of so many slots: looking takes longer
 UNKNOWN = ""  # the drafter of a slot without proposals so far: some lookup
 
 
-class Plan(NamedTuple):
-    """The best way to spend rows on drafts in a tick."""
-
-    rows: dict[int, int]  # drafts of each slot
-    shape: DraftShape
-    saved_s: float  # what its tokens take less than without drafts, the drafter's time included
-
-
 class DraftPlanner:
-    """`model_passes`: rows and seconds of passes of the draft model, measured at load."""
+    """`model_passes`: rows and seconds of passes of the draft model, measured at load.
 
-    def __init__(self, cost: CostModel, *, equal_spans: bool = False, model_passes: Passes = ()) -> None:
+    `ahead`: ticks are planned ahead, so that one waits for proposals, whether or not they are verified.
+    """
+
+    def __init__(
+        self, cost: CostModel, *, equal_spans: bool = False, model_passes: Passes = (), ahead: bool = True
+    ) -> None:
         self.gain = DraftGain(cost)
+        self._purses = DraftPurses(unlimited=ahead)
+        self._ahead = ahead
         self.model = DraftPrice(model_passes)
         self._model_credit_s = 0.0  # that may be spent on finding out whether its drafts are better now
         self._model_quiet = QuietTicks()
@@ -75,11 +77,11 @@ class DraftPlanner:
         self._model_of: tuple[object, ...] = ()
         self._model_for = 0  # ticks for which the plan stays, if the batch does
         self._cost = cost
-        self._equal_spans = equal_spans
+        self._plans = DraftPlans(cost, equal_spans=equal_spans)
         self._all = DraftRecord()
         self._drafter_s = LeastSquares(3)  # depth, drafts, slots -> seconds
         self._wait_s = 0.0  # the device's pause before a tick that waits for the tokens of the one before
-        self._ahead = False  # whether ticks wait at all
+        self._judged = 0  # tokens of proposals that were compared
         self._idle_ticks = 0  # without proposals
         self._asked = 0  # ticks that asked for trials since the last one: text without repetitions has none
         self._compared = 0  # slots that made proposals to be compared
@@ -102,18 +104,22 @@ class DraftPlanner:
 
         Where spans must be equal, a slot may get more rows than it has proposals: up to `level_max`.
         """
-        allowed = {kind: self.gain.allows(len(decode), kind) for kind in Kind}
-        proposed = [(slot, count) for slot, count in proposed if allowed[_kind(slot.drafter)]]
+        allowed = {kind: self._may_verify(len(decode), kind) for kind in Kind}
+        proposed = [
+            (slot, count)
+            for slot, count in proposed
+            if allowed[_kind(slot.drafter)] and self._has_evidence(slot)
+        ]
         if not proposed:
             return {}
         best = self._best(decode, proposed, spare, level_max=level_max)
-        if not best and spare > 0 and not self._knows:
+        if not best and spare > 0 and not self._knows and self._ahead:
             return self._try(decode, proposed, spare)
         return best
 
     def quiet(self, slots: int) -> bool:
         """Whether proposals of so many slots are known not to be wanted: asking takes time as well."""
-        quiet = self._quiet.passes(slots) or not self.gain.allows(slots)
+        quiet = self._quiet.passes(slots) or not (self.gain.allows(slots) and self._purses.may_look(slots))
         self._idle_ticks += quiet
         return quiet
 
@@ -146,11 +152,11 @@ class DraftPlanner:
         if due > 0:
             return {}
         self._idle_ticks = 0
-        if not self._knows:
+        if not self._knows and self._ahead:
             return self._try(decode, able, spare)
         self._compared += slots
         some = islice(cycle(able), self._compared % len(able), self._compared % len(able) + slots)
-        return {slot.index: min(count, TRIAL_TOKENS) for slot, count in some}
+        return {slot.index: min(count, COMPARE_TOKENS) for slot, count in some}
 
     def ask_model(
         self, decode: Sequence[Slot], able: Sequence[tuple[Slot, int]], spare: int
@@ -165,7 +171,7 @@ class DraftPlanner:
         batch = (len(decode), *(slot.arrival for slot, _ in able))
         if batch != self._model_of or self._model_for == 0:
             self._model_of, self._model_for = batch, WANTED_FOR
-            offers = _offers(able, lambda slot: self.acceptance(slot, MODEL))
+            offers = offers_of(able, lambda slot: self.acceptance(slot, MODEL))
             self._model_plan = self._plan(decode, offers, spare, level_max=spare, drafter_s=self._model_s)
         self._model_for -= 1
         found = self._model_plan
@@ -206,7 +212,7 @@ class DraftPlanner:
             return {}
         self._model_credit_s = 0.0
         hope = self._plan(
-            decode, _offers(able, lambda _: 1.0), spare, level_max=spare, drafter_s=self._model_s
+            decode, offers_of(able, lambda _: 1.0), spare, level_max=spare, drafter_s=self._model_s
         )
         return {slot.index: count} if hope is not None else {}
 
@@ -214,7 +220,7 @@ class DraftPlanner:
         """Ticks between proposals that are only compared: the slower the drafter, the more."""
         tick_s = self._cost.decode_s(len(decode), sum(slot.planned for slot in decode))
         spent_s = self._drafter_s.predict([1.0, slots, slots]) + self._wait_s
-        least = COMPARE_AHEAD if self._ahead else COMPARE_EVERY
+        least = COMPARE_AHEAD if self._wait_s > 0.0 else COMPARE_EVERY
         return max(least, spent_s / max(COMPARE_SHARE * tick_s, SOONEST_S))
 
     def acceptance(self, slot: Slot, drafter: str | None = None) -> float:
@@ -242,9 +248,10 @@ class DraftPlanner:
             self.gain.begin()  # a trial of few slots has all of them wait: it says nothing about later ticks
         self._observe(record, drafter, accepted, tries)
 
-    def compared(self, record: DraftRecord, *, right: bool, drafter: str) -> None:
-        """The first token of a proposal that was not verified, and what came instead of it."""
-        self._observe(record, drafter, int(right), 1)
+    def compared(self, record: DraftRecord, *, hits: int, tries: int, drafter: str) -> None:
+        """So many tokens of a proposal that was not verified were right, of those that were judged."""
+        self._judged += tries
+        self._observe(record, drafter, hits, tries)
 
     def drafted(self, slots: int, counts: Sequence[int], seconds: float) -> None:
         """The drafter took so long to make proposals of these lengths, in a tick of `slots` slots."""
@@ -252,6 +259,17 @@ class DraftPlanner:
             self._drafter_s.update([max(counts), sum(counts), len(counts)], seconds)
             if slots:
                 self.gain.drafting(slots, seconds)
+                self._purses.looked(slots, seconds)
+
+    def plain(self, slots: int, contexts: int, seconds: float) -> None:
+        """A tick of one row for each slot. `contexts`: the sum of their context lengths."""
+        self.gain.plain(slots, contexts, seconds)
+        self._purses.plain(slots, seconds)
+
+    def verified(self, slots: int, contexts: int, *, tokens: int, seconds: float, kind: Kind) -> None:
+        """A tick with drafts gave so many tokens."""
+        saved_s = self.gain.verified(slots, contexts, tokens=tokens, seconds=seconds, kind=kind)
+        self._purses.verified(slots, kind, saved_s)
 
     def model_ran(self, slots: int, passes: Passes) -> None:
         """Passes of the draft model in a tick of `slots` slots; 0: they only caught up, which is no loss."""
@@ -265,7 +283,6 @@ class DraftPlanner:
         `kind`: the account that it is charged to; None: no account.
         """
         seconds = max(0.0, seconds)
-        self._ahead = True
         if self._wait_s > 0.0:
             seconds = min(seconds, WAIT_OUTLIER * self._wait_s)
             self._wait_s += WAIT_WEIGHT * (seconds - self._wait_s)
@@ -276,11 +293,7 @@ class DraftPlanner:
 
     def passes(self, sequences: Sequence[int], counts: Sequence[int]) -> int:
         """Passes that the backend makes of decode spans with so many rows."""
-        least = min(counts)
-        if not self._equal_spans or least == max(counts):
-            return 1
-        longer = sorted(sequence for sequence, count in zip(sequences, counts, strict=True) if count > least)
-        return 2 + sum(after - before > 1 for before, after in pairwise(longer))
+        return self._plans.passes(sequences, counts)
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -295,7 +308,19 @@ class DraftPlanner:
     @property
     def _knows(self) -> bool:
         """Whether predictions decide, not trials any more: there were enough, or they have cost enough."""
-        return self._all.trials >= TRIALS_MIN or self.gain.losses > 0
+        judged = 0 if self._ahead else self._judged
+        return max(self._all.trials, judged) >= TRIALS_MIN or self.gain.losses > 0
+
+    def _may_verify(self, slots: int, kind: Kind) -> bool:
+        return self.gain.allows(slots, kind) and self._purses.may_lose(slots, kind)
+
+    def _has_evidence(self, slot: Slot) -> bool:
+        """Whether the request's own proposals were right, where comparing some first costs no row."""
+        if self._ahead or slot.drafter == MODEL:
+            return True
+        assert slot.job is not None
+        _, tries = slot.job.drafts.of(slot.drafter)
+        return tries >= EVIDENCE_MIN or self.acceptance(slot) >= SURE
 
     def _best(
         self,
@@ -308,9 +333,9 @@ class DraftPlanner:
         drafter_s: Callable[[DraftShape], float] = lambda _: 0.0,
     ) -> dict[int, int]:
         """Draft rows with the most tokens per second; empty: no drafts, or not enough is known."""
-        if not self._knows:
+        if not self._knows or not self._purses.may_lose(len(decode)):
             return {}
-        offers = _offers(able, lambda slot: self.acceptance(slot, drafter(slot)))
+        offers = offers_of(able, lambda slot: self.acceptance(slot, drafter(slot)))
         found = self._plan(decode, offers, spare, level_max=level_max, drafter_s=drafter_s)
         return found.rows if found is not None else {}
 
@@ -324,30 +349,7 @@ class DraftPlanner:
         drafter_s: Callable[[DraftShape], float],
     ) -> Plan | None:
         """Of the ways to spend rows, the one with the most tokens per second; None: without drafts."""
-        contexts = sum(slot.planned for slot in decode)
-        alone_s = self._cost.verify_s(len(decode), contexts)
-        if alone_s <= 0.0 or not offers:
-            return None
-        best, found, taken_s = GAIN_MIN * len(decode) / alone_s, None, 0.0
-        shapes = DraftShapes(
-            [(slot.index, slot.planned) for slot in decode],
-            offers,
-            spare,
-            level_max=level_max if self._equal_spans else None,
-            # where the last draft is worth less than its row, fewer drafts in the same passes are better
-            apart_max=drafts_above(best * self._cost.row_s, max(offer.chance for offer in offers)),
-        )
-        for shape in shapes:
-            rows = len(decode) + shape.extra
-            seconds = self._cost.verify_s(rows, contexts + shape.contexts, passes=shape.passes)
-            seconds += drafter_s(shape)
-            rate = (len(decode) + shape.expected) / seconds
-            if rate > best:
-                best, found, taken_s = rate, shape, seconds
-        if found is None:
-            return None
-        saved_s = (len(decode) + found.expected) * alone_s / len(decode) - taken_s
-        return Plan(shapes.rows_of(found), found, saved_s)
+        return self._plans.best(decode, offers, spare, level_max=level_max, drafter_s=drafter_s)
 
     def _lookup_s(self, shape: DraftShape) -> float:
         return self._drafter_s.predict([shape.depth, shape.drafts, shape.slots]) + self._wait_s
@@ -357,10 +359,12 @@ class DraftPlanner:
         return shape.depth * self.model.pass_s(shape.slots) + self._wait_s
 
     def _try(self, decode: Sequence[Slot], able: Sequence[tuple[Slot, int]], spare: int) -> dict[int, int]:
-        """Until enough is known, the slots that have verified least verify a few.
+        """Until enough is known, proposals are compared, or the slots that have verified least verify a few.
 
         More of them where many slots run: all wait for each trial, however many it tries.
         """
+        if not self._ahead:
+            return {slot.index: min(count, COMPARE_TOKENS) for slot, count in able[:COMPARE_SLOTS]}
         tokens = min(TRIAL_TOKENS, spare)
         slots = min(1 + len(decode) // TRIAL_SHARE, TRIALS_MIN - self._all.trials, spare // tokens)
         least = nsmallest(slots, able, key=lambda each: (_verified(each[0]), each[0].index))
@@ -369,15 +373,6 @@ class DraftPlanner:
 
 def _quiet_ticks(slots: int) -> int:
     return max(QUIET_FOR, slots // QUIET_SHARE)
-
-
-def _offers(able: Sequence[tuple[Slot, int]], acceptance: Callable[[Slot], float]) -> list[Offer]:
-    return [
-        Offer(slot.index, slot.sequence, most, chance, slot.planned)
-        for slot, count in able
-        for chance in (acceptance(slot),)
-        if (most := worth_a_look(count, chance)) > 0
-    ]
 
 
 def _kind(drafter: str) -> Kind:

@@ -56,7 +56,10 @@ class State:
         self.cost.seed(capabilities.decode_passes)
         self.swap_cost = SwapCost(capabilities.snapshot_bytes_per_s)
         self.drafts = DraftPlanner(
-            self.cost, equal_spans=capabilities.equal_spans, model_passes=capabilities.draft_passes
+            self.cost,
+            equal_spans=capabilities.equal_spans,
+            model_passes=capabilities.draft_passes,
+            ahead=capabilities.plan_ahead > 0,
         )
         self.media_ids = MediaIds()
         self.slots = [Slot(index) for index in range(limits.n_seq_max)]
@@ -67,6 +70,7 @@ class State:
         self.unbound: dict[int, None] = {}
         self.in_flight = 0
         self.drafting = 0  # running requests that may have drafts
+        self.comparing = False  # some slots have proposals that are not verified
         self.service_s: float | None = None  # how long requests hold their slots, recently; None: none ended
         self.missed = 0  # requests that waited too long, or found no place in the queue
         self.now = 0.0

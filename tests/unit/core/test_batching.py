@@ -6,9 +6,11 @@ from array import array
 
 import pytest
 
+from stretto.backends.simulated import LatencyModel
 from stretto.core.capabilities import Rewind
 from stretto.core.draft_gain import PLAIN_MIN
 from stretto.core.limits import Limits
+from stretto.core.speculation import TRIALS_MIN
 from stretto.core.tick import PENDING_TOKEN, Tick
 from tests.unit.core.rig import Rig, ask, paged, prompt, streams
 
@@ -101,7 +103,8 @@ def test_no_row_is_planned_for_a_token_behind_the_last_one():
     ids=["any", "window", "checkpoint", "few outputs"],
 )
 def test_drafts_stay_within_what_can_be_taken_back(can, most):
-    rig = Rig(Limits(n_seq_max=1, cache="none"), streams(1, **can))
+    cheap_rows = LatencyModel(a_s=4e-3, b_s=1e-5, c_s=0.0)
+    rig = Rig(Limits(n_seq_max=1, cache="none"), streams(1, **can), latency=cheap_rows)
     rig.serve(ask("a", 10, max_tokens=60, draft_tokens=4))
     assert max(max(tick.counts[: tick.decode_spans], default=1) for tick in rig.ticks) == most
 
@@ -178,6 +181,9 @@ def test_drafts_wait_for_the_tick_of_decode():
     rig.accept(ask("d", 3, max_tokens=60, draft_tokens=2))
     rig.run(until=lambda: len(rig.output("d")) > PLAIN_MIN)
     slot = rig.slot_of("d")
+    assert slot.job is not None
+    for _ in range(TRIALS_MIN):
+        rig.scheduler.state.drafts.learn(slot.job.drafts, proposed=2, accepted=2)
     slot.drafts = array("i", [1, 2])
     rig.accept(ask("long", 20, max_tokens=2))
     first, second = rig.step(), rig.step()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stretto.core import draft_shapes, speculation
+from stretto.core import draft_plan, draft_shapes
 from stretto.core.cost import CostModel
 from stretto.core.draft_gain import JUDGED_FROM, PLAIN_EVERY, PLAIN_MIN, REST_MIN
 from stretto.core.draft_price import MODEL
@@ -134,7 +134,7 @@ def test_a_request_that_was_given_up_is_compared_and_tried_again() -> None:
     assert 5 < sum(asked) <= 10
     assert chosen(drafts, running) == [0]
     for _ in range(30):
-        drafts.compared(slot.job.drafts, right=True, drafter="")
+        drafts.compared(slot.job.drafts, hits=1, tries=1, drafter="")
     assert chosen(drafts, running)[0] > 0
     assert slot.job.drafts.proposed == 200  # comparing is no verification
 
@@ -331,7 +331,7 @@ def test_what_is_wanted_is_worked_out_again_after_an_observation_alone(monkeypat
         drafts.wanted(running, able, SPARE)
     assert len(plans) == 1
     assert running[0].job is not None
-    drafts.compared(running[0].job.drafts, right=True, drafter="")
+    drafts.compared(running[0].job.drafts, hits=1, tries=1, drafter="")
     drafts.wanted(running, able, SPARE)
     assert len(plans) == 2
 
@@ -347,7 +347,7 @@ def test_shapes_that_are_left_out_would_not_be_chosen(count, acceptance, monkeyp
         drafts = planner(measured(0.010, row_s), running, acceptance, equal_spans=True)
         found = chosen(drafts, running)
         with monkeypatch.context() as patched:
-            patched.setattr(speculation, "DraftShapes", all_shapes)
+            patched.setattr(draft_plan, "DraftShapes", all_shapes)
             assert chosen(drafts, running) == found
 
 
