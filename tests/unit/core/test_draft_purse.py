@@ -1,4 +1,4 @@
-"""What drafts may cost: a share of the time, what a purse holds when it is new, and a part of their savings."""
+"""What drafts may cost: a share of the time, what a new purse holds, and a part of what they save."""
 
 from __future__ import annotations
 
