@@ -60,6 +60,7 @@ class Follower:
         self._tables.update(
             [TableUpdate(slot, offset, tuple(pages)) for slot, offset, pages in order.tables], ()
         )
+        self._tables.flush()
         for copy in order.copies:
             self._pool.copy_page(*copy)
         slots, starts = _ints(order.slots), _ints(order.starts)

@@ -6,10 +6,12 @@ position of -1 marks a padding row. Called inside CUDA graphs: nothing here sync
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from stretto.backends.torch.staging import Ints, Staging
 from stretto.backends.torch.tables import Tables
 
 
@@ -24,6 +26,23 @@ class DecodeInputs:
     context_lens: torch.Tensor  # int32, 0 for padding
     output_index: torch.Tensor  # int32
     block_tables: torch.Tensor  # int32 [rows, pages_max]; entries beyond the context are undefined
+
+
+def send_columns(target: torch.Tensor, columns: Sequence[Ints], tables: Tables, staging: Staging) -> None:
+    """The host's columns of a pass, concatenated, to `target`, and the changes of the tables to theirs.
+
+    On CUDA one kernel reads both from pinned memory: a copy by the driver, and each kernel after one, begins
+    some ten microseconds late, in which the GPU has nothing to do.
+    """
+    if not target.is_cuda:
+        tables.flush()
+        target.copy_(staging.pack(*columns))
+        return
+    from stretto.backends.torch.kernels import inputs as kernel
+
+    changes = tables.take_changes()
+    packed = staging.pack(*columns, *changes)
+    kernel.take_columns(packed, target, tables.state, changes=len(changes[0]) if changes else 0)
 
 
 def decode_inputs(columns: torch.Tensor, tables: Tables) -> DecodeInputs:

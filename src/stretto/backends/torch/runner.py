@@ -1,9 +1,9 @@
 """Runs passes: a flat ragged batch of any spans, or a decode batch of one row per slot.
 
-The decode batch is the hot path: its inputs are in one static buffer, everything from the block tables to the
-sampled ids is computed on the device, and on CUDA it is two graphs, the layers and then head and sampler (see
-`graphs`, `modes`). Prompts are in mixed batches. The layers of small ones are graphs (see `mixed`); large
-ones run eagerly, padded to row counts whose kernels are loaded (`eager_rows`).
+The decode batch is the hot path: its inputs are in one static buffer (`send_columns`), everything from the
+block tables to the sampled ids is computed on the device, and on CUDA it is two graphs, the layers and then
+head and sampler (see `graphs`, `modes`). Prompts are in mixed batches. The layers of small ones are graphs
+(see `mixed`); large ones run eagerly, padded to row counts whose kernels are loaded (`eager_rows`).
 
 Drafts are verified in a decode batch, too: each row of a span is a span of its own, over the same pages. Its
 rows write their keys and values before any is read.
@@ -26,7 +26,7 @@ from stretto.backends.torch.graphs import (
     draft_buckets_up_to,
     eager_rows,
 )
-from stretto.backends.torch.inputs import DecodeInputs, decode_inputs, keep_last
+from stretto.backends.torch.inputs import DecodeInputs, decode_inputs, keep_last, send_columns
 from stretto.backends.torch.measuring import MeasuredRows, measure
 from stretto.backends.torch.mixed import MixedPasses, MixedRows
 from stretto.backends.torch.models import CausalModel, Step
@@ -119,7 +119,8 @@ class Runner:
         recorded = self._graph(key)
         pad = np.full(bucket - count, -1, dtype=np.int32)
         slots = np.concatenate([batch.slots, np.full(bucket - count, self.padding_slot, dtype=np.int32)])
-        inputs.copy_(self._staging.pack(slots, batch.starts, pad, batch.tokens, pad), non_blocking=True)
+        columns = (slots, batch.starts, pad, batch.tokens, pad)
+        send_columns(inputs, columns, self._tables, self._staging)
         if self._followers is not None:
             self._followers.send(slots, np.concatenate([batch.starts, pad]))
         if recorded is None:
@@ -251,6 +252,7 @@ class Runner:
         """Any spans. Returns the sampled tokens of all output rows, their logits (None where they were not
         asked for and are not at hand), and prompt scores. The tokens may be in static memory.
         """
+        self._tables.flush()
         if self.mixed is not None and not adapted and self.mixed.takes(batch):
             return *self._mixed(self.mixed, batch, mode, keep_logits=keep_logits), None
         count, outputs = len(batch.tokens), int(batch.outputs.sum())

@@ -1,8 +1,8 @@
 """Device state, one fixed row per slot: block table, prompt length, last sampled token.
 
-The host sends only changes, those of a tick in one packed transfer and one scatter. The last row belongs to
-no slot: padding rows refer to it. The host tracks the pages of each slot, to detect a row without a page
-before the device does.
+The host sends only changes, those of a tick together: with the inputs of a decode pass (see `inputs`), or in
+one packed transfer and one scatter. The last row belongs to no slot: padding rows refer to it. The host
+tracks the pages of each slot, to detect a row without a page before the device does.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ class Tables:
         self._pages = pages
         self._staging = staging
         cells = (slots + 1) * self.pages_max
-        self._state = torch.zeros(cells + slots + 1, dtype=torch.int32, device=device)
-        self.block_tables = self._state[:cells].view(slots + 1, self.pages_max)
-        self.prompt_lens = self._state[cells:]
+        self.state = torch.zeros(cells + slots + 1, dtype=torch.int32, device=device)
+        self.block_tables = self.state[:cells].view(slots + 1, self.pages_max)
+        self.prompt_lens = self.state[cells:]
         self._prompt_lens_at = cells
         self.last_tokens = torch.zeros(slots + 1, dtype=torch.int32, device=device)
         self._held = np.zeros(slots + 1, dtype=np.int64)
+        self._changes: tuple[Ints, Ints] | None = None
 
     def update(self, tables: Sequence[TableUpdate], binds: Sequence[Binding]) -> None:
-        """Applies a tick's table updates and bindings."""
+        """Notes a tick's table updates and bindings; the pass that follows takes them to the device."""
         if not tables and not binds:
             return
+        self.flush()
         places, values = array("i"), array("i")
         for slot, offset, pages in tables:
             end = offset + len(pages)
@@ -53,9 +55,18 @@ class Tables:
         places.extend(self._prompt_lens_at + bind.slot for bind in binds)
         values.extend(len(bind.request.tokens) for bind in binds)
         if places:
-            columns = (np.frombuffer(column, dtype=np.int32) for column in (places, values))
-            sent_at, sent = self._staging.send(*columns)
-            self._state.index_copy_(0, sent_at.long(), sent)
+            self._changes = np.frombuffer(places, dtype=np.int32), np.frombuffer(values, dtype=np.int32)
+
+    def take_changes(self) -> tuple[Ints, ...]:
+        """What the device lacks, as (places in `state`, values), for the caller to apply; () if nothing."""
+        taken, self._changes = self._changes, None
+        return taken or ()
+
+    def flush(self) -> None:
+        """Takes it to the device, in stream order."""
+        if changes := self.take_changes():
+            sent_at, sent = self._staging.send(*changes)
+            self.state.index_copy_(0, sent_at.long(), sent)
 
     def check(self, slots: Ints, ends: Ints) -> None:
         """Raises if a row has no page."""

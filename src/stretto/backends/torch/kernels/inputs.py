@@ -1,4 +1,6 @@
-"""Inputs of a decode batch in one kernel: pending tokens, slot mapping, rows of the block tables."""
+"""Inputs of a decode batch: the host's columns, read from pinned memory, and what follows from them in one
+kernel: pending tokens, slot mapping, rows of the block tables.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,26 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+
+@triton.jit(do_not_specialize=["columns", "changes"])
+def _take_columns(source, target, state, columns, changes, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + at, tl.load(source + at, mask=at < columns, volatile=True), mask=at < columns)
+    change = at - columns
+    live = (change >= 0) & (change < changes)
+    place = tl.load(source + at, mask=live, other=0, volatile=True)
+    value = tl.load(source + at + changes, mask=live, other=0, volatile=True)
+    tl.store(state + place, value, mask=live)
+
+
+def take_columns(source: Tensor, target: Tensor, state: Tensor, *, changes: int) -> None:
+    """`source`, pinned: the columns of `target`, then so many places in `state`, and their values."""
+    columns = target.shape[0]
+    assert source.shape[0] == columns + 2 * changes
+    _take_columns[(triton.cdiv(columns + changes, 256),)](
+        source, target, state, columns, changes, BLOCK=256, num_warps=2
+    )
 
 
 @triton.jit(do_not_specialize=["rows"])
