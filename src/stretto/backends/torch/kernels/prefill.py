@@ -29,8 +29,8 @@ LEAST = tl.constexpr(-1e30)
 @dataclass(frozen=True, slots=True)
 class PrefillShape:
     block_m: int = 128
-    block_n: int = 64
-    warps: int = 8
+    block_n: int = 32
+    warps: int = 4
     stages: int = 3
 
 
