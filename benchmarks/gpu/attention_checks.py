@@ -83,11 +83,20 @@ RUN = 128  # tokens: short, so that some contexts have several runs
 def listed(batch: Paged, processors: int = 132) -> DecodeWork:
     """The work list of decode spans, compared with the reference."""
     kv_heads, window = batch.k_pages.shape[2], int(batch.context_lens.max())
-    work = plan_work(batch.context_lens, kv_heads, processors=processors, window=window, run_min=RUN)
+    starts = batch.query_starts if len(batch.q) > len(batch.context_lens) else None
+    work = plan_work(batch.context_lens, starts, kv_heads, processors=processors, window=window, run_min=RUN)
     shares = len(work.items) - len(batch.context_lens)
-    items, run_tokens = decode_work_reference(batch.context_lens.tolist(), shares, work.runs_max, RUN)
-    found = [(item & ((1 << SPAN_BITS) - 1), item >> SPAN_BITS) for item in work.items.tolist() if item >= 0]
+    rows = batch.query_starts.diff().tolist()
+    own = zip(rows, batch.context_lens.tolist(), strict=True)
+    lengths = [tokens if starts is None or count == 1 else 0 for count, tokens in own]
+    items, run_tokens = decode_work_reference(lengths, shares, work.runs_max, RUN)
+    planned = [item for item in work.items.tolist() if item[0] >= 0]
+    found = [(item & ((1 << SPAN_BITS) - 1), item >> SPAN_BITS) for item, *_ in planned]
     assert (found, int(work.run_tokens)) == (items, run_tokens), "another list of work"
+    first_rows = range(len(rows)) if starts is None else starts.tolist()
+    assert all(
+        item[1:3] == [lengths[at], first_rows[at]] for item, (at, _) in zip(planned, found, strict=True)
+    )
     return work
 
 
@@ -112,10 +121,8 @@ def attention_case(
     assert torch.equal(got, again), "the same call gave another answer"
     plain = paged_attention_reference(*batch.parts(), **kind)
     exact = paged_attention_reference(*batch.double().parts(), **kind)
-    if longest > 1:
-        return [(got, plain, exact)]
     by_list = attention.paged_attention(
-        *batch.parts(), max_query=1, decode_only=True, **kind, work=listed(batch)
+        *batch.parts(), max_query=longest, decode_only=longest == 1, **kind, work=listed(batch)
     )
     return [(got, plain, exact), (by_list, plain, exact)]
 
@@ -160,8 +167,8 @@ def fused_case(
         real = slots >= 0
         return out[real], keys.flatten(0, 1)[slots[real]], values.flatten(0, 1)[slots[real]]
 
-    def fused(q, k, v, positions, cos_sin, keys, values, slots, q_weight, k_weight):  # type: ignore[no-untyped-def]
-        fresh = FusedInputs(k, v, positions, slots, cos_sin, q_weight, k_weight, 1e-6)
+    def fused(q, k, v, _positions, cos_sin, keys, values, slots, q_weight, k_weight):  # type: ignore[no-untyped-def]
+        fresh = FusedInputs(k, v, slots, cos_sin, q_weight, k_weight, 1e-6)
         held = (keys, values, batch.block_tables, batch.context_lens)
         return attention.rotary_attention(q, *held, batch.scale, fresh, **kind)
 

@@ -68,7 +68,7 @@ def fused_case(draw: Draw, contexts: list[int], *, page: int, kv_heads: int, gro
         return keys.clone(), values.clone()
 
     own_k, own_v = copies()
-    fresh = FusedInputs(k, v, last, slots, cos_sin, weight, weight, 1e-6)
+    fresh = FusedInputs(k, v, slots, cos_sin, weight, weight, 1e-6)
     tables = (batch.block_tables, batch.context_lens)
     got = attention.rotary_attention(q, own_k, own_v, *tables, batch.scale, fresh, scales=scales)
     apart_k, apart_v = copies()

@@ -127,7 +127,7 @@ def _fused_call(
     slots = one.block_tables.gather(1, (last // page).unsqueeze(1)).squeeze(1).long() * page + last % page
     cos_sin = torch.randn(int(last.max()) + 1, dim, device="cuda")
     weight = torch.ones(dim, device="cuda", dtype=torch.bfloat16)
-    fresh = FusedInputs(k, v, last.int(), slots, cos_sin, weight, weight, 1e-6)
+    fresh = FusedInputs(k, v, slots, cos_sin, weight, weight, 1e-6)
     tail = (one.block_tables, one.context_lens, one.scale, fresh)
     return lambda: attention.rotary_attention(q, one.k_pages, one.v_pages, *tail, decode_shape=shape)
 

@@ -17,7 +17,7 @@ import torch
 from stretto.backends.torch.graphs import GraphKey, Recorded, mixed_buckets
 from stretto.backends.torch.models import CausalModel, Step
 from stretto.backends.torch.pool import KvPool
-from stretto.backends.torch.ragged import Ragged, filled, output_rows
+from stretto.backends.torch.ragged import Ragged, filled, output_rows, step_work
 from stretto.backends.torch.staging import Staging
 from stretto.backends.torch.tables import Tables
 
@@ -111,6 +111,7 @@ class MixedPasses:
             max_query=rows,
             decode_only=False,
         )
+        step.work = step_work(step, self._model, tables)
         is_output, output_at = output_at >= 0, output_at.clamp(min=0)
         known = torch.where(tokens >= 0, tokens, tables.last_tokens[row_slots.long()])
         keep = output_at if spans < rows else None  # output rows are as many as slots, with padding

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from stretto.backends.torch.models import Step
+from stretto.backends.torch import ops
+from stretto.backends.torch.models import CausalModel, Step
 from stretto.backends.torch.staging import Ints, Staging
 from stretto.backends.torch.tables import Tables
 
@@ -82,6 +83,16 @@ def ragged_inputs(
     )
     known = torch.where(tokens >= 0, tokens, tables.last_tokens[row_slots.long()])
     return RaggedInputs(known, row_slots, places, output_at, measured_at, followers, step)
+
+
+def step_work(step: Step, model: CausalModel, tables: Tables) -> ops.DecodeWork | None:
+    """The work of decode attention in this pass, for all of its layers."""
+    return ops.decode_work(
+        step.context_lens,
+        model.shape.kv_heads,
+        window=tables.pages_max * tables.page_tokens,
+        query_starts=None if step.decode_only else step.query_starts,
+    )
 
 
 def filled(column: Ints, size: int, value: int) -> tuple[Ints, Ints]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ from stretto.backends.torch.ops import SampledTokens, SamplingMode, SamplingTabl
 from stretto.backends.torch.parallel.followers import Followers
 from stretto.backends.torch.pdl_mode import pdl_for
 from stretto.backends.torch.pool import KvPool
-from stretto.backends.torch.ragged import Ragged, ragged_inputs
+from stretto.backends.torch.ragged import Ragged, ragged_inputs, step_work
 from stretto.backends.torch.staging import Staging
 from stretto.backends.torch.tables import Tables
 
@@ -233,14 +234,17 @@ class Runner:
         found = decode_inputs(self._inputs[: 3 * key.rows].view(3, key.rows), self._tables)
         step = decode_step(found, self._steps[: key.rows + 1], write_first=key.drafts)
         step.adapter_scales = self._scales(found.slots, adapted=key.adapted)
-        window = self._tables.pages_max * self._tables.page_tokens
-        step.work = ops.decode_work(found.context_lens, self.model.shape.kv_heads, window=window)
-        with pdl_for(key.rows, self.model.shape.hidden):
+        step.work = step_work(step, self.model, self._tables)
+        with self._pdl(key.rows):
             return DecodeRows(found, *self.model.hidden(found.tokens, step, self._pool.layers))
+
+    def _pdl(self, rows: int) -> AbstractContextManager[None]:
+        place = self.model.place
+        return pdl_for(rows, self.model.shape.hidden, weight_bytes=1 if place.fp8 else place.dtype.itemsize)
 
     def _choose(self, rows: DecodeRows, mode: SamplingMode) -> SampledTokens:
         found = rows.inputs
-        with pdl_for(len(found.slots), self.model.shape.hidden):
+        with self._pdl(len(found.slots)):
             logits = self.model.head(rows.x, rows.residual)
         return self._sample(logits, found.slots, found.output_index, found.context_lens, mode)
 
@@ -263,6 +267,7 @@ class Runner:
             rows=_at_least(count, self.eager_rows) if count > self._graph_rows_max else count,
             outputs=self._output_rows(outputs),
         )
+        found.step.work = step_work(found.step, self.model, self._tables)
         found.step.adapter_scales = self._scales(found.row_slots, adapted=adapted)
         found.step.half_done = self._next_half_done()
         if self._followers is not None:

@@ -31,6 +31,7 @@ FP8_RUN_TOKENS = 512
 FP8_TILE = 32  # for one warp: it need not exchange anything with others
 LISTED_TILE = 32
 WIDE_BYTES = 256  # of a head's key
+MERGED_AT_ONCE = 8192  # numbers, for few spans: 64 in each thread of four warps
 LONG_CONTEXT = 16_384  # from here on larger tiles are faster, if they fit
 LONG_SHARED_BYTES = 140_000  # two tiles of 128 keys and values in flight, plus per-row state
 
@@ -63,7 +64,7 @@ def paged_attention(
     context = seen_context(min(max_context or 2**31, block_tables.shape[1] * page_tokens), window)
     shared = (q, k_pages, v_pages, block_tables, query_starts, context_lens, scale, out)
     if max_query > 1 and not decode_only:
-        chosen = prefill_shape or choose_prefill(q)
+        chosen = prefill_shape or choose_prefill(q, q.shape[1] // kv_heads)
         prefill(*shared, shape=chosen, scales=scales, window=window, sinks=sinks)
     if decode_only or spans > 1 or max_query == 1:
         work = None if window else work
@@ -166,7 +167,9 @@ def choose_decode(
         tiles_min = max(RUN_TOKENS_MIN // block_n, 1)
         runs = max(triton.cdiv(context, block_n * tiles_min), 1)
         splits = min(max(processors // pairs, SPLITS_MIN), runs, SPLITS_MAX)
-        return DecodeShape(block_n=block_n, splits=splits, tiles_min=tiles_min, touch=long)
+        return DecodeShape(
+            block_n=block_n, splits=splits, tiles_min=tiles_min, touch=long, merge=MERGED_AT_ONCE
+        )
     if itemsize == 1:
         splits = min(max(triton.cdiv(context, FP8_RUN_TOKENS), 1), RUNS_MAX)
         return DecodeShape(
@@ -177,12 +180,14 @@ def choose_decode(
     return DecodeShape(block_n=block_n, splits=splits, tiles_min=tiles_min)
 
 
-def plan_decode(context_lens: Tensor, kv_heads: int, *, window: int) -> DecodeWork | None:
+def plan_decode(
+    context_lens: Tensor, query_starts: Tensor | None, kv_heads: int, *, window: int
+) -> DecodeWork | None:
     """None for so few spans that a launch divides each of them among many programs."""
     spans, processors = context_lens.shape[0], _machine(context_lens.device).processors
     if spans * kv_heads <= processors // 2:
         return None
-    return plan_work(context_lens, kv_heads, processors=processors, window=window)
+    return plan_work(context_lens, query_starts, kv_heads, processors=processors, window=window)
 
 
 def listed_shape(runs_max: int, *, dim: int, itemsize: int) -> DecodeShape:
@@ -214,12 +219,12 @@ def span_variants(
     return sorted(set(found.values()))
 
 
-def choose_prefill(q: Tensor) -> PrefillShape:
+def choose_prefill(q: Tensor, group: int) -> PrefillShape:
     if q.dtype == torch.float32:
         return PrefillShape(block_m=64, block_n=32, warps=4, stages=2)
     if q.shape[2] > WIDE_HEAD:  # queries and two tiles take half of the shared memory
-        return PrefillShape(block_n=32, stages=2)
-    return PrefillShape()
+        return PrefillShape(block_n=32, warps=8, stages=2)
+    return PrefillShape(block_m=64 if 64 % group == 0 else 128)
 
 
 @cache

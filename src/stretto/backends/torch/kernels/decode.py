@@ -32,8 +32,9 @@ from stretto.backends.torch.kernels.decode_work import SPAN_BITS, SPAN_MASK, run
 from stretto.backends.torch.kernels.fresh_token import (
     FusedInputs,
     fresh_arguments,
-    fresh_token,
-    rotated_heads,
+    head_and_pair,
+    rotated,
+    write_token,
 )
 from stretto.backends.torch.kernels.pdl import (
     PDL_STATE,
@@ -94,26 +95,43 @@ def _merge_runs(
         other=float("-inf"),
         cache_modifier=".cg",
     )
-    peak = tl.max(all_levels, axis=0)
-    peak = tl.where(real, peak, 0.0)
     dims = tl.arange(0, DIM_PAD)
-    total = tl.zeros([GROUP_PAD], tl.float32)
-    mixed = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
-    for start in range(0, used, SPLITS_BLOCK):
-        some = start + tl.arange(0, SPLITS_BLOCK)
-        live = (some < used)[:, None] & real[None, :]
-        place = (base + some)[:, None] * GROUP + member[None, :]
-        weight = tl.exp2(
-            tl.load(levels + place, mask=live, other=float("-inf"), cache_modifier=".cg") - peak[None, :]
-        )
-        pointers = parts + place[:, :, None] * DIM + dims[None, None, :]
-        mask = live[:, :, None] & (dims < DIM)[None, None, :]
-        values = tl.load(pointers, mask=mask, other=0.0, cache_modifier=".cg")
-        total += tl.sum(weight, axis=0)
-        mixed += tl.sum(values * weight[:, :, None], axis=0)
+    if SPLITS_BLOCK == SPLITS_PAD:  # all at once: levels and parts are on their way together
+        values = _parts(parts, base, 0, used, GROUP, GROUP_PAD, DIM, DIM_PAD, SPLITS_BLOCK)
+        peak = tl.where(real, tl.max(all_levels, axis=0), 0.0)
+        weight = tl.exp2(all_levels - peak[None, :])
+        total = tl.sum(weight, axis=0)
+        mixed = tl.sum(values * weight[:, :, None], axis=0)
+    else:
+        peak = tl.where(real, tl.max(all_levels, axis=0), 0.0)
+        total = tl.zeros([GROUP_PAD], tl.float32)
+        mixed = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
+        for start in range(0, used, SPLITS_BLOCK):
+            values = _parts(parts, base, start, used, GROUP, GROUP_PAD, DIM, DIM_PAD, SPLITS_BLOCK)
+            some = start + tl.arange(0, SPLITS_BLOCK)
+            live = (some < used)[:, None] & real[None, :]
+            place = (base + some)[:, None] * GROUP + member[None, :]
+            level = tl.load(levels + place, mask=live, other=float("-inf"), cache_modifier=".cg")
+            weight = tl.exp2(level - peak[None, :])
+            total += tl.sum(weight, axis=0)
+            mixed += tl.sum(values * weight[:, :, None], axis=0)
     answer = (mixed / total[:, None]).to(out.dtype.element_ty)
     pointers = out + target + member[:, None] * DIM + dims[None, :]
     tl.store(pointers, answer, mask=real[:, None] & (dims < DIM)[None, :])
+
+
+@triton.jit
+def _parts(
+    parts, base, start, used, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What some runs found: [SPLITS_BLOCK, GROUP_PAD, DIM_PAD]."""
+    some, member, dims = start + tl.arange(0, SPLITS_BLOCK), tl.arange(0, GROUP_PAD), tl.arange(0, DIM_PAD)
+    live = (some < used)[:, None] & (member < GROUP)[None, :]
+    place = (base + some)[:, None] * GROUP + member[None, :]
+    pointers = parts + place[:, :, None] * DIM + dims[None, None, :]
+    mask = live[:, :, None] & (dims < DIM)[None, None, :]
+    return tl.load(pointers, mask=mask, other=0.0, cache_modifier=".cg")
 
 
 @triton.jit
@@ -142,7 +160,7 @@ def _finish_run(
 def _decode(
     q, k_pages, v_pages, block_tables, query_starts, context_lens, out, parts, levels, counters,
     k_scales, v_scales, sinks, items, run_tokens,
-    k_new, v_new, positions, slot_mapping, cos_sin, q_weight, k_weight, eps, scale,
+    k_new, v_new, slot_mapping, cos_sin, q_weight, k_weight, eps, scale,
     q_row_stride, q_head_stride, table_stride, page_stride, token_stride, head_stride,
     new_row_stride, new_head_stride, heads, splits, tiles_min,
     LISTED: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
@@ -153,31 +171,29 @@ def _decode(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     launch_dependents(PDL)
-    wait_for_previous(PDL)
     kv_head = tl.program_id(0)
-    k_scale = 1.0
-    v_scale = 1.0
-    if SCALED:
-        k_scale = tl.load(k_scales + kv_head)
-        v_scale = tl.load(v_scales + kv_head)
     split = tl.program_id(1)
     span = tl.program_id(2)
-    if LISTED:
-        item = tl.load(items + split)
-        if item < 0:
-            return
+    live = True
+    row = span
+    if (
+        LISTED
+    ):  # what the next loads depend on comes with the item: each load that waits for another takes 0.5 µs
+        item = tl.load(items + 4 * split)
+        whole = tl.load(items + 4 * split + 1)
+        row = tl.load(items + 4 * split + 2)
+        run = tl.load(run_tokens)
+        live = (item >= 0) & (whole > 0)
         split = item >> SPAN_BITS
         span = item & SPAN_MASK
-    length = tl.load(context_lens + span)
-    whole = length
-    row = span
-    if MIXED:
-        row = tl.load(query_starts + span)
-        if tl.load(query_starts + span + 1) - row != 1:
-            return
+    else:
+        whole = tl.load(context_lens + span)
+        if MIXED:
+            row = tl.load(query_starts + span)
+            live = tl.load(query_starts + span + 1) - row == 1
+    length = whole
     if FUSED:
-        if length <= 0:
-            return
+        live = live & (length > 0)
         length -= 1  # tokens already in the pages
     begin = 0
     skipped = 0
@@ -186,33 +202,57 @@ def _decode(
         skipped = begin // BLOCK_N
     tiles, per_run = _runs(length, skipped, splits, tiles_min, BLOCK_N)
     if LISTED:
-        per_run = run_length(whole, tl.load(run_tokens), splits) // BLOCK_N
+        per_run = run_length(whole, run, splits) // BLOCK_N
     first = split * per_run
     if FUSED:
-        if (first >= tiles) & (split > 0):
-            return
-    elif first >= tiles:
+        live = live & ((first < tiles) | (split == 0))
+    else:
+        live = live & (first < tiles)
+    wait_for_previous(PDL)
+    if not live:
         return
     last = tl.minimum(first + per_run, tiles)
     table = block_tables + span.to(tl.int64) * table_stride
-
+    k_scale = 1.0
+    v_scale = 1.0
+    if SCALED:
+        k_scale = tl.load(k_scales + kv_head)
+        v_scale = tl.load(v_scales + kv_head)
     member = tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_PAD)
-    real = (member < GROUP)[:, None] & (dims < DIM)[None, :]
+    inside = dims < DIM
+    real = (member < GROUP)[:, None] & inside[None, :]
     rows = q + row.to(tl.int64) * q_row_stride + (kv_head * GROUP + member)[:, None] * q_head_stride
+    if FUSED:
+        half: tl.constexpr = DIM // 2
+        own, pair = head_and_pair(rows, real, dims, DIM)
+        new = row.to(tl.int64) * new_row_stride + kv_head * new_head_stride + tl.zeros([1, 1], tl.int32)
+        key, key_pair = head_and_pair(k_new + new, inside[None, :], dims, DIM)
+        value = tl.load(v_new + new + dims[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
+        slot = tl.load(slot_mapping + row)
+        angles = cos_sin + length.to(tl.int64) * DIM + dims % half
+        cos = tl.load(angles, mask=inside, other=0.0)
+        sin = tl.load(angles + half, mask=inside, other=0.0)
+    else:
+        queries = tl.load(rows + dims[None, :], mask=real, other=0.0)
+
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     MIXED_PAD: tl.constexpr = DIM_PAD // 2 if SCALED else DIM_PAD
     mixed = tl.zeros([ROWS, MIXED_PAD], tl.float32)
     other = mixed
     if FUSED:
-        angles = cos_sin + tl.load(positions + row).to(tl.int64) * DIM
-        queries = rotated_heads(rows, real, dims, angles, q_weight, eps, NORM, DIM)
+        swapped = tl.where(dims < half, dims + half, dims - half)
+        gain = tl.load(q_weight + dims, mask=inside & NORM, other=0.0)
+        gain_pair = tl.load(q_weight + swapped, mask=inside & NORM, other=0.0)
+        queries = rotated(own, pair, gain, gain_pair, cos, sin, dims, eps, NORM, DIM)
         if split == 0:
-            peak, value = fresh_token(
-                k_new, v_new, k_pages, v_pages, slot_mapping, row, kv_head, queries, angles, k_weight,
-                eps, scale, k_scale, v_scale, new_row_stride, new_head_stride, page_stride, token_stride,
-                head_stride, SCALED, NORM, DIM, DIM_PAD, PAGE,
+            gain = tl.load(k_weight + dims, mask=inside & NORM, other=0.0)
+            gain_pair = tl.load(k_weight + swapped, mask=inside & NORM, other=0.0)
+            turned = rotated(key, key_pair, gain, gain_pair, cos, sin, dims, eps, NORM, DIM)
+            peak, value = write_token(
+                turned, value, k_pages, v_pages, slot, kv_head, queries, scale, k_scale, v_scale,
+                page_stride, token_stride, head_stride, SCALED, DIM, DIM_PAD, PAGE,
             )  # fmt: skip
             total += 1.0
             if SCALED:
@@ -221,8 +261,6 @@ def _decode(
                 other += high
             else:
                 mixed += value
-    else:
-        queries = tl.load(rows + dims[None, :], mask=real, other=0.0)
     if SINKS:
         if split == 0:
             peak, total, mixed, other = with_sinks(sinks, kv_head, peak, total, mixed, other, GROUP, ROWS)

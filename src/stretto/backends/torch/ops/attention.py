@@ -91,13 +91,14 @@ def rotary_attention(
 ) -> Tensor:
     """`rotary_write`, then `paged_attention`; on CUDA one launch if every span is one row.
 
-    `write_first`: not in one launch, because rows read the keys and values of other rows.
+    Rows of `decode_only` are at the last position of their context. `write_first`: not in one launch, because
+    rows read the keys and values of other rows.
     """
     if q.is_cuda and decode_only and not write_first and (q_weight is None) == (k_weight is None):
         from stretto.backends.torch.kernels import attention as kernel
         from stretto.backends.torch.kernels.fresh_token import FusedInputs
 
-        fresh = FusedInputs(k, v, positions, slot_mapping, cos_sin, q_weight, k_weight, eps)
+        fresh = FusedInputs(k, v, slot_mapping, cos_sin, q_weight, k_weight, eps)
         held = (k_pages, v_pages, block_tables, context_lens)
         return kernel.rotary_attention(
             q, *held, scale, fresh, scales=scales, window=window, sinks=sinks, work=work

@@ -13,8 +13,11 @@ from torch import Tensor
 from stretto.backends.torch.work_list import RUN_MULTIPLE, RUN_TOKENS_MIN, DecodeWork
 
 
-def decode_work(context_lens: Tensor, kv_heads: int, *, window: int) -> DecodeWork | None:
-    """Of spans with so many tokens each, 0 for padding, at most `window`.
+def decode_work(
+    context_lens: Tensor, kv_heads: int, *, window: int, query_starts: Tensor | None = None
+) -> DecodeWork | None:
+    """Of spans with so many tokens each, 0 for padding, at most `window`; with `query_starts`, of those that
+    have one row, else row i is span i.
 
     None where it is not needed: on a CPU, and for spans that are too few to fill the GPU one by one.
     """
@@ -22,7 +25,7 @@ def decode_work(context_lens: Tensor, kv_heads: int, *, window: int) -> DecodeWo
         return None
     from stretto.backends.torch.kernels import attention as kernel
 
-    return kernel.plan_decode(context_lens, kv_heads, window=window)
+    return kernel.plan_decode(context_lens, query_starts, kv_heads, window=window)
 
 
 def decode_work_reference(
