@@ -86,5 +86,10 @@ class Capabilities:
         """The most tokens one request can hold when everything else is gone."""
         return min(self.window, self.pages * self.page_tokens) if self.pages else self.window
 
+    @property
+    def token_ids(self) -> int:
+        """Ids are below this; the size of the vocabulary, where it is known."""
+        return self.vocab or 1 << 31
+
     def snapshot_bytes(self, length: int) -> int:
         return length * self.bytes_per_token + self.state_bytes

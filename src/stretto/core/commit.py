@@ -99,7 +99,7 @@ class Committer:
             self._state.finish(slot, end, reason)
 
     def _valid(self, tokens: array[int]) -> bool:
-        return min(tokens) >= 0 and max(tokens) < (self._state.can.vocab or 1 << 31)
+        return min(tokens) >= 0 and max(tokens) < self._state.can.token_ids
 
     def _take_plain(self, flight: InFlight, outcome: Outcome) -> list[tuple[Slot, End, str]]:
         """The hot loop: every span is one decode row that gave one token."""

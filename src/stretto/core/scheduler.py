@@ -109,8 +109,11 @@ class Scheduler:
             least = len(request.resumed) + 1
             return InvalidRequestError(f"max_tokens must be at least {least}", hint="send more max_tokens")
         media_rows = sum(item.rows for item in request.media)
-        strays = sum(token < 0 for token in tokens) != media_rows if media_rows else min(tokens) < 0
-        if strays or (can.vocab and max(tokens) >= can.vocab):
+        if media_rows:
+            strays = sum(token < 0 for token in tokens) != media_rows or max(tokens) >= can.token_ids
+        else:  # a negative id, read as unsigned, is too high: one pass over the prompt
+            strays = max(memoryview(tokens).cast("B").cast("I")) >= can.token_ids
+        if strays:
             return InvalidTokenError("the prompt holds a token id outside the vocabulary")
         if request.media and (error := self._media_refusal(request)) is not None:
             return error

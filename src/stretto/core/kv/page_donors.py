@@ -13,6 +13,8 @@ from stretto.core.slot import Job
 def fork_parent(tables: Iterable[BlockTable], job: Job) -> Source | None:
     """A fork's parent shares its pages under every policy, also those not in the index."""
     parent = job.request.fork_of
+    if not parent:
+        return None
     for table in tables:
         slot = table.slot
         if slot.job is None or slot.job.id != parent or slot.job.scope != job.scope or table.unsettled:
@@ -25,16 +27,17 @@ def fork_parent(tables: Iterable[BlockTable], job: Job) -> Source | None:
 
 def coming(tables: Iterable[BlockTable], job: Job, *, exact: bool) -> Donor | None:
     """The request that is computing most of what the job begins with."""
-    best, tokens = None, job.known
+    best, tokens, most = None, job.known, 0
     for table in tables:
         slot = table.slot
-        if slot.job is None or slot.job.scope != job.scope or len(slot.known) - slot.computed <= 1:
-            continue
-        useful = slot.computed if best is None or best.length < slot.computed else best.length
-        if useful >= len(tokens) or useful >= len(slot.known) or tokens[useful] != slot.known[useful]:
+        known, useful = slot.known, slot.computed
+        useful = max(useful, most)
+        if useful >= len(tokens) or useful >= len(known) or tokens[useful] != known[useful]:
             continue  # a cheap check first: a burst compares each request with all before it
+        if slot.job is None or slot.job.scope != job.scope or len(known) - slot.computed <= 1:
+            continue
         limit = slot.job.prompt_tokens if exact else len(slot.known)
         ahead = job.cut(common_prefix(job.known, slot.known, min(len(job.known) - 1, limit)))
         if ahead > slot.computed and (best is None or ahead > best.length):
-            best = Donor(slot.index, slot.job.id, ahead)
+            best, most = Donor(slot.index, slot.job.id, ahead), ahead
     return best
