@@ -72,8 +72,8 @@ class MixedPasses:
         """Captures the graph of a bucket, with padding only."""
         nothing = np.zeros(0, dtype=np.int32)
         self._inputs[: 4 * self._spans + 3 * rows].copy_(self._packed(Ragged(*[nothing] * 5), rows))
-        first = partial(self._layers, rows, first_only=True) if self._model.alike else None
-        self._graphs.capture(_key(rows), lambda: self._layers(rows), first)
+        few = partial(self._layers, rows, layers=self._model.alike)
+        self._graphs.capture(_key(rows), lambda: self._layers(rows), few)
 
     def _key(self, batch: Ragged) -> GraphKey:
         return _key(next(rows for rows in self.buckets if rows >= len(batch.tokens)))
@@ -96,8 +96,8 @@ class MixedPasses:
             *filled(places, per_row, -1),
         )
 
-    def _layers(self, rows: int, *, first_only: bool = False) -> MixedRows | None:
-        """`first_only`: computes one layer, for its kernels to be loaded."""
+    def _layers(self, rows: int, *, layers: int | None = None) -> MixedRows:
+        """`layers`: of a pass that is computed for its kernels to be loaded."""
         spans, tables = self._spans, self._tables
         slots, starts, lengths, output_at = self._inputs[: 4 * spans].view(4, spans)
         tokens, row_slots, places = self._inputs[4 * spans : 4 * spans + 3 * rows].view(3, rows)
@@ -115,10 +115,7 @@ class MixedPasses:
         is_output, output_at = output_at >= 0, output_at.clamp(min=0)
         known = torch.where(tokens >= 0, tokens, tables.last_tokens[row_slots.long()])
         keep = output_at if spans < rows else None  # output rows are as many as slots, with padding
-        if first_only:
-            self._model.first_layer(known, step, self._pool.layers, keep)
-            return None
-        x, residual = self._model.hidden(known, step, self._pool.layers, keep)
+        x, residual = self._model.hidden(known, step, self._pool.layers, keep, layers=layers)
         if keep is None:
             x = x.index_select(0, output_at)
             residual = None if residual is None else residual.index_select(0, output_at)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -195,7 +196,7 @@ class Runner:
     def load_kernels(self, batch: Ragged) -> None:
         """Computes one layer of a pass: the kernels that its products choose for so many rows are loaded."""
         found = ragged_inputs(batch, self._tables, self._staging)
-        self.model.first_layer(found.tokens, found.step, self._pool.layers)
+        self.model.hidden(found.tokens, found.step, self._pool.layers, layers=1)
 
     def seal(self) -> None:
         """From now on nothing is captured: a pass without a graph runs without."""
@@ -208,7 +209,8 @@ class Runner:
         assert mode is not None
         self._set_padding(key.rows)
         if key.layers not in graphs:
-            graphs.capture(key.layers, lambda: self._layers(key))
+            few = partial(self._layers, key, layers=self.model.alike)
+            graphs.capture(key.layers, lambda: self._layers(key), few)
             self.captures += 1
         rows = graphs.replay(key.layers)
         graphs.capture(key, lambda: self._choose(rows, mode))
@@ -230,13 +232,14 @@ class Runner:
         assert key.mode is not None
         return self._choose(self._layers(key), key.mode)
 
-    def _layers(self, key: GraphKey) -> DecodeRows:
+    def _layers(self, key: GraphKey, layers: int | None = None) -> DecodeRows:
         found = decode_inputs(self._inputs[: 3 * key.rows].view(3, key.rows), self._tables)
         step = decode_step(found, self._steps[: key.rows + 1], write_first=key.drafts)
         step.adapter_scales = self._scales(found.slots, adapted=key.adapted)
         step.work = step_work(step, self.model, self._tables)
         with self._pdl(key.rows):
-            return DecodeRows(found, *self.model.hidden(found.tokens, step, self._pool.layers))
+            rows = self.model.hidden(found.tokens, step, self._pool.layers, layers=layers)
+        return DecodeRows(found, *rows)
 
     def _pdl(self, rows: int) -> AbstractContextManager[None]:
         place = self.model.place
@@ -251,10 +254,17 @@ class Runner:
     # --- ragged ----------------------------------------------------------------------------------
 
     def ragged(
-        self, batch: Ragged, mode: SamplingMode, *, adapted: bool = False, keep_logits: bool = False
+        self,
+        batch: Ragged,
+        mode: SamplingMode,
+        *,
+        adapted: bool = False,
+        keep_logits: bool = False,
+        layers: int | None = None,
     ) -> tuple[SampledTokens | None, torch.Tensor | None, MeasuredRows | None]:
         """Any spans. Returns the sampled tokens of all output rows, their logits (None where they were not
-        asked for and are not at hand), and prompt scores. The tokens may be in static memory.
+        asked for and are not at hand), and prompt scores. The tokens may be in static memory. `layers`: of a
+        pass that is computed for its kernels to be loaded.
         """
         self._tables.flush()
         if self.mixed is not None and not adapted and self.mixed.takes(batch):
@@ -274,7 +284,7 @@ class Runner:
             self._followers.send(batch.slots, batch.starts, batch.counts)
         output_at = found.output_at
         wanted = torch.cat([output_at, found.measured_at]) if len(batch.measured) else output_at
-        logits = self.model.logits(found.tokens, found.step, self._pool.layers, wanted)
+        logits = self.model.logits(found.tokens, found.step, self._pool.layers, wanted, layers=layers)
         measured = measure(logits[len(output_at) :], found.followers) if len(batch.measured) else None
         if not outputs:
             return None, None, measured

@@ -1,6 +1,7 @@
 """Runs every kind of pass once before a model is ready: kernels are compiled, graphs captured.
 
-Passes over padding rows only: they read and write the padding slot, whose pages no request has yet. Mixed
+Passes over padding rows only: they read and write the padding slot, whose pages no request has yet. Where
+layers are alike, a few of them are enough: launching the others takes a slow host a second or two. Mixed
 passes cover each row count up to a power of two and each variant of the attention kernels; decode passes
 cover each bucket with each prepared sampling mode, the largest first, so that smaller ones reuse its memory;
 where requests are drafted for, those with drafts as well.
@@ -115,7 +116,7 @@ def load_kernels(runner: Runner, counts: Sequence[int], *, span: int) -> None:
 
 
 def _ragged(runner: Runner, counts: Ints) -> None:
-    runner.ragged(_prompts(runner, counts), PREPARED[0])
+    runner.ragged(_prompts(runner, counts), PREPARED[0], layers=runner.model.alike)
 
 
 def _prompts(runner: Runner, counts: Ints) -> Ragged:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -17,6 +18,7 @@ from stretto.backends.torch import loading
 from stretto.backends.torch.compile_count import CompileCount, remove_old_caches
 from stretto.backends.torch.graphs import eager_rows
 from stretto.backends.torch.modes import PREPARED, prepared_mode
+from stretto.backends.torch.ragged import Ragged
 from stretto.backends.torch.sampling_table import SamplingMode
 from stretto.backends.torch.warm_up import load_kernels
 from stretto.settings import load as load_settings
@@ -174,13 +176,37 @@ def test_kernels_are_loaded_for_row_counts_beyond_the_graphs():
     assert eager_rows(4096, 2048) == ()
 
 
-def test_loading_kernels_computes_a_layer_and_changes_nothing():
+def test_loading_kernels_computes_a_layer_and_changes_nothing(monkeypatch):
     backend = make_backend("qwen3", slots=8)
-    seen = []
-    layer = backend.model.first_layer
-    backend.model.first_layer = lambda tokens, *rest: (seen.append(len(tokens)), layer(tokens, *rest))
+    seen = counted_layers(backend, monkeypatch)
     with torch.inference_mode():
         load_kernels(backend.runner, [3, 40], span=16)
     assert seen == [3, 40]
     texts = Loop(backend).run(mixed_requests())
     assert texts == Loop(make_backend("qwen3", slots=8)).run(mixed_requests())
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("qwen3", 2), ("gemma3", 3)])
+def test_a_few_layers_warm_a_model_whose_layers_are_alike(kind, layers, monkeypatch):
+    backend = make_backend(kind, slots=2)
+    seen = counted_layers(backend, monkeypatch)
+    with torch.inference_mode():
+        backend.runner.ragged(prompt_of(backend, 8), PREPARED[0], layers=backend.model.alike)
+    assert len(seen) == layers
+
+
+def counted_layers(backend, monkeypatch):
+    """The rows of each layer that is computed from now on. Models are shared."""
+    seen = []
+
+    def counted(layer):
+        return lambda x, *rest: (seen.append(len(x)), layer(x, *rest))[1]
+
+    monkeypatch.setattr(backend.model, "_layers", [counted(layer) for layer in backend.model._layers])
+    return seen
+
+
+def prompt_of(backend, rows):
+    tokens = np.zeros(rows, dtype=np.int32)
+    slot, start, count = (np.array([n], dtype=np.int32) for n in (backend.runner.padding_slot, 0, rows))
+    return Ragged(slot, start, count, np.ones(1, dtype=np.int32), tokens)

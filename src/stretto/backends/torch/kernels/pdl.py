@@ -1,9 +1,9 @@
 """Programmatic dependent launch (PDL): a kernel may start before its predecessor ends, if enabled.
 
 A participating kernel allows the launch of the next one at its start, or late; it reads what no layer writes
-(weights, the inputs of the pass), then waits until its predecessor has ended and its writes are visible. Every
-kernel launched this way must wait, so that by induction all earlier ones have ended; those that write the
-inputs are launched without it, before all others.
+(weights, the inputs of the pass), then waits until its predecessor has ended and its writes are visible.
+Every kernel launched this way must wait, so that by induction all earlier ones have ended; those that write
+the inputs are launched without it, before all others.
 """
 
 from __future__ import annotations

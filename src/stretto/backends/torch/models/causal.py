@@ -29,6 +29,9 @@ MakeLayer = Callable[[WeightSource, str, TransformerShape, Placement], DecoderLa
 Progress = Callable[[float], None]
 
 
+ALIKE = 2  # layers: the first one, and the last one, which follows another
+
+
 class CausalModel:
     def __init__(
         self,
@@ -65,9 +68,11 @@ class CausalModel:
         step: Step,
         pages: Sequence[LayerPages],
         output_rows: torch.Tensor | None = None,
+        *,
+        layers: int | None = None,
     ) -> torch.Tensor:
         """[outputs, vocab]; without `output_rows` every row is an output."""
-        x, residual = self.hidden(tokens, step, pages, output_rows)
+        x, residual = self.hidden(tokens, step, pages, output_rows, layers=layers)
         return self.head(x, residual) if x.shape[0] else x.new_empty(0, self.shape.vocab)
 
     def head(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
@@ -82,12 +87,15 @@ class CausalModel:
         step: Step,
         pages: Sequence[LayerPages],
         keep: torch.Tensor | None = None,
+        *,
+        layers: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Rows after the last layer, as a pair to be summed. Of several ranks, only rank 0 has tokens.
 
         `keep`: the rows that are wanted. The last layer computes no others beyond their keys and values,
-        except with several ranks, which do not all know them.
+        except with several ranks, which do not all know them. `layers`: only so many, see `alike`.
         """
+        chosen = self._layers[:layers]
         ranks = self.place.ranks
         if self._embedding is not None:
             x = functional.embedding(tokens, self._embedding)
@@ -98,32 +106,23 @@ class CausalModel:
         if ranks is not None:
             x = ranks.broadcast(x)
         residual: torch.Tensor | None = None
-        for index, layer in enumerate(self._layers):
-            if step.half_done is not None and index == len(self._layers) // 2:
+        for index, layer in enumerate(chosen):
+            if step.half_done is not None and index == len(chosen) // 2:
                 step.half_done.record()
-            last = keep if ranks is None and index == len(self._layers) - 1 else None
+            last = keep if ranks is None and index == len(chosen) - 1 else None
             x, residual = layer(x, residual, step, pages[index], self._cos_sin[index], last)
         if keep is None or ranks is None:
             return x, residual
         return x.index_select(0, keep), None if residual is None else residual.index_select(0, keep)
 
-    def first_layer(
-        self,
-        tokens: torch.Tensor,
-        step: Step,
-        pages: Sequence[LayerPages],
-        keep: torch.Tensor | None = None,
-    ) -> None:
-        """Computes it alone, to load its kernels; with `keep` also as the last one. Not with ranks."""
-        assert self._embedding is not None
-        x = functional.embedding(tokens, self._embedding)
-        for rows in (None,) if keep is None else (None, keep):
-            self._layers[0](x, None, step, pages[0], self._cos_sin[0], rows)
-
     @property
-    def alike(self) -> bool:
-        """Whether the first layer uses the kernels of all."""
-        return self.shape.experts is None and not any(self.shape.windows)
+    def alike(self) -> int | None:
+        """A pass of so many layers uses the kernels of a whole one.
+
+        None: only a whole one does, or several ranks compute the passes, which have to be in step.
+        """
+        same = self.shape.experts is None and not any(self.shape.windows) and self.place.ranks is None
+        return ALIKE if same else None
 
     def add_adapters(self, *, count: int, rank: int) -> list[LowRank]:
         """Tables for so many adapters in every linear layer that they may change."""
