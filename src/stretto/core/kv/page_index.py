@@ -1,13 +1,16 @@
 """Which page holds which tokens: prefixes found page by page.
 
 A full page has the digest of all tokens up to its end, so equal prompts find each other's pages; the tokens
-are compared as well. The digest chain starts with the scope, so no page of another scope is found.
+are compared as well. The digest chain starts with the scope, so no page of another scope is found. Pages that
+continue the same prefix are kept in the order of their tokens: the one that has most in common with a text is
+beside the place where the text would be, however many there are.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from stretto.core.kv.prefix_store import common_prefix
@@ -38,7 +41,7 @@ class PageIndex:
         self._pages = pages
         self._size = page_tokens
         self._known: dict[Digest, int] = {}
-        self._children: dict[Digest, dict[int, None]] = {}  # digest -> pages that continue it
+        self._children: dict[Digest, list[int]] = {}  # digest -> pages that continue it, by their tokens
         self._roots: dict[Digest, Scope] = {}  # of chains, by their start
 
     def root(self, scope: Scope) -> Digest:
@@ -70,11 +73,19 @@ class PageIndex:
     def closest(self, digest: Digest, tail: array[int], limit: int) -> tuple[int, int]:
         """The page after `digest` that has most in common with the tail, and how much (-1, 0: none)."""
         best, most = -1, 0
-        for child in self._children.get(digest, ()):
+        children = self._children.get(digest, [])
+        at = self._place(children, tail)
+        for child in children[max(at - 1, 0) : at + 1]:
             common = common_prefix(tail, self._pages[child].tokens, limit)
             if common > most:
                 best, most = child, common
         return best, most
+
+    def _place(self, children: list[int], tokens: array[int]) -> int:
+        return bisect_left(children, tokens.tobytes(), key=self._bytes_of)
+
+    def _bytes_of(self, page: int) -> bytes:
+        return self._pages[page].tokens.tobytes()
 
     def add(self, page: Page, parent: Digest, tokens: array[int]) -> Digest:
         """Add a full page, unless it or an equal one is known. Returns the digest at its end."""
@@ -82,7 +93,8 @@ class PageIndex:
         if page.digest is None and digest not in self._known:
             page.digest, page.parent, page.tokens = digest, parent, tokens
             self._known[digest] = page.index
-            self._children.setdefault(parent, {})[page.index] = None
+            siblings = self._children.setdefault(parent, [])
+            siblings.insert(self._place(siblings, tokens), page.index)
         return digest
 
     def ending_at(self, page: Page) -> tuple[Scope, array[int]] | None:
@@ -104,7 +116,7 @@ class PageIndex:
             return
         del self._known[page.digest]
         siblings = self._children[page.parent]
-        del siblings[page.index]
+        del siblings[self._place(siblings, page.tokens)]
         if not siblings:
             del self._children[page.parent]
         page.digest = None
@@ -112,6 +124,10 @@ class PageIndex:
     def check(self) -> None:
         for digest, index in self._known.items():
             assert self._pages[index].digest == digest, "the index points at a page that is something else"
+        for siblings in self._children.values():
+            texts = [self._bytes_of(index) for index in siblings]
+            assert texts == sorted(set(texts)), "siblings are out of order, or twice in the index"
+        assert sum(map(len, self._children.values())) == len(self._known), "a page without a place"
 
 
 def next_digest(parent: Digest, tokens: bytes) -> Digest:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from array import array
+
 from stretto.core.kv.page_index import Page, PageIndex, root_digest
+from stretto.core.kv.prefix_store import common_prefix
 from stretto.core.request import Scope
 from tests.unit.core.rig import prompt
 
@@ -73,3 +77,46 @@ def test_digests_are_computed_once_and_only_as_far_as_needed():
     assert made.chain(TEXT, digests)[0] == [0, 1, 2, 3]
     assert digests[:3] == kept
     assert made.chain(TEXT, digests) == made.chain(TEXT, [ROOT])
+
+
+class CountedPages(list):
+    """Counts how often a page is looked at."""
+
+    looked = 0
+
+    def __getitem__(self, at):
+        self.looked += 1
+        return super().__getitem__(at)
+
+
+def siblings(count: int, seed: int = 0) -> tuple[PageIndex, CountedPages]:
+    """Pages that continue the same prefix; few tokens, so that many begin alike."""
+    dice = random.Random(seed)
+    pages = CountedPages(Page(at) for at in range(count))
+    made = PageIndex(pages, 8)
+    for page in list(pages):
+        made.add(page, ROOT, array("i", [dice.choice((1, 2, 300)) for _ in range(8)]))
+    made.check()
+    return made, pages
+
+
+def test_the_closest_of_many_pages_is_found_as_if_each_was_compared():
+    made, pages = siblings(400)
+    dice = random.Random(1)
+    for page in pages[::3]:
+        made.forget(page)
+    made.check()
+    held = [page for page in list(pages) if page.digest is not None]
+    for _ in range(300):
+        tail = array("i", [dice.choice((1, 2, 300)) for _ in range(dice.randint(1, 8))])
+        limit = dice.randint(1, 8)
+        found, common = made.closest(ROOT, tail, limit)
+        assert common == max(common_prefix(tail, page.tokens, limit) for page in held)
+        assert found == -1 or common_prefix(tail, pages[found].tokens, limit) == common
+
+
+def test_a_prompt_is_compared_with_few_of_the_pages_that_follow_a_common_prefix():
+    made, pages = siblings(5_000, seed=2)
+    before = pages.looked
+    made.closest(ROOT, prompt(8), 8)
+    assert pages.looked - before <= 20
