@@ -16,7 +16,7 @@ from stretto.backends.llamacpp import LlamaCppBackend
 from stretto.backends.llamacpp.drafting import draft_model
 from stretto.backends.llamacpp.drafting.draft_model import DraftModel, DraftModelFailed
 from stretto.backends.llamacpp.drafting.prices import with_prices
-from stretto.core import speculation
+from stretto.core import draft_plan
 from stretto.core.draft_gain import DraftGain
 from stretto.core.draft_price import MODEL, DraftPrice
 from stretto.core.limits import CACHE_POLICIES, Limits
@@ -41,7 +41,7 @@ def noised(kind: str, folder: Path, amount: float) -> Path:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts are verified whether or not they pay."""
-    monkeypatch.setattr(speculation, "GAIN_MIN", 0.0)
+    monkeypatch.setattr(draft_plan, "GAIN_MIN", 0.0)
     monkeypatch.setattr(DraftGain, "allows", lambda *_: True)
     monkeypatch.setattr(DraftPrice, "pays", lambda *_: True)
 

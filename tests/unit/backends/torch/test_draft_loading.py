@@ -16,7 +16,7 @@ from stretto.backends.torch import read_config
 from stretto.backends.torch.loading import TorchOptions, open_model
 from stretto.backends.torch.models import Placement
 from stretto.backends.torch.pool import DraftMemory, pages_that_fit
-from stretto.core import draft_gain, speculation
+from stretto.core import draft_gain, draft_plan
 from stretto.core.draft_price import DraftPrice
 from stretto.errors import ModelLoadError, ModelNotFoundError
 from stretto.worker.catalogue import Catalogue, Launch
@@ -104,7 +104,7 @@ def test_the_setting_names_it_and_the_estimate_counts_it(model, tmp_path):
 
 def test_texts_through_the_sdk_are_those_without_it(model, monkeypatch):
     """In this process, with the scheduler's own rule, which is told that drafts pay."""
-    monkeypatch.setattr(speculation, "GAIN_MIN", 0.0)
+    monkeypatch.setattr(draft_plan, "GAIN_MIN", 0.0)
     monkeypatch.setattr(draft_gain.DraftGain, "allows", lambda *_: True)
     monkeypatch.setattr(DraftPrice, "pays", lambda *_: True)
 

@@ -18,7 +18,7 @@ import torch
 from stretto.backends.drafting.texts import NEVER, Wanted
 from stretto.backends.torch.draft_model import PagedDraftModel
 from stretto.backends.torch.models import CausalModel
-from stretto.core import speculation
+from stretto.core import draft_plan
 from stretto.core.draft_gain import DraftGain
 from stretto.core.draft_price import MODEL, DraftPrice
 from stretto.core.limits import CACHE_POLICIES
@@ -195,7 +195,7 @@ def test_requests_without_drafts_run_beside_others():
 
 def test_the_rule_asks_a_model_that_pays(monkeypatch):
     """Priced at load as a hundredth of what it takes; on this clock nothing is measured."""
-    monkeypatch.setattr(speculation, "GAIN_MIN", 0.0)
+    monkeypatch.setattr(draft_plan, "GAIN_MIN", 0.0)
     monkeypatch.setattr(DraftGain, "allows", lambda *_: True)
     monkeypatch.setattr(DraftPrice, "pays", lambda *_: True)
     truth = plain(several())
