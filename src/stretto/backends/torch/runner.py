@@ -217,9 +217,10 @@ class Runner:
         self.captures += 1
 
     def _set_padding(self, bucket: int) -> None:
-        inputs = self._inputs[: 3 * bucket].view(3, bucket)
-        inputs[0] = self.padding_slot
-        inputs[1:] = -1
+        """As `decode` sends its columns, so that the kernel for that is compiled, too."""
+        slots = np.full(bucket, self.padding_slot, dtype=np.int32)
+        unused = np.full(2 * bucket, -1, dtype=np.int32)
+        send_columns(self._inputs[: 3 * bucket], (slots, unused), self._tables, self._staging)
 
     def _scales(self, slots: torch.Tensor, *, adapted: bool) -> torch.Tensor | None:
         return (

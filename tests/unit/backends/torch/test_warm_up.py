@@ -14,9 +14,10 @@ pytest.importorskip("transformers")
 
 import torch
 
-from stretto.backends.torch import loading
+from stretto.backends.torch import loading, runner
 from stretto.backends.torch.compile_count import CompileCount, remove_old_caches
 from stretto.backends.torch.graphs import eager_rows
+from stretto.backends.torch.inputs import send_columns
 from stretto.backends.torch.modes import PREPARED, prepared_mode
 from stretto.backends.torch.ragged import Ragged
 from stretto.backends.torch.sampling_table import SamplingMode
@@ -210,3 +211,17 @@ def prompt_of(backend, rows):
     tokens = np.zeros(rows, dtype=np.int32)
     slot, start, count = (np.array([n], dtype=np.int32) for n in (backend.runner.padding_slot, 0, rows))
     return Ragged(slot, start, count, np.ones(1, dtype=np.int32), tokens)
+
+
+def test_a_capture_sends_columns_as_a_tick_does(monkeypatch):
+    """Or the kernel for it would be compiled in the first tick."""
+    sent = []
+
+    def seen(target, columns, *rest):
+        sent.append(len(target))
+        return send_columns(target, columns, *rest)
+
+    backend = make_backend("qwen3", slots=2, graphs=Repeated())
+    monkeypatch.setattr(runner, "send_columns", seen)
+    backend.warm_up()
+    assert {3, 6} <= set(sent)

@@ -184,10 +184,15 @@ def plan_decode(
     context_lens: Tensor, query_starts: Tensor | None, kv_heads: int, *, window: int
 ) -> DecodeWork | None:
     """None for so few spans that a launch divides each of them among many programs."""
-    spans, processors = context_lens.shape[0], _machine(context_lens.device).processors
-    if spans * kv_heads <= processors // 2:
+    machine = _machine(context_lens.device)
+    if context_lens.shape[0] <= _unlisted_max(kv_heads, machine):
         return None
-    return plan_work(context_lens, query_starts, kv_heads, processors=processors, window=window)
+    return plan_work(context_lens, query_starts, kv_heads, processors=machine.processors, window=window)
+
+
+def _unlisted_max(kv_heads: int, machine: GpuShape) -> int:
+    """Spans that do not need a list of work."""
+    return machine.processors // 2 // kv_heads
 
 
 def listed_shape(runs_max: int, *, dim: int, itemsize: int) -> DecodeShape:
@@ -216,7 +221,8 @@ def span_variants(
             shape = choose_decode(spans, kv_heads, seen, dim=dim, itemsize=itemsize, machine=machine)
             padded = replace(shape, splits=triton.next_power_of_2(shape.splits), tiles_min=0)
             found.setdefault((padded, shape.splits > 1, window), spans)
-    return sorted(set(found.values()))
+    listed = _unlisted_max(kv_heads, machine) + 1
+    return sorted({*found.values(), *([listed] if listed <= slots else [])})
 
 
 def choose_prefill(q: Tensor, group: int) -> PrefillShape:
