@@ -22,6 +22,7 @@ def llm(smollm2):
         yield model
 
 
+@pytest.mark.usefixtures("drafts_pay")
 def test_greedy_text_equals_a_plain_llama_cpp_loop(smollm2):
     tallies = parity.run(4, full=False, path=smollm2)
     assert [tally.setting for tally in tallies if not tally.held] == []

@@ -15,6 +15,7 @@ from stretto.backends.llamacpp.native import mtmd
 from stretto.backends.llamacpp.projector import Projector
 from stretto.core.limits import CACHE_POLICIES
 from stretto.core.request import Need, Priority
+from stretto.core.speculation import DraftPlanner
 from stretto.errors import UnsupportedModelError
 from stretto.model_files.quantize import quantize
 from stretto.testing import tiny_models, tiny_projectors
@@ -207,6 +208,8 @@ def test_a_preempted_request_goes_on_and_a_snapshot_brings_its_picture_back(worl
 def test_rejected_drafts_after_a_picture_are_taken_back(worlds):
     seen, reference = worlds["mrope"]
     made = loop(seen, kind="mrope", drafts_max=4)
+    state = made.scheduler.state
+    state.drafts = DraftPlanner(state.cost, equal_spans=True, ahead=True)  # verifies the first ones as trials
     repeated = [*text(6), *text(6), *text(6)]
     request = seen.ask("one", repeated, WIDE, repeated, params={"draft_tokens": 4, "max_tokens": 24})
     (output,) = serve(made, request)
